@@ -1,0 +1,99 @@
+//! `Debug` of messages that may hold secrets: which field is set and how long it is, never what it says.
+
+use std::fmt;
+
+use crate::{
+    common::v1::{Chunk, chunk},
+    orchestrator::v1::{BootstrapSource, ExecNodeStart, SecretValue, bootstrap_source, secret_value},
+    platform::v1::{Bootstrap, ExecStart, bootstrap},
+};
+
+struct Redacted(&'static str, usize);
+
+impl fmt::Debug for Redacted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({} bytes, redacted)", self.0, self.1)
+    }
+}
+
+impl fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chunk").field("content", &self.content).finish()
+    }
+}
+
+impl fmt::Debug for chunk::Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Data(data) => Redacted("data", data.len()).fmt(f),
+            Self::Text(text) => Redacted("text", text.len()).fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for BootstrapSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BootstrapSource").field("source", &self.source).field("render", &self.render).finish()
+    }
+}
+
+impl fmt::Debug for bootstrap_source::Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => Redacted("text", text.len()).fmt(f),
+            Self::Binary(data) => Redacted("binary", data.len()).fmt(f),
+            Self::SecretKey(key) => key.fmt(f),
+            Self::Sha256(digest) => write!(f, "sha256:{digest}"),
+        }
+    }
+}
+
+impl fmt::Debug for SecretValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SecretValue").field("value", &self.value).finish()
+    }
+}
+
+impl fmt::Debug for secret_value::Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => Redacted("text", text.len()).fmt(f),
+            Self::Binary(data) => Redacted("binary", data.len()).fmt(f),
+            Self::Sha256(digest) => write!(f, "sha256:{digest}"),
+        }
+    }
+}
+
+impl fmt::Debug for Bootstrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bootstrap").field("user_data", &self.user_data).field("render", &self.render).finish()
+    }
+}
+
+impl fmt::Debug for bootstrap::UserData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(text) => Redacted("text", text.len()).fmt(f),
+            Self::Binary(data) => Redacted("binary", data.len()).fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for ExecStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExecStart")
+            .field("node", &self.node)
+            .field("command", &Redacted("command", self.command.len()))
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ExecNodeStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExecNodeStart")
+            .field("cluster", &self.cluster)
+            .field("id", &self.id)
+            .field("command", &Redacted("command", self.command.len()))
+            .finish_non_exhaustive()
+    }
+}

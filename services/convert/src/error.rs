@@ -1,0 +1,289 @@
+//! Errors to gRPC statuses and back, exhaustively.
+
+use std::{collections::HashMap, time::Duration};
+
+use drover_core::{Error, Reason, error::Violation};
+use drover_proto::common::v1::ErrorReason;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
+
+/// Domain of every `ErrorInfo` of ours.
+pub const DOMAIN: &str = "drover.dev";
+
+/// An error as it travels.
+#[must_use]
+pub fn to_status(error: &Error) -> Status {
+    let (code, reason) = wire(error.reason());
+    let mut details = ErrorDetails::new();
+    if let Some(reason) = reason {
+        let metadata: HashMap<String, String> = error.metadata().clone().into_iter().collect();
+        details.set_error_info(name(reason), DOMAIN, metadata);
+    }
+    if !error.fields().is_empty() {
+        let violations =
+            error.fields().iter().map(|v| FieldViolation::new(&v.field, &v.description)).collect::<Vec<_>>();
+        details.set_bad_request(violations);
+    }
+    if let Some((kind, name)) = error.resource() {
+        details.set_resource_info(kind, name, "", "");
+    }
+    if error.reason() == Reason::QuotaExceeded {
+        let subject = error.metadata().get("subject").map_or("", String::as_str);
+        details.add_quota_failure_violation(subject, error.message());
+    }
+    if let Some(after) = error.retry_after() {
+        details.set_retry_info(Some(after));
+    }
+    Status::with_error_details(code, error.message(), details)
+}
+
+/// A status as the domain sees it: by its reason where we know it, otherwise by its code.
+#[must_use]
+pub fn from_status(status: &Status) -> Error {
+    let details = status.get_error_details();
+    let info = details.error_info();
+    let reason = info
+        .filter(|info| info.domain == DOMAIN)
+        .and_then(|info| ErrorReason::from_str_name(&format!("ERROR_REASON_{}", info.reason)))
+        .and_then(domain)
+        .unwrap_or_else(|| by_code(status.code()));
+    let mut error = Error::new(reason, status.message());
+    if let Some(bad) = details.bad_request() {
+        for v in &bad.field_violations {
+            let Violation { field, description } =
+                Violation { field: v.field.clone(), description: v.description.clone() };
+            error = error.with_violation(field, description);
+        }
+    }
+    if let Some(resource) = details.resource_info() {
+        error = error.with_resource(&resource.resource_type, &resource.resource_name);
+    }
+    if let Some(info) = info {
+        for (key, value) in &info.metadata {
+            error = error.with_metadata(key, value);
+        }
+    }
+    if let Some(after) = details.retry_info().and_then(|info| info.retry_delay) {
+        error = error.with_retry_after(after.min(MAX_RETRY_AFTER));
+    }
+    error
+}
+
+/// A status inside of an answer (`google.rpc.Status`), as the domain sees it.
+#[must_use]
+pub fn from_rpc_status(status: &tonic_types::pb::Status) -> Error {
+    let mut bytes = Vec::new();
+    // Encoding into a vector cannot fail: it grows.
+    let _ = prost::Message::encode(status, &mut bytes);
+    from_status(&Status::with_details(Code::from_i32(status.code), status.message.clone(), bytes.into()))
+}
+
+/// An error as it travels inside of an answer (`google.rpc.Status`).
+#[must_use]
+pub fn to_rpc_status(error: &Error) -> tonic_types::pb::Status {
+    let status = to_status(error);
+    prost::Message::decode(status.details()).unwrap_or_else(|_| tonic_types::pb::Status {
+        code: status.code() as i32,
+        message: status.message().to_owned(),
+        details: Vec::new(),
+    })
+}
+
+/// The longest wait that another side may impose on us.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
+
+fn name(reason: ErrorReason) -> &'static str {
+    let name = reason.as_str_name();
+    name.strip_prefix("ERROR_REASON_").unwrap_or(name)
+}
+
+fn by_code(code: Code) -> Reason {
+    match code {
+        Code::InvalidArgument => Reason::Invalid,
+        Code::NotFound => Reason::NotFound,
+        Code::AlreadyExists => Reason::AlreadyExists,
+        Code::FailedPrecondition => Reason::Precondition,
+        Code::Aborted => Reason::Conflict,
+        Code::OutOfRange => Reason::OutOfRange,
+        Code::PermissionDenied => Reason::PermissionDenied,
+        Code::Unauthenticated => Reason::Unauthenticated,
+        Code::ResourceExhausted => Reason::Exhausted,
+        Code::Unavailable => Reason::Unavailable,
+        Code::DeadlineExceeded => Reason::DeadlineExceeded,
+        Code::Cancelled => Reason::Cancelled,
+        Code::Unimplemented => Reason::Unimplemented,
+        // An OK status is no error; who asks all the same has a defect.
+        Code::Ok | Code::Unknown | Code::Internal | Code::DataLoss => Reason::Internal,
+    }
+}
+
+macro_rules! reasons {
+    ($($reason:ident => $code:ident $(, $wire:ident)?;)*) => {
+        fn wire(reason: Reason) -> (Code, Option<ErrorReason>) {
+            match reason {
+                $(Reason::$reason => (Code::$code, reasons!(@wire $($wire)?)),)*
+            }
+        }
+
+        /// Every reason, for tests that must not forget one.
+        #[cfg(test)]
+        const ALL: &[Reason] = &[$(Reason::$reason),*];
+    };
+    (@wire $wire:ident) => { Some(ErrorReason::$wire) };
+    (@wire) => { None };
+}
+
+reasons! {
+    Invalid => InvalidArgument;
+    NotFound => NotFound;
+    AlreadyExists => AlreadyExists;
+    Precondition => FailedPrecondition;
+    Conflict => Aborted;
+    OutOfRange => OutOfRange;
+    PermissionDenied => PermissionDenied;
+    Unauthenticated => Unauthenticated;
+    Exhausted => ResourceExhausted;
+    Unavailable => Unavailable;
+    DeadlineExceeded => DeadlineExceeded;
+    Cancelled => Cancelled;
+    Unimplemented => Unimplemented;
+    Internal => Internal;
+    NoCapacity => ResourceExhausted, NoCapacity;
+    QuotaExceeded => ResourceExhausted, QuotaExceeded;
+    RateLimited => ResourceExhausted, RateLimited;
+    Overloaded => ResourceExhausted, Overloaded;
+    NotLeader => Unavailable, NotLeader;
+    CapabilityMissing => FailedPrecondition, CapabilityMissing;
+    WatchTooSlow => Aborted, WatchTooSlow;
+    PageTokenExpired => Aborted, PageTokenExpired;
+    CredentialsRefused => PermissionDenied, CredentialsRefused;
+    PlatformMismatch => FailedPrecondition, PlatformMismatch;
+    RequestIdReused => AlreadyExists, RequestIdReused;
+    NodeNotInCluster => FailedPrecondition, NodeNotInCluster;
+    SlotMismatch => FailedPrecondition, SlotMismatch;
+    TemplateNotFound => NotFound, TemplateNotFound;
+    NodeClassNotFound => NotFound, NodeClassNotFound;
+    HostNotFound => NotFound, HostNotFound;
+    HostClaimed => FailedPrecondition, HostClaimed;
+    Immutable => FailedPrecondition, Immutable;
+    NotOwned => FailedPrecondition, NotOwned;
+    GenerationMismatch => Aborted, GenerationMismatch;
+    ClusterExists => FailedPrecondition, ClusterExists;
+    ClusterDeleting => FailedPrecondition, ClusterDeleting;
+    ClusterPaused => FailedPrecondition, ClusterPaused;
+    GroupHasNodes => FailedPrecondition, GroupHasNodes;
+    Protected => FailedPrecondition, Protected;
+    PlatformInUse => FailedPrecondition, PlatformInUse;
+    PlatformUidTaken => AlreadyExists, PlatformUidTaken;
+    PlatformReachable => FailedPrecondition, PlatformReachable;
+    LossChanged => FailedPrecondition, LossChanged;
+    EventsTrimmed => OutOfRange, EventsTrimmed;
+    RevisionMismatch => Aborted, RevisionMismatch;
+    NamespaceNotServed => PermissionDenied, NamespaceNotServed;
+    NothingMatches => NotFound, NothingMatches;
+    WaitImpossible => FailedPrecondition, WaitImpossible;
+    ContainerNotFound => NotFound, ContainerNotFound;
+    ContainerNotRunning => FailedPrecondition, ContainerNotRunning;
+    FileNotFound => NotFound, FileNotFound;
+    NotAFile => FailedPrecondition, NotAFile;
+    RuleNotFound => NotFound, RuleNotFound;
+    IngressHostTaken => FailedPrecondition, IngressHostTaken;
+    IngressBackendMissing => FailedPrecondition, IngressBackendMissing;
+    Fenced => Aborted, Fenced;
+    PlatformRestarted => Aborted, PlatformRestarted;
+    StorageFull => ResourceExhausted, StorageFull;
+    StoreRestored => OutOfRange, StoreRestored;
+    NodeNotRunning => FailedPrecondition, NodeNotRunning;
+    DigestNotStored => FailedPrecondition, DigestNotStored;
+    SecretNotFound => NotFound, SecretNotFound;
+    SecretInUse => FailedPrecondition, SecretInUse;
+}
+
+fn domain(reason: ErrorReason) -> Option<Reason> {
+    Some(match reason {
+        ErrorReason::Unspecified => return None,
+        ErrorReason::NoCapacity => Reason::NoCapacity,
+        ErrorReason::QuotaExceeded => Reason::QuotaExceeded,
+        ErrorReason::RateLimited => Reason::RateLimited,
+        ErrorReason::Overloaded => Reason::Overloaded,
+        ErrorReason::NotLeader => Reason::NotLeader,
+        ErrorReason::CapabilityMissing => Reason::CapabilityMissing,
+        ErrorReason::WatchTooSlow => Reason::WatchTooSlow,
+        ErrorReason::PageTokenExpired => Reason::PageTokenExpired,
+        ErrorReason::CredentialsRefused => Reason::CredentialsRefused,
+        ErrorReason::PlatformMismatch => Reason::PlatformMismatch,
+        ErrorReason::RequestIdReused => Reason::RequestIdReused,
+        ErrorReason::NodeNotInCluster => Reason::NodeNotInCluster,
+        ErrorReason::SlotMismatch => Reason::SlotMismatch,
+        ErrorReason::TemplateNotFound => Reason::TemplateNotFound,
+        ErrorReason::NodeClassNotFound => Reason::NodeClassNotFound,
+        ErrorReason::HostNotFound => Reason::HostNotFound,
+        ErrorReason::HostClaimed => Reason::HostClaimed,
+        ErrorReason::Immutable => Reason::Immutable,
+        ErrorReason::NotOwned => Reason::NotOwned,
+        ErrorReason::GenerationMismatch => Reason::GenerationMismatch,
+        ErrorReason::ClusterExists => Reason::ClusterExists,
+        ErrorReason::ClusterDeleting => Reason::ClusterDeleting,
+        ErrorReason::ClusterPaused => Reason::ClusterPaused,
+        ErrorReason::GroupHasNodes => Reason::GroupHasNodes,
+        ErrorReason::Protected => Reason::Protected,
+        ErrorReason::PlatformInUse => Reason::PlatformInUse,
+        ErrorReason::PlatformUidTaken => Reason::PlatformUidTaken,
+        ErrorReason::PlatformReachable => Reason::PlatformReachable,
+        ErrorReason::LossChanged => Reason::LossChanged,
+        ErrorReason::EventsTrimmed => Reason::EventsTrimmed,
+        ErrorReason::RevisionMismatch => Reason::RevisionMismatch,
+        ErrorReason::NamespaceNotServed => Reason::NamespaceNotServed,
+        ErrorReason::NothingMatches => Reason::NothingMatches,
+        ErrorReason::WaitImpossible => Reason::WaitImpossible,
+        ErrorReason::ContainerNotFound => Reason::ContainerNotFound,
+        ErrorReason::ContainerNotRunning => Reason::ContainerNotRunning,
+        ErrorReason::FileNotFound => Reason::FileNotFound,
+        ErrorReason::NotAFile => Reason::NotAFile,
+        ErrorReason::RuleNotFound => Reason::RuleNotFound,
+        ErrorReason::IngressHostTaken => Reason::IngressHostTaken,
+        ErrorReason::IngressBackendMissing => Reason::IngressBackendMissing,
+        ErrorReason::Fenced => Reason::Fenced,
+        ErrorReason::PlatformRestarted => Reason::PlatformRestarted,
+        ErrorReason::StorageFull => Reason::StorageFull,
+        ErrorReason::StoreRestored => Reason::StoreRestored,
+        ErrorReason::NodeNotRunning => Reason::NodeNotRunning,
+        ErrorReason::DigestNotStored => Reason::DigestNotStored,
+        ErrorReason::SecretNotFound => Reason::SecretNotFound,
+        ErrorReason::SecretInUse => Reason::SecretInUse,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_survives_the_wire_with_all_its_details() {
+        for &reason in ALL {
+            let error = Error::new(reason, "why")
+                .with_violation("spec.groups[0].size", "is negative")
+                .with_resource("cluster", "orders")
+                .with_retry_after(Duration::from_secs(7));
+            let back = from_status(&to_status(&error));
+            assert_eq!(back, error, "{reason:?}");
+            assert_eq!(from_rpc_status(&to_rpc_status(&error)), error, "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_reason_is_judged_by_its_code() {
+        let mut details = ErrorDetails::new();
+        details.set_error_info("INVENTED_LATER", DOMAIN, HashMap::new());
+        let status = Status::with_error_details(Code::Unavailable, "later", details);
+        assert_eq!(from_status(&status).reason(), Reason::Unavailable);
+    }
+
+    #[test]
+    fn a_reason_of_another_domain_is_not_ours() {
+        let mut details = ErrorDetails::new();
+        details.set_error_info("NO_CAPACITY", "example.com", HashMap::new());
+        let status = Status::with_error_details(Code::Internal, "x", details);
+        assert_eq!(from_status(&status).reason(), Reason::Internal);
+    }
+}
