@@ -1,1 +1,168 @@
-//! drover-orchestrator
+//! The orchestrator: keeps clusters as they are declared, on whatever platforms are registered.
+//!
+//! `api` takes what users want, `follow` and `intake` what platforms show, `probes` what nodes answer. All of that ends
+//! in memory (`cluster`) and in the queue. `pass` takes a cluster from the queue, has it planned (`drover-planner`),
+//! makes the plan durable (`drover-store`) and has it carried out (`calls`).
+
+mod api;
+mod calls;
+mod changes;
+mod clock;
+mod cluster;
+mod codec;
+mod events;
+mod follow;
+mod hooks;
+mod intake;
+mod pass;
+mod platform;
+mod probes;
+mod queue;
+mod registry;
+mod request;
+mod shared;
+mod sweep;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use drover_core::Result;
+use drover_store::Store;
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use hooks::{Hooks, Point};
+pub use shared::Connector;
+
+use crate::shared::Shared;
+
+/// Version of this server.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long work under way may take to end when the orchestrator stops.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
+/// Settings of the orchestrator, beside those of every server.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Directory of the store. Default `drover-data` in the working directory.
+    pub data_dir: PathBuf,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { data_dir: PathBuf::from("drover-data") }
+    }
+}
+
+/// A running orchestrator.
+#[derive(Debug)]
+pub struct Orchestrator {
+    shared: Arc<Shared>,
+}
+
+impl Orchestrator {
+    /// Opens the store and begins to keep what it holds.
+    ///
+    /// # Errors
+    /// The store is locked by another process, damaged, or of a newer version.
+    pub async fn open(settings: &Settings) -> Result<Self> {
+        let store = Store::open_directory(&settings.data_dir).await?;
+        let connector: Connector = Arc::new(|endpoint| Ok(drover_client::connect(&endpoint.parse()?)));
+        Self::start(store, connector, Hooks::default()).await
+    }
+
+    /// Begins to keep what a store holds, reaching platforms in a way of the caller's.
+    ///
+    /// # Errors
+    /// The store is owned by another process, or cannot be read.
+    pub async fn start(store: Store, connector: Connector, hooks: Hooks) -> Result<Self> {
+        let shards = store.take_all().await?;
+        let shared = Arc::new(Shared {
+            clock: clock::Clock::new(),
+            store,
+            shards,
+            interner: codec::Interner::default(),
+            queue: queue::Queue::default(),
+            clusters: RwLock::default(),
+            names: RwLock::default(),
+            platforms: RwLock::default(),
+            registering: tokio::sync::Mutex::default(),
+            tombstones: sweep::Tombstones::default(),
+            changes: Arc::default(),
+            probes: probes::Probes::default(),
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            kill: CancellationToken::new(),
+            connector,
+            written: Mutex::new(0),
+            hooks,
+        });
+        load(&shared).await?;
+        registry::load(&shared).await?;
+        for cluster in shared.all() {
+            shared.queue.push(cluster.uid, queue::Urgency::Bulk);
+        }
+        shared.spawn(pass::run(shared.clone()));
+        shared.spawn(probes::run(shared.clone()));
+        shared.spawn(sweep::run(shared.clone()));
+        Ok(Self { shared })
+    }
+
+    /// The services that it offers.
+    #[must_use]
+    pub fn routes(&self) -> tonic::service::Routes {
+        api::routes(&self.shared)
+    }
+
+    /// The same as a server: with health, reflection and what surrounds every call.
+    #[must_use]
+    pub fn service(&self) -> drover_server::Service {
+        api::service(&self.shared)
+    }
+
+    /// Is cancelled when the orchestrator has to stop, because another process owns its clusters now.
+    #[must_use]
+    pub fn stopped(&self) -> CancellationToken {
+        self.shared.stop.clone()
+    }
+
+    /// Clusters that wait to be planned.
+    #[must_use]
+    pub fn queue_depth(&self) -> usize {
+        self.shared.queue.depth()
+    }
+
+    /// Ends work under way, waiting for it at most 10 s. What was not finished goes on after the next start.
+    pub async fn shutdown(self) {
+        self.shared.stop.cancel();
+        self.shared.tasks.close();
+        if tokio::time::timeout(STOP_GRACE, self.shared.tasks.wait()).await.is_err() {
+            tracing::debug!("cutting off work that takes too long; it goes on after the next start");
+        }
+        self.kill().await;
+    }
+
+    /// Stops everything wherever it is, as a crash would.
+    pub async fn kill(self) {
+        self.shared.stop.cancel();
+        self.shared.kill.cancel();
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+    }
+}
+
+async fn load(shared: &Arc<Shared>) -> Result<()> {
+    let mut loader = shared.store.load().await?;
+    while let Some(row) = loader.next().await? {
+        let cluster = cluster::Cluster::load(row, &shared.interner)?;
+        shared.add(cluster);
+    }
+    for (uid, tombstone) in shared.store.tombstones().await? {
+        shared.tombstones.load(uid, &tombstone.value);
+    }
+    let revision = shared.store.revision();
+    shared.wrote(revision);
+    Ok(())
+}

@@ -1,1 +1,26 @@
-//! drover-platform-cloud
+//! A platform server: local processes, simulated nodes and clouds behind one [`driver::Driver`] trait, with everything
+//! that platforms have in common written once above it.
+
+mod access;
+pub mod batch;
+mod changelog;
+mod check;
+pub mod clock;
+mod discover;
+pub mod driver;
+pub mod drivers;
+pub mod feed;
+mod fences;
+pub mod identity;
+mod limits;
+mod observer;
+mod platform;
+mod provision;
+mod remove;
+mod server;
+pub mod service;
+pub mod templates;
+mod watch;
+
+pub use platform::Platform;
+pub use server::{DriverSettings, PlatformServer, Settings};

@@ -1,2 +1,61 @@
-//! drover
-fn main() {}
+//! The command line of Drover.
+
+mod cli;
+mod client;
+mod commands;
+mod context;
+mod convert;
+mod dev;
+mod failure;
+mod manifest;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::{
+    cli::{Cli, Command},
+    failure::{Exit, Failure},
+};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and the version are asked for, all else is wrong usage.
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Done };
+            let _ = error.print();
+            return exit.into();
+        }
+    };
+    match run(cli) {
+        Ok(code) => code,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("{failure}");
+            }
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    match cli.command {
+        Command::Agent(settings) => {
+            drover_agent::run_blocking(*settings)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Launch { directory } => {
+            let code = drover_platform_cloud::drivers::local::launch_main(&directory);
+            Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+        }
+        command => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            let code = runtime.block_on(commands::run(&cli.global, command));
+            // A thread that still waits for a line of standard input must not hold the process.
+            runtime.shutdown_background();
+            code
+        }
+    }
+}

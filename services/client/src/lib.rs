@@ -1,1 +1,21 @@
-//! drover-client
+//! Typed clients: deadlines, retries by error class, watches that resume.
+//!
+//! - [`Channel`]: one cheap, cloneable way to a server, over the network or in the same process.
+//! - [`platform::PlatformClient`]: one platform, one attempt per call; the caller decides about retries.
+//! - [`orchestrator::OrchestratorClient`]: the orchestrator as people use it: retries and resumed watches inside.
+
+mod alive;
+mod call;
+mod channel;
+pub mod orchestrator;
+pub mod platform;
+pub mod retry;
+pub mod watch;
+
+pub use call::{is_unreachable, to_error};
+pub use channel::{Channel, Target, TransportError, connect, in_process};
+pub use orchestrator::OrchestratorClient;
+pub use platform::PlatformClient;
+
+/// Largest message that is accepted, in bytes; the contract allows no larger one.
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;

@@ -20,8 +20,11 @@ pub fn to_status(error: &Error) -> Status {
         details.set_error_info(name(reason), DOMAIN, metadata);
     }
     if !error.fields().is_empty() {
-        let violations =
-            error.fields().iter().map(|v| FieldViolation::new(&v.field, &v.description)).collect::<Vec<_>>();
+        let violations = error
+            .fields()
+            .iter()
+            .map(|v| FieldViolation::new(&v.field, &v.description))
+            .collect::<Vec<_>>();
         details.set_bad_request(violations);
     }
     if let Some((kind, name)) = error.resource() {
@@ -50,8 +53,10 @@ pub fn from_status(status: &Status) -> Error {
     let mut error = Error::new(reason, status.message());
     if let Some(bad) = details.bad_request() {
         for v in &bad.field_violations {
-            let Violation { field, description } =
-                Violation { field: v.field.clone(), description: v.description.clone() };
+            let Violation { field, description } = Violation {
+                field: v.field.clone(),
+                description: v.description.clone(),
+            };
             error = error.with_violation(field, description);
         }
     }
@@ -75,7 +80,11 @@ pub fn from_rpc_status(status: &tonic_types::pb::Status) -> Error {
     let mut bytes = Vec::new();
     // Encoding into a vector cannot fail: it grows.
     let _ = prost::Message::encode(status, &mut bytes);
-    from_status(&Status::with_details(Code::from_i32(status.code), status.message.clone(), bytes.into()))
+    from_status(&Status::with_details(
+        Code::from_i32(status.code),
+        status.message.clone(),
+        bytes.into(),
+    ))
 }
 
 /// An error as it travels inside of an answer (`google.rpc.Status`).

@@ -147,7 +147,10 @@ impl Error {
 
     /// One wrong field.
     pub fn invalid(field: impl Into<String>, description: impl Into<String>) -> Self {
-        Self::violations(vec![Violation { field: field.into(), description: description.into() }])
+        Self::violations(vec![Violation {
+            field: field.into(),
+            description: description.into(),
+        }])
     }
 
     /// Several wrong fields; the message lists them.
@@ -156,7 +159,11 @@ impl Error {
         let message = violations
             .iter()
             .map(|v| {
-                if v.field.is_empty() { v.description.clone() } else { format!("{}: {}", v.field, v.description) }
+                if v.field.is_empty() {
+                    v.description.clone()
+                } else {
+                    format!("{}: {}", v.field, v.description)
+                }
             })
             .collect::<Vec<_>>()
             .join("; ");
@@ -168,7 +175,8 @@ impl Error {
     /// A thing that is not there.
     pub fn not_found(kind: impl Into<String>, name: impl Into<String>) -> Self {
         let (kind, name) = (kind.into(), name.into());
-        Self::new(Reason::NotFound, format!("there is no {kind} {name:?}")).with_resource(kind, name)
+        Self::new(Reason::NotFound, format!("there is no {kind} {name:?}"))
+            .with_resource(kind, name)
     }
 
     /// A defect on our side.
@@ -204,8 +212,15 @@ impl Error {
 
     /// Adds a wrong field.
     #[must_use]
-    pub fn with_violation(mut self, field: impl Into<String>, description: impl Into<String>) -> Self {
-        self.0.violations.push(Violation { field: field.into(), description: description.into() });
+    pub fn with_violation(
+        mut self,
+        field: impl Into<String>,
+        description: impl Into<String>,
+    ) -> Self {
+        self.0.violations.push(Violation {
+            field: field.into(),
+            description: description.into(),
+        });
         self
     }
 
@@ -237,7 +252,10 @@ impl Error {
     /// Kind and name of what it is about.
     #[must_use]
     pub fn resource(&self) -> Option<(&str, &str)> {
-        self.0.resource.as_ref().map(|(kind, name)| (kind.as_str(), name.as_str()))
+        self.0
+            .resource
+            .as_ref()
+            .map(|(kind, name)| (kind.as_str(), name.as_str()))
     }
 
     /// When to try again, where the other side said so.
@@ -265,9 +283,10 @@ impl Reason {
     pub fn class(self) -> Class {
         match self {
             Self::NoCapacity | Self::QuotaExceeded => Class::NoCapacity,
-            Self::CredentialsRefused | Self::PermissionDenied | Self::Unauthenticated | Self::NamespaceNotServed => {
-                Class::Credentials
-            }
+            Self::CredentialsRefused
+            | Self::PermissionDenied
+            | Self::Unauthenticated
+            | Self::NamespaceNotServed => Class::Credentials,
             Self::Fenced | Self::PlatformRestarted => Class::Stale,
             Self::RequestIdReused => Class::Reused,
             Self::Invalid

@@ -3,5 +3,10 @@
 //! Pure: no I/O, no clock, no async runtime, no gRPC.
 
 pub mod error;
+pub mod name;
+pub mod node;
+pub mod spec;
 
 pub use error::{Class, Error, Reason, Result};
+pub use name::Sym;
+pub use node::{Millis, Node, NodeState, Phase};

@@ -1,1 +1,32 @@
-//! drover-server
+//! How every server starts, is configured, reports and stops.
+//!
+//! ```text
+//! main ── settings (defaults < file < environment < flags) ── telemetry (logs, metrics)
+//!   └─ your closure: Service::new(..).add(FooServiceServer::new(..)) ── serve(service, settings, stop)
+//!        one port ─┬─ application/grpc ─ calls (deadline, bounds, panics, metrics, span) ─ your services,
+//!                  │                                                    grpc.health.v1, reflection
+//!                  └─ anything else ──── /healthz, /readyz, /metrics, your HTTP routes
+//! ```
+
+mod binary;
+mod calls;
+mod descriptors;
+mod http;
+mod net;
+mod serve;
+mod service;
+pub mod settings;
+pub mod telemetry;
+
+pub use binary::{Binary, run, shutdown_signal};
+pub use calls::{CallContext, deadline, shutdown, trace_id};
+pub use serve::{Running, StartError, listen, serve, spawn};
+pub use service::{Readiness, Service};
+pub use settings::{ServerArgs, ServerSettings};
+
+/// What a handler watches to end early when the server stops.
+pub use tokio_util::sync::CancellationToken as Shutdown;
+
+/// Largest message in bytes, as the contract says. tonic bounds what it decodes per generated service and its default is
+/// the same; a larger one is refused with `OUT_OF_RANGE`. Handlers keep their answers below it by paging.
+pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;

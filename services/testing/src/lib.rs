@@ -1,1 +1,3 @@
 //! drover-testing
+pub mod platform;
+pub mod store;

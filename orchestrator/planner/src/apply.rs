@@ -1,0 +1,140 @@
+//! What operations mean for the record.
+
+use drover_core::{Millis, NodeState, node::Removal};
+
+use crate::{Op, State};
+
+/// Applies operations, in order.
+///
+/// The same operations on the same record always give the same record; what was observed since the plan was made is
+/// kept.
+pub fn apply(state: &mut State, ops: &[Op], now: Millis) {
+    for op in ops {
+        apply_one(state, op, now);
+    }
+}
+
+fn apply_one(state: &mut State, op: &Op, now: Millis) {
+    match op {
+        Op::Enter {
+            slot,
+            state: entered,
+            reason,
+            message,
+            stable,
+        } => {
+            if let Some(node) = state.node_mut(*slot) {
+                if node.state != *entered {
+                    node.state = *entered;
+                    node.state_time = now;
+                }
+                if *node.reason != **reason {
+                    node.reason = (*reason).into();
+                }
+                node.message.clone_from(message);
+                node.stable = *stable;
+            }
+        }
+        Op::Learn { slot, node_id } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.node_id = Some(node_id.clone());
+                node.seen.node_id = Box::default();
+                if node.state == NodeState::Requested {
+                    node.state = NodeState::Provisioning;
+                    node.state_time = now;
+                }
+            }
+        }
+        Op::Request { request, nodes, .. } => {
+            state.next_slot = state
+                .next_slot
+                .max(nodes.last().map_or(0, |node| node.slot + 1));
+            state.next_sequence = state.next_sequence.max(request.sequence + 1);
+            let backend = (request.platform.clone(), request.platform_uid.clone());
+            if !state.used.contains(&backend) {
+                state.used.insert(backend);
+            }
+            state.nodes.extend(nodes.iter().cloned());
+            state.requests.insert(request.id, (**request).clone());
+        }
+        Op::Attempt { request, deadline } => {
+            if let Some(request) = state.requests.get_mut(request) {
+                request.attempts += 1;
+                request.deadline = *deadline;
+                request.answer = None;
+                request.call.in_flight = true;
+            }
+        }
+        Op::MadeNothing { request } => {
+            if let Some(request) = state.requests.get_mut(request) {
+                request.made_nothing += 1;
+                if let Some(answer) = &mut request.answer {
+                    answer.taken = true;
+                }
+            }
+        }
+        Op::Close {
+            request,
+            maybe_until,
+            settled,
+        } => {
+            state.requests.remove(request);
+            for node in state
+                .nodes
+                .iter_mut()
+                .filter(|node| node.request == *request)
+            {
+                node.maybe_until = *maybe_until;
+                node.settled = *settled;
+            }
+        }
+        Op::Remove { slot, reason } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.removal = Some(Removal {
+                    reason: *reason,
+                    since: now,
+                });
+                node.state = if node.node_id.is_some() {
+                    NodeState::Deprovisioning
+                } else {
+                    NodeState::Draining
+                };
+                node.state_time = now;
+                node.reason = reason.as_str().into();
+                node.call = drover_core::node::Call::default();
+            }
+        }
+        Op::Forget { slot, .. } => {
+            if let Some(at) = state.at(*slot) {
+                state.nodes.remove(at);
+            }
+        }
+        Op::TakeOrphan { node } => {
+            state.next_slot = state.next_slot.max(node.slot + 1);
+            state
+                .used
+                .insert((node.platform.clone(), node.platform_uid.clone()));
+            if let Some(id) = &node.node_id {
+                state.orphans.remove(&(node.platform.clone(), id.clone()));
+            }
+            state.nodes.push((**node).clone());
+        }
+        Op::BackOff { key, to } => match to {
+            Some(back_off) => {
+                state.backoffs.insert(key.clone(), back_off.clone());
+            }
+            None => {
+                state.backoffs.remove(key);
+            }
+        },
+        Op::Condition { key, to } => match to {
+            Some(condition) => {
+                state.conditions.insert(key.clone(), condition.clone());
+            }
+            None => {
+                state.conditions.remove(key);
+            }
+        },
+        Op::Observed { generation } => state.observed_generation = *generation,
+    }
+}

@@ -1,0 +1,184 @@
+//! What holds of the cluster and its groups after a plan, and when a deleted cluster is finished.
+
+use std::collections::BTreeMap;
+
+use drover_core::error::cut;
+
+use crate::{BackOffKey, Condition, ConditionKey, ConditionKind, Op, Planner};
+
+/// So many removals of a node that fail in a row are no accident.
+const STUCK_REMOVALS: u8 = 3;
+
+impl Planner<'_> {
+    /// States that a condition holds. The first to say so in a plan wins.
+    pub(crate) fn hold(&mut self, key: ConditionKey, reason: &str, message: &str) {
+        let before = self.state.conditions.get(&key);
+        let now = self.input.now;
+        self.holds.entry(key).or_insert_with(|| match before {
+            Some(same) if *same.reason == *reason && *same.message == *message => same.clone(),
+            _ => Condition {
+                reason: reason.into(),
+                message: cut(message.to_owned()).into(),
+                since: before.map_or(now, |condition| condition.since),
+            },
+        });
+    }
+
+    pub(crate) fn conclude(&mut self) {
+        if self.plan.again {
+            // Half a plan says nothing about how things are.
+            return;
+        }
+        let whole = |kind| ConditionKey {
+            group: "".into(),
+            kind,
+        };
+        if self.state.paused {
+            self.hold(whole(ConditionKind::Paused), "Paused", "");
+        }
+        if self.state.deleting {
+            self.hold(whole(ConditionKind::Deleting), "User", "");
+        }
+        self.state_readiness();
+        self.state_blocked_deletion();
+        self.publish();
+        if self.state.observed_generation != self.state.generation {
+            self.drop_old_back_offs();
+            self.op(Op::Observed {
+                generation: self.state.generation,
+            });
+        }
+        self.plan.finished = self.state.deleting
+            && !self.state.paused
+            && self.state.nodes.is_empty()
+            && self.state.requests.is_empty()
+            && self.state.orphans.is_empty();
+    }
+
+    /// A group is Ready when it has as many available nodes as wanted, and no others.
+    fn state_readiness(&mut self) {
+        let mut all = !self.state.deleting && !self.input.groups.is_empty();
+        for (at, group) in self.input.groups.iter().enumerate() {
+            let size = group.size.unwrap_or(1) as usize;
+            let (mut present, mut available) = (0, 0);
+            for mark in self.own(at).map(|node| &self.marks[node]) {
+                present += 1;
+                available += usize::from(mark.available && !mark.leaving);
+            }
+            let ready = present == size && available == size;
+            all &= ready;
+            if ready {
+                self.hold(
+                    ConditionKey {
+                        group: group.path.clone(),
+                        kind: ConditionKind::Ready,
+                    },
+                    "AsWanted",
+                    "",
+                );
+            }
+        }
+        let others = self
+            .marks
+            .iter()
+            .any(|mark| mark.group == crate::NO_GROUP && !mark.forgotten);
+        if all && !others {
+            self.hold(
+                ConditionKey {
+                    group: "".into(),
+                    kind: ConditionKind::Ready,
+                },
+                "AsWanted",
+                "",
+            );
+        }
+    }
+
+    /// What a deletion waits for that will not come by itself.
+    fn state_blocked_deletion(&mut self) {
+        if !self.state.deleting {
+            return;
+        }
+        let mut blocked: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        for (mark, node) in self.marks.iter().zip(&self.state.nodes) {
+            let view = self.input.platforms.get(&node.platform);
+            let trouble = match view {
+                _ if mark.forgotten => continue,
+                None => "is not registered",
+                Some(view) if *view.uid != *node.platform_uid => {
+                    "shows another backend than the one that they are on"
+                }
+                Some(view) if !view.visible || !view.callable => &view.trouble,
+                Some(_) if node.call.failures >= STUCK_REMOVALS => "keeps failing to remove them",
+                Some(_) => continue,
+            };
+            *blocked.entry((&*node.platform, trouble)).or_default() += 1;
+        }
+        let mut words: Vec<String> = blocked
+            .iter()
+            .map(|((platform, trouble), count)| {
+                format!("{count} nodes on {platform}, which {trouble}")
+            })
+            .collect();
+        if self.input.orphan_hold && !self.state.orphans.is_empty() {
+            let count = self.state.orphans.len();
+            words.push(format!(
+                "{count} without a record, which a person has to confirm after the restore"
+            ));
+        }
+        if words.is_empty() {
+            return;
+        }
+        let key = ConditionKey {
+            group: "".into(),
+            kind: ConditionKind::DeletionBlocked,
+        };
+        self.hold(key, "PlatformUnavailable", &words.join("; "));
+    }
+
+    /// Ends back-offs that are over and about what nobody wants any more, so that they do not pile up.
+    fn drop_old_back_offs(&mut self) {
+        let old: Vec<BackOffKey> = self
+            .state
+            .backoffs
+            .iter()
+            .filter(|(key, back_off)| {
+                let group = self.paths.get(&*key.group);
+                let wanted = group.is_some_and(|&at| {
+                    let mut choices = self.input.groups[usize::from(at)].choices.iter();
+                    choices.any(|choice| choice.spec_hash == key.spec_hash)
+                });
+                !wanted && back_off.next <= self.input.now
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in old {
+            self.set_back_off(key, None);
+        }
+    }
+
+    fn publish(&mut self) {
+        let ended: Vec<ConditionKey> = self
+            .state
+            .conditions
+            .keys()
+            .filter(|key| !self.holds.contains_key(key))
+            .cloned()
+            .collect();
+        for key in ended {
+            self.op(Op::Condition { key, to: None });
+        }
+        let began: Vec<(ConditionKey, Condition)> = self
+            .holds
+            .iter()
+            .filter(|(key, condition)| self.state.conditions.get(key) != Some(condition))
+            .map(|(key, condition)| (key.clone(), condition.clone()))
+            .collect();
+        for (key, condition) in began {
+            self.op(Op::Condition {
+                key,
+                to: Some(condition),
+            });
+        }
+    }
+}

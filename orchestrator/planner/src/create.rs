@@ -1,0 +1,297 @@
+//! One group: who is asked for, and where.
+
+use drover_core::{
+    Node, NodeState,
+    node::{Call as Attempt, ProbeResult, Request, Seen},
+};
+use uuid::Uuid;
+
+use crate::{BackOff, BackOffKey, BackOffKind, Call, ConditionKey, ConditionKind, Op, Planner};
+
+impl Planner<'_> {
+    /// Asks for what a group lacks, and for so many nodes more than its size.
+    pub(crate) fn create(&mut self, group: usize, spare: usize, new_id: &mut dyn FnMut() -> Uuid) {
+        let spec = &self.input.groups[group];
+        let mut need = (Self::size(spec) + spare).saturating_sub(self.tally(group).present);
+        if need == 0 {
+            return;
+        }
+        if let Some(reason) = self.frozen() {
+            self.note(&spec.path, None, false, reason, || {
+                format!("{need} wanted; nothing is made")
+            });
+            return;
+        }
+        let mut counts = self.counts(group);
+        for choice in 0..spec.choices.len() {
+            if need == 0 {
+                return;
+            }
+            match self.create_by(group, choice, need, &mut counts, new_id) {
+                Some(made) => need -= made,
+                // It will have room again, or cannot be seen: unreachable is not the same as full.
+                None => return,
+            }
+        }
+        if need > 0 && self.room() > 0 {
+            self.out_of_room(group, need);
+        }
+    }
+
+    /// Why nothing may be made for the cluster.
+    pub(crate) fn frozen(&self) -> Option<&'static str> {
+        if self.behind {
+            Some("StoreBehind")
+        } else if self.state.foreign.is_empty() {
+            None
+        } else {
+            Some("ForeignNodes")
+        }
+    }
+
+    /// Slots by choice: those that carry its hash.
+    fn counts(&self, group: usize) -> Vec<usize> {
+        let choices = &self.input.groups[group].choices;
+        let mut counts = vec![0; choices.len()];
+        let nodes: Vec<usize> = self.own(group).filter(|&at| !self.marks[at].dead).collect();
+        for at in nodes {
+            let hash = &self.state.nodes[at].spec_hash;
+            // The same choice may stand there twice, with and without a limit: the first takes what fits.
+            let same: Vec<usize> = (0..choices.len())
+                .filter(|&c| choices[c].spec_hash == *hash)
+                .collect();
+            let fits = same
+                .iter()
+                .copied()
+                .find(|&c| choices[c].max.is_none_or(|max| counts[c] < max as usize));
+            if let Some(c) = fits.or_else(|| same.last().copied()) {
+                counts[c] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Asks for nodes by one choice. None: it waits, and so does what comes after it.
+    fn create_by(
+        &mut self,
+        group: usize,
+        choice: usize,
+        need: usize,
+        counts: &mut [usize],
+        new_id: &mut dyn FnMut() -> Uuid,
+    ) -> Option<usize> {
+        let spec = &self.input.groups[group];
+        let wanted = &spec.choices[choice];
+        let room = wanted.max.map_or(usize::MAX, |max| {
+            (max as usize).saturating_sub(counts[choice])
+        });
+        if room == 0 {
+            return Some(0);
+        }
+        let Some(view) = self
+            .input
+            .platforms
+            .get(&wanted.platform)
+            .filter(|view| view.callable && view.visible)
+        else {
+            let trouble = self
+                .input
+                .platforms
+                .get(&wanted.platform)
+                .map_or("is not registered", |view| &view.trouble);
+            let message = format!("{} {trouble}", wanted.platform);
+            let key = ConditionKey {
+                group: spec.path.clone(),
+                kind: ConditionKind::PlatformUnavailable,
+            };
+            self.hold(key, "PlatformUnavailable", &message);
+            self.note(&spec.path, None, false, "PlatformUnavailable", || {
+                format!("{message}; {need} wait")
+            });
+            return None;
+        };
+        if let Some(until) = view.out_of(&wanted.class, self.input.now) {
+            self.wake(until);
+            return Some(0);
+        }
+        let key = BackOffKey {
+            group: spec.path.clone(),
+            spec_hash: wanted.spec_hash.clone(),
+            platform: wanted.platform.clone(),
+        };
+        let back_off = self.back_off(&key).cloned();
+        let waits = |b: &&BackOff| {
+            b.next > self.input.now && (b.kind != BackOffKind::Rejected || b.etag == view.etag)
+        };
+        if let Some(b) = back_off.as_ref().filter(waits) {
+            self.wake(b.next);
+            let (next, message) = (
+                b.next,
+                format!("after {} failures, the last: {}", b.failures, b.message),
+            );
+            self.note_until(&spec.path, None, false, "BackOff", Some(next), || message);
+            return None;
+        }
+        let flying = self.in_flight(group, &wanted.platform);
+        let flight = spec
+            .max_in_flight
+            .map_or(usize::MAX, |most| (most as usize).saturating_sub(flying));
+        let space = self.room().saturating_sub(1);
+        let count = need
+            .min(room)
+            .min(flight)
+            .min(space)
+            .min(view.limits.max_batch.max(1) as usize);
+        if count == 0 {
+            if flight == 0 {
+                self.note(&spec.path, None, false, "MaxInFlight", || {
+                    format!("{flying} on {}", wanted.platform)
+                });
+            }
+            self.plan.again |= space == 0;
+            return None;
+        }
+        let attempts = back_off.map_or(0, |b| b.failures) + 1;
+        self.request(group, choice, count, attempts, new_id());
+        counts[choice] += count;
+        if count < need.min(room) {
+            // What is left goes into another request of this choice: with the next plan, so that one step stays
+            // small, or when fewer are in flight.
+            if count < flight {
+                self.plan.again = true;
+            } else {
+                self.note(&spec.path, None, false, "MaxInFlight", || {
+                    format!("{} more wait", need - count)
+                });
+            }
+            return None;
+        }
+        Some(count)
+    }
+
+    fn request(&mut self, group: usize, choice: usize, count: usize, attempts: u32, id: Uuid) {
+        let spec = &self.input.groups[group];
+        let wanted = &spec.choices[choice];
+        let Some(view) = self.input.platforms.get(&wanted.platform) else {
+            return;
+        };
+        let now = self.input.now;
+        let ordinals = self.free_ordinals(group, count);
+        let deadline = now + view.limits.call_timeout;
+        let request = Request {
+            id,
+            sequence: self.next_sequence,
+            group: spec.path.clone(),
+            platform: wanted.platform.clone(),
+            platform_uid: view.uid.clone(),
+            class: wanted.class.clone(),
+            spec_hash: wanted.spec_hash.clone(),
+            first_sent: now,
+            deadline,
+            attempts: 1,
+            made_nothing: 0,
+            call: Attempt {
+                in_flight: true,
+                ..Attempt::default()
+            },
+            answer: None,
+        };
+        let nodes = (0_u32..)
+            .zip(&ordinals)
+            .map(|(index, ordinal)| Node {
+                slot: self.next_slot + u64::from(index),
+                request: id,
+                index,
+                ordinal: *ordinal,
+                sequence: self.next_sequence,
+                group: spec.path.clone(),
+                platform: wanted.platform.clone(),
+                platform_uid: view.uid.clone(),
+                class: wanted.class.clone(),
+                version: spec.version.clone(),
+                spec_hash: wanted.spec_hash.clone(),
+                attempts,
+                create_time: now,
+                state: NodeState::Requested,
+                state_time: now,
+                reason: "".into(),
+                message: "".into(),
+                marked: false,
+                stable: false,
+                node_id: None,
+                removal: None,
+                settled: 0,
+                maybe_until: 0,
+                seen: Seen::default(),
+                probe: ProbeResult::default(),
+                call: Attempt::default(),
+            })
+            .collect();
+        self.next_slot += count as u64;
+        self.next_sequence += 1;
+        self.note(&spec.path, None, true, "ScaleUp", || {
+            format!("{count} on {}", wanted.platform)
+        });
+        self.op(Op::Request {
+            request: Box::new(request),
+            nodes,
+            group,
+            choice,
+        });
+        self.plan.calls.push(Call::Provision {
+            request: id,
+            deadline,
+        });
+    }
+
+    /// The lowest ordinals that no living node of the group has, also not one that this plan asks for.
+    fn free_ordinals(&self, group: usize, count: usize) -> Vec<u32> {
+        let path = &self.input.groups[group].path;
+        let mut used: Vec<u32> = self
+            .own(group)
+            .filter(|&at| !self.marks[at].dead)
+            .map(|at| self.state.nodes[at].ordinal)
+            .chain(self.plan.ops.iter().flat_map(|op| {
+                match op {
+                    Op::Request { request, nodes, .. } if request.group == *path => {
+                        nodes.as_slice()
+                    }
+                    _ => &[],
+                }
+                .iter()
+                .map(|node| node.ordinal)
+            }))
+            .collect();
+        used.sort_unstable();
+        (0..)
+            .filter(|ordinal| used.binary_search(ordinal).is_err())
+            .take(count)
+            .collect()
+    }
+
+    fn out_of_room(&mut self, group: usize, need: usize) {
+        let spec = &self.input.groups[group];
+        let out: Vec<String> = spec
+            .choices
+            .iter()
+            .filter(|c| {
+                self.input
+                    .platforms
+                    .get(&c.platform)
+                    .is_some_and(|v| v.out_of(&c.class, self.input.now).is_some())
+            })
+            .map(|c| c.platform.to_string())
+            .collect();
+        let message = if out.is_empty() {
+            format!("{need} more are wanted, and every platform of the group is at its `max`")
+        } else {
+            format!("{need} more are wanted; no capacity on {}", out.join(", "))
+        };
+        let key = ConditionKey {
+            group: spec.path.clone(),
+            kind: ConditionKind::NoCapacity,
+        };
+        self.hold(key, "NoCapacity", &message);
+        self.note(&spec.path, None, false, "NoCapacity", || message.clone());
+    }
+}

@@ -1,0 +1,324 @@
+//! One group: who goes.
+
+use drover_core::{
+    Millis, NodeState, Sym,
+    node::RemovalReason,
+    spec::{Amount, Group, RemovalOrder},
+};
+use uuid::Uuid;
+
+use crate::{
+    BackOffKey, BackOffKind, ConditionKey, ConditionKind, PLATFORM_BREAKER_MIN,
+    PLATFORM_BREAKER_PERCENT, Planner,
+};
+
+/// What there is of a group, under the worst truth of what is unknown.
+pub(crate) struct Tally {
+    /// Every slot not proven absent or dead: what there may be at most.
+    pub(crate) present: usize,
+    /// Not leaving, seen and of known outcome: what there is for certain.
+    certain: Vec<usize>,
+    /// Ready, fresh and not leaving.
+    available: usize,
+}
+
+impl Planner<'_> {
+    pub(crate) fn plan_group(&mut self, at: usize, new_id: &mut dyn FnMut() -> Uuid) {
+        let group = &self.input.groups[at];
+        self.hold_back_offs(group);
+        if self.behind {
+            // What is wanted may be as old as the rest of the store.
+            self.note(&group.path, None, false, "StoreBehind", || {
+                "nothing is made, healed or scaled while the store is older than reality".into()
+            });
+            return;
+        }
+        self.replace_dead(at);
+        self.replace_sick(at);
+        let spare = self.replace_marked(at);
+        self.remove_surplus(at, spare);
+        self.create(at, spare, new_id);
+    }
+
+    pub(crate) fn tally(&self, group: usize) -> Tally {
+        let mut tally = Tally {
+            present: 0,
+            certain: Vec::new(),
+            available: 0,
+        };
+        for at in self.own(group) {
+            let mark = &self.marks[at];
+            tally.present += usize::from(!mark.dead);
+            if !mark.leaving && !mark.dead && mark.fresh && self.state.nodes[at].is_resolved() {
+                tally.certain.push(at);
+            }
+            tally.available += usize::from(mark.available && !mark.leaving);
+        }
+        tally
+    }
+
+    pub(crate) fn size(group: &Group) -> usize {
+        group.size.unwrap_or(1) as usize
+    }
+
+    /// Whether there may be more of a group than it may have at most, so that nothing of it is asked for again.
+    pub(crate) fn is_over(&self, group: usize) -> bool {
+        let own = || self.own(group);
+        let marked = own().any(|at| self.state.nodes[at].marked);
+        let most = Self::size(&self.input.groups[group]) + usize::from(marked);
+        own().filter(|&at| !self.marks[at].dead).count() > most
+    }
+
+    /// Slots of a group on a platform that are being made or removed.
+    pub(crate) fn in_flight(&self, group: usize, platform: &str) -> usize {
+        self.own(group)
+            .filter(|&at| {
+                let node = &self.state.nodes[at];
+                let making = matches!(
+                    node.state,
+                    NodeState::Requested | NodeState::Provisioning | NodeState::Starting
+                );
+                *node.platform == *platform && (self.marks[at].leaving || making)
+            })
+            .count()
+    }
+
+    fn may_fly(&mut self, group: usize, platform: &Sym) -> bool {
+        let Some(most) = self.input.groups[group].max_in_flight else {
+            return true;
+        };
+        let may = self.in_flight(group, platform) < most as usize;
+        if !may {
+            let path = self.input.groups[group].path.clone();
+            self.note(&path, None, false, "MaxInFlight", || {
+                format!("{most} at a time on {platform}")
+            });
+        }
+        may
+    }
+
+    fn replace_dead(&mut self, group: usize) {
+        let dead: Vec<usize> = self
+            .own(group)
+            .filter(|&at| self.marks[at].dead && self.is_removable(at))
+            .collect();
+        for at in dead {
+            if self.full() {
+                return;
+            }
+            let platform = self.state.nodes[at].platform.clone();
+            if self.may_fly(group, &platform) {
+                self.intend(at, RemovalReason::Dead);
+            }
+        }
+    }
+
+    fn replace_sick(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let mut sick: Vec<usize> = self
+            .own(group)
+            .filter(|&at| self.marks[at].sick && self.is_removable(at))
+            .collect();
+        if sick.is_empty() {
+            return;
+        }
+        if !spec.remediation.enabled {
+            self.note(&spec.path, None, false, "RemediationBlocked", || {
+                format!("{} sick, and remediation is switched off", sick.len())
+            });
+            return;
+        }
+        let most = match spec.remediation.max_unhealthy {
+            Amount::Count(count) => count as usize,
+            Amount::Percent(percent) => Self::size(spec) * percent as usize / 100,
+        };
+        let most = most.max(1);
+        // Those that are being replaced count too, or a breaker would only slow an epidemic down.
+        let going = self
+            .own(group)
+            .filter(|&at| {
+                let removal = self.state.nodes[at].removal;
+                removal.is_some_and(|removal| removal.reason == RemovalReason::Sick)
+            })
+            .count();
+        if sick.len() + going > most {
+            let message = format!(
+                "{} of {} are sick, more than {most}: none is replaced",
+                sick.len() + going,
+                Self::size(spec)
+            );
+            self.block_remediation(&spec.path, &message);
+            return;
+        }
+        if let Some(reason) = self.frozen() {
+            self.note(&spec.path, None, false, reason, || {
+                format!(
+                    "{} sick; they stay while nothing may be made instead",
+                    sick.len()
+                )
+            });
+            return;
+        }
+        sick.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].slot));
+        for at in sick {
+            let node = &self.state.nodes[at];
+            let (platform, hash) = (node.platform.clone(), node.spec_hash.clone());
+            if self.full() {
+                return;
+            }
+            if self.platform_breaker_open(&spec.path, &platform) {
+                continue;
+            }
+            // Removed now, it could not be replaced yet: it stays until it can.
+            let key = BackOffKey {
+                group: spec.path.clone(),
+                spec_hash: hash,
+                platform: platform.clone(),
+            };
+            if let Some(next) = self
+                .back_off(&key)
+                .map(|b| b.next)
+                .filter(|next| *next > self.input.now)
+            {
+                self.wake(next);
+                self.note_until(
+                    &spec.path,
+                    Some(node.slot),
+                    false,
+                    "BackOff",
+                    Some(next),
+                    || "sick; replaced when new nodes may be made again".into(),
+                );
+                continue;
+            }
+            if !self.may_fly(group, &platform) {
+                continue;
+            }
+            let message = node.message.clone();
+            self.count_failure(node, Some(spec), BackOffKind::Failure, &message);
+            self.intend(at, RemovalReason::Sick);
+        }
+    }
+
+    fn platform_breaker_open(&mut self, group: &Sym, platform: &Sym) -> bool {
+        let Some(view) = self.input.platforms.get(platform) else {
+            return true;
+        };
+        let most = PLATFORM_BREAKER_MIN.max(view.total * PLATFORM_BREAKER_PERCENT / 100);
+        let open = view.sick > most;
+        if open {
+            let message = format!(
+                "{} nodes on {platform} are sick, more than {most}: none is replaced",
+                view.sick
+            );
+            self.block_remediation(group, &message);
+        }
+        open
+    }
+
+    fn block_remediation(&mut self, group: &Sym, message: &str) {
+        let key = ConditionKey {
+            group: group.clone(),
+            kind: ConditionKind::RemediationBlocked,
+        };
+        self.hold(key, "RemediationBlocked", message);
+        self.note(group, None, false, "RemediationBlocked", || {
+            message.to_owned()
+        });
+    }
+
+    /// Removes nodes that their user marked: one at a time, and never below the size. Answers how many nodes more than
+    /// the size may be there for that.
+    fn replace_marked(&mut self, group: usize) -> usize {
+        let marked: Vec<usize> = self
+            .own(group)
+            .filter(|&at| self.state.nodes[at].marked && self.is_removable(at))
+            .collect();
+        let spec = &self.input.groups[group];
+        let mut spare = 1;
+        for &at in &marked {
+            let others = self.tally(group).available - usize::from(self.marks[at].available);
+            if self.may_serve(at) && others < Self::size(spec) {
+                let slot = self.state.nodes[at].slot;
+                self.note(&spec.path, Some(slot), false, "Budget", || {
+                    "replaced when its successor is Ready".into()
+                });
+                continue;
+            }
+            let platform = self.state.nodes[at].platform.clone();
+            if self.full() || !self.may_fly(group, &platform) {
+                break;
+            }
+            self.intend(at, RemovalReason::User);
+            // Its successor is there already, or takes the place that it leaves.
+            spare = 0;
+        }
+        if marked.is_empty() { 0 } else { spare }
+    }
+
+    fn remove_surplus(&mut self, group: usize, spare: usize) {
+        let spec = &self.input.groups[group];
+        let tally = self.tally(group);
+        let surplus = tally.certain.len().saturating_sub(Self::size(spec) + spare);
+        if surplus == 0 {
+            return;
+        }
+        let mut order = tally.certain;
+        order.sort_by_key(|&at| self.removal_rank(at, spec.removal_order));
+        let mut available = tally.available;
+        for at in order.into_iter().take(surplus) {
+            if self.may_serve(at) {
+                if available <= Self::size(spec) {
+                    let slot = self.state.nodes[at].slot;
+                    self.note(&spec.path, Some(slot), false, "Budget", || {
+                        "goes when enough others are Ready".into()
+                    });
+                    continue;
+                }
+                available -= usize::from(self.marks[at].available);
+            }
+            let platform = self.state.nodes[at].platform.clone();
+            if self.full() || !self.may_fly(group, &platform) {
+                return;
+            }
+            self.intend(at, RemovalReason::Surplus);
+        }
+    }
+
+    /// Whether a node may be Ready: not seen to be so now, it may be so all the same.
+    fn may_serve(&self, at: usize) -> bool {
+        self.marks[at].available || self.state.nodes[at].state == NodeState::Ready
+    }
+
+    /// Who goes first: marked, unhealthy, not yet Ready, outdated, then by age; never random.
+    fn removal_rank(
+        &self,
+        at: usize,
+        order: RemovalOrder,
+    ) -> (bool, bool, bool, bool, Millis, u64) {
+        let node = &self.state.nodes[at];
+        let age = match order {
+            RemovalOrder::Newest => (Millis::MAX - node.create_time, u64::MAX - node.slot),
+            RemovalOrder::Oldest => (node.create_time, node.slot),
+        };
+        let sick = self.marks[at].sick || node.state == NodeState::Unhealthy;
+        (
+            !node.marked,
+            !sick,
+            self.marks[at].available,
+            !self.is_outdated(at),
+            age.0,
+            age.1,
+        )
+    }
+
+    /// Whether a node is not what its group wants now.
+    pub(crate) fn is_outdated(&self, at: usize) -> bool {
+        let group = self.input.groups.get(usize::from(self.marks[at].group));
+        group.is_some_and(|g| {
+            g.choices
+                .iter()
+                .all(|c| c.spec_hash != self.state.nodes[at].spec_hash)
+        })
+    }
+}

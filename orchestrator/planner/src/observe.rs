@@ -1,0 +1,467 @@
+//! From what platforms and probes show to the states of nodes: dead, sick, absent, ready.
+
+use std::sync::LazyLock;
+
+use drover_core::{
+    Millis, Node, NodeState, Phase,
+    node::RemovalReason,
+    spec::{Group, Health, Probe},
+};
+
+use crate::{BackOffKind, ConditionKey, ConditionKind, NO_GROUP, Op, Planner, PlatformView};
+
+/// A state with its reason and message.
+struct Entered(NodeState, &'static str, Box<str>);
+
+impl<'a> Planner<'a> {
+    /// Takes in what is observed of every node.
+    pub(crate) fn observe(&mut self) {
+        for at in 0..self.state.nodes.len() {
+            if self.full() {
+                return;
+            }
+            if !self.marks[at].forgotten {
+                self.observe_node(at);
+            }
+        }
+        self.judge_probes();
+    }
+
+    fn observe_node(&mut self, at: usize) {
+        let node = &self.state.nodes[at];
+        let Some(view) = self
+            .input
+            .platforms
+            .get(&node.platform)
+            .filter(|_| self.marks[at].visible)
+        else {
+            return;
+        };
+        if self.forget_absent(at, node, view) {
+            return;
+        }
+        let mark = &self.marks[at];
+        let group = (mark.group != NO_GROUP).then(|| &self.input.groups[usize::from(mark.group)]);
+        let health = self.health(mark.group);
+        if node.node_id.is_none() && !node.seen.node_id.is_empty() {
+            self.op(Op::Learn {
+                slot: node.slot,
+                node_id: node.seen.node_id.clone(),
+            });
+        }
+        if node.removal.is_some() {
+            return;
+        }
+        let entered = self.judge(node, view, group, health);
+        let state = entered.as_ref().map_or(node.state, |entered| entered.0);
+        let reason = entered.as_ref().map_or(&*node.reason, |entered| entered.1);
+        let late = reason == "StartTimeout";
+        if let Some(Entered(state, reason, message)) = entered
+            && (state != node.state || *reason != *node.reason || message != node.message)
+        {
+            let stable = node.stable || self.ran_stably(node, group);
+            self.op(Op::Enter {
+                slot: node.slot,
+                state,
+                reason,
+                message: message.clone(),
+                stable,
+            });
+            if state == NodeState::Failed && node.state != NodeState::Failed {
+                self.count_failure(node, group, BackOffKind::Failure, &message);
+            }
+        }
+        let fresh = self.marks[at].fresh;
+        let available = fresh && state == NodeState::Ready && node.seen.phase == Phase::Running;
+        let sick = fresh && state == NodeState::Unhealthy && self.is_sick(node, view, health, late);
+        let mark = &mut self.marks[at];
+        mark.dead |= state == NodeState::Failed;
+        mark.available = available;
+        mark.sick = sick;
+        if available {
+            self.watch_stability(node, group);
+        }
+    }
+
+    /// Whether an unhealthy node has been so for long enough, under the eyes of this process.
+    fn is_sick(&mut self, node: &Node, view: &PlatformView, health: &Health, late: bool) -> bool {
+        let refuted = health.probe != Probe::Phase
+            && node.seen.phase == Phase::Running
+            && u32::from(node.probe.bad) >= health.failure_threshold.min(255);
+        // Judged a moment ago, the record still says what it was before.
+        let judged = node.state == NodeState::Unhealthy;
+        let late = late && (!judged || node.state_time >= self.input.process_start);
+        if refuted || late {
+            return true;
+        }
+        let since = if judged {
+            node.state_time
+        } else {
+            self.input.now
+        };
+        let from = since.max(view.visible_since).max(self.input.process_start);
+        let due = from + millis(health.interval) * u64::from(health.failure_threshold);
+        if self.input.now < due {
+            self.wake(due);
+        }
+        self.input.now >= due
+    }
+
+    /// The health policy of a group: its own, its template's, or the defaults.
+    pub(crate) fn health(&self, group: u16) -> &'a Health {
+        static DEFAULT: LazyLock<Health> = LazyLock::new(Health::default);
+        let at = usize::from(group);
+        self.input
+            .groups
+            .get(at)
+            .and_then(|group| group.health.as_ref())
+            .or_else(|| self.input.health_defaults.get(at).and_then(Option::as_ref))
+            .unwrap_or(&DEFAULT)
+    }
+
+    /// The state that an observed node is in. None: nothing new can be said.
+    fn judge(
+        &mut self,
+        node: &Node,
+        view: &PlatformView,
+        group: Option<&Group>,
+        health: &Health,
+    ) -> Option<Entered> {
+        let seen = &node.seen;
+        let plain = |state| Some(Entered(state, "", "".into()));
+        if node.state == NodeState::Failed {
+            // Its successor may be on its way: who is dead stays dead.
+            return None;
+        }
+        if seen.unlisted && seen.last > 0 && !seen.gone {
+            // Not listed proves nothing. What it was before still holds until a complete read says otherwise.
+            return None;
+        }
+        match seen.phase {
+            Phase::Unseen | Phase::Unknown => {
+                let accepted = node.state == NodeState::Requested && node.node_id.is_some();
+                if accepted {
+                    return plain(NodeState::Provisioning);
+                }
+                self.start_timeout(node, view, group, health)
+            }
+            Phase::Pending => {
+                if let Some(late) = self.start_timeout(node, view, group, health) {
+                    return Some(late);
+                }
+                match node.state {
+                    NodeState::Requested | NodeState::Provisioning => {
+                        plain(NodeState::Provisioning)
+                    }
+                    _ if node.state == NodeState::Unhealthy && &*node.reason == "StartTimeout" => {
+                        None
+                    }
+                    _ => Some(Entered(
+                        NodeState::Unhealthy,
+                        "PlatformFailed",
+                        "is pending again after it ran".into(),
+                    )),
+                }
+            }
+            Phase::Running => self.judge_running(node, view, group, health),
+            Phase::Stopped => Some(Entered(
+                NodeState::Unhealthy,
+                "Stopped",
+                words("exists and does not run", &seen.message),
+            )),
+            Phase::Deprovisioning => Some(Entered(
+                NodeState::Unhealthy,
+                "Terminated",
+                words("is being removed, and not by us", &seen.message),
+            )),
+            Phase::Failed => Some(Entered(
+                NodeState::Failed,
+                "PlatformFailed",
+                words("died", &seen.message),
+            )),
+            // Taken care of by its absence; only while its request is open does it get here.
+            Phase::Terminated => Some(Entered(
+                NodeState::Failed,
+                "Terminated",
+                words("is terminated", &seen.message),
+            )),
+        }
+    }
+
+    fn judge_running(
+        &mut self,
+        node: &Node,
+        view: &PlatformView,
+        group: Option<&Group>,
+        health: &Health,
+    ) -> Option<Entered> {
+        let network = health.probe != Probe::Phase;
+        let passes = if network {
+            u32::from(node.probe.good) >= health.success_threshold.min(255)
+        } else {
+            node.seen.ready != Some(false)
+        };
+        if passes {
+            return Some(Entered(NodeState::Ready, "", "".into()));
+        }
+        let failing = if network {
+            u32::from(node.probe.bad) >= health.failure_threshold.min(255)
+        } else {
+            node.seen.ready == Some(false)
+        };
+        match node.state {
+            // A node that was Ready is not doubted before its probes have failed often enough, by this process.
+            NodeState::Ready | NodeState::Unhealthy if !failing => None,
+            NodeState::Ready => {
+                let message = if network {
+                    node.probe.message.clone()
+                } else {
+                    node.seen.message.clone()
+                };
+                Some(Entered(
+                    NodeState::Unhealthy,
+                    "ProbeFailed",
+                    words("is not ready any more", &message),
+                ))
+            }
+            NodeState::Unhealthy => None,
+            NodeState::Requested | NodeState::Provisioning => {
+                Some(Entered(NodeState::Starting, "", "".into()))
+            }
+            NodeState::Starting => self.start_timeout(node, view, group, health),
+            NodeState::Draining | NodeState::Deprovisioning | NodeState::Failed => None,
+        }
+    }
+
+    /// A node that takes too long to run, or to be healthy, is sick. Counted only while its platform is visible.
+    fn start_timeout(
+        &mut self,
+        node: &Node,
+        view: &PlatformView,
+        group: Option<&Group>,
+        health: &Health,
+    ) -> Option<Entered> {
+        let (limit, what) = match node.state {
+            NodeState::Provisioning => {
+                let limit = group
+                    .and_then(|g| g.provision_timeout)
+                    .map_or(view.provision_timeout, millis);
+                (limit, "does not run")
+            }
+            NodeState::Starting => (millis(health.startup_timeout), "is not healthy"),
+            NodeState::Requested
+            | NodeState::Ready
+            | NodeState::Draining
+            | NodeState::Deprovisioning
+            | NodeState::Unhealthy
+            | NodeState::Failed => return None,
+        };
+        let from = node
+            .state_time
+            .max(view.visible_since)
+            .max(self.input.process_start);
+        let end = from + limit;
+        if self.input.now < end {
+            self.wake(end);
+            return None;
+        }
+        let detail = if node.probe.message.is_empty() {
+            &node.seen.message
+        } else {
+            &node.probe.message
+        };
+        let message = words(&format!("{what} after {}", seconds(limit)), detail);
+        Some(Entered(NodeState::Unhealthy, "StartTimeout", message))
+    }
+
+    /// Forgets a node that is proven absent.
+    fn forget_absent(&mut self, at: usize, node: &Node, view: &PlatformView) -> bool {
+        let gone = node.seen.gone || node.seen.phase == Phase::Terminated;
+        if self.is_open(node.request) {
+            if gone {
+                // Sent again, the request could make it anew: what is gone must not come back under this slot.
+                self.close(node.request, self.input.now + view.limits.max_creation_time);
+            }
+            return false;
+        }
+        // What this plan has just closed has no deadline in the record yet; the next plan sees it.
+        if node.settled == 0 || self.closed.contains(&node.request) {
+            return false;
+        }
+        let asked = node.removal.is_some();
+        let absent = gone
+            || (node.seen.missing_from > 0
+                && node.seen.missing_from >= absence_from(node, view, self.input.process_start)
+                && (asked || node.seen.silent || node.node_id.is_none()));
+        if !absent {
+            return false;
+        }
+        let lost = !asked;
+        let (reason, message): (&'static str, Box<str>) = match node.removal {
+            Some(removal) => (removal.reason.as_str(), "is gone".into()),
+            None if node.node_id.is_none() => (
+                "NotVisible",
+                "was asked for and never came into being".into(),
+            ),
+            None if gone => (
+                "Terminated",
+                words("was terminated, and not by us", &node.seen.message),
+            ),
+            None => (
+                "NotVisible",
+                "is no longer there: complete reads lack it and its agent is silent".into(),
+            ),
+        };
+        self.op(Op::Forget {
+            slot: node.slot,
+            reason,
+            message: message.clone(),
+            lost,
+        });
+        self.marks[at].forgotten = true;
+        if lost {
+            let group = self.marks[at].group;
+            let group = (group != NO_GROUP).then(|| &self.input.groups[usize::from(group)]);
+            self.count_failure(node, group, BackOffKind::Failure, &message);
+        }
+        true
+    }
+
+    /// If no node of a group ever answered its network probe, none is judged by it.
+    fn judge_probes(&mut self) {
+        for (group, spec) in self.input.groups.iter().enumerate() {
+            if self.health(group as u16).probe == Probe::Phase {
+                continue;
+            }
+            let nodes: Vec<usize> = self.own(group).collect();
+            let answered = nodes.iter().any(|&at| {
+                let node = &self.state.nodes[at];
+                node.probe.answered
+                    || self.marks[at].available
+                    || node.state == NodeState::Ready
+                    || node.stable
+            });
+            let failing = nodes.iter().any(|&at| self.state.nodes[at].probe.bad > 0);
+            if answered || !failing {
+                continue;
+            }
+            for &at in &nodes {
+                self.marks[at].sick &= self.state.nodes[at].seen.phase == Phase::Stopped;
+            }
+            let message = nodes
+                .iter()
+                .find(|&&at| self.state.nodes[at].probe.bad > 0)
+                .map_or("", |&at| &*self.state.nodes[at].probe.message);
+            let message = words(
+                "no node of the group ever answered its probe, so none is replaced for it",
+                message,
+            );
+            self.hold(
+                ConditionKey {
+                    group: spec.path.clone(),
+                    kind: ConditionKind::ProbeUnreachable,
+                },
+                "ProbeFailed",
+                &message,
+            );
+        }
+    }
+
+    /// A back-off ends when a node that was asked for after the last failure has been Ready long enough.
+    fn watch_stability(&mut self, node: &Node, group: Option<&Group>) {
+        let Some(group) = group else { return };
+        let key = crate::BackOffKey {
+            group: node.group.clone(),
+            spec_hash: node.spec_hash.clone(),
+            platform: node.platform.clone(),
+        };
+        let Some(back_off) = self.back_off(&key) else {
+            return;
+        };
+        if node.create_time < back_off.last {
+            return;
+        }
+        let since = if node.state == NodeState::Ready {
+            node.state_time
+        } else {
+            self.input.now
+        };
+        let stable = since + millis(group.stable_after);
+        if self.input.now >= stable {
+            self.set_back_off(key, None);
+        } else {
+            self.wake(stable);
+        }
+    }
+
+    /// Whether a node has been Ready for as long as its group calls stable.
+    pub(crate) fn ran_stably(&self, node: &Node, group: Option<&Group>) -> bool {
+        let ran = self.input.now.saturating_sub(node.state_time);
+        node.state == NodeState::Ready
+            && group.is_some_and(|group| ran >= millis(group.stable_after))
+    }
+
+    /// Whether a node is sick and may be judged so; for the gate.
+    pub(crate) fn is_removable(&self, at: usize) -> bool {
+        let mark = &self.marks[at];
+        !mark.forgotten && !mark.leaving && mark.visible
+    }
+
+    /// Marks a node for removal; the only place where the intent to delete a node comes from.
+    pub(crate) fn intend(&mut self, at: usize, reason: RemovalReason) {
+        let node = &self.state.nodes[at];
+        self.marks[at].leaving = true;
+        self.marks[at].dead |= reason == RemovalReason::Dead;
+        self.marks[at].available = false;
+        if self.is_open(node.request) {
+            let limits = self
+                .input
+                .platforms
+                .get(&node.platform)
+                .map(|view| view.limits)
+                .unwrap_or_default();
+            let request = &self.state.requests[&node.request];
+            let until = request.deadline.max(self.input.now) + limits.max_creation_time;
+            self.close(node.request, until);
+        }
+        self.op(Op::Remove {
+            slot: node.slot,
+            reason,
+        });
+    }
+}
+
+/// From when on a complete read that lacks the slot proves that it is absent.
+pub(crate) fn absence_from(node: &Node, view: &PlatformView, process_start: Millis) -> Millis {
+    // A slot whose node was accepted is made by then; what was never accepted may be made until its time is over.
+    let made_by = if node.node_id.is_some() {
+        node.settled
+    } else {
+        node.maybe_until
+    };
+    // It may have been shown until a moment before this process could look.
+    let shown = node.seen.last.max(view.visible_since).max(process_start);
+    node.settled
+        .max(made_by.max(shown) + view.limits.visibility_delay)
+}
+
+pub(crate) fn millis(duration: std::time::Duration) -> Millis {
+    duration.as_millis().try_into().unwrap_or(Millis::MAX / 4)
+}
+
+/// A span for people.
+pub(crate) fn seconds(span: Millis) -> String {
+    match span {
+        0..1000 => format!("{span}ms"),
+        1000..120_000 => format!("{}s", span / 1000),
+        _ => format!("{}m", span / 60_000),
+    }
+}
+
+fn words(own: &str, detail: &str) -> Box<str> {
+    if detail.is_empty() {
+        own.into()
+    } else {
+        format!("{own}: {detail}").into()
+    }
+}

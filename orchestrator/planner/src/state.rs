@@ -1,0 +1,186 @@
+//! The record of one cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drover_core::{
+    Millis, Node, Sym,
+    node::{Call, Request},
+};
+use uuid::Uuid;
+
+/// What is recorded of a cluster, and what this process observes of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct State {
+    /// Uid of the cluster record: the owner on platforms.
+    pub uid: Uuid,
+    /// Generation of the spec.
+    pub generation: u64,
+    /// Generation that the record is about.
+    pub observed_generation: u64,
+    /// Whether its deletion was asked for.
+    pub deleting: bool,
+    /// Whether it is paused.
+    pub paused: bool,
+    /// Number of the next slot.
+    pub next_slot: u64,
+    /// Sequence of the next request.
+    pub next_sequence: u64,
+    /// Nodes, by slot.
+    pub nodes: Vec<Node>,
+    /// Open requests.
+    pub requests: BTreeMap<Uuid, Request>,
+    /// Back-offs.
+    pub backoffs: BTreeMap<BackOffKey, BackOff>,
+    /// Conditions that hold.
+    pub conditions: BTreeMap<ConditionKey, Condition>,
+    /// Every backend that it ever used: name of the platform, uid.
+    pub used: BTreeSet<(Sym, Sym)>,
+
+    /// Things of ours without a record, by platform and the platform's id. Observed.
+    pub orphans: BTreeMap<(Sym, Box<str>), Orphan>,
+    /// Platforms that show nodes of this cluster id under another owner. Observed.
+    pub foreign: BTreeSet<Sym>,
+    /// Complete reads, by platform. Observed.
+    pub confirms: BTreeMap<Sym, Call>,
+}
+
+impl State {
+    /// The position of a slot in `nodes`.
+    #[must_use]
+    pub fn at(&self, slot: u64) -> Option<usize> {
+        self.nodes
+            .binary_search_by_key(&slot, |node| node.slot)
+            .ok()
+    }
+
+    /// The node of a slot.
+    #[must_use]
+    pub fn node(&self, slot: u64) -> Option<&Node> {
+        self.at(slot).map(|at| &self.nodes[at])
+    }
+
+    /// The node of a slot.
+    pub fn node_mut(&mut self, slot: u64) -> Option<&mut Node> {
+        self.at(slot).map(|at| &mut self.nodes[at])
+    }
+}
+
+/// What a back-off is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BackOffKey {
+    /// Path of the group.
+    pub group: Sym,
+    /// Hash of what makes its nodes.
+    pub spec_hash: Sym,
+    /// Name of the platform.
+    pub platform: Sym,
+}
+
+/// Why and until when nothing is tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackOff {
+    /// What kind of failure it was.
+    pub kind: BackOffKind,
+    /// Failures in a row.
+    pub failures: u32,
+    /// When the last one was.
+    pub last: Millis,
+    /// Not before then.
+    pub next: Millis,
+    /// Etag of the platform then; a rejection is tried again when it changes.
+    pub etag: Sym,
+    /// Why, for people.
+    pub message: Box<str>,
+}
+
+/// Kinds of failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackOffKind {
+    /// Nodes could not be made, or did not live long.
+    Failure,
+    /// The platform says that it cannot work as written.
+    Rejected,
+    /// The backend refuses the platform's credentials.
+    Credentials,
+}
+
+/// Which condition: of the cluster (empty group) or of a group.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConditionKey {
+    /// Path of the group. Empty: of the cluster.
+    pub group: Sym,
+    /// Its type.
+    pub kind: ConditionKind,
+}
+
+/// Types of conditions that are recorded. Others follow from the record when somebody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(
+    missing_docs,
+    reason = "ClusterStatus and GroupStatus in the protos document each"
+)]
+pub enum ConditionKind {
+    Ready,
+    StoreBehind,
+    ForeignNodes,
+    DeletionBlocked,
+    Rejected,
+    PlatformUnavailable,
+    NoCapacity,
+    RemediationBlocked,
+    ProbeUnreachable,
+    Failed,
+    Paused,
+    Deleting,
+}
+
+impl ConditionKind {
+    /// Its name, as it travels.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "Ready",
+            Self::StoreBehind => "StoreBehind",
+            Self::ForeignNodes => "ForeignNodes",
+            Self::DeletionBlocked => "DeletionBlocked",
+            Self::Rejected => "Rejected",
+            Self::PlatformUnavailable => "PlatformUnavailable",
+            Self::NoCapacity => "NoCapacity",
+            Self::RemediationBlocked => "RemediationBlocked",
+            Self::ProbeUnreachable => "ProbeUnreachable",
+            Self::Failed => "Failed",
+            Self::Paused => "Paused",
+            Self::Deleting => "Deleting",
+        }
+    }
+}
+
+/// A lasting state that holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condition {
+    /// Why, one word.
+    pub reason: Sym,
+    /// Why, for people.
+    pub message: Box<str>,
+    /// Since when.
+    pub since: Millis,
+}
+
+/// A thing of ours without a record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Orphan {
+    /// Request that made it.
+    pub request: Uuid,
+    /// Index within it.
+    pub index: u32,
+    /// Sequence of the request. 0: not recorded.
+    pub sequence: u64,
+    /// Path of its group.
+    pub group: Sym,
+    /// Ordinal in its group.
+    pub ordinal: u32,
+    /// Uid of the backend.
+    pub platform_uid: Sym,
+    /// Since when this process sees it.
+    pub since: Millis,
+}

@@ -1,0 +1,325 @@
+//! Simulated platforms: honest, or faulty in every way that the contract allows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drover_core::{Error, Millis, Phase, Sym, error::Reason, node::Outcome};
+use uuid::Uuid;
+
+use super::{Event, World, build};
+
+/// Something that exists at a backend.
+#[derive(Clone, Debug)]
+pub struct Thing {
+    pub id: String,
+    pub owner: Uuid,
+    pub request: Uuid,
+    pub index: u32,
+    pub ordinal: u32,
+    pub sequence: u64,
+    pub group: Sym,
+    pub phase: Phase,
+    pub ready: bool,
+    /// Not listed before then.
+    pub hidden_until: Millis,
+}
+
+impl Thing {
+    pub fn is_dead(&self) -> bool {
+        matches!(self.phase, Phase::Failed | Phase::Terminated)
+    }
+}
+
+/// Percentages of calls that go wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub provision: u64,
+    pub deprovision: u64,
+    /// Time until listed is up to the contract's limit.
+    pub hidden: bool,
+}
+
+pub struct Backend {
+    pub uid: String,
+    pub things: BTreeMap<String, Thing>,
+    /// Slots that were ever made.
+    pub made: BTreeSet<(Uuid, u32)>,
+    /// Slots whose creation has begun or will.
+    pub begun: BTreeSet<(Uuid, u32)>,
+    pub reachable: bool,
+    pub capacity: usize,
+    pub faults: Faults,
+    /// Ids that a removal was asked for.
+    pub asked: BTreeSet<String>,
+    /// Every Provision fails with this.
+    pub refuses: Option<Error>,
+}
+
+impl Backend {
+    pub fn new(name: &str) -> Self {
+        Self {
+            uid: format!("uid-of-{name}"),
+            things: BTreeMap::new(),
+            made: BTreeSet::new(),
+            begun: BTreeSet::new(),
+            reachable: true,
+            capacity: usize::MAX,
+            faults: Faults::default(),
+            asked: BTreeSet::new(),
+            refuses: None,
+        }
+    }
+
+    /// What a complete read shows.
+    pub fn list(&self, now: Millis) -> Vec<Thing> {
+        let listed = |thing: &&Thing| thing.hidden_until <= now;
+        self.things.values().filter(listed).cloned().collect()
+    }
+}
+
+impl World {
+    fn chance(&mut self, percent: u64) -> bool {
+        self.rng.u64(0..100) < percent
+    }
+
+    pub(super) fn provision(&mut self, request: Uuid, deadline: Millis) {
+        let asked = self.state.requests[&request].clone();
+        let platform = asked.platform.clone();
+        let things: Vec<Thing> = self
+            .state
+            .nodes
+            .iter()
+            .filter(|node| node.request == request)
+            .map(|node| Thing {
+                id: format!("{request}-{}", node.index),
+                owner: self.state.uid,
+                request,
+                index: node.index,
+                ordinal: node.ordinal,
+                sequence: node.sequence,
+                group: node.group.clone(),
+                phase: Phase::Pending,
+                ready: true,
+                hidden_until: 0,
+            })
+            .collect();
+        let backend = &self.platforms[&platform];
+        let (faults, reachable) = (backend.faults, backend.reachable);
+        let full = backend.things.len() + things.len() > backend.capacity;
+        let epoch = self.epoch;
+        if !reachable {
+            let error = Error::unavailable("cannot be reached");
+            return self.at(1_000, Event::Answered(epoch, request, Err(error)));
+        }
+        if let Some(error) = backend.refuses.clone() {
+            return self.at(100, Event::Answered(epoch, request, Err(error)));
+        }
+        if full {
+            let error = Error::new(Reason::NoCapacity, "full");
+            return self.at(500, Event::Answered(epoch, request, Err(error)));
+        }
+        if !self.chance(faults.provision) {
+            let ids = things
+                .iter()
+                .map(|t| Outcome::Made(t.id.as_str().into()))
+                .collect();
+            let slots = things.iter().map(|t| (t.request, t.index));
+            let backend = self.platforms.get_mut(&platform).unwrap();
+            backend.begun.extend(slots);
+            let took = self.rng.u64(10..3_000);
+            self.at(took, Event::Make(platform, things));
+            return self.at(took + 1, Event::Answered(epoch, request, Ok(ids)));
+        }
+        self.fail_provision(&platform, request, things, deadline);
+    }
+
+    fn fail_provision(
+        &mut self,
+        platform: &Sym,
+        request: Uuid,
+        things: Vec<Thing>,
+        deadline: Millis,
+    ) {
+        let epoch = self.epoch;
+        let after = self.rng.u64(1..(deadline - self.now));
+        match self.rng.u8(0..6) {
+            // Nothing made, and the caller does not know it.
+            0 => {
+                let error = Error::unavailable("broken");
+                self.at(after, Event::Answered(epoch, request, Err(error)));
+            }
+            // Made, now or as late as may be, and the answer is lost; the call may arrive twice.
+            1 | 2 => {
+                let copies = self.rng.u8(1..=2);
+                let slots = things.iter().map(|t| (t.request, t.index));
+                let backend = self.platforms.get_mut(platform).unwrap();
+                backend.begun.extend(slots);
+                for _ in 0..copies {
+                    let late = self.rng.u64(0..deadline - self.now + build::CREATION);
+                    self.at(late, Event::Make(platform.clone(), things.clone()));
+                }
+                let error = Error::new(Reason::DeadlineExceeded, "lost");
+                self.at(
+                    deadline - self.now,
+                    Event::Answered(epoch, request, Err(error)),
+                );
+            }
+            // Some made, some never, some nobody knows of.
+            3 => {
+                let mut outcomes = Vec::new();
+                let after = after.min(5_000);
+                for thing in things {
+                    let backend = self.platforms.get_mut(platform).unwrap();
+                    let slot = (request, thing.index);
+                    let fate = if backend.begun.contains(&slot) {
+                        0
+                    } else {
+                        self.rng.u8(0..3)
+                    };
+                    let late = self.rng.u64(0..build::CREATION);
+                    outcomes.push(match fate {
+                        0 => Outcome::Made(thing.id.as_str().into()),
+                        1 => Outcome::Failed(Error::internal("broken part")),
+                        _ => Outcome::Unknown(Error::internal("who knows")),
+                    });
+                    match fate {
+                        0 => {
+                            let backend = self.platforms.get_mut(platform).unwrap();
+                            backend.begun.insert(slot);
+                            self.at(after, Event::Make(platform.clone(), vec![thing]));
+                        }
+                        2 if self.rng.bool() => {
+                            let backend = self.platforms.get_mut(platform).unwrap();
+                            backend.begun.insert(slot);
+                            self.at(after + late, Event::Make(platform.clone(), vec![thing]));
+                        }
+                        _ => {}
+                    }
+                }
+                self.at(after + 1, Event::Answered(epoch, request, Ok(outcomes)));
+            }
+            4 => {
+                let error = Error::new(Reason::Fenced, "out of date");
+                self.at(50, Event::Answered(epoch, request, Err(error)));
+            }
+            _ => {
+                let error = Error::new(Reason::Invalid, "refused");
+                self.at(50, Event::Answered(epoch, request, Err(error)));
+            }
+        }
+    }
+
+    pub(super) fn make(&mut self, platform: &Sym, things: Vec<Thing>) {
+        for mut thing in things {
+            let delay = self.rng.u64(0..build::HIDDEN - 1_000);
+            let backend = self.platforms.get_mut(platform).unwrap();
+            let slot = (thing.request, thing.index);
+            if !backend.made.insert(slot) {
+                continue;
+            }
+            thing.hidden_until = self.now + if backend.faults.hidden { delay } else { 0 };
+            let (id, group) = (thing.id.clone(), thing.group.clone());
+            let hidden = thing.hidden_until - self.now;
+            backend.things.insert(id.clone(), thing);
+            if std::env::var_os("PLANNER_TRACE").is_some() {
+                eprintln!("at {}: made {id} of {group}", self.now - 1_000_000_000);
+            }
+            self.check_ceiling(&group);
+            let run = self.rng.u64(100..10_000);
+            self.at(hidden, Event::Appear(platform.clone(), id.clone()));
+            self.at(run, Event::Phase(platform.clone(), id, Phase::Running));
+        }
+    }
+
+    pub(super) fn deprovision(&mut self, slot: u64) {
+        let node = self.state.node_mut(slot).unwrap();
+        assert!(!node.call.in_flight, "one removal call at a time");
+        node.call.in_flight = true;
+        let (platform, request, index) = (node.platform.clone(), node.request, node.index);
+        let id = node.node_id.clone().unwrap().to_string();
+        let uid = self.state.uid;
+        let epoch = self.epoch;
+        let backend = &self.platforms[&platform];
+        let (faults, reachable) = (backend.faults, backend.reachable);
+        if let Some(thing) = backend.things.get(&id) {
+            assert_eq!(thing.owner, uid, "another owner's node");
+            assert_eq!((thing.request, thing.index), (request, index));
+        }
+        let fails = self.chance(faults.deprovision);
+        let does = reachable && (!fails || self.rng.bool());
+        if does {
+            let backend = self.platforms.get_mut(&platform).unwrap();
+            backend.asked.insert(id.clone());
+            let exists = backend.things.get_mut(&id);
+            if let Some(thing) = exists {
+                if !thing.is_dead() {
+                    thing.phase = Phase::Deprovisioning;
+                }
+                let says = match self.rng.u8(0..3) {
+                    0 => None,
+                    1 => Some(false),
+                    _ => Some(true),
+                };
+                let took = self.rng.u64(10..8_000);
+                self.show(&platform, &id);
+                self.at(took, Event::Gone(platform, id, says));
+            }
+        }
+        let good = does && !fails;
+        let took = self.rng.u64(5..500);
+        self.at(took, Event::Deprovisioned(epoch, slot, good));
+    }
+
+    /// Something of ours dies: failed, terminated, or simply not there any more.
+    pub fn kill(&mut self, platform: &Sym, id: &str) {
+        let backend = self.platforms.get_mut(platform).unwrap();
+        let Some(thing) = backend.things.get_mut(id).filter(|t| !t.is_dead()) else {
+            return;
+        };
+        match self.rng.u8(0..3) {
+            0 => thing.phase = Phase::Failed,
+            1 => {
+                thing.phase = Phase::Terminated;
+                let after = self.rng.u64(1_000..600_000);
+                let gone = Event::Gone(platform.clone(), id.to_owned(), Some(false));
+                self.at(after, gone);
+            }
+            _ => {
+                backend.things.remove(id);
+                return self.unlist(platform, id, false);
+            }
+        }
+        self.show(platform, id);
+    }
+
+    /// The platform's own readiness of a thing changes.
+    pub fn set_ready(&mut self, platform: &Sym, id: &str, ready: bool) {
+        let backend = self.platforms.get_mut(platform).unwrap();
+        if let Some(thing) = backend.things.get_mut(id) {
+            thing.ready = ready;
+        }
+        self.show(platform, id);
+    }
+
+    /// A thing is not listed for a while, though it is there; shorter than the contract's limit.
+    pub fn flicker(&mut self, platform: &Sym, id: &str) {
+        let span = self.rng.u64(1_000..build::HIDDEN - 1_000);
+        let backend = self.platforms.get_mut(platform).unwrap();
+        let Some(thing) = backend.things.get_mut(id) else {
+            return;
+        };
+        if thing.hidden_until > self.now {
+            return;
+        }
+        thing.hidden_until = self.now + span;
+        self.unlist(platform, id, false);
+        self.at(span, Event::Appear(platform.clone(), id.to_owned()));
+    }
+
+    /// Ids of what exists, with their platforms.
+    pub fn ids(&self) -> Vec<(Sym, String)> {
+        self.platforms
+            .iter()
+            .flat_map(|(name, b)| b.things.values().map(|t| (name.clone(), t.id.clone())))
+            .collect()
+    }
+}

@@ -1,0 +1,77 @@
+//! Specs and views with the timings of the tests.
+
+use std::time::Duration;
+
+use drover_core::{
+    Millis, Sym,
+    spec::{Choice, Group, Placement, Remediation, RemovalOrder, UpdateStrategy},
+};
+use drover_planner::{Limits, PlatformView};
+
+/// Deadline of Provision calls.
+pub const CALL: Millis = 60_000;
+/// Longest creation.
+pub const CREATION: Millis = 30_000;
+/// Longest invisibility.
+pub const HIDDEN: Millis = 20_000;
+
+pub fn view(name: &str) -> PlatformView {
+    PlatformView {
+        uid: format!("uid-of-{name}").into(),
+        visible: false,
+        visible_since: 0,
+        callable: false,
+        trouble: "has not answered yet".into(),
+        etag: "1".into(),
+        limits: Limits {
+            max_batch: 10,
+            max_creation_time: CREATION,
+            request_memory: 600_000,
+            visibility_delay: HIDDEN,
+            replay_delay: HIDDEN,
+            call_timeout: CALL,
+        },
+        provision_timeout: 900_000,
+        no_capacity: Vec::new(),
+        sick: 0,
+        total: 100,
+        warns: false,
+    }
+}
+
+pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
+    Group {
+        path: path.into(),
+        field: String::new(),
+        size: Some(size),
+        choices: platforms.iter().map(|name| choice(name, "v1")).collect(),
+        role: String::new(),
+        version: "".into(),
+        attributes: serde_json::Map::new(),
+        placement: Placement::default(),
+        health: None,
+        remediation: Remediation::default(),
+        update: UpdateStrategy::OnDelete,
+        max_in_flight: None,
+        grace: Duration::from_secs(30),
+        removal_order: RemovalOrder::Newest,
+        protection: false,
+        provision_timeout: None,
+        stable_after: Duration::from_secs(600),
+    }
+}
+
+pub fn choice(platform: &str, version: &str) -> Choice {
+    Choice {
+        platform: platform.into(),
+        class: "".into(),
+        max: None,
+        properties: serde_json::Map::new(),
+        version_requirement: String::new(),
+        spec_hash: format!("{version}-{platform}").into(),
+    }
+}
+
+pub fn sym(text: &str) -> Sym {
+    text.into()
+}

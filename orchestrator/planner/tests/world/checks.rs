@@ -1,0 +1,140 @@
+//! What must hold whatever happens, and what must hold in the end.
+
+use std::collections::BTreeSet;
+
+use drover_core::{NodeState, Phase, node::RemovalReason};
+use drover_planner::{Call, Op, Plan};
+
+use super::{World, backend::Thing, build};
+
+impl World {
+    /// Our living things of a group, on all platforms.
+    pub fn living(&self, group: &str) -> Vec<&Thing> {
+        self.platforms
+            .values()
+            .flat_map(|backend| backend.things.values())
+            .filter(|t| t.owner == self.state.uid && *t.group == *group && !t.is_dead())
+            .collect()
+    }
+
+    /// Everything of ours that is still there, dead or alive.
+    pub fn leftovers(&self) -> usize {
+        let things = self.platforms.values().flat_map(|b| b.things.values());
+        things
+            .filter(|t| t.owner == self.state.uid && t.phase != Phase::Terminated)
+            .count()
+    }
+
+    /// The largest number that a group may have while calls from before a change may still do something.
+    fn ceiling(&self, group: &str) -> usize {
+        let from = self
+            .now
+            .saturating_sub(build::CALL + build::CREATION + 5_000);
+        let mut most = 0;
+        let mut last = 0;
+        for (at, path, size) in &self.sizes {
+            if **path == *group {
+                if *at >= from {
+                    most = most.max(last).max(*size);
+                }
+                last = *size;
+            }
+        }
+        let marked = self.state.nodes.iter().any(|n| n.marked);
+        most.max(last) + usize::from(marked)
+    }
+
+    /// After something came into being: never more than wanted, never two in one place.
+    pub fn check_ceiling(&self, group: &str) {
+        let living = self.living(group);
+        assert!(
+            living.len() <= self.ceiling(group),
+            "{} of {group} live, at most {} may",
+            living.len(),
+            self.ceiling(group)
+        );
+        let places: BTreeSet<u32> = living.iter().map(|t| t.ordinal).collect();
+        assert_eq!(places.len(), living.len(), "two of {group} in one place");
+    }
+
+    /// What no plan may do.
+    pub(super) fn check(&self, planned: &Plan) {
+        let mut leaving: BTreeSet<u64> = self
+            .state
+            .nodes
+            .iter()
+            .filter(|n| n.removal.is_some())
+            .map(|n| n.slot)
+            .collect();
+        for op in &planned.ops {
+            let Op::Remove { slot, reason } = op else {
+                continue;
+            };
+            assert!(!self.state.paused, "nothing is removed while paused");
+            assert!(leaving.insert(*slot), "an intent is recorded once");
+            let node = self.state.node(*slot).unwrap();
+            let kept = self.groups.iter().find(|g| g.path == node.group);
+            let Some(group) = kept.filter(|_| !self.state.deleting) else {
+                assert_eq!(*reason, RemovalReason::User);
+                continue;
+            };
+            let view = &self.views[&node.platform];
+            assert!(view.visible, "{node:?} cannot be seen and is removed");
+            if matches!(reason, RemovalReason::Sick | RemovalReason::Surplus) {
+                assert!(!node.seen.unlisted && node.node_id.is_some(), "{node:?}");
+            }
+            let voluntary = matches!(reason, RemovalReason::Surplus | RemovalReason::User);
+            if voluntary && node.state == NodeState::Ready && self.is_up(node) {
+                let left = self
+                    .state
+                    .nodes
+                    .iter()
+                    .filter(|n| n.group == node.group && !leaving.contains(&n.slot))
+                    .filter(|n| self.is_up(n))
+                    .count();
+                assert!(
+                    left >= group.size.unwrap() as usize,
+                    "{left} stay Ready, {reason:?} {node:?}"
+                );
+            }
+        }
+        for call in &planned.calls {
+            if let Call::Deprovision { slot } = call {
+                assert!(leaving.contains(slot), "removal without an intent");
+            }
+        }
+    }
+
+    /// Whether a node is truly up, whatever the record says.
+    fn is_up(&self, node: &drover_core::Node) -> bool {
+        let things = &self.platforms[&node.platform].things;
+        let own = |t: &&Thing| (t.request, t.index) == (node.request, node.index);
+        things
+            .values()
+            .find(own)
+            .is_some_and(|t| t.phase == Phase::Running && t.ready)
+    }
+
+    /// As many as wanted live, nothing else is there or recorded, and nothing more is planned.
+    pub fn assert_converged(&self) {
+        let mut wanted = 0;
+        for group in &self.groups {
+            let size = group.size.unwrap_or(1) as usize;
+            wanted += size;
+            let living = self.living(&group.path);
+            let all = (living, &self.state.nodes, self.plan().report);
+            assert_eq!(all.0.len(), size, "{}: {all:#?}", group.path);
+        }
+        assert_eq!(self.leftovers(), wanted, "leftovers");
+        assert_eq!(self.state.nodes.len(), wanted, "{:?}", self.state.nodes);
+        assert!(self.state.requests.is_empty());
+        for node in &self.state.nodes {
+            assert_eq!(node.state, NodeState::Ready, "{node:?}");
+        }
+        for later in [0, 1, 3_600_000] {
+            let planned = self.plan_at(self.now + later, false);
+            assert!(planned.is_empty(), "{later} ms later: {planned:?}");
+            assert!(!planned.again);
+        }
+    }
+}

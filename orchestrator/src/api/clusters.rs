@@ -1,0 +1,357 @@
+//! Reading clusters, and changes that are no new spec: delete, pause, resume, scale, replace, reconcile.
+
+use std::sync::Arc;
+
+use drover_core::{Error, Reason, Result, spec::MAX_NODES};
+use drover_planner::State;
+use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
+use drover_store::{Desired, Pause, Versioned};
+use prost::Message;
+
+use super::{
+    Api,
+    paging::{self, Page},
+    status::{self, Visible},
+};
+use crate::{
+    cluster::{Cluster, Inner, Resolved, stored_spec},
+    hooks::Point,
+    pass,
+    queue::Urgency,
+};
+
+/// Longest reason that a caller can give.
+const MAX_REASON: usize = 4096;
+
+impl Api {
+    pub(super) async fn get(&self, request: pb::GetClusterRequest) -> Result<pb::GetClusterResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let cluster = self.shared.find(&request.name)?;
+        let visible = status::visible(&self.shared);
+        let revision = self.shared.revision();
+        let inner = cluster.inner.lock();
+        Ok(pb::GetClusterResponse { cluster: Some(status::cluster(&cluster, &inner, &visible, true)), revision })
+    }
+
+    pub(super) async fn list(&self, request: pb::ListClustersRequest) -> Result<pb::ListClustersResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let full = is_full(request.view)?;
+        let selector = Selector::new(request.selector)?;
+        let after = paging::start(&request.page_token)?;
+        let mut page = Page::new(request.page_size)?;
+        let visible = status::visible(&self.shared);
+        let revision = self.shared.revision();
+        for cluster in self.shared.by_name() {
+            if after.as_deref().is_some_and(|after| &*cluster.name <= after) {
+                continue;
+            }
+            let inner = cluster.inner.lock();
+            if selector.selects(&inner.desired.value.labels)
+                && !page.push(&*cluster.name, status::cluster(&cluster, &inner, &visible, full))
+            {
+                break;
+            }
+        }
+        Ok(pb::ListClustersResponse { clusters: page.rows, next_page_token: page.next, revision })
+    }
+
+    pub(super) async fn delete(&self, request: pb::DeleteClusterRequest) -> Result<pb::DeleteClusterResponse> {
+        let cluster = self.shared.find(&request.name)?;
+        let _change = cluster.change.lock().await;
+        let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+        let desired = {
+            let inner = cluster.inner.lock();
+            expect(&inner, request.expected_generation)?;
+            if !inner.state.deleting
+                && let Some(group) = inner.spec.groups.iter().find(|group| group.protection)
+            {
+                return Err(protected(&group.path));
+            }
+            let mut desired = inner.desired.clone();
+            if desired.value.delete_time_ms.is_none() {
+                desired.value.delete_time_ms = Some(now);
+                desired.value.generation += 1;
+            }
+            desired
+        };
+        let revision = self.store(&cluster, desired, None).await?;
+        Ok(pb::DeleteClusterResponse { cluster: Some(self.shown(&cluster)), revision })
+    }
+
+    pub(super) async fn pause(&self, request: pb::PauseClusterRequest) -> Result<pb::PauseClusterResponse> {
+        if request.reason.len() > MAX_REASON {
+            return Err(Error::invalid("reason", format!("is longer than {MAX_REASON} bytes")));
+        }
+        let cluster = self.shared.find(&request.name)?;
+        let _change = cluster.change.lock().await;
+        let mut desired = cluster.inner.lock().desired.clone();
+        if desired.value.paused.is_none() {
+            let time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+            desired.value.paused = Some(Pause { reason: request.reason, time_ms });
+        }
+        let revision = self.store(&cluster, desired, None).await?;
+        Ok(pb::PauseClusterResponse { cluster: Some(self.shown(&cluster)), revision })
+    }
+
+    pub(super) async fn resume(&self, request: pb::ResumeClusterRequest) -> Result<pb::ResumeClusterResponse> {
+        let cluster = self.shared.find(&request.name)?;
+        let _change = cluster.change.lock().await;
+        let mut desired = cluster.inner.lock().desired.clone();
+        desired.value.paused = None;
+        let revision = self.store(&cluster, desired, None).await?;
+        Ok(pb::ResumeClusterResponse { cluster: Some(self.shown(&cluster)), revision })
+    }
+
+    pub(super) async fn scale(&self, request: pb::ScaleGroupRequest) -> Result<pb::ScaleGroupResponse> {
+        if request.standby.is_some_and(|standby| standby > 0) {
+            return Err(Error::invalid("standby", "standby is not available in this version; leave the field out"));
+        }
+        let Some(size) = request.size.or(request.standby.map(|_| u32::MAX)) else {
+            return Err(Error::invalid("size", "neither size nor standby is given"));
+        };
+        let cluster = self.shared.find(&request.cluster)?;
+        let _change = cluster.change.lock().await;
+        let (desired, spec) = {
+            let inner = cluster.inner.lock();
+            expect(&inner, request.expected_generation)?;
+            refuse_deleting(&inner, &cluster.name)?;
+            let mut desired = inner.desired.clone();
+            let mut spec = stored_spec(&desired.value.spec)?;
+            let group = find_group(&mut spec.groups, &request.group)
+                .ok_or_else(|| Error::not_found("group", request.group.as_str()))?;
+            if !group.groups.is_empty() {
+                return Err(Error::invalid("group", format!("{:?} contains groups; name one of them", request.group)));
+            }
+            let before = group.size.unwrap_or(1);
+            let size = if size == u32::MAX { before } else { size };
+            if size > MAX_NODES {
+                return Err(Error::invalid("size", format!("expected a whole number, 0 to {MAX_NODES}")));
+            }
+            let resolved = inner.spec.groups.iter().find(|g| *g.path == *request.group);
+            if size < before && resolved.is_some_and(|group| group.protection) {
+                return Err(protected(&request.group));
+            }
+            group.size = Some(size);
+            let resolved = Arc::new(Resolved::new(&drover_convert::spec::cluster_spec(&spec)?)?);
+            if size != before {
+                desired.value.spec = spec.encode_to_vec().into();
+                desired.value.generation += 1;
+            }
+            (desired, resolved)
+        };
+        let revision = self.store(&cluster, desired, Some(spec)).await?;
+        let plan = self.preview(&cluster);
+        Ok(pb::ScaleGroupResponse { cluster: Some(self.shown(&cluster)), plan: Some(plan), revision })
+    }
+
+    pub(super) async fn replace(&self, request: pb::ReplaceNodeRequest) -> Result<pb::ReplaceNodeResponse> {
+        let cluster = self.shared.find(&request.cluster)?;
+        let _change = cluster.change.lock().await;
+        let (desired, slot) = {
+            let inner = cluster.inner.lock();
+            refuse_deleting(&inner, &cluster.name)?;
+            let node = find_node(&cluster, &inner, &request.id)?;
+            let mut desired = inner.desired.clone();
+            pass::living_marks(&mut desired.value, &inner.state);
+            let id = node.id(cluster.uid);
+            if !desired.value.marks.contains(&id) {
+                desired.value.marks.push(id);
+            }
+            (desired, node.slot)
+        };
+        let revision = self.store(&cluster, desired, None).await?;
+        let plan = self.preview(&cluster);
+        let visible = status::visible(&self.shared);
+        let inner = cluster.inner.lock();
+        let node = inner.state.node(slot).map(|node| status::node(&cluster, &inner, &visible, node));
+        Ok(pb::ReplaceNodeResponse { node, plan: Some(plan), revision })
+    }
+
+    pub(super) async fn reconcile(&self, request: pb::ReconcileClusterRequest) -> Result<pb::ReconcileClusterResponse> {
+        let cluster = self.shared.find(&request.name)?;
+        let plan = {
+            let mut inner = cluster.inner.lock();
+            if inner.state.paused {
+                let message = format!("{} is paused; resume it first", cluster.name);
+                return Err(Error::new(Reason::ClusterPaused, message));
+            }
+            let now = self.shared.now();
+            for back_off in inner.state.backoffs.values_mut() {
+                let slow = back_off.next.saturating_sub(back_off.last) >= drover_planner::SLOW_CADENCE;
+                if request.reset_back_off {
+                    back_off.failures = 0;
+                }
+                if request.reset_back_off || slow {
+                    back_off.next = now;
+                }
+            }
+            if request.reset_back_off {
+                inner.state.backoffs.clear();
+                for node in &mut inner.state.nodes {
+                    node.call.next = 0;
+                }
+            }
+            let plan = pass::plan(&self.shared, &mut inner, now, true);
+            status::plan(&plan, &inner.state, inner.state.generation, now)
+        };
+        self.shared.queue.push(cluster.uid, Urgency::Urgent);
+        let results = plan.actions.iter().map(|a| pb::StepResult { step: a.step.clone(), error: None }).collect();
+        Ok(pb::ReconcileClusterResponse {
+            plan: Some(plan),
+            results,
+            cluster: Some(self.shown(&cluster)),
+            revision: self.shared.revision(),
+        })
+    }
+
+    /// Makes a changed desired state durable, and memory follow it.
+    pub(super) async fn store(
+        &self,
+        cluster: &Arc<Cluster>,
+        desired: Versioned<Desired>,
+        spec: Option<Arc<Resolved>>,
+    ) -> Result<u64> {
+        let same = {
+            let inner = cluster.inner.lock();
+            inner.desired.value == desired.value
+        };
+        if same {
+            return Ok(self.shared.revision());
+        }
+        self.shared.hooks.reach(Point::BeforeApply).await;
+        let value = desired.value.clone();
+        let revision = self.shared.store.update_desired(cluster.uid, desired.revision, value).await?;
+        self.shared.hooks.reach(Point::AfterApply).await;
+        let mut inner = cluster.inner.lock();
+        inner.desired = Versioned { value: desired.value, revision };
+        if let Some(spec) = spec {
+            inner.spec = spec;
+            self.shared.probes.track_all(&self.shared, cluster.uid, &mut inner);
+        }
+        inner.follow_desired();
+        self.shared.wrote(revision);
+        self.shared.changed(cluster, &mut inner);
+        drop(inner);
+        self.shared.queue.push(cluster.uid, Urgency::Bulk);
+        Ok(revision)
+    }
+
+    pub(super) fn shown(&self, cluster: &Cluster) -> pb::Cluster {
+        let visible = status::visible(&self.shared);
+        status::cluster(cluster, &cluster.inner.lock(), &visible, true)
+    }
+
+    /// What would be done next for a stored cluster.
+    pub(super) fn preview(&self, cluster: &Cluster) -> pb::Plan {
+        let mut inner = cluster.inner.lock();
+        let now = self.shared.now();
+        let plan = pass::plan(&self.shared, &mut inner, now, true);
+        status::plan(&plan, &inner.state, inner.state.generation, now)
+    }
+}
+
+pub(super) fn is_full(view: i32) -> Result<bool> {
+    match pb::ClusterView::try_from(view) {
+        Ok(pb::ClusterView::Unspecified | pb::ClusterView::Basic) => Ok(false),
+        Ok(pb::ClusterView::Full) => Ok(true),
+        Err(_) => Err(Error::invalid("view", format!("{view} is no view; expected BASIC or FULL"))),
+    }
+}
+
+pub(super) fn expect(inner: &Inner, generation: Option<u64>) -> Result<()> {
+    let now = inner.desired.value.generation;
+    match generation {
+        Some(expected) if expected != now => {
+            let message = format!("the cluster has generation {now}, not {expected}");
+            Err(Error::new(Reason::GenerationMismatch, message).with_metadata("generation", now))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn refuse_deleting(inner: &Inner, name: &str) -> Result<()> {
+    if inner.state.deleting {
+        let message = format!("{name} is being deleted; its name is free again when it is gone");
+        return Err(Error::new(Reason::ClusterDeleting, message));
+    }
+    Ok(())
+}
+
+pub(super) fn protected(group: &str) -> Error {
+    Error::new(Reason::Protected, format!("deletion protection of group {group} is on; apply it with `false` first"))
+        .with_metadata("group", group)
+}
+
+/// The group of a path in a spec.
+pub(super) fn find_group<'a>(groups: &'a mut [pb::GroupSpec], path: &str) -> Option<&'a mut pb::GroupSpec> {
+    let (first, rest) = path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest)));
+    let group = groups.iter_mut().find(|group| group.name == first)?;
+    match rest {
+        Some(rest) => find_group(&mut group.groups, rest),
+        None => Some(group),
+    }
+}
+
+/// A node by its id, or by the name of the living one.
+pub(super) fn find_node<'a>(cluster: &Cluster, inner: &'a Inner, id: &str) -> Result<&'a drover_core::Node> {
+    let nodes = &inner.state.nodes;
+    let by_id = nodes.iter().find(|node| node.id(cluster.uid) == id);
+    // The living one of a name: not leaving, else whatever is left of it.
+    let named = || nodes.iter().filter(|node| node.name() == id);
+    by_id
+        .or_else(|| named().find(|node| node.removal.is_none()))
+        .or_else(|| named().next_back())
+        .ok_or_else(|| Error::not_found("node", format!("{}/{id}", cluster.name)))
+}
+
+/// Labels that a cluster must have.
+pub(super) struct Selector(Option<common::LabelSelector>);
+
+impl Selector {
+    pub(super) fn new(selector: Option<common::LabelSelector>) -> Result<Self> {
+        use common::LabelOperator;
+        for (at, requirement) in selector.iter().flat_map(|s| &s.match_expressions).enumerate() {
+            let field = |name: &str| format!("selector.match_expressions[{at}].{name}");
+            if requirement.key.is_empty() {
+                return Err(Error::invalid(field("key"), "is empty"));
+            }
+            let wants = match LabelOperator::try_from(requirement.operator) {
+                Ok(LabelOperator::In | LabelOperator::NotIn) => true,
+                Ok(LabelOperator::Exists | LabelOperator::NotExists) => false,
+                Ok(LabelOperator::Unspecified) | Err(_) => {
+                    return Err(Error::invalid(field("operator"), "expected IN, NOT_IN, EXISTS or NOT_EXISTS"));
+                }
+            };
+            if wants == requirement.values.is_empty() {
+                return Err(Error::invalid(field("values"), "IN and NOT_IN need values, the others none"));
+            }
+        }
+        Ok(Self(selector))
+    }
+
+    pub(super) fn selects(&self, labels: &std::collections::BTreeMap<String, String>) -> bool {
+        use common::LabelOperator;
+        let Some(selector) = &self.0 else { return true };
+        let equal = selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value));
+        equal
+            && selector.match_expressions.iter().all(|requirement| {
+                let value = labels.get(&requirement.key);
+                match requirement.operator() {
+                    LabelOperator::In => value.is_some_and(|value| requirement.values.contains(value)),
+                    LabelOperator::NotIn => value.is_none_or(|value| !requirement.values.contains(value)),
+                    LabelOperator::Exists => value.is_some(),
+                    LabelOperator::NotExists | LabelOperator::Unspecified => value.is_none(),
+                }
+            })
+    }
+}
+
+/// The record as a document would find it, for plans that are not carried out.
+pub(super) fn hypothetical(state: &State) -> State {
+    State { paused: false, ..state.clone() }
+}
+
+/// Visible platforms, for those who answer many nodes.
+pub(super) fn seen(api: &Api) -> Visible {
+    status::visible(&api.shared)
+}

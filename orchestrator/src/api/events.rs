@@ -1,0 +1,182 @@
+//! Events: read, and watched without gap.
+
+use std::time::Duration;
+
+use drover_convert::value::{self, to_duration, to_timestamp};
+use drover_core::{Error, Reason, Result};
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{EventRow, EventWatch};
+use futures::stream;
+use uuid::Uuid;
+
+use super::{
+    Api,
+    nodes::Answers,
+    paging::{self, Page},
+};
+use crate::shared::Shared;
+
+/// Events read at once.
+const BATCH: usize = 256;
+/// Time between heartbeats, unless it is said.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// Shortest and longest time between heartbeats.
+const HEARTBEATS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// The cluster of a log: a living one, or the newest deleted one of the name.
+struct Log {
+    uid: Uuid,
+    name: String,
+}
+
+impl Api {
+    fn log(&self, name: &str, uid: &str) -> Result<Log> {
+        let found = match self.shared.find(name) {
+            Ok(cluster) => cluster.uid,
+            Err(error) => self.shared.tombstones.find(name).ok_or(error)?,
+        };
+        if uid.is_empty() {
+            return Ok(Log { uid: found, name: name.to_owned() });
+        }
+        let wanted = Uuid::parse_str(uid).map_err(|_| Error::invalid("cluster_uid", "is no UUID"))?;
+        if wanted != found {
+            let message = format!("cluster {name:?} has another uid now, {found}");
+            return Err(Error::new(Reason::NotFound, message).with_resource("cluster", name));
+        }
+        Ok(Log { uid: found, name: name.to_owned() })
+    }
+
+    pub(super) async fn list_events(&self, request: pb::ListEventsRequest) -> Result<pb::ListEventsResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let log = self.log(&request.cluster, &request.cluster_uid)?;
+        let mut page = Page::new(request.page_size)?;
+        let mut after = request.after_sequence;
+        if let Some(token) = paging::start(&request.page_token)? {
+            after = token.parse().map_err(|_| Error::new(Reason::PageTokenExpired, "the page token is none of ours"))?;
+        }
+        let revision = self.shared.revision();
+        let (first, last) = bounds(&self.shared, log.uid).await?;
+        if after == 0 && first > 1 {
+            // From the oldest that is kept.
+            after = first - 1;
+        }
+        'reading: while after < last {
+            let read = read(&self.shared, log.uid, after, BATCH).await?;
+            if read.is_empty() {
+                break;
+            }
+            for row in read {
+                after = row.seq;
+                if !page.push(row.seq.to_string(), event(&log, row)) {
+                    break 'reading;
+                }
+            }
+        }
+        Ok(pb::ListEventsResponse { events: page.rows, next_page_token: page.next, oldest_sequence: first, revision })
+    }
+
+    pub(super) async fn watch_events(&self, request: pb::WatchEventsRequest) -> Result<Answers<pb::WatchEventsResponse>> {
+        self.shared.reach(request.min_revision).await?;
+        let log = self.log(&request.cluster, &request.cluster_uid)?;
+        let heartbeat = heartbeat(request.heartbeat_interval.as_ref())?;
+        let (first, last) = bounds(&self.shared, log.uid).await?;
+        let after = match request.after_sequence {
+            None => last,
+            Some(0) => first - 1,
+            Some(after) => after,
+        };
+        if after > last || after + 1 < first {
+            // The store says which of both it is, with the numbers that there are.
+            read(&self.shared, log.uid, after, 1).await?;
+        }
+        let watch = self.shared.store.watch_events(log.uid, after);
+        let state = Watching { api: self.clone(), log, watch, heartbeat, ready: vec![started(heartbeat)], ended: false };
+        let stop = self.shared.stop.clone();
+        Ok(Box::pin(futures::StreamExt::take_until(stream::unfold(state, step), stop.cancelled_owned())))
+    }
+}
+
+struct Watching {
+    api: Api,
+    log: Log,
+    watch: EventWatch,
+    heartbeat: Duration,
+    /// What is to be sent next, the last first.
+    ready: Vec<pb::watch_events_response::Item>,
+    ended: bool,
+}
+
+async fn step(mut state: Watching) -> Option<(Result<pb::WatchEventsResponse, tonic::Status>, Watching)> {
+    use pb::watch_events_response::Item;
+    loop {
+        if let Some(item) = state.ready.pop() {
+            return Some((Ok(pb::WatchEventsResponse { item: Some(item) }), state));
+        }
+        if state.ended {
+            return None;
+        }
+        match tokio::time::timeout(state.heartbeat, state.watch.next(BATCH)).await {
+            Err(_) => {
+                let shared = &state.api.shared;
+                state.ready.push(Item::Heartbeat(mark(shared)));
+            }
+            Ok(Ok(Some(rows))) => {
+                state.ready = rows.into_iter().rev().map(|row| Item::Event(event(&state.log, row))).collect();
+            }
+            Ok(Ok(None)) => {
+                state.ended = true;
+                state.ready.push(Item::Closed(to_timestamp(state.api.shared.now())));
+            }
+            Ok(Err(error)) => {
+                state.ended = true;
+                return Some((Err(drover_convert::error::to_status(&error)), state));
+            }
+        }
+    }
+}
+
+fn started(heartbeat: Duration) -> pb::watch_events_response::Item {
+    pb::watch_events_response::Item::Started(pb::WatchStarted { heartbeat_interval: Some(to_duration(heartbeat)) })
+}
+
+pub(super) fn mark(shared: &Shared) -> pb::WatchMark {
+    pb::WatchMark { send_time: Some(to_timestamp(shared.now())), revision: shared.revision() }
+}
+
+/// The interval that a watch will keep.
+pub(super) fn heartbeat(wanted: Option<&prost_types::Duration>) -> Result<Duration> {
+    let wanted = wanted.map(|span| value::duration("heartbeat_interval", span)).transpose()?;
+    Ok(wanted.unwrap_or(HEARTBEAT).clamp(HEARTBEATS.0, HEARTBEATS.1))
+}
+
+/// The oldest event that is kept, and the newest. A cluster that nobody has planned yet has none.
+async fn bounds(shared: &Shared, uid: Uuid) -> Result<(u64, u64)> {
+    match shared.store.event_bounds(uid).await {
+        Ok(page) => Ok((page.first_seq.max(1), page.last_seq)),
+        Err(error) if error.reason() == Reason::NotFound && shared.cluster(uid).is_some() => Ok((1, 0)),
+        Err(error) => Err(error),
+    }
+}
+
+async fn read(shared: &Shared, uid: Uuid, after: u64, limit: usize) -> Result<Vec<EventRow>> {
+    shared.store.events(uid, after, limit).await.map(|page| page.events)
+}
+
+fn event(log: &Log, row: EventRow) -> pb::Event {
+    let event = row.event;
+    pb::Event {
+        cluster: log.name.clone(),
+        cluster_uid: log.uid.to_string(),
+        sequence: row.seq,
+        event_time: Some(to_timestamp(u64::try_from(event.time_ms).unwrap_or(0))),
+        severity: event.severity,
+        reason: event.reason,
+        message: event.message,
+        group: event.group,
+        node: event.node,
+        platform: event.platform,
+        step: event.step,
+        trace_id: event.trace_id,
+        count: event.count.max(1),
+    }
+}

@@ -1,0 +1,44 @@
+//! What users and other services call.
+
+mod apply;
+mod clusters;
+mod events;
+mod nodes;
+mod paging;
+mod platforms;
+mod service;
+mod status;
+mod watch;
+
+use std::sync::Arc;
+
+use drover_proto::orchestrator::v1::{
+    cluster_service_server::ClusterServiceServer, platform_registry_service_server::PlatformRegistryServiceServer,
+};
+use drover_server::MAX_MESSAGE_BYTES;
+
+use crate::shared::Shared;
+
+/// The services of the orchestrator.
+#[derive(Clone, Debug)]
+pub(crate) struct Api {
+    shared: Arc<Shared>,
+}
+
+pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
+    let (clusters, platforms) = servers(shared);
+    tonic::service::Routes::new(clusters).add_service(platforms)
+}
+
+pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
+    let (clusters, platforms) = servers(shared);
+    drover_server::Service::new("drover-orchestrator", crate::VERSION).add(clusters).add(platforms)
+}
+
+fn servers(shared: &Arc<Shared>) -> (ClusterServiceServer<Api>, PlatformRegistryServiceServer<Api>) {
+    let api = Api { shared: shared.clone() };
+    (
+        ClusterServiceServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
+        PlatformRegistryServiceServer::new(api).max_decoding_message_size(MAX_MESSAGE_BYTES),
+    )
+}

@@ -1,0 +1,203 @@
+//! Reading nodes, and reaching into them through their platforms.
+
+use std::{pin::Pin, time::Duration};
+
+use drover_client::PlatformClient;
+use drover_core::{Error, Reason, Result};
+use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as wire};
+use futures::{Stream, StreamExt};
+use tonic::Streaming;
+
+use super::{
+    Api,
+    clusters::{find_node, seen},
+    paging::{self, Page},
+    status,
+};
+
+/// How long a platform may take to open a stream.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
+
+impl Api {
+    pub(super) async fn node(&self, request: pb::GetNodeRequest) -> Result<pb::GetNodeResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let cluster = self.shared.find(&request.cluster)?;
+        let visible = seen(self);
+        let revision = self.shared.revision();
+        let inner = cluster.inner.lock();
+        let node = find_node(&cluster, &inner, &request.id)?;
+        Ok(pb::GetNodeResponse { node: Some(status::node(&cluster, &inner, &visible, node)), revision })
+    }
+
+    pub(super) async fn nodes(&self, request: pb::ListNodesRequest) -> Result<pb::ListNodesResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let filter = Filter::new(self, request.cluster, request.group)?;
+        let after = paging::start(&request.page_token)?;
+        let mut page = Page::new(request.page_size)?;
+        let visible = seen(self);
+        let revision = self.shared.revision();
+        let clusters = match &filter.cluster {
+            Some(name) => vec![self.shared.find(name)?],
+            None => self.shared.by_name(),
+        };
+        'clusters: for cluster in clusters {
+            let inner = cluster.inner.lock();
+            for node in &inner.state.nodes {
+                // Slots grow, so a page token stays good while nodes come and go.
+                let key = format!("{}/{:020}", cluster.name, node.slot);
+                let before = after.as_deref().is_some_and(|after| key.as_str() <= after);
+                let platform = request.platform.as_deref().is_none_or(|platform| *node.platform == *platform);
+                if before || !platform || !filter.has(&node.group) {
+                    continue;
+                }
+                if !page.push(key, status::node(&cluster, &inner, &visible, node)) {
+                    break 'clusters;
+                }
+            }
+        }
+        Ok(pb::ListNodesResponse { nodes: page.rows, next_page_token: page.next, revision })
+    }
+
+    /// The platform of a node, and how it knows the node.
+    fn target(
+        &self,
+        cluster: &str,
+        id: &str,
+        capability: wire::Capability,
+        what: &str,
+    ) -> Result<(PlatformClient, wire::NodeTarget)> {
+        let cluster = self.shared.find(cluster)?;
+        let (platform, target) = {
+            let inner = cluster.inner.lock();
+            let node = find_node(&cluster, &inner, id)?;
+            let Some(node_id) = node.node_id.as_deref() else {
+                let message = format!("{} is not there yet", node.name());
+                return Err(Error::new(Reason::NodeNotRunning, message));
+            };
+            let target = wire::NodeTarget {
+                expected_platform_uid: node.platform_uid.to_string(),
+                expected_instance_id: String::new(),
+                cluster_id: cluster.name.to_string(),
+                node_id: node_id.to_owned(),
+                expected_slot: Some(wire::SlotKey {
+                    owner: cluster.uid.to_string(),
+                    request_id: node.request.to_string(),
+                    index: Some(node.index),
+                }),
+            };
+            (node.platform.clone(), target)
+        };
+        let registered = self.shared.require_platform(&platform)?;
+        let client = registered
+            .platform
+            .client()
+            .ok_or_else(|| Error::unavailable(format!("platform {platform} does not answer")))?;
+        if !registered.platform.has(capability) {
+            let message = format!("platform {platform} cannot {what}");
+            return Err(Error::new(Reason::CapabilityMissing, message).with_metadata("capability", capability.as_str_name()));
+        }
+        Ok((client, target))
+    }
+
+    pub(super) async fn logs(&self, request: pb::StreamNodeLogsRequest) -> Result<Answers<pb::StreamNodeLogsResponse>> {
+        use pb::stream_node_logs_request::Since;
+        let (client, target) =
+            self.target(&request.cluster, &request.id, wire::Capability::NodeLogs, "show logs")?;
+        let message = wire::StreamLogsRequest {
+            node: Some(target),
+            follow: request.follow,
+            previous: request.previous,
+            tail_lines: request.tail_lines,
+            as_text: request.as_text,
+            since: request.since.map(|since| match since {
+                Since::SinceTime(time) => wire::stream_logs_request::Since::SinceTime(time),
+                Since::SinceDuration(span) => wire::stream_logs_request::Since::SinceDuration(span),
+            }),
+        };
+        let chunks = client.stream_logs(message, OPEN_TIMEOUT).await?;
+        Ok(self.until_stop(chunks.map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }))))
+    }
+
+    pub(super) async fn exec(&self, mut input: Streaming<pb::ExecNodeRequest>) -> Result<Answers<pb::ExecNodeResponse>> {
+        use pb::exec_node_request::Input;
+        let out_of_order = || Error::invalid("input", "the first message is `start`, and only the first");
+        let first = input.message().await.map_err(|status| drover_client::to_error(&status))?;
+        let Some(Input::Start(start)) = first.and_then(|message| message.input) else { return Err(out_of_order()) };
+        if start.command.is_empty() {
+            return Err(Error::invalid("start.command", "is empty"));
+        }
+        let (client, target) =
+            self.target(&start.cluster, &start.id, wire::Capability::NodeExec, "run commands in nodes")?;
+        let first = wire::ExecStart {
+            node: Some(target),
+            fence: None,
+            command: start.command,
+            stdin: start.stdin,
+            tty: start.tty,
+            terminal_size: start.terminal_size,
+            as_text: start.as_text,
+        };
+        let first = wire::ExecRequest { input: Some(wire::exec_request::Input::Start(first)) };
+        // What comes out of order ends the input; the platform then ends the command.
+        let rest = input.map(|message| message.ok().and_then(passed_on)).take_while(|message| futures::future::ready(message.is_some())).filter_map(futures::future::ready);
+        let requests = futures::stream::once(async move { first }).chain(rest);
+        let outputs = client.exec(requests, OPEN_TIMEOUT).await?;
+        Ok(self.until_stop(outputs.map(|output| output.map(|output| pb::ExecNodeResponse { output: Some(output) }))))
+    }
+
+    /// A stream that ends when the orchestrator does.
+    fn until_stop<T: Send + 'static>(&self, stream: impl Stream<Item = Result<T>> + Send + 'static) -> Answers<T> {
+        let stop = self.shared.stop.clone();
+        let stream = stream.map(|item| item.map_err(|error| drover_convert::error::to_status(&error)));
+        Box::pin(stream.take_until(stop.cancelled_owned()))
+    }
+}
+
+fn passed_on(message: pb::ExecNodeRequest) -> Option<wire::ExecRequest> {
+    use pb::exec_node_request::Input;
+    use wire::exec_request::Input as To;
+    let input = match message.input? {
+        Input::Start(_) => return None,
+        Input::Stdin(chunk) => To::Stdin(common::Chunk::clone(&chunk)),
+        Input::Resize(size) => To::Resize(size),
+        Input::StdinClosed(closed) => To::StdinClosed(closed),
+    };
+    Some(wire::ExecRequest { input: Some(input) })
+}
+
+/// Which nodes are wanted.
+pub(super) struct Filter {
+    pub(super) cluster: Option<String>,
+    group: Option<String>,
+}
+
+impl Filter {
+    pub(super) fn new(api: &Api, cluster: Option<String>, group: Option<String>) -> Result<Self> {
+        match (&cluster, &group) {
+            (None, Some(_)) => return Err(Error::invalid("group", "needs cluster")),
+            (Some(name), group) => {
+                let found = api.shared.find(name)?;
+                let inner = found.inner.lock();
+                let known = |path: &str| {
+                    let inside = format!("{path}/");
+                    let groups = inner.spec.groups.iter().map(|group| &group.path);
+                    let nodes = inner.state.nodes.iter().map(|node| &node.group);
+                    groups.chain(nodes).any(|at| **at == *path || at.starts_with(&inside))
+                };
+                if let Some(group) = group.as_ref().filter(|group| !known(group)) {
+                    return Err(Error::not_found("group", group.as_str()));
+                }
+            }
+            (None, None) => {}
+        }
+        Ok(Self { cluster, group })
+    }
+
+    pub(super) fn has(&self, group: &str) -> bool {
+        self.group.as_deref().is_none_or(|wanted| {
+            group == wanted || (group.starts_with(wanted) && group.as_bytes().get(wanted.len()) == Some(&b'/'))
+        })
+    }
+}

@@ -1,0 +1,58 @@
+//! Pages: AIP-158, cut by number and by size.
+
+use drover_core::{Error, Reason, Result};
+use prost::Message;
+
+/// Rows in a page, unless it is said.
+const DEFAULT_SIZE: usize = 500;
+/// Most rows in a page.
+const MAX_SIZE: usize = 1_000;
+/// Most bytes in a page: well below the largest message.
+const MAX_BYTES: usize = 1024 * 1024;
+
+/// Rows asked for in one page.
+pub(super) fn size(page_size: i32) -> Result<usize> {
+    match usize::try_from(page_size) {
+        Ok(0) => Ok(DEFAULT_SIZE),
+        Ok(size) => Ok(size.min(MAX_SIZE)),
+        Err(_) => Err(Error::invalid("page_size", "is negative; expected 0 to 1000")),
+    }
+}
+
+/// Where a page begins: after this key. Tokens are the last key of the page before, marked so that nothing else is
+/// taken for one.
+pub(super) fn start(token: &str) -> Result<Option<String>> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let expired = || Error::new(Reason::PageTokenExpired, "the page token is none of ours; list again from the first page");
+    token.strip_prefix("after:").map(|key| Some(key.to_owned())).ok_or_else(expired)
+}
+
+/// One page.
+pub(super) struct Page<T> {
+    size: usize,
+    bytes: usize,
+    last: String,
+    pub(super) rows: Vec<T>,
+    pub(super) next: String,
+}
+
+impl<T: Message> Page<T> {
+    pub(super) fn new(page_size: i32) -> Result<Self> {
+        Ok(Self { size: size(page_size)?, bytes: 0, last: String::new(), rows: Vec::new(), next: String::new() })
+    }
+
+    /// Adds a row. False: it is full, and the row is for the next page.
+    pub(super) fn push(&mut self, key: impl Into<String>, row: T) -> bool {
+        let bytes = row.encoded_len() + 8;
+        if self.rows.len() >= self.size || (!self.rows.is_empty() && self.bytes + bytes > MAX_BYTES) {
+            self.next = format!("after:{}", self.last);
+            return false;
+        }
+        self.bytes += bytes;
+        self.last = key.into();
+        self.rows.push(row);
+        true
+    }
+}

@@ -1,0 +1,102 @@
+//! The generated services, each call handed to where it is answered, each error mapped once.
+
+use drover_convert::error::to_status;
+use drover_core::{Error, Reason};
+use drover_proto::orchestrator::v1::{
+    self as pb, cluster_service_server::ClusterService, platform_registry_service_server::PlatformRegistryService,
+};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Api, nodes::Answers};
+
+macro_rules! unary {
+    ($(#[doc = $doc:literal])* $($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
+        $(
+            fn $method<'a: 'b, 'b>(
+                &'a self,
+                request: Request<$request>,
+            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
+            where
+                Self: 'b,
+            {
+                Box::pin(async move {
+                    self.$call(request.into_inner()).await.map(Response::new).map_err(|error| to_status(&error))
+                })
+            }
+        )*
+    };
+}
+
+impl ClusterService for Api {
+    type WatchClustersStream = Answers<pb::WatchClustersResponse>;
+    type StreamNodeLogsStream = Answers<pb::StreamNodeLogsResponse>;
+    type ExecNodeStream = Answers<pb::ExecNodeResponse>;
+    type WatchNodesStream = Answers<pb::WatchNodesResponse>;
+    type WatchEventsStream = Answers<pb::WatchEventsResponse>;
+
+    unary! {
+        apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = apply;
+        plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plan;
+        get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
+        list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
+        watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
+        delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = delete;
+        reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = reconcile;
+        pause_cluster(pb::PauseClusterRequest) -> pb::PauseClusterResponse = pause;
+        resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = resume;
+        scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = scale;
+        replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = replace;
+        stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = logs;
+        exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = exec;
+        abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandon;
+        get_node(pb::GetNodeRequest) -> pb::GetNodeResponse = node;
+        list_nodes(pb::ListNodesRequest) -> pb::ListNodesResponse = nodes;
+        watch_nodes(pb::WatchNodesRequest) -> Self::WatchNodesStream = watch_nodes;
+        list_events(pb::ListEventsRequest) -> pb::ListEventsResponse = list_events;
+        watch_events(pb::WatchEventsRequest) -> Self::WatchEventsStream = watch_events;
+    }
+}
+
+impl PlatformRegistryService for Api {
+    unary! {
+        register_platform(pb::RegisterPlatformRequest) -> pb::RegisterPlatformResponse = register;
+        get_platform(pb::GetPlatformRequest) -> pb::GetPlatformResponse = get_platform;
+        list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = list_platforms;
+        unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = unregister;
+        confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
+        list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = list_hosts;
+        list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = list_discovered;
+    }
+}
+
+impl Api {
+    #[expect(clippy::unused_async, reason = "the shape of every call")]
+    async fn abandon(&self, request: pb::AbandonPlatformRequest) -> drover_core::Result<pb::AbandonPlatformResponse> {
+        self.shared.find(&request.cluster)?;
+        Err(Error::new(Reason::Unimplemented, "abandoning a platform is not available in this version"))
+    }
+
+    async fn unregister(
+        &self,
+        request: pb::UnregisterPlatformRequest,
+    ) -> drover_core::Result<pb::UnregisterPlatformResponse> {
+        let revision = crate::registry::unregister(&self.shared, &request.name).await?;
+        Ok(pb::UnregisterPlatformResponse { revision })
+    }
+
+    #[expect(clippy::unused_async, reason = "the shape of every call")]
+    async fn confirm_node_loss(
+        &self,
+        request: pb::ConfirmNodeLossRequest,
+    ) -> drover_core::Result<pb::ConfirmNodeLossResponse> {
+        self.confirm_loss(&request)
+    }
+
+    #[expect(clippy::unused_async, reason = "the shape of every call")]
+    async fn list_discovered(
+        &self,
+        request: pb::ListDiscoveredClustersRequest,
+    ) -> drover_core::Result<pb::ListDiscoveredClustersResponse> {
+        self.discovered(request)
+    }
+}

@@ -1,0 +1,363 @@
+//! Calls to platforms: exactly what a plan says, each as a task of its own. What they answer is taken in by the next
+//! pass; nothing is decided here.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use drover_client::PlatformClient;
+use drover_core::{
+    Class, Error, Millis, Reason, Result, Sym,
+    node::{Answer, Call as Attempt, Outcome},
+};
+use drover_planner::Call;
+use drover_proto::platform::v1 as wire;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::{
+    clock,
+    cluster::Cluster,
+    hooks::Point,
+    intake,
+    platform::Verdict,
+    probes,
+    queue::Urgency,
+    shared::{Registered, Shared},
+};
+
+/// Deadline of a Deprovision call: the platform answers when it has begun, not when it is done.
+const DEPROVISION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Deadline of a complete read.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
+/// A removal that was accepted is asked for again after its grace and this much more.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(30);
+/// First wait after a removal failed; it doubles.
+const RETRY_FIRST: Millis = 500;
+/// Longest wait after a removal or a read failed.
+const RETRY_MOST: Millis = 60_000;
+/// Wait between two reads that look for the same absence.
+const CONFIRM_PAUSE: Millis = 2_000;
+/// How long an agent may take to prove that its node lives.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Makes a call, as a task of its own.
+pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
+    let (shared, cluster, call) = (shared.clone(), cluster.clone(), call.clone());
+    let owner = shared.clone();
+    owner.spawn(async move {
+        let next = match call {
+            Call::Provision { request, deadline } => provision(&shared, &cluster, request, deadline, urgency).await,
+            Call::Deprovision { slot } => deprovision(&shared, &cluster, slot, urgency).await,
+            Call::Confirm { platform } => confirm(&shared, &cluster, &platform).await,
+        };
+        if let Some(urgency) = next {
+            shared.queue.push(cluster.uid, urgency);
+        }
+    });
+}
+
+/// The platform behind a name, if it is the backend that is meant.
+fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, PlatformClient)> {
+    let registered = shared.require_platform(name)?;
+    if registered.platform.identity().0 != uid {
+        return Err(Error::new(Reason::PlatformRestarted, format!("{name} is another backend now")));
+    }
+    let client = registered.platform.client().ok_or_else(|| not_sent(name))?;
+    Ok((registered, client))
+}
+
+/// A call that was never made: it made nothing, and may be repeated as it is.
+fn not_sent(platform: &str) -> Error {
+    Error::new(Reason::PlatformRestarted, format!("{platform} could not be called in time"))
+}
+
+fn judged(shared: &Arc<Shared>, registered: &Registered, error: Option<&Error>) {
+    if registered.platform.judge(error, shared.now()) == Verdict::Changed {
+        shared.wake_users(&registered.platform.name, Urgency::Bulk);
+    }
+    if error.is_some_and(|error| error.reason() == Reason::PlatformRestarted) {
+        registered.retry.notify_one();
+    }
+}
+
+async fn provision(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    id: Uuid,
+    deadline: Millis,
+    urgency: Urgency,
+) -> Option<Urgency> {
+    let (platform, uid, class, body, count) = {
+        let inner = cluster.inner.lock();
+        let request = inner.state.requests.get(&id)?;
+        let count = inner.state.nodes.iter().filter(|node| node.request == id).count();
+        let body = inner.bodies.get(&id).cloned().unwrap_or_default();
+        (request.platform.clone(), request.platform_uid.clone(), request.class.clone(), body, count)
+    };
+    let answer = async {
+        let (registered, client) = reach(shared, &platform, &uid)?;
+        let permit = registered.platform.permit(urgency, || shared.now()).await.ok_or_else(|| not_sent(&platform))?;
+        let left = shared.clock.until(deadline);
+        if left < Duration::from_millis(500) {
+            return Err(not_sent(&platform));
+        }
+        let mut message = wire::ProvisionRequest::decode(body)
+            .map_err(|_| Error::internal("the stored request cannot be read"))?;
+        message.fence = Some(shared.fence(cluster.uid));
+        message.expected_instance_id = registered.platform.identity().1;
+        shared.hooks.reach(Point::BeforeProvision).await;
+        let answer = client.provision(message, left).await;
+        drop(permit);
+        judged(shared, &registered, answer.as_ref().err());
+        shared.hooks.reach(Point::AfterProvision).await;
+        answer.map(|answer| (registered, answer))
+    }
+    .await;
+    let now = shared.now();
+    let mut shown = Vec::new();
+    let outcome = match answer {
+        Ok((registered, answer)) => {
+            registered.platform.has_again(&class);
+            shown.clone_from(&answer.nodes);
+            outcomes(answer, count)
+        }
+        Err(error) => Err(error),
+    };
+    note_capacity(shared, &platform, &class, &outcome, now);
+    let mut inner = cluster.inner.lock();
+    let request = inner.state.requests.get_mut(&id)?;
+    request.call.in_flight = false;
+    request.answer = Some(Answer { at: now, taken: false, outcome });
+    for node in &shown {
+        intake::show(shared, cluster, &mut inner, &platform, node, now);
+    }
+    Some(urgency)
+}
+
+/// What became of each index. One that is missing, or stands there twice, is unknown: such an answer proves nothing.
+fn outcomes(answer: wire::ProvisionResponse, count: usize) -> Result<Vec<Outcome>> {
+    let silent = || Error::internal("the platform did not say what became of it");
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; count];
+    let mut put = |index: usize, outcome: Outcome| {
+        if let Some(slot) = outcomes.get_mut(index) {
+            *slot = Some(if slot.is_some() { Outcome::Unknown(silent()) } else { outcome });
+        }
+    };
+    for node in answer.nodes {
+        if let Some(index) = node.slot.as_ref().and_then(|slot| slot.index)
+            && !node.node_id.is_empty()
+        {
+            put(index as usize, Outcome::Made(node.node_id.into()));
+        }
+    }
+    let error = |status: Option<tonic_types::pb::Status>| {
+        status.map_or_else(silent, |status| drover_convert::error::from_rpc_status(&status))
+    };
+    for failure in answer.failures {
+        put(failure.index as usize, Outcome::Failed(error(failure.error)));
+    }
+    for unknown in answer.unknown {
+        put(unknown.index as usize, Outcome::Unknown(error(unknown.error)));
+    }
+    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| Outcome::Unknown(silent()))).collect())
+}
+
+/// A platform without capacity is left alone by all clusters for a while.
+fn note_capacity(shared: &Shared, platform: &Sym, class: &Sym, outcome: &Result<Vec<Outcome>>, now: Millis) {
+    let error = match outcome {
+        Err(error) => Some(error),
+        Ok(outcomes) => outcomes.iter().find_map(|outcome| match outcome {
+            Outcome::Failed(error) if error.class() == Class::NoCapacity => Some(error),
+            Outcome::Made(_) | Outcome::Failed(_) | Outcome::Unknown(_) => None,
+        }),
+    };
+    if let Some(error) = error.filter(|error| error.class() == Class::NoCapacity)
+        && let Some(registered) = shared.platform(platform)
+    {
+        registered.platform.out_of(class, now, error.retry_after());
+    }
+}
+
+async fn deprovision(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    slot: u64,
+    urgency: Urgency,
+) -> Option<Urgency> {
+    let (platform, uid, grace, mut message) = {
+        let inner = cluster.inner.lock();
+        let node = inner.state.node(slot)?;
+        let grace = inner.spec.groups.iter().find(|group| group.path == node.group).map(|group| group.grace);
+        let message = wire::DeprovisionRequest {
+            expected_platform_uid: node.platform_uid.to_string(),
+            request_id: Uuid::now_v7().to_string(),
+            owner: cluster.uid.to_string(),
+            cluster_id: cluster.name.to_string(),
+            node_request_id: node.request.to_string(),
+            index: Some(node.index),
+            node_id: node.node_id.as_ref()?.to_string(),
+            reason: node.removal.map_or("", |removal| removal.reason.as_str()).to_owned(),
+            ..wire::DeprovisionRequest::default()
+        };
+        (node.platform.clone(), node.platform_uid.clone(), grace, message)
+    };
+    let answer = async {
+        let (registered, client) = reach(shared, &platform, &uid)?;
+        let permit = registered.platform.permit(urgency, || shared.now()).await.ok_or_else(|| not_sent(&platform))?;
+        message.fence = Some(shared.fence(cluster.uid));
+        message.expected_instance_id = registered.platform.identity().1;
+        if registered.platform.has(wire::Capability::GracePeriod) {
+            message.grace_period = grace.map(drover_convert::value::to_duration);
+        }
+        shared.hooks.reach(Point::BeforeDeprovision).await;
+        let answer = client.deprovision(message, DEPROVISION_TIMEOUT).await;
+        drop(permit);
+        judged(shared, &registered, answer.as_ref().err());
+        shared.hooks.reach(Point::AfterDeprovision).await;
+        answer
+    }
+    .await;
+    let now = shared.now();
+    let mut inner = cluster.inner.lock();
+    let node = inner.state.node_mut(slot)?;
+    node.call.in_flight = false;
+    match answer {
+        Ok(_) => {
+            let patience = REMOVAL_PATIENCE + grace.unwrap_or_default();
+            node.call = Attempt { in_flight: false, failures: 0, next: now + clock::millis(patience) };
+        }
+        Err(error) => {
+            if error.class() != Class::Stale {
+                tracing::debug!(cluster = %cluster.name, slot, %platform, %error, "removal failed");
+                node.seen.message = error.message().into();
+            }
+            retry_later(&mut node.call, &error, now);
+        }
+    }
+    Some(urgency)
+}
+
+fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
+    let most = (RETRY_FIRST << call.failures.min(16)).min(RETRY_MOST);
+    let wait = error.retry_after().map_or_else(|| fastrand::u64(most / 2..=most), clock::millis);
+    call.failures = call.failures.saturating_add(1);
+    call.next = now + wait.min(RETRY_MOST);
+}
+
+/// Reads a platform completely for one cluster: what neither list nor look-up by id shows is missing.
+async fn confirm(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Option<Urgency> {
+    let began = shared.now();
+    let read = read(shared, cluster, platform).await;
+    shared.hooks.reach(Point::AfterConfirm).await;
+    let now = shared.now();
+    let mut inner = cluster.inner.lock();
+    let call = inner.state.confirms.entry(platform.clone()).or_default();
+    call.in_flight = false;
+    match read {
+        Ok(read) => {
+            *call = Attempt { in_flight: false, failures: 0, next: now + CONFIRM_PAUSE };
+            take_in(shared, cluster, &mut inner, platform, &read, began, now);
+        }
+        Err(error) => retry_later(call, &error, now),
+    }
+    Some(Urgency::Urgent)
+}
+
+/// What a complete read showed.
+struct Read {
+    uid: String,
+    nodes: Vec<wire::Node>,
+    warnings: Vec<wire::Warning>,
+    /// Ids of nodes whose agents proved that they live.
+    alive: HashSet<String>,
+}
+
+async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Result<Read> {
+    let registered = shared.require_platform(platform)?;
+    let (uid, instance) = registered.platform.identity();
+    let client = registered.platform.client().ok_or_else(|| not_sent(platform))?;
+    let permit = registered.platform.permit(Urgency::Bulk, || shared.now()).await.ok_or_else(|| not_sent(platform))?;
+    shared.hooks.reach(Point::BeforeConfirm).await;
+    let message = wire::DiscoverRequest {
+        expected_platform_uid: uid.clone(),
+        expected_instance_id: instance,
+        cluster_id: cluster.name.to_string(),
+        ..wire::DiscoverRequest::default()
+    };
+    let listed = client.discover_all(message.clone(), CONFIRM_TIMEOUT).await;
+    judged(shared, &registered, listed.as_ref().err());
+    let listed = listed?;
+    let shown: HashSet<&str> = listed.nodes.iter().map(|node| node.node_id.as_str()).collect();
+    let (missing, agents) = missing(cluster, platform, &uid, &shown);
+    let (mut nodes, mut warnings) = (listed.nodes, listed.warnings);
+    if !missing.is_empty() {
+        // Looked for by id too: some backends list late what they know already.
+        let message = wire::DiscoverRequest { node_ids: missing, ..message };
+        let found = client.discover_all(message, CONFIRM_TIMEOUT).await?;
+        nodes.extend(found.nodes);
+        warnings.extend(found.warnings);
+    }
+    drop(permit);
+    let asked = agents.into_iter().map(|(id, address)| async move {
+        let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT).await;
+        alive.then_some(id)
+    });
+    let alive = futures::future::join_all(asked).await.into_iter().flatten().collect();
+    Ok(Read { uid, nodes, warnings, alive })
+}
+
+/// Ids of recorded nodes that a list lacks, and the agents of those that nobody asked to go.
+fn missing(
+    cluster: &Cluster,
+    platform: &Sym,
+    uid: &str,
+    shown: &HashSet<&str>,
+) -> (Vec<String>, Vec<(String, String)>) {
+    let inner = cluster.inner.lock();
+    let (mut ids, mut agents) = (Vec::new(), Vec::new());
+    for node in inner.state.nodes.iter().filter(|n| n.platform == *platform && *n.platform_uid == *uid) {
+        if let Some(id) = node.node_id.as_deref().filter(|id| !shown.contains(id)) {
+            ids.push(id.to_owned());
+            if node.removal.is_none() && !node.seen.agent_address.is_empty() {
+                agents.push((node.id(cluster.uid), node.seen.agent_address.to_string()));
+            }
+        }
+    }
+    (ids, agents)
+}
+
+fn take_in(
+    shared: &Shared,
+    cluster: &Cluster,
+    inner: &mut crate::cluster::Inner,
+    platform: &Sym,
+    read: &Read,
+    began: Millis,
+    now: Millis,
+) {
+    let mut shown = HashSet::new();
+    for node in &read.nodes {
+        if let Some((owner, request, index)) = drover_convert::node::slot(node)
+            && owner == cluster.uid
+        {
+            shown.insert((request, index));
+        }
+        intake::show(shared, cluster, inner, platform, node, now);
+    }
+    let uid = cluster.uid;
+    for node in inner.state.nodes.iter_mut().filter(|n| n.platform == *platform && *n.platform_uid == *read.uid) {
+        if shown.contains(&(node.request, node.index)) {
+            continue;
+        }
+        let id = node.node_id.as_deref();
+        // A warning that could be about this very node explains why it is missing.
+        let explained = read.warnings.iter().any(|warning| {
+            let cluster_fits = warning.cluster_id.as_deref().is_none_or(|c| c == &*cluster.name);
+            let node_fits = warning.id.as_deref().is_none_or(|w| id.is_none_or(|id| id == w));
+            cluster_fits && node_fits
+        });
+        if !explained {
+            node.seen.missing_from = began;
+            node.seen.silent = !read.alive.contains(&node.id(uid));
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! One time axis: wall clock at the start, monotonic from then on.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use drover_core::Millis;
+use tokio::time::Instant;
+
+/// The clock of this process. Durable times survive a restart, and nothing runs backwards while it is up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    wall: Millis,
+    start: Instant,
+}
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        Self { wall: wall(), start: Instant::now() }
+    }
+
+    /// Milliseconds since the Unix epoch.
+    pub(crate) fn now(&self) -> Millis {
+        self.wall + millis(self.start.elapsed())
+    }
+
+    /// When this process began.
+    pub(crate) fn start(&self) -> Millis {
+        self.wall
+    }
+
+    /// The instant of a time.
+    pub(crate) fn instant(&self, at: Millis) -> Instant {
+        self.start + Duration::from_millis(at.saturating_sub(self.wall))
+    }
+
+    /// How much longer it is until a time.
+    pub(crate) fn until(&self, at: Millis) -> Duration {
+        Duration::from_millis(at.saturating_sub(self.now()))
+    }
+}
+
+fn wall() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
+}
+
+pub(crate) fn millis(span: Duration) -> Millis {
+    Millis::try_from(span.as_millis()).unwrap_or(Millis::MAX / 4)
+}

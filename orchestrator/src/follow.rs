@@ -1,0 +1,260 @@
+//! Follows one platform: handshake, fencing, watch or poll, again and again.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_client::PlatformClient;
+use drover_core::{Error, Millis, Reason, Result};
+use drover_proto::platform::v1::{self as wire, watch_nodes_response::Event};
+use futures::StreamExt;
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    intake::{self, Foreign},
+    platform::{Phase, Registration, has},
+    queue::Urgency,
+    shared::{Registered, Shared},
+};
+
+/// Deadline of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Deadline of a Fence call: the platform answers within 10 s.
+const FENCE_TIMEOUT: Duration = Duration::from_secs(12);
+/// Deadline of a complete read of a platform that cannot be watched.
+const DISCOVER_TIMEOUT: Duration = Duration::from_secs(60);
+/// First wait before the next attempt; it doubles, with full jitter.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// Longest wait before the next attempt.
+const RETRY_MOST: Duration = Duration::from_secs(10);
+/// Heartbeats that are asked for.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+/// Most time between two looks at what only time changes: freshness, and suspensions.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Follows a platform until it is unregistered or the orchestrator stops.
+pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
+    let platform = registered.platform.name.clone();
+    let mut failures = 0;
+    let mut said = String::new();
+    loop {
+        let began = Instant::now();
+        let ended = tokio::select! {
+            () = registered.stop.cancelled() => return,
+            () = shared.stop.cancelled() => return,
+            ended = connection(&shared, &registered) => ended,
+        };
+        let Err(error) = ended else { continue };
+        let phase = match error.reason() {
+            Reason::PlatformMismatch | Reason::PlatformUidTaken => Phase::Refused,
+            _ => Phase::Unreachable,
+        };
+        // What lasts is said once, not once an attempt.
+        if said != error.message() {
+            tracing::warn!(%platform, %error, "platform cannot be followed; tried again");
+            error.message().clone_into(&mut said);
+        }
+        if registered.platform.lost(phase, &format!("cannot be followed: {error}")) {
+            shared.wake_users(&platform, Urgency::Bulk);
+        }
+        failures = if began.elapsed() > RETRY_MOST { 0 } else { failures + 1 };
+        let most = RETRY_FIRST.saturating_mul(1 << failures.min(10)).min(RETRY_MOST);
+        let wait = error.retry_after().unwrap_or_else(|| most.mul_f64(fastrand::f64()));
+        tokio::select! {
+            () = registered.stop.cancelled() => return,
+            () = shared.stop.cancelled() => return,
+            () = registered.retry.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// One connection, from its handshake until it breaks.
+async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> {
+    let registration = registered.platform.registration();
+    let channel = (shared.connector)(&registration.spec.endpoint)?;
+    let client = PlatformClient::new(channel);
+    let handshake = client.get_platform(HANDSHAKE_TIMEOUT).await?;
+    accept(shared, registered, &registration, &handshake).await?;
+    let watch = has(&handshake, wire::Capability::Watch);
+    let fenced = has(&handshake, wire::Capability::Fence);
+    let instance = handshake.instance_id.clone();
+    let uid = handshake.uid.clone();
+    registered.platform.connected(client.clone(), handshake);
+    if fenced {
+        fence(shared, &client, &uid, &instance).await?;
+    }
+    tracing::info!(platform = %registered.platform.name, endpoint = %registration.spec.endpoint, "platform connected");
+    if watch {
+        follow(shared, registered, &client, &uid, &instance).await
+    } else {
+        poll(shared, registered, &client, &uid, &instance).await
+    }
+}
+
+/// Checks that the platform is the backend that records refer to, and remembers it at the first time.
+async fn accept(
+    shared: &Arc<Shared>,
+    registered: &Arc<Registered>,
+    registration: &Registration,
+    handshake: &wire::Platform,
+) -> Result<()> {
+    let name = &registered.platform.name;
+    if handshake.uid.is_empty() {
+        return Err(Error::internal("it answers no uid"));
+    }
+    if registration.uid == handshake.uid {
+        return Ok(());
+    }
+    if !registration.uid.is_empty() {
+        let message = format!(
+            "it is another backend than before ({} instead of {}); register it with rebind_uid if it is the same",
+            handshake.uid, registration.uid
+        );
+        return Err(Error::new(Reason::PlatformMismatch, message));
+    }
+    let _registering = shared.registering.lock().await;
+    crate::registry::refuse_taken(shared, name, &handshake.uid)?;
+    let registration = Registration { uid: handshake.uid.clone(), ..registered.platform.registration() };
+    crate::registry::store(shared, registered, registration).await
+}
+
+/// Ends what earlier owners of our clusters may still have under way there.
+async fn fence(shared: &Shared, client: &PlatformClient, uid: &str, instance: &str) -> Result<()> {
+    let fences = shared.shards.all().iter().map(|owned| {
+        let message = wire::FenceRequest {
+            expected_platform_uid: uid.to_owned(),
+            expected_instance_id: instance.to_owned(),
+            fence: Some(wire::Fence {
+                store_id: shared.store.id().to_string(),
+                shard: u32::from(owned.shard()),
+                epoch: owned.epoch(),
+            }),
+        };
+        client.fence(message, FENCE_TIMEOUT)
+    });
+    futures::future::try_join_all(fences).await.map(drop)
+}
+
+async fn follow(
+    shared: &Arc<Shared>,
+    registered: &Arc<Registered>,
+    client: &PlatformClient,
+    uid: &str,
+    instance: &str,
+) -> Result<()> {
+    let began = shared.now();
+    intake::begin(shared, registered);
+    let message = wire::WatchNodesRequest {
+        expected_platform_uid: uid.to_owned(),
+        expected_instance_id: instance.to_owned(),
+        cluster_id: String::new(),
+        heartbeat_interval: Some(drover_convert::value::to_duration(HEARTBEAT)),
+    };
+    let mut watch = client.watch_nodes(message, HANDSHAKE_TIMEOUT).await?;
+    let mut state = Following { foreign: Foreign::new(), began, complete: false, visible: false };
+    loop {
+        let event = timeout(TICK, watch.next()).await;
+        match event {
+            Ok(Some(event)) => take(shared, registered, client, event?, &mut state).await?,
+            Ok(None) => return Err(Error::unavailable("the watch ended")),
+            Err(_) => {}
+        }
+        notice_time(shared, registered, &mut state.visible);
+    }
+}
+
+struct Following {
+    foreign: Foreign,
+    began: Millis,
+    complete: bool,
+    visible: bool,
+}
+
+async fn take(
+    shared: &Arc<Shared>,
+    registered: &Arc<Registered>,
+    client: &PlatformClient,
+    event: Event,
+    state: &mut Following,
+) -> Result<()> {
+    match event {
+        Event::Started(_) => {}
+        Event::Upserts(upserts) => intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign),
+        Event::Removals(removals) => intake::removals(shared, registered, &removals.nodes),
+        Event::SnapshotComplete(mark) => {
+            if !state.complete {
+                state.complete = true;
+                registered.platform.snapshot_complete(shared.now(), mark.observe_time);
+                intake::snapshot(shared, registered, state.began, std::mem::take(&mut state.foreign));
+            }
+        }
+        Event::Heartbeat(mark) => {
+            registered.platform.heartbeat(shared.now(), mark.observe_time);
+            let etag = registered.platform.handshake().map(|h| h.etag.clone()).unwrap_or_default();
+            if !mark.platform_etag.is_empty() && mark.platform_etag != etag {
+                refresh(shared, registered, client).await?;
+            }
+        }
+        Event::Warnings(warnings) => registered.platform.set_warnings(warnings.warnings),
+    }
+    Ok(())
+}
+
+/// The catalogue or something else changed: whoever was refused may be accepted now.
+async fn refresh(shared: &Arc<Shared>, registered: &Arc<Registered>, client: &PlatformClient) -> Result<()> {
+    let handshake = client.get_platform(HANDSHAKE_TIMEOUT).await?;
+    registered.platform.refreshed(handshake);
+    shared.wake_users(&registered.platform.name, Urgency::Bulk);
+    Ok(())
+}
+
+/// Tells those who use a platform when it becomes visible or ceases to be, and when a suspension ends.
+fn notice_time(shared: &Arc<Shared>, registered: &Arc<Registered>, visible: &mut bool) {
+    let now = shared.now();
+    let was = std::mem::replace(visible, registered.platform.is_visible(now));
+    let ended = registered.platform.end_suspension(now);
+    if was != *visible || ended {
+        shared.wake_users(&registered.platform.name, Urgency::Bulk);
+    }
+}
+
+/// Reads a platform that cannot be watched, again and again.
+async fn poll(
+    shared: &Arc<Shared>,
+    registered: &Arc<Registered>,
+    client: &PlatformClient,
+    uid: &str,
+    instance: &str,
+) -> Result<()> {
+    let interval = registered
+        .platform
+        .handshake()
+        .and_then(|h| h.limits.clone()?.min_poll_interval)
+        .and_then(|interval| drover_convert::value::duration("", &interval).ok())
+        .unwrap_or(Duration::from_secs(10))
+        .max(Duration::from_millis(50));
+    let mut visible = false;
+    loop {
+        let began = shared.now();
+        intake::begin(shared, registered);
+        let message = wire::DiscoverRequest {
+            expected_platform_uid: uid.to_owned(),
+            expected_instance_id: instance.to_owned(),
+            ..wire::DiscoverRequest::default()
+        };
+        let read = client.discover_all(message, DISCOVER_TIMEOUT).await?;
+        let mut foreign = Foreign::new();
+        intake::upserts(shared, registered, &read.nodes, &mut foreign);
+        registered.platform.set_warnings(read.warnings);
+        registered.platform.snapshot_complete(shared.now(), read.observe_time);
+        intake::snapshot(shared, registered, began, foreign);
+        let etag = registered.platform.handshake().map(|h| h.etag.clone()).unwrap_or_default();
+        if !read.platform_etag.is_empty() && read.platform_etag != etag {
+            refresh(shared, registered, client).await?;
+        }
+        let end = Instant::now() + interval;
+        while Instant::now() < end {
+            notice_time(shared, registered, &mut visible);
+            tokio::time::sleep((end - Instant::now()).min(TICK)).await;
+        }
+    }
+}

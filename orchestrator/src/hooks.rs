@@ -1,0 +1,76 @@
+//! Points at which a test can stop the process dead. Nothing of it is in a normal build.
+
+/// Where a crash can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Point {
+    /// A plan was made; nothing of it is durable.
+    BeforeCommit,
+    /// Its operations are durable; memory does not show them.
+    AfterCommit,
+    /// A Provision call is about to be made.
+    BeforeProvision,
+    /// It was answered; nobody has taken that in.
+    AfterProvision,
+    /// A Deprovision call is about to be made.
+    BeforeDeprovision,
+    /// It was answered; nobody has taken that in.
+    AfterDeprovision,
+    /// A complete read is about to be made.
+    BeforeConfirm,
+    /// It was answered; nobody has taken that in.
+    AfterConfirm,
+    /// A change that a user asked for is about to be made durable.
+    BeforeApply,
+    /// It is durable; nobody was told.
+    AfterApply,
+    /// The record of a deleted cluster is about to go.
+    BeforeFinish,
+    /// It is gone; memory does not show it.
+    AfterFinish,
+}
+
+#[cfg(not(feature = "crash-points"))]
+mod imp {
+    use super::Point;
+
+    /// Does nothing.
+    #[derive(Clone, Debug, Default)]
+    pub struct Hooks;
+
+    impl Hooks {
+        #[expect(clippy::unused_async, reason = "the same shape as the one for tests")]
+        pub(crate) async fn reach(&self, _point: Point) {}
+    }
+}
+
+#[cfg(feature = "crash-points")]
+mod imp {
+    use std::{fmt, sync::Arc};
+
+    use super::Point;
+
+    /// Asks at each point whether the process dies there.
+    #[derive(Clone, Default)]
+    pub struct Hooks(Option<Arc<dyn Fn(Point) -> bool + Send + Sync>>);
+
+    impl Hooks {
+        /// Hooks that ask this. True: what reached the point never gets any further.
+        pub fn new(dies: impl Fn(Point) -> bool + Send + Sync + 'static) -> Self {
+            Self(Some(Arc::new(dies)))
+        }
+
+        pub(crate) async fn reach(&self, point: Point) {
+            if self.0.as_ref().is_some_and(|dies| dies(point)) {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    impl fmt::Debug for Hooks {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Hooks")
+        }
+    }
+}
+
+pub use imp::Hooks;

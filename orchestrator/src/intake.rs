@@ -1,0 +1,225 @@
+//! What platforms show, taken into memory: which cluster, which slot, and who is to be planned for it.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+};
+
+use drover_core::{Millis, Phase, Sym};
+use drover_planner::Orphan;
+use drover_proto::platform::v1 as wire;
+use uuid::Uuid;
+
+use crate::{
+    cluster::{Cluster, Inner},
+    queue::Urgency,
+    shared::{Registered, Shared},
+};
+
+/// What a platform shows that is none of ours: clusters, their owners, how many nodes.
+pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, u32>>;
+
+/// Takes in nodes that are there, or changed.
+pub(crate) fn upserts(shared: &Shared, registered: &Registered, nodes: &[wire::Node], foreign: &mut Foreign) {
+    let platform = &registered.platform.name;
+    let now = shared.now();
+    let mut at = 0;
+    while at < nodes.len() {
+        // Nodes of one cluster come together: one lock for all of them.
+        let owner = owner(&nodes[at]);
+        let same = nodes[at..].iter().take_while(|node| self::owner(node) == owner).count();
+        let own = &nodes[at..at + same];
+        at += same;
+        let Some(cluster) = owner.and_then(|owner| shared.cluster(owner)) else {
+            for node in own {
+                stray(shared, registered, node, owner, foreign, now);
+            }
+            continue;
+        };
+        let mut inner = cluster.inner.lock();
+        let mut urgency = None;
+        for node in own {
+            urgency = urgency.max(show(shared, &cluster, &mut inner, platform, node, now));
+        }
+        if urgency.is_some() {
+            shared.changed(&cluster, &mut inner);
+        }
+        drop(inner);
+        if let Some(urgency) = urgency {
+            shared.queue.push(cluster.uid, urgency);
+        }
+    }
+}
+
+fn owner(node: &wire::Node) -> Option<Uuid> {
+    Uuid::parse_str(&node.slot.as_ref()?.owner).ok()
+}
+
+/// Takes in one node that says to be of this cluster. Answers how soon the cluster is to be planned for it.
+pub(crate) fn show(
+    shared: &Shared,
+    cluster: &Cluster,
+    inner: &mut Inner,
+    platform: &Sym,
+    node: &wire::Node,
+    now: Millis,
+) -> Option<Urgency> {
+    let (owner, request, index) = drover_convert::node::slot(node)?;
+    if owner != cluster.uid {
+        return None;
+    }
+    let Some(at) = inner.slot_at(request, index).or_else(|| taken_in(inner, request, index)) else {
+        return orphan(shared, inner, platform, node, request, index, now);
+    };
+    let record = &mut inner.state.nodes[at];
+    let was = record.seen.phase;
+    let mut changed =
+        drover_convert::node::observe(&mut record.seen, node, now, &mut |text| shared.interner.get(text));
+    if record.node_id.is_none() && *record.seen.node_id != *node.node_id {
+        record.seen.node_id = node.node_id.as_str().into();
+        changed = true;
+    }
+    if !changed {
+        return None;
+    }
+    let (group, slot, seen) = (record.group.clone(), record.slot, record.seen.phase);
+    if seen == Phase::Running && was != Phase::Running {
+        shared.probes.track(shared, cluster.uid, inner, &group, slot);
+    }
+    let death = matches!(seen, Phase::Failed | Phase::Terminated | Phase::Stopped);
+    Some(if death { Urgency::Urgent } else { Urgency::Bulk })
+}
+
+/// The position of an orphan that was taken in.
+fn taken_in(inner: &Inner, request: Uuid, index: u32) -> Option<usize> {
+    inner.state.nodes.iter().position(|node| node.request == request && node.index == index)
+}
+
+fn orphan(
+    shared: &Shared,
+    inner: &mut Inner,
+    platform: &Sym,
+    node: &wire::Node,
+    request: Uuid,
+    index: u32,
+    now: Millis,
+) -> Option<Urgency> {
+    if drover_convert::node::phase(node.phase) == Phase::Terminated {
+        return None;
+    }
+    let uid = shared.platform(platform)?.platform.identity().0;
+    let key = (platform.clone(), node.node_id.as_str().into());
+    if inner.state.orphans.contains_key(&key) {
+        return None;
+    }
+    let orphan = Orphan {
+        request,
+        index,
+        sequence: node.sequence,
+        group: shared.interner.get(&node.group),
+        ordinal: node.ordinal.unwrap_or(0),
+        platform_uid: shared.interner.get(&uid),
+        since: now,
+    };
+    inner.state.orphans.insert(key, orphan);
+    Some(Urgency::Bulk)
+}
+
+/// A node of no cluster that we keep.
+fn stray(
+    shared: &Shared,
+    registered: &Registered,
+    node: &wire::Node,
+    owner: Option<Uuid>,
+    foreign: &mut Foreign,
+    now: Millis,
+) {
+    if let Some(owner) = owner
+        && shared.tombstones.show(owner, &registered.platform, node, now)
+    {
+        return;
+    }
+    let owner = node.slot.as_ref().map(|slot| slot.owner.clone()).unwrap_or_default();
+    *foreign.entry(node.cluster_id.clone()).or_default().entry(owner.clone()).or_default() += 1;
+    registered.platform.add_foreign(&node.cluster_id, &owner);
+    if let Ok(cluster) = shared.find(&node.cluster_id) {
+        let new = cluster.inner.lock().state.foreign.insert(registered.platform.name.clone());
+        if new {
+            shared.queue.push(cluster.uid, Urgency::Bulk);
+        }
+    }
+}
+
+/// Takes in nodes that are no longer seen.
+pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::NodeRemoved]) {
+    let platform = &registered.platform.name;
+    let mut vanished = 0;
+    for removed in nodes {
+        let confirmed = removed.evidence == i32::from(wire::RemovalEvidence::Confirmed);
+        shared.tombstones.gone(platform, &removed.node_id);
+        let Ok(cluster) = shared.find(&removed.cluster_id) else { continue };
+        let mut inner = cluster.inner.lock();
+        inner.state.orphans.remove(&(platform.clone(), removed.node_id.as_str().into()));
+        let node = inner.state.nodes.iter_mut().find(|node| {
+            let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
+            node.platform == *platform && *id == *removed.node_id
+        });
+        let Some(node) = node else { continue };
+        if confirmed {
+            node.seen.gone = true;
+        } else {
+            node.seen.unlisted = true;
+            vanished += usize::from(node.removal.is_none());
+        }
+        shared.changed(&cluster, &mut inner);
+        drop(inner);
+        shared.queue.push(cluster.uid, Urgency::Urgent);
+    }
+    if vanished > 0 && registered.platform.vanished(vanished, shared.now()) {
+        tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
+        shared.wake_users(platform, Urgency::Bulk);
+    }
+}
+
+/// A snapshot begins: orphans are those that it will show. Their grace begins anew, since nobody watched meanwhile.
+pub(crate) fn begin(shared: &Shared, registered: &Registered) {
+    for cluster in shared.all() {
+        cluster.inner.lock().state.orphans.retain(|(platform, _), _| *platform != registered.platform.name);
+    }
+}
+
+/// A snapshot that began at `began` is complete: what it lacks is no longer listed, which proves nothing.
+pub(crate) fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Millis, foreign: Foreign) {
+    let platform = &registered.platform.name;
+    let uid = registered.platform.identity().0;
+    let mut vanished = 0;
+    for cluster in shared.all() {
+        let mut inner = cluster.inner.lock();
+        let mut uses = inner.spec.groups.iter().any(|g| g.choices.iter().any(|c| c.platform == *platform));
+        for node in &mut inner.state.nodes {
+            if node.platform != *platform || *node.platform_uid != *uid {
+                continue;
+            }
+            uses = true;
+            if node.seen.last < began && (node.seen.last > 0 || node.node_id.is_some()) && !node.seen.unlisted {
+                node.seen.unlisted = true;
+                vanished += usize::from(node.removal.is_none());
+            }
+        }
+        let here = foreign.contains_key(&*cluster.name);
+        uses |= if here {
+            inner.state.foreign.insert(platform.clone())
+        } else {
+            inner.state.foreign.remove(platform)
+        };
+        if uses {
+            shared.changed(&cluster, &mut inner);
+            drop(inner);
+            shared.queue.push(cluster.uid, Urgency::Bulk);
+        }
+    }
+    registered.platform.set_foreign(foreign);
+    if vanished > 0 && registered.platform.vanished(vanished, shared.now()) {
+        tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
+    }
+}

@@ -1,0 +1,460 @@
+//! One pass over a cluster: plan, make it durable, take it over into memory, call.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use drover_core::{Millis, Node, NodeState, Reason, Result, Sym};
+use drover_planner::{Call, Input, Op, Plan, PlatformView, State};
+use drover_store::{Desired, Head, Lane, Revision, Step, StepDone};
+use prost::Message;
+use uuid::Uuid;
+
+use crate::{
+    calls,
+    cluster::{Cluster, Inner},
+    codec, events,
+    hooks::Point,
+    queue::Urgency,
+    request,
+    shared::Shared,
+};
+
+/// Wait after the store could not take a step: long enough to let it recover, short enough to go on soon.
+const STORE_RETRY: Duration = Duration::from_secs(1);
+/// Plans in one pass before others get their turn.
+const MAX_ROUNDS: usize = 64;
+
+/// Plans clusters as the queue gives them, until the orchestrator stops.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    loop {
+        while let Some((uid, urgency)) = shared.queue.pop(shared.now()) {
+            let Some(cluster) = shared.cluster(uid) else {
+                shared.queue.done(uid);
+                continue;
+            };
+            let worker = shared.clone();
+            shared.spawn(async move {
+                pass(&worker, &cluster, urgency).await;
+                worker.queue.done(uid);
+            });
+        }
+        let timer = shared.queue.next_timer().map(|at| shared.clock.instant(at));
+        let due = async {
+            match timer {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            () = shared.queue.changed() => {}
+            () = due => {}
+        }
+    }
+}
+
+async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) {
+    for _ in 0..MAX_ROUNDS {
+        match round(shared, cluster, urgency).await {
+            Ok(Round::Done) => return,
+            Ok(Round::Again) => {}
+            Err(error) if error.reason() == Reason::Fenced => {
+                tracing::error!(cluster = %cluster.name, "this process lost its clusters to another and stops");
+                shared.stop.cancel();
+                return;
+            }
+            Err(error) => {
+                // Nothing was done. The same plan is made again once the store may be able to keep it.
+                tracing::warn!(cluster = %cluster.name, %error, "a step could not be stored");
+                shared.queue.wake(cluster.uid, Some(shared.now() + crate::clock::millis(STORE_RETRY)));
+                return;
+            }
+        }
+    }
+    shared.queue.push(cluster.uid, Urgency::Bulk);
+}
+
+enum Round {
+    Done,
+    Again,
+}
+
+/// A plan and the step that makes it durable.
+struct Prepared {
+    plan: Plan,
+    step: Option<Step>,
+    bodies: Vec<(Uuid, Bytes)>,
+    head: Head,
+    expect_head: Revision,
+    desired: Revision,
+}
+
+async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -> Result<Round> {
+    let now = shared.now();
+    let Some(prepared) = prepare(shared, cluster, now)? else { return Ok(Round::Done) };
+    let Prepared { plan, step, bodies, head, expect_head, desired } = prepared;
+    if plan.finished && plan.ops.is_empty() {
+        return finish(shared, cluster, head, expect_head, desired, now).await;
+    }
+    if let Some(step) = step {
+        shared.hooks.reach(Point::BeforeCommit).await;
+        let lane = match urgency {
+            Urgency::Urgent => Lane::Urgent,
+            Urgency::Bulk => Lane::Bulk,
+        };
+        let owned = shared.shards.of(cluster.uid);
+        let done = match shared.store.step(owned, step, lane).await {
+            Ok(done) => done,
+            // The user was quicker: plan for what is wanted now.
+            Err(error) if is_conflict(&error, "desired") => return Ok(Round::Again),
+            Err(error) if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable => {
+                reload(shared, cluster).await?;
+                return Ok(Round::Again);
+            }
+            Err(error) => return Err(error),
+        };
+        shared.hooks.reach(Point::AfterCommit).await;
+        take_over(shared, cluster, &plan, bodies, done, now);
+    }
+    for call in &plan.calls {
+        calls::start(shared, cluster, call, urgency);
+    }
+    if plan.again || plan.finished {
+        return Ok(Round::Again);
+    }
+    shared.queue.wake(cluster.uid, plan.wake);
+    Ok(Round::Done)
+}
+
+fn is_conflict(error: &drover_core::Error, what: &str) -> bool {
+    error.reason() == Reason::Conflict && error.metadata().get("changed").is_some_and(|changed| changed == what)
+}
+
+/// Plans a cluster as it is now.
+pub(crate) fn plan(shared: &Shared, inner: &mut Inner, now: Millis, explain: bool) -> Plan {
+    let views = shared.views(inner);
+    plan_with(shared, inner, &views, now, explain)
+}
+
+fn plan_with(
+    shared: &Shared,
+    inner: &mut Inner,
+    views: &BTreeMap<Sym, PlatformView>,
+    now: Millis,
+    explain: bool,
+) -> Plan {
+    let defaults = if inner.spec.groups.iter().all(|group| group.health.is_some()) {
+        Arc::new(Vec::new())
+    } else {
+        inner.health_defaults(&shared.handshakes())
+    };
+    let input = Input {
+        now,
+        process_start: shared.clock.start(),
+        groups: inner.groups(),
+        health_defaults: &defaults,
+        orphans: inner.spec.orphans,
+        orphan_grace: inner.spec.orphan_grace,
+        orphan_hold: shared.store.restored_hold(),
+        state: &inner.state,
+        platforms: views,
+        explain,
+    };
+    drover_planner::plan(&input, &mut Uuid::now_v7)
+}
+
+fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Prepared>> {
+    let mut inner = cluster.inner.lock();
+    if inner.finished {
+        return Ok(None);
+    }
+    let plan = plan(shared, &mut inner, now, false);
+    if plan.is_empty() {
+        drop(inner);
+        shared.queue.wake(cluster.uid, plan.wake);
+        return Ok(None);
+    }
+    let head = inner.head.value.clone();
+    let (expect_head, desired) = (inner.head.revision, inner.desired.revision);
+    if plan.ops.is_empty() {
+        mark_called(&mut inner, &plan.calls);
+        return Ok(Some(Prepared { plan, step: None, bodies: Vec::new(), head, expect_head, desired }));
+    }
+    let mut bodies = Vec::new();
+    for op in &plan.ops {
+        if let Op::Request { request, nodes, group, choice } = op {
+            let body = request::build(cluster, &inner, request, nodes, *group, *choice);
+            bodies.push((request.id, Bytes::from(body.encode_to_vec())));
+        }
+    }
+    let mut step = encode_step(&inner, &plan.ops, &bodies, now);
+    step.uid = cluster.uid;
+    step.events = events::of(&plan.ops, &inner.state, &inner.desired.value.author, now);
+    Ok(Some(Prepared { plan, step: Some(step), bodies, head, expect_head, desired }))
+}
+
+/// The rows that operations change, made on a copy of what they touch.
+fn encode_step(inner: &Inner, ops: &[Op], bodies: &[(Uuid, Bytes)], now: Millis) -> Step {
+    let mut slots = BTreeSet::new();
+    let mut requests = BTreeSet::new();
+    for op in ops {
+        match op {
+            Op::Enter { slot, .. } | Op::Learn { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => {
+                slots.insert(*slot);
+            }
+            Op::Close { request, .. } => {
+                requests.insert(*request);
+                slots.extend(inner.state.nodes.iter().filter(|n| n.request == *request).map(|n| n.slot));
+            }
+            Op::Attempt { request, .. } | Op::MadeNothing { request } => {
+                requests.insert(*request);
+            }
+            Op::Request { request, nodes, .. } => {
+                requests.insert(request.id);
+                slots.extend(nodes.iter().map(|node| node.slot));
+            }
+            Op::TakeOrphan { node } => {
+                slots.insert(node.slot);
+            }
+            Op::BackOff { .. } | Op::Condition { .. } | Op::Observed { .. } => {}
+        }
+    }
+    let state = &inner.state;
+    let mut touched = State {
+        uid: state.uid,
+        observed_generation: state.observed_generation,
+        next_slot: state.next_slot,
+        next_sequence: state.next_sequence,
+        nodes: slots.iter().filter_map(|slot| state.node(*slot)).cloned().collect(),
+        requests: requests.iter().filter_map(|id| Some((*id, state.requests.get(id)?.clone()))).collect(),
+        backoffs: state.backoffs.clone(),
+        conditions: state.conditions.clone(),
+        used: state.used.clone(),
+        ..State::default()
+    };
+    drover_planner::apply(&mut touched, ops, now);
+    let body = |id: &Uuid| {
+        bodies.iter().find(|(own, _)| own == id).map(|(_, body)| body).or_else(|| inner.bodies.get(id)).cloned()
+    };
+    let mut head = inner.head.value.clone();
+    head.next_slot = touched.next_slot;
+    head.next_sequence = touched.next_sequence;
+    head.observed_generation = touched.observed_generation;
+    head.state = codec::encode_head(&touched);
+    Step {
+        expect_head: inner.head.revision,
+        expect_desired: Some(inner.desired.revision),
+        head,
+        put_nodes: touched.nodes.iter().map(|node| (node.slot, codec::encode_node(node))).collect(),
+        delete_nodes: slots.into_iter().filter(|slot| touched.at(*slot).is_none()).collect(),
+        put_requests: touched
+            .requests
+            .values()
+            .map(|r| (r.id.to_string(), codec::encode_request(r, &body(&r.id).unwrap_or_default())))
+            .collect(),
+        delete_requests: requests
+            .iter()
+            .filter(|id| !touched.requests.contains_key(*id) && state.requests.contains_key(*id))
+            .map(Uuid::to_string)
+            .collect(),
+        ..Step::default()
+    }
+}
+
+/// What is durable becomes what memory shows.
+fn take_over(
+    shared: &Shared,
+    cluster: &Cluster,
+    plan: &Plan,
+    bodies: Vec<(Uuid, Bytes)>,
+    done: StepDone,
+    now: Millis,
+) {
+    let mut inner = cluster.inner.lock();
+    let before = tally(&inner.state.nodes, &plan.ops);
+    drover_planner::apply(&mut inner.state, &plan.ops, now);
+    let after = tally(&inner.state.nodes, &plan.ops);
+    inner.head = drover_store::Versioned { value: done.head, revision: done.revision };
+    inner.bodies.extend(bodies);
+    for op in &plan.ops {
+        match op {
+            Op::Close { request, .. } => {
+                inner.bodies.remove(request);
+            }
+            Op::Request { request, nodes, .. } => {
+                if let Some(first) = nodes.first() {
+                    inner.first_slots.insert(request.id, first.slot);
+                }
+            }
+            _ => {}
+        }
+    }
+    if plan.ops.iter().any(|op| matches!(op, Op::Forget { .. })) {
+        let living: BTreeSet<Uuid> = inner.state.nodes.iter().map(|node| node.request).collect();
+        inner.first_slots.retain(|request, _| living.contains(request));
+    }
+    mark_called(&mut inner, &plan.calls);
+    shared.wrote(done.revision);
+    shared.changed(cluster, &mut inner);
+    drop(inner);
+    count(shared, before, after);
+}
+
+/// Calls that are about to be made, so that no other pass makes them too.
+fn mark_called(inner: &mut Inner, calls: &[Call]) {
+    for call in calls {
+        match call {
+            Call::Provision { request, .. } => {
+                if let Some(request) = inner.state.requests.get_mut(request) {
+                    request.call.in_flight = true;
+                }
+            }
+            Call::Deprovision { slot } => {
+                if let Some(node) = inner.state.node_mut(*slot) {
+                    node.call.in_flight = true;
+                }
+            }
+            Call::Confirm { platform } => {
+                inner.state.confirms.entry(platform.clone()).or_default().in_flight = true;
+            }
+        }
+    }
+}
+
+type Tally = BTreeMap<Sym, (i64, i64)>;
+
+/// Nodes and sick nodes by platform, among those that operations touch.
+fn tally(nodes: &[Node], ops: &[Op]) -> Tally {
+    let mut tally = Tally::new();
+    let mut add = |node: &Node| {
+        let (total, sick) = tally.entry(node.platform.clone()).or_default();
+        *total += 1;
+        *sick += i64::from(node.state == NodeState::Unhealthy);
+    };
+    let find = |slot: u64| nodes.binary_search_by_key(&slot, |node| node.slot).ok().map(|at| &nodes[at]);
+    let mut seen = BTreeSet::new();
+    for op in ops {
+        let slots: Vec<u64> = match op {
+            Op::Enter { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => vec![*slot],
+            Op::Request { nodes, .. } => nodes.iter().map(|node| node.slot).collect(),
+            Op::TakeOrphan { node } => vec![node.slot],
+            _ => Vec::new(),
+        };
+        for slot in slots {
+            if seen.insert(slot)
+                && let Some(node) = find(slot)
+            {
+                add(node);
+            }
+        }
+    }
+    tally
+}
+
+fn count(shared: &Shared, before: Tally, after: Tally) {
+    let mut change = after;
+    for (platform, (total, sick)) in before {
+        let entry = change.entry(platform).or_default();
+        entry.0 -= total;
+        entry.1 -= sick;
+    }
+    for (platform, (total, sick)) in change {
+        if (total, sick) != (0, 0)
+            && let Some(registered) = shared.platform(&platform)
+        {
+            registered.platform.count(total, sick);
+        }
+    }
+}
+
+/// Reads a cluster anew after a step whose fate is not known.
+async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
+    let Some(row) = shared.store.load_cluster(cluster.uid).await? else {
+        cluster.inner.lock().finished = true;
+        shared.drop_cluster(cluster);
+        return Ok(());
+    };
+    let fresh = Cluster::load(row, &shared.interner)?.inner.into_inner();
+    let mut inner = cluster.inner.lock();
+    let old = std::mem::replace(&mut inner.state, fresh.state);
+    inner.head = fresh.head;
+    inner.desired = fresh.desired;
+    inner.spec = fresh.spec;
+    inner.bodies = fresh.bodies;
+    inner.first_slots = fresh.first_slots;
+    inner.state.orphans = old.orphans;
+    inner.state.foreign = old.foreign;
+    for mut node in old.nodes {
+        if let Some(new) = inner.state.node_mut(node.slot) {
+            new.seen = std::mem::take(&mut node.seen);
+            new.probe = std::mem::take(&mut node.probe);
+        }
+    }
+    inner.follow_desired();
+    shared.changed(cluster, &mut inner);
+    Ok(())
+}
+
+async fn finish(
+    shared: &Shared,
+    cluster: &Cluster,
+    head: Head,
+    expect_head: Revision,
+    expect_desired: Revision,
+    now: Millis,
+) -> Result<Round> {
+    let (used, next_sequence) = {
+        let inner = cluster.inner.lock();
+        let used = inner.state.used.iter();
+        let used = used.map(|(platform, uid)| codec::Used { platform: platform.to_string(), uid: uid.to_string() });
+        (codec::UsedList { used: used.collect() }, inner.state.next_sequence)
+    };
+    shared.hooks.reach(Point::BeforeFinish).await;
+    let time = i64::try_from(now).unwrap_or(i64::MAX);
+    let event = drover_store::NewEvent {
+        time_ms: time,
+        severity: drover_proto::orchestrator::v1::EventSeverity::Info.into(),
+        reason: "ClusterDeleted".to_owned(),
+        message: "is proven absent everywhere".to_owned(),
+        count: 1,
+        ..drover_store::NewEvent::default()
+    };
+    let finish = drover_store::Finish {
+        uid: cluster.uid,
+        name: cluster.name.to_string(),
+        expect_head,
+        expect_desired,
+        head,
+        events: vec![event],
+        delete_time_ms: time,
+        platforms: used.encode_to_vec().into(),
+    };
+    match shared.store.finish_cluster(shared.shards.of(cluster.uid), finish).await {
+        Ok(done) => {
+            shared.hooks.reach(Point::AfterFinish).await;
+            let mut inner = cluster.inner.lock();
+            inner.finished = true;
+            shared.tombstones.add(cluster.uid, &cluster.name, next_sequence, now, used.used);
+            shared.wrote(done.revision);
+            shared.drop_cluster(cluster);
+            shared.changed(cluster, &mut inner);
+            drop(inner);
+            shared.queue.wake(cluster.uid, None);
+            Ok(Round::Done)
+        }
+        Err(error) if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable => {
+            reload(shared, cluster).await?;
+            Ok(Round::Again)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A desired state with its marks cleaned of nodes that are gone.
+pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
+    desired.marks.retain(|id| state.nodes.iter().any(|node| node.id(state.uid) == *id));
+}

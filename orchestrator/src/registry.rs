@@ -1,0 +1,173 @@
+//! Registrations of platforms: stored, followed, refused.
+
+use std::sync::Arc;
+
+use drover_core::{Error, Reason, Result, Sym, name};
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{PlatformRow, Revision};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    follow,
+    platform::{Platform, Registration},
+    shared::{Registered, Shared},
+};
+
+/// Registers what is stored, at the start.
+pub(crate) async fn load(shared: &Arc<Shared>) -> Result<()> {
+    for row in shared.store.platforms().await? {
+        let spec = pb::PlatformSpec::decode(row.value.spec.clone())
+            .map_err(|_| Error::internal("a stored registration cannot be read"))?;
+        let registration = Registration {
+            spec,
+            generation: row.value.generation,
+            uid: row.value.uid.clone(),
+            create_time: u64::try_from(row.value.create_time_ms).unwrap_or(0),
+        };
+        start(shared, &row.value.name, registration, row.revision);
+    }
+    Ok(())
+}
+
+fn start(shared: &Arc<Shared>, name: &str, registration: Registration, revision: Revision) -> Arc<Registered> {
+    let name: Sym = shared.interner.get(name);
+    let registered = Arc::new(Registered {
+        platform: Platform::new(name.clone(), registration),
+        stop: CancellationToken::new(),
+        retry: Notify::new(),
+        revision: Mutex::new(revision),
+    });
+    // Counted anew, since the task that counted before is gone.
+    let (mut total, mut sick) = (0, 0);
+    for cluster in shared.all() {
+        for node in cluster.inner.lock().state.nodes.iter().filter(|node| node.platform == name) {
+            total += 1;
+            sick += i64::from(node.state == drover_core::NodeState::Unhealthy);
+        }
+    }
+    registered.platform.count(total, sick);
+    shared.platforms.write().insert(name, registered.clone());
+    shared.spawn(follow::run(shared.clone(), registered.clone()));
+    registered
+}
+
+/// Makes a changed registration durable.
+pub(crate) async fn store(shared: &Shared, registered: &Registered, registration: Registration) -> Result<()> {
+    let row = row(&registered.platform.name, &registration);
+    let expected = *registered.revision.lock();
+    let revision = shared.store.put_platform(row, Some(expected)).await?;
+    *registered.revision.lock() = revision;
+    shared.wrote(revision);
+    registered.platform.set_registration(registration);
+    Ok(())
+}
+
+fn row(name: &str, registration: &Registration) -> PlatformRow {
+    PlatformRow {
+        name: name.to_owned(),
+        spec: registration.spec.encode_to_vec().into(),
+        generation: registration.generation,
+        uid: registration.uid.clone(),
+        create_time_ms: i64::try_from(registration.create_time).unwrap_or(0),
+        ..PlatformRow::default()
+    }
+}
+
+/// Refuses a backend that is registered under another name.
+pub(crate) fn refuse_taken(shared: &Shared, name: &str, uid: &str) -> Result<()> {
+    let platforms = shared.platforms.read();
+    let taken = platforms.iter().find(|(other, p)| ***other != *name && p.platform.registration().uid == uid);
+    taken.map_or(Ok(()), |(other, _)| {
+        let message = format!("it is the same backend as {other}, which is registered already");
+        Err(Error::new(Reason::PlatformUidTaken, message).with_metadata("platform", other))
+    })
+}
+
+/// What a registration asks for, checked.
+pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::PlatformSpec> {
+    name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
+    let spec = spec.cloned().unwrap_or_default();
+    if spec.tls.is_some() {
+        return Err(Error::invalid("platform.spec.tls", "TLS is not available in this version; leave the field out"));
+    }
+    if !spec.token_secret.is_empty() {
+        let why = "secrets are not available in this version; leave the field out";
+        return Err(Error::invalid("platform.spec.token_secret", why));
+    }
+    if spec.endpoint.is_empty() {
+        return Err(Error::invalid("platform.spec.endpoint", "is empty; expected http://HOST:PORT"));
+    }
+    Ok(spec)
+}
+
+/// Registers a platform, or changes its registration.
+pub(crate) async fn register(
+    shared: &Arc<Shared>,
+    name: &str,
+    spec: pb::PlatformSpec,
+    rebind: Option<String>,
+) -> Result<(pb::ApplyOutcome, Arc<Registered>)> {
+    let _registering = shared.registering.lock().await;
+    let Some(registered) = shared.platform(name) else {
+        let registration = Registration { spec, generation: 1, uid: rebind.unwrap_or_default(), create_time: shared.now() };
+        let revision = shared.store.put_platform(row(name, &registration), Some(0)).await?;
+        shared.wrote(revision);
+        return Ok((pb::ApplyOutcome::Created, start(shared, name, registration, revision)));
+    };
+    let before = registered.platform.registration();
+    let uid = rebind.unwrap_or_else(|| before.uid.clone());
+    if before.spec == spec && before.uid == uid {
+        return Ok((pb::ApplyOutcome::Unchanged, registered));
+    }
+    if before.uid != uid {
+        refuse_taken(shared, name, &uid)?;
+        rebind_records(shared, name, &before.uid, &uid)?;
+    }
+    let registration = Registration { spec, generation: before.generation + 1, uid, ..before };
+    let row = row(name, &registration);
+    let expected = *registered.revision.lock();
+    let revision = shared.store.put_platform(row, Some(expected)).await?;
+    shared.wrote(revision);
+    registered.stop.cancel();
+    Ok((pb::ApplyOutcome::Configured, start(shared, name, registration, revision)))
+}
+
+/// Records that refer to a backend under its old uid would have to be rewritten; that is not available yet.
+fn rebind_records(shared: &Shared, name: &str, old: &str, new: &str) -> Result<()> {
+    let used = shared.all().iter().any(|cluster| {
+        let inner = cluster.inner.lock();
+        inner.state.nodes.iter().any(|node| *node.platform == *name && *node.platform_uid == *old)
+    });
+    if used {
+        let message = format!("clusters have nodes on {name} under uid {old}; taking them over as {new} is not available in this version");
+        return Err(Error::new(Reason::PlatformInUse, message));
+    }
+    Ok(())
+}
+
+/// Removes a registration that nothing needs.
+pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> {
+    let _registering = shared.registering.lock().await;
+    let registered = shared.require_platform(name)?;
+    let mut users = Vec::new();
+    for cluster in shared.by_name() {
+        let inner = cluster.inner.lock();
+        let named = inner.spec.groups.iter().any(|g| g.choices.iter().any(|c| *c.platform == *name));
+        if named || inner.state.nodes.iter().any(|node| *node.platform == *name) {
+            users.push(cluster.name.to_string());
+        }
+    }
+    if let Some(first) = users.first() {
+        let message = format!("{} clusters need {name}, the first of them {first}", users.len());
+        return Err(Error::new(Reason::PlatformInUse, message).with_metadata("clusters", users[..users.len().min(10)].join(",")));
+    }
+    let expected = *registered.revision.lock();
+    let revision = shared.store.delete_platform(name, Some(expected)).await?;
+    shared.wrote(revision);
+    registered.stop.cancel();
+    shared.platforms.write().remove(name);
+    Ok(revision)
+}

@@ -1,0 +1,87 @@
+//! The Provision request of a group, as it is stored and sent.
+
+use drover_convert::{spec::to_placement, value::to_struct};
+use drover_core::{
+    Node, NodeState,
+    node::Request,
+    spec::{Choice, Group},
+};
+use drover_proto::platform::v1 as wire;
+
+use crate::cluster::{Cluster, Inner};
+
+/// Most peers that a request names: what one step of the store can hold beside its nodes.
+const MAX_PEERS: usize = 500;
+
+/// The request, without the fence and the instance that each attempt adds.
+pub(crate) fn build(
+    cluster: &Cluster,
+    inner: &Inner,
+    request: &Request,
+    nodes: &[Node],
+    group: usize,
+    choice: usize,
+) -> wire::ProvisionRequest {
+    let spec = &inner.spec.groups[group];
+    let choice = &spec.choices[choice];
+    let slots = nodes.iter().map(|node| wire::Slot {
+        index: Some(node.index),
+        id: node.id(cluster.uid),
+        name: node.name(),
+        ordinal: Some(node.ordinal),
+        role: wire::NodeRole::Active.into(),
+        host_id: None,
+    });
+    let living = |node: &&Node| node.removal.is_none() && node.state != NodeState::Failed;
+    let mut peers: Vec<&Node> = inner.state.nodes.iter().filter(living).collect();
+    // The group itself first: where not all fit, its own are those that a node has to know.
+    peers.sort_by_key(|node| (node.group != spec.path, node.group.clone(), node.ordinal));
+    peers.truncate(MAX_PEERS);
+    wire::ProvisionRequest {
+        expected_platform_uid: request.platform_uid.to_string(),
+        owner: cluster.uid.to_string(),
+        request_id: request.id.to_string(),
+        sequence: request.sequence,
+        slots: slots.collect(),
+        cluster: Some(context(cluster, inner)),
+        group: Some(resolved_group(spec, choice)),
+        peers: peers.into_iter().map(peer).collect(),
+        spec_hash: request.spec_hash.to_string(),
+        ..wire::ProvisionRequest::default()
+    }
+}
+
+/// A group as platforms are told it.
+pub(crate) fn resolved_group(group: &Group, choice: &Choice) -> wire::ResolvedGroup {
+    wire::ResolvedGroup {
+        path: group.path.to_string(),
+        role: group.role.clone(),
+        size: group.size.unwrap_or(1),
+        node_class: choice.class.to_string(),
+        version: group.version.to_string(),
+        attributes: Some(to_struct(&group.attributes)),
+        properties: Some(to_struct(&choice.properties)),
+        placement: to_placement(&group.placement),
+    }
+}
+
+fn context(cluster: &Cluster, inner: &Inner) -> wire::ClusterContext {
+    wire::ClusterContext {
+        id: cluster.name.to_string(),
+        store: inner.spec.software.clone(),
+        version: inner.spec.version.clone(),
+        attributes: Some(to_struct(&inner.spec.attributes)),
+        labels: inner.desired.value.labels.clone(),
+    }
+}
+
+fn peer(node: &Node) -> wire::Peer {
+    wire::Peer {
+        name: node.name(),
+        group: node.group.to_string(),
+        ordinal: node.ordinal,
+        role: wire::NodeRole::Active.into(),
+        endpoints: node.seen.endpoints.iter().map(|(name, to)| (name.to_string(), to.to_string())).collect(),
+        ready: node.state == NodeState::Ready,
+    }
+}

@@ -1,0 +1,212 @@
+//! Deleted clusters: what shows up of them late is still ours to remove.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use drover_core::{Class, Millis, Phase, Sym};
+use drover_proto::platform::v1 as wire;
+use parking_lot::Mutex;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::{
+    codec::{Used, UsedList},
+    platform::Platform,
+    shared::Shared,
+};
+
+/// How long a deleted cluster is remembered.
+const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long a late node of a deleted cluster is seen before it is removed.
+const GRACE: Millis = 120_000;
+/// Time between two looks at what is left.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Time between two looks at which deleted clusters can be forgotten, and at quiet logs.
+const FORGET_INTERVAL: Duration = Duration::from_secs(3600);
+/// Every cluster is planned once in this time, whatever happens, spread evenly.
+const SAFETY_SWEEP: Duration = Duration::from_secs(300);
+/// Deadline of a removal.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Deleted clusters, and what shows up of them.
+#[derive(Debug, Default)]
+pub(crate) struct Tombstones {
+    clusters: Mutex<HashMap<Uuid, Tombstone>>,
+    late: Mutex<HashMap<(Sym, String), Late>>,
+}
+
+#[derive(Clone, Debug)]
+struct Tombstone {
+    name: String,
+    next_sequence: u64,
+    deleted: Millis,
+    #[expect(dead_code, reason = "shown when a tombstone is dumped")]
+    used: Vec<Used>,
+}
+
+#[derive(Clone, Debug)]
+struct Late {
+    owner: Uuid,
+    node: wire::Node,
+    since: Millis,
+}
+
+impl Tombstones {
+    pub(crate) fn add(&self, uid: Uuid, name: &str, next_sequence: u64, deleted: Millis, used: Vec<Used>) {
+        self.clusters.lock().insert(uid, Tombstone { name: name.to_owned(), next_sequence, deleted, used });
+    }
+
+    pub(crate) fn load(&self, uid: Uuid, stored: &drover_store::Tombstone) {
+        let used = UsedList::decode(stored.platforms.clone()).unwrap_or_default().used;
+        let deleted = Millis::try_from(stored.delete_time_ms).unwrap_or(0);
+        self.add(uid, &stored.name, stored.next_sequence, deleted, used);
+    }
+
+    /// The newest deleted cluster of a name.
+    pub(crate) fn find(&self, name: &str) -> Option<Uuid> {
+        let clusters = self.clusters.lock();
+        clusters.iter().filter(|(_, t)| t.name == name).max_by_key(|(_, t)| t.deleted).map(|(uid, _)| *uid)
+    }
+
+    /// Whether a node belongs to a deleted cluster; if so, it is remembered for removal.
+    pub(crate) fn show(&self, owner: Uuid, platform: &Platform, node: &wire::Node, now: Millis) -> bool {
+        let clusters = self.clusters.lock();
+        let Some(tombstone) = clusters.get(&owner) else { return false };
+        if node.sequence >= tombstone.next_sequence {
+            tracing::error!(
+                platform = %platform.name,
+                cluster = %tombstone.name,
+                sequence = node.sequence,
+                "a deleted cluster has a node of a request that this store never gave out; left alone"
+            );
+            return true;
+        }
+        if drover_convert::node::phase(node.phase) == Phase::Terminated {
+            return true;
+        }
+        let key = (platform.name.clone(), node.node_id.clone());
+        let mut late = self.late.lock();
+        let since = late.get(&key).map_or(now, |late| late.since);
+        late.insert(key, Late { owner, node: node.clone(), since });
+        true
+    }
+
+    pub(crate) fn gone(&self, platform: &Sym, node_id: &str) {
+        let mut late = self.late.lock();
+        if !late.is_empty() {
+            late.remove(&(platform.clone(), node_id.to_owned()));
+        }
+    }
+
+    fn due(&self, now: Millis) -> Vec<((Sym, String), Late)> {
+        let late = self.late.lock();
+        late.iter().filter(|(_, late)| late.since + GRACE <= now).map(|(k, v)| (k.clone(), v.clone())).collect()
+    }
+}
+
+/// Removes what is late, forgets what is old, and has every cluster planned now and then.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut forget = tokio::time::interval(FORGET_INTERVAL);
+    let mut look = tokio::time::interval(INTERVAL);
+    let mut wall = Wall::new(&shared);
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            _ = look.tick() => {
+                wall.check(&shared);
+                sweep(&shared).await;
+                visit_some(&shared);
+            }
+            _ = forget.tick() => tidy(&shared).await,
+        }
+    }
+}
+
+/// Plans a share of all clusters, so that each gets its turn in the time of a safety sweep.
+fn visit_some(shared: &Shared) {
+    let all = shared.all();
+    let rounds = (SAFETY_SWEEP.as_secs() / INTERVAL.as_secs()).max(1);
+    let share = all.len().div_ceil(usize::try_from(rounds).unwrap_or(1));
+    let turn = usize::try_from(shared.now() / crate::clock::millis(INTERVAL) % rounds).unwrap_or(0);
+    for cluster in all.iter().skip(turn * share).take(share) {
+        shared.queue.push(cluster.uid, crate::queue::Urgency::Bulk);
+    }
+}
+
+async fn sweep(shared: &Arc<Shared>) {
+    if shared.store.restored_hold() {
+        return;
+    }
+    for ((platform, node_id), late) in shared.tombstones.due(shared.now()) {
+        let Some(registered) = shared.platform(&platform) else { continue };
+        let Some(client) = registered.platform.client() else { continue };
+        let Some(slot) = late.node.slot.clone() else { continue };
+        let (uid, instance) = registered.platform.identity();
+        // The tombstone is the durable intent; compare-and-delete does the rest.
+        let message = wire::DeprovisionRequest {
+            expected_platform_uid: uid,
+            expected_instance_id: instance,
+            fence: Some(shared.fence(late.owner)),
+            request_id: Uuid::now_v7().to_string(),
+            owner: slot.owner,
+            cluster_id: late.node.cluster_id.clone(),
+            node_request_id: slot.request_id,
+            index: slot.index,
+            node_id: node_id.clone(),
+            reason: "Orphan".to_owned(),
+            ..wire::DeprovisionRequest::default()
+        };
+        tracing::info!(%platform, %node_id, cluster = %late.node.cluster_id, "removing a late node of a deleted cluster");
+        if let Err(error) = client.deprovision(message, TIMEOUT).await {
+            tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
+            if error.class() == Class::Cannot {
+                shared.tombstones.gone(&platform, &node_id);
+            }
+        }
+    }
+}
+
+async fn tidy(shared: &Arc<Shared>) {
+    let late: Vec<Uuid> = shared.tombstones.late.lock().values().map(|late| late.owner).collect();
+    let settled = |uid: Uuid, _: &drover_store::Tombstone| !late.contains(&uid);
+    match shared.store.sweep_tombstones(shared.shards.all(), KEPT, settled).await {
+        Ok(0) => {}
+        Ok(_) => {
+            let oldest = shared.now().saturating_sub(crate::clock::millis(KEPT));
+            shared.tombstones.clusters.lock().retain(|uid, t| t.deleted > oldest || late.contains(uid));
+        }
+        Err(error) => tracing::warn!(%error, "deleted clusters could not be forgotten"),
+    }
+}
+
+/// Notices a gap between wall clock and monotonic clock: the machine slept, and nothing seen before it counts.
+struct Wall {
+    behind: i128,
+}
+
+/// A gap above this is a suspend, not a correction.
+const GAP: i128 = 30_000;
+
+impl Wall {
+    fn new(shared: &Shared) -> Self {
+        Self { behind: Self::difference(shared) }
+    }
+
+    fn difference(shared: &Shared) -> i128 {
+        let wall = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as i128);
+        wall - i128::from(shared.now())
+    }
+
+    fn check(&mut self, shared: &Shared) {
+        let now = Self::difference(shared);
+        if (now - self.behind).abs() > GAP {
+            tracing::warn!(gap_ms = %(now - self.behind), "the clock jumped; platforms are looked at anew");
+            self.behind = now;
+            for registered in shared.platforms.read().values() {
+                registered.platform.doubt();
+                registered.retry.notify_one();
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The newest changes of a store, for watches. The log of them is bounded and shared: a watch is only a position in it.
+
+use std::{collections::VecDeque, fmt, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::{backend::Revision, keys::Key};
+
+/// A changed key.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Key.
+    pub key: Key,
+    /// New value; `None` when it is gone.
+    pub value: Option<Bytes>,
+}
+
+impl fmt::Debug for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Some(value) => write!(f, "{:?} = {} bytes", self.key, value.len()),
+            None => write!(f, "{:?} gone", self.key),
+        }
+    }
+}
+
+/// All changes of state keys that one revision made. It may have none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Revision that made them.
+    pub revision: Revision,
+    /// What changed.
+    pub changes: Vec<Change>,
+}
+
+impl Batch {
+    fn bytes(&self) -> usize {
+        let contents: usize = self
+            .changes
+            .iter()
+            .map(|c| c.key.len() + c.value.as_ref().map_or(0, Bytes::len) + OVERHEAD)
+            .sum();
+        contents + OVERHEAD
+    }
+}
+
+/// Bookkeeping of an entry, so that many empty batches are bounded as well.
+const OVERHEAD: usize = 96;
+
+/// Why a watch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WatchEnd {
+    /// Changes that it had not seen yet are forgotten. Scan again, then watch from the scan's revision.
+    #[error("the changes in between are no longer known")]
+    Compacted,
+    /// The store was closed, or the connection to it was lost. Watch again from the last revision seen.
+    #[error("the store was closed")]
+    Closed,
+}
+
+/// A stream of batches in revision order.
+pub struct Watch(Pin<Box<dyn Stream<Item = Result<Arc<Batch>, WatchEnd>> + Send>>);
+
+impl Watch {
+    /// A watch over a stream that ends with its first error.
+    pub fn new(stream: impl Stream<Item = Result<Arc<Batch>, WatchEnd>> + Send + 'static) -> Self {
+        Self(Box::pin(stream))
+    }
+
+    /// The next batch; waits for it. An error is final.
+    pub async fn next(&mut self) -> Result<Arc<Batch>, WatchEnd> {
+        self.0.next().await.unwrap_or(Err(WatchEnd::Closed))
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
+/// Bounded log of the newest batches of a store in this process.
+#[derive(Debug)]
+pub struct History {
+    log: Mutex<Log>,
+    newest: watch::Sender<Newest>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Newest {
+    At(Revision),
+    Closed,
+}
+
+#[derive(Debug)]
+struct Log {
+    batches: VecDeque<Arc<Batch>>,
+    bytes: usize,
+    /// Everything after this revision is in `batches`.
+    since: Revision,
+}
+
+/// Enough for a watch to be hundreds of commits behind; what is older is read from the store.
+const HISTORY_BYTES: usize = 4 * 1024 * 1024;
+
+impl History {
+    /// An empty log of a store that is at a revision.
+    #[must_use]
+    pub fn new(revision: Revision) -> Arc<Self> {
+        let log = Log {
+            batches: VecDeque::new(),
+            bytes: 0,
+            since: revision,
+        };
+        Arc::new(Self {
+            log: Mutex::new(log),
+            newest: watch::Sender::new(Newest::At(revision)),
+        })
+    }
+
+    /// Adds what was committed, in order.
+    pub fn publish(&self, batches: impl IntoIterator<Item = Batch>) {
+        let mut newest = None;
+        {
+            let mut log = self.log.lock();
+            for batch in batches {
+                newest = Some(batch.revision);
+                log.bytes += batch.bytes();
+                log.batches.push_back(Arc::new(batch));
+            }
+            while log.bytes > HISTORY_BYTES && log.batches.len() > 1 {
+                log.drop_oldest();
+            }
+        }
+        if let Some(revision) = newest {
+            self.newest.send_replace(Newest::At(revision));
+        }
+    }
+
+    /// Forgets what was committed at or before a revision.
+    pub fn compact(&self, revision: Revision) {
+        let mut log = self.log.lock();
+        while log
+            .batches
+            .front()
+            .is_some_and(|batch| batch.revision <= revision)
+        {
+            log.drop_oldest();
+        }
+    }
+
+    /// Ends all watches.
+    pub fn close(&self) {
+        self.newest.send_replace(Newest::Closed);
+    }
+
+    /// Changes after a revision.
+    #[must_use]
+    pub fn watch(self: &Arc<Self>, after: Revision) -> Watch {
+        let position = Some(Position {
+            newest: self.newest.subscribe(),
+            after,
+            pending: Vec::new(),
+        });
+        let log = Arc::downgrade(self);
+        Watch::new(stream::unfold(
+            (log, position),
+            |(log, position)| async move {
+                let mut position = position?;
+                loop {
+                    if let Some(batch) = position.pending.pop() {
+                        return Some((Ok(batch), (log, Some(position))));
+                    }
+                    // The history is not kept alive while waiting, so a closed store can end.
+                    let newest = *position.newest.borrow_and_update();
+                    let ended = match (newest, log.upgrade()) {
+                        (Newest::At(_), Some(history)) => history.read(&mut position).err(),
+                        (Newest::Closed, _) | (_, None) => Some(WatchEnd::Closed),
+                    };
+                    if let Some(end) = ended {
+                        return Some((Err(end), (log, None)));
+                    }
+                    if position.pending.is_empty() && position.newest.changed().await.is_err() {
+                        return Some((Err(WatchEnd::Closed), (log, None)));
+                    }
+                }
+            },
+        ))
+    }
+
+    fn read(&self, position: &mut Position) -> Result<(), WatchEnd> {
+        let log = self.log.lock();
+        if position.after < log.since {
+            return Err(WatchEnd::Compacted);
+        }
+        let start = log
+            .batches
+            .partition_point(|batch| batch.revision <= position.after);
+        position.pending = log
+            .batches
+            .range(start..)
+            .take(READ_BATCHES)
+            .rev()
+            .cloned()
+            .collect();
+        if let Some(last) = position.pending.first() {
+            position.after = last.revision;
+        }
+        Ok(())
+    }
+}
+
+/// Batches that a watch takes from the log at once.
+const READ_BATCHES: usize = 64;
+
+struct Position {
+    newest: watch::Receiver<Newest>,
+    after: Revision,
+    /// Read but not given yet, the next one last.
+    pending: Vec<Arc<Batch>>,
+}
+
+impl Log {
+    fn drop_oldest(&mut self) {
+        if let Some(batch) = self.batches.pop_front() {
+            self.bytes -= batch.bytes();
+            self.since = batch.revision;
+        }
+    }
+}

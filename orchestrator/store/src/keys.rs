@@ -1,0 +1,304 @@
+//! Names of what is stored.
+//!
+//! Binary, so that node slots and event numbers sort as numbers and a uid takes 16 bytes. [`Key::parse`] tells them apart
+//! by their fixed lengths.
+
+use std::fmt;
+
+use uuid::Uuid;
+
+/// A key.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(Vec<u8>);
+
+/// What a key names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Name {
+    /// A replica that is alive (leased).
+    Replica(String),
+    /// What the user wants of a cluster.
+    Desired(Uuid),
+    /// The owner's head of a cluster.
+    Head(Uuid),
+    /// A node record.
+    Node(Uuid, u64),
+    /// An open provision request.
+    Request(Uuid, String),
+    /// A record of an infrastructure resource or addon: kind and name.
+    Resource(Uuid, String, String),
+    /// The last epoch of a shard.
+    Epoch(u8),
+    /// The present owner of a shard (leased).
+    Owner(u8),
+    /// The store itself.
+    Meta,
+    /// A cluster's name.
+    ClusterName(String),
+    /// A platform's registration.
+    Platform(String),
+    /// A secret.
+    Secret(String),
+    /// A deleted cluster.
+    Tombstone(Uuid),
+    /// A chunk of events from this number on.
+    Events(Uuid, u64),
+}
+
+impl Key {
+    /// A key as a backend stored it.
+    #[must_use]
+    pub fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Its bytes, without a copy.
+    #[must_use]
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no stored key is empty")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it belongs to the log, which is neither watched nor leased.
+    #[must_use]
+    pub fn is_log(&self) -> bool {
+        self.0.starts_with(LOG)
+    }
+
+    /// Whether it exists only as long as a lease does.
+    #[must_use]
+    pub fn is_leased(&self) -> bool {
+        LEASED.iter().any(|kind| self.0.starts_with(kind))
+    }
+
+    /// The first key after all that begin with this one; `None` when there is none.
+    #[must_use]
+    pub fn after_prefix(&self) -> Option<Self> {
+        let mut bytes = self.0.clone();
+        while let Some(last) = bytes.last_mut() {
+            if *last < u8::MAX {
+                *last += 1;
+                return Some(Self(bytes));
+            }
+            bytes.pop();
+        }
+        None
+    }
+
+    /// What it names; `None` for a key that this version does not know.
+    #[must_use]
+    pub fn parse(&self) -> Option<Name> {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+        if self.0 == b"m" {
+            return Some(Name::Meta);
+        }
+        let (kind, rest) = self.0.split_at_checked(2)?;
+        match kind {
+            b"a/" => Some(Name::Replica(text(rest)?)),
+            b"n/" => Some(Name::ClusterName(text(rest)?)),
+            b"p/" => Some(Name::Platform(text(rest)?)),
+            b"s/" => Some(Name::Secret(text(rest)?)),
+            b"e/" => Some(Name::Epoch(*rest.first()?)),
+            b"o/" => Some(Name::Owner(*rest.first()?)),
+            b"t/" => Some(Name::Tombstone(Uuid::from_slice(rest).ok()?)),
+            b"z/" => {
+                let (uid, rest) = split_uid(rest)?;
+                Some(Name::Events(uid, number(rest.strip_prefix(b"/")?)?))
+            }
+            b"c/" => {
+                let (uid, rest) = split_uid(rest)?;
+                match rest.split_at_checked(2)? {
+                    (b"/d", []) => Some(Name::Desired(uid)),
+                    (b"/h", []) => Some(Name::Head(uid)),
+                    (b"/n", rest) => Some(Name::Node(uid, number(rest.strip_prefix(b"/")?)?)),
+                    (b"/q", rest) => Some(Name::Request(uid, text(rest.strip_prefix(b"/")?)?)),
+                    (b"/r", rest) => {
+                        let rest = text(rest.strip_prefix(b"/")?)?;
+                        let (kind, name) = rest.split_once('/')?;
+                        Some(Name::Resource(uid, kind.into(), name.into()))
+                    }
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+}
+
+const LOG: &[u8] = b"z/";
+
+/// Beginnings of the keys that have a lease: replicas and owners.
+pub const LEASED: [&[u8]; 2] = [b"a/", b"o/"];
+
+fn split_uid(bytes: &[u8]) -> Option<(Uuid, &[u8])> {
+    let (uid, rest) = bytes.split_at_checked(16)?;
+    Some((Uuid::from_slice(uid).ok()?, rest))
+}
+
+fn number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+impl From<&Name> for Key {
+    fn from(name: &Name) -> Self {
+        match name {
+            Name::Replica(id) => join(b"a/", &[id.as_bytes()]),
+            Name::Desired(uid) => join(b"c/", &[uid.as_bytes(), b"/d"]),
+            Name::Head(uid) => join(b"c/", &[uid.as_bytes(), b"/h"]),
+            Name::Node(uid, slot) => join(b"c/", &[uid.as_bytes(), b"/n/", &slot.to_be_bytes()]),
+            Name::Request(uid, id) => join(b"c/", &[uid.as_bytes(), b"/q/", id.as_bytes()]),
+            Name::Resource(uid, kind, name) => join(
+                b"c/",
+                &[
+                    uid.as_bytes(),
+                    b"/r/",
+                    kind.as_bytes(),
+                    b"/",
+                    name.as_bytes(),
+                ],
+            ),
+            Name::Epoch(shard) => join(b"e/", &[&[*shard]]),
+            Name::Owner(shard) => join(b"o/", &[&[*shard]]),
+            Name::Meta => join(b"m", &[]),
+            Name::ClusterName(name) => join(b"n/", &[name.as_bytes()]),
+            Name::Platform(name) => join(b"p/", &[name.as_bytes()]),
+            Name::Secret(name) => join(b"s/", &[name.as_bytes()]),
+            Name::Tombstone(uid) => join(b"t/", &[uid.as_bytes()]),
+            Name::Events(uid, first) => join(LOG, &[uid.as_bytes(), b"/", &first.to_be_bytes()]),
+        }
+    }
+}
+
+impl From<Name> for Key {
+    fn from(name: Name) -> Self {
+        Self::from(&name)
+    }
+}
+
+/// Beginning of the keys of all clusters.
+pub(crate) fn clusters() -> Key {
+    join(b"c/", &[])
+}
+
+/// Beginning of the keys of one cluster.
+pub(crate) fn cluster(uid: Uuid) -> Key {
+    join(b"c/", &[uid.as_bytes(), b"/"])
+}
+
+/// Beginning of the keys of all platforms, secrets, tombstones, owners or replicas.
+pub(crate) fn kind(letter: u8) -> Key {
+    join(&[letter], &[b"/"])
+}
+
+fn join(first: &[u8], rest: &[&[u8]]) -> Key {
+    let mut key =
+        Vec::with_capacity(first.len() + rest.iter().map(|part| part.len()).sum::<usize>());
+    key.extend_from_slice(first);
+    for part in rest {
+        key.extend_from_slice(part);
+    }
+    Key(key)
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replica(id) => write!(f, "a/{id}"),
+            Self::Desired(uid) => write!(f, "c/{uid}/d"),
+            Self::Head(uid) => write!(f, "c/{uid}/h"),
+            Self::Node(uid, slot) => write!(f, "c/{uid}/n/{slot}"),
+            Self::Request(uid, id) => write!(f, "c/{uid}/q/{id}"),
+            Self::Resource(uid, kind, name) => write!(f, "c/{uid}/r/{kind}/{name}"),
+            Self::Epoch(shard) => write!(f, "e/{shard}"),
+            Self::Owner(shard) => write!(f, "o/{shard}"),
+            Self::Meta => f.write_str("m"),
+            Self::ClusterName(name) => write!(f, "n/{name}"),
+            Self::Platform(name) => write!(f, "p/{name}"),
+            Self::Secret(name) => write!(f, "s/{name}"),
+            Self::Tombstone(uid) => write!(f, "t/{uid}"),
+            Self::Events(uid, first) => write!(f, "z/{uid}/{first}"),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.parse() {
+            Some(name) => write!(f, "{name}"),
+            None => write!(f, "{}", self.0.escape_ascii()),
+        }
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_survives_its_key() {
+        // A uid full of separators shows that nothing is split at them.
+        let uid = Uuid::from_bytes([b'/'; 16]);
+        for name in [
+            Name::Replica("r-1".into()),
+            Name::Desired(uid),
+            Name::Head(uid),
+            Name::Node(uid, 0x2f2f_2f2f_2f2f_2f2f),
+            Name::Request(uid, "a/b".into()),
+            Name::Resource(uid, "infrastructure".into(), "net/a".into()),
+            Name::Epoch(b'/'),
+            Name::Owner(63),
+            Name::Meta,
+            Name::ClusterName("shop".into()),
+            Name::Platform("eu".into()),
+            Name::Secret("db".into()),
+            Name::Tombstone(uid),
+            Name::Events(uid, u64::MAX),
+        ] {
+            assert_eq!(Key::from(&name).parse(), Some(name));
+        }
+    }
+
+    #[test]
+    fn slots_and_event_numbers_sort_as_numbers() {
+        let uid = Uuid::now_v7();
+        assert!(Key::from(Name::Node(uid, 9)) < Key::from(Name::Node(uid, 10)));
+        assert!(Key::from(Name::Events(uid, 255)) < Key::from(Name::Events(uid, 256)));
+    }
+
+    #[test]
+    fn an_unknown_key_has_no_name_and_is_shown_escaped() {
+        let key = Key::from_bytes(b"q/\x00".to_vec());
+        assert_eq!(key.parse(), None);
+        assert_eq!(key.to_string(), "q/\\x00");
+    }
+
+    #[test]
+    fn a_prefix_ends_where_the_next_begins() {
+        assert_eq!(
+            kind(b'c').after_prefix(),
+            Some(Key::from_bytes(b"c0".to_vec()))
+        );
+        assert_eq!(
+            Key::from_bytes(vec![1, 255]).after_prefix(),
+            Some(Key::from_bytes(vec![2]))
+        );
+        assert_eq!(Key::from_bytes(vec![255]).after_prefix(), None);
+    }
+}

@@ -1,0 +1,265 @@
+//! Clusters as users make and change them, and as they are loaded.
+
+use std::vec;
+
+use bytes::Bytes;
+use drover_core::{Error, Reason, Result};
+use uuid::Uuid;
+
+use super::{
+    API_WAIT, Store, Versioned,
+    commit::{self, Marker},
+    damaged, decode, outcome_unknown,
+};
+use crate::{
+    backend::{CommitError, Entry, Expect, Lane, PAGE, Range, Revision, Scan, Txn},
+    keys::{self, Name},
+    value::{Desired, Head, marked, new_txn_id},
+};
+
+/// Largest spec: two of them and a step's records fit into one transaction.
+const MAX_SPEC: usize = 128 * 1024;
+
+/// Everything that is stored about a cluster, events aside.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterRow {
+    /// Uid.
+    pub uid: Uuid,
+    /// What the user wants.
+    pub desired: Versioned<Desired>,
+    /// The owner's head; `None` until its first step.
+    pub head: Option<Versioned<Head>>,
+    /// Node records by slot.
+    pub nodes: Vec<NodeRow>,
+    /// Stored provision requests by id.
+    pub requests: Vec<(String, Bytes)>,
+    /// Records of infrastructure and addons.
+    pub resources: Vec<ResourceRow>,
+}
+
+/// A node record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRow {
+    /// Slot.
+    pub slot: u64,
+    /// The record, encoded by the orchestrator.
+    pub value: Bytes,
+}
+
+/// A record of an infrastructure resource or addon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceRow {
+    /// Kind, without a slash.
+    pub kind: String,
+    /// Name.
+    pub name: String,
+    /// The record, encoded by the orchestrator.
+    pub value: Bytes,
+}
+
+/// All clusters at one revision, one after the other. Take it to the end before reading anything else: it keeps one of
+/// the store's readers busy.
+#[derive(Debug)]
+pub struct Loader {
+    scan: Scan,
+    page: vec::IntoIter<Entry>,
+    building: Option<Building>,
+}
+
+#[derive(Debug)]
+struct Building {
+    uid: Uuid,
+    desired: Option<Versioned<Desired>>,
+    head: Option<Versioned<Head>>,
+    nodes: Vec<NodeRow>,
+    requests: Vec<(String, Bytes)>,
+    resources: Vec<ResourceRow>,
+}
+
+impl Loader {
+    fn new(scan: Scan) -> Self {
+        Self {
+            scan,
+            page: Vec::new().into_iter(),
+            building: None,
+        }
+    }
+
+    /// Revision at which it reads; [`Store::changes`] after it misses nothing.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        self.scan.revision()
+    }
+
+    /// The next cluster, `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<ClusterRow>> {
+        loop {
+            for entry in self.page.by_ref() {
+                if let Some(done) = add(&mut self.building, entry)? {
+                    return done.finish().map(Some);
+                }
+            }
+            match self.scan.next().await {
+                Some(page) => self.page = page?.into_iter(),
+                None => return self.building.take().map(Building::finish).transpose(),
+            }
+        }
+    }
+}
+
+/// Adds an entry; answers the cluster before it when the entry begins the next one.
+fn add(building: &mut Option<Building>, entry: Entry) -> Result<Option<Building>> {
+    let Some(name) = entry.key.parse() else {
+        return Err(damaged(&entry.key));
+    };
+    let (Name::Desired(uid)
+    | Name::Head(uid)
+    | Name::Node(uid, _)
+    | Name::Request(uid, _)
+    | Name::Resource(uid, ..)) = name
+    else {
+        return Err(damaged(&entry.key));
+    };
+    let done = building.take_if(|building| building.uid != uid);
+    let cluster = building.get_or_insert_with(|| Building {
+        uid,
+        desired: None,
+        head: None,
+        nodes: Vec::new(),
+        requests: Vec::new(),
+        resources: Vec::new(),
+    });
+    match name {
+        Name::Desired(_) => cluster.desired = Some(decode(&entry)?),
+        Name::Head(_) => cluster.head = Some(decode(&entry)?),
+        Name::Node(_, slot) => cluster.nodes.push(NodeRow {
+            slot,
+            value: entry.value,
+        }),
+        Name::Request(_, id) => cluster.requests.push((id, entry.value)),
+        Name::Resource(_, kind, name) => cluster.resources.push(ResourceRow {
+            kind,
+            name,
+            value: entry.value,
+        }),
+        _ => return Err(damaged(&entry.key)),
+    }
+    Ok(done)
+}
+
+impl Building {
+    fn finish(self) -> Result<ClusterRow> {
+        let Self {
+            uid,
+            desired,
+            head,
+            nodes,
+            requests,
+            resources,
+        } = self;
+        let desired = desired.ok_or_else(|| damaged(&Name::Desired(uid).into()))?;
+        Ok(ClusterRow {
+            uid,
+            desired,
+            head,
+            nodes,
+            requests,
+            resources,
+        })
+    }
+}
+
+impl Store {
+    /// All clusters.
+    pub async fn load(&self) -> Result<Loader> {
+        Ok(Loader::new(
+            self.backend
+                .scan(Range::prefix(&keys::clusters()), PAGE)
+                .await?,
+        ))
+    }
+
+    /// One cluster, `None` when there is none.
+    pub async fn load_cluster(&self, uid: Uuid) -> Result<Option<ClusterRow>> {
+        Loader::new(
+            self.backend
+                .scan(Range::prefix(&keys::cluster(uid)), PAGE)
+                .await?,
+        )
+        .next()
+        .await
+    }
+
+    /// What the user wants of a cluster, `None` when there is none.
+    pub async fn desired(&self, uid: Uuid) -> Result<Option<Versioned<Desired>>> {
+        self.read(&Name::Desired(uid).into()).await
+    }
+
+    /// Uid of the cluster that has a name now.
+    pub async fn find_cluster(&self, name: &str) -> Result<Option<Uuid>> {
+        let key = Name::ClusterName(name.into()).into();
+        let Some(entry) = self.backend.get(&key).await? else {
+            return Ok(None);
+        };
+        Uuid::from_slice(&entry.value)
+            .map(Some)
+            .map_err(|_| damaged(&key))
+    }
+
+    /// Makes a cluster. `CLUSTER_EXISTS` when the name is taken, also by one that is being deleted.
+    pub async fn create_cluster(&self, desired: Desired) -> Result<(Uuid, Revision)> {
+        check(&desired)?;
+        let uid = Uuid::now_v7();
+        let marker = Marker {
+            key: Name::Desired(uid).into(),
+            txn: new_txn_id(),
+        };
+        let name = Name::ClusterName(desired.name.clone()).into();
+        let txn = Txn {
+            max_wait: Some(API_WAIT),
+            ..Txn::default()
+        }
+        .expect(marker.key.clone(), Expect::Absent)
+        .expect(Clone::clone(&name), Expect::Absent)
+        .put(marker.key.clone(), marked(&desired, &marker.txn))
+        .put(name, Bytes::copy_from_slice(uid.as_bytes()));
+        match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
+            Ok(revision) => Ok((uid, revision)),
+            Err(CommitError::Conflict(_)) => Err(Error::new(
+                Reason::ClusterExists,
+                format!("there is a cluster {:?} already", desired.name),
+            )
+            .with_resource("cluster", desired.name)),
+            Err(CommitError::Unknown) => Err(outcome_unknown()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Changes what the user wants; the name stays. `REVISION_MISMATCH` when it was changed since `expected`.
+    pub async fn update_desired(
+        &self,
+        uid: Uuid,
+        expected: Revision,
+        desired: Desired,
+    ) -> Result<Revision> {
+        check(&desired)?;
+        if expected == 0 {
+            return Err(Error::internal("a cluster is made with create_cluster"));
+        }
+        let key = Name::Desired(uid).into();
+        commit::put(&*self.backend, key, desired, Some(expected), Some(API_WAIT)).await
+    }
+}
+
+fn check(desired: &Desired) -> Result<()> {
+    if desired.spec.len() > MAX_SPEC {
+        return Err(Error::invalid(
+            "spec",
+            format!(
+                "takes {} bytes, at most {MAX_SPEC} are possible; put user data into a secret and refer to it",
+                desired.spec.len()
+            ),
+        ));
+    }
+    Ok(())
+}

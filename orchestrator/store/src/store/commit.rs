@@ -1,0 +1,146 @@
+//! Commits whose answers may be lost.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use drover_core::{Error, Reason, Result};
+use prost::Message;
+use tokio::time::sleep;
+
+use super::{Store, outcome_unknown};
+use crate::{
+    backend::{Backend, CommitError, Expect, Fence, Lane, Revision, Txn},
+    keys::{Key, Name},
+    value::{Mark, marked, new_txn_id},
+};
+
+/// Where a transaction leaves its id.
+pub(super) struct Marker {
+    pub(super) key: Key,
+    pub(super) txn: Bytes,
+}
+
+/// Times a transaction of unknown outcome is sent again. With the pauses in between about 6 s, longer than a change of
+/// the leader of etcd.
+const RESENDS: u32 = 8;
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Commits a transaction. A lost answer is resolved by reading where it left its id; the same transaction is sent again
+/// when it is not there. It must expect a revision of that key, so that it can apply only once.
+pub(super) async fn commit(
+    backend: &dyn Backend,
+    txn: Txn,
+    lane: Lane,
+    marker: &Marker,
+) -> Result<Revision, CommitError> {
+    let mut pause = FIRST_PAUSE;
+    match backend.commit(txn.clone(), lane).await {
+        Err(CommitError::Unknown) => {}
+        outcome => return outcome,
+    }
+    for _ in 0..RESENDS {
+        sleep(pause).await;
+        pause = (pause * 3).min(LONGEST_PAUSE);
+        if let Ok(Some(revision)) = committed(backend, marker).await {
+            return Ok(revision);
+        }
+        match backend.commit(txn.clone(), lane).await {
+            Ok(revision) => return Ok(revision),
+            // The first sending may have made it fail.
+            Err(refusal @ (CommitError::Conflict(_) | CommitError::Fenced)) => {
+                match committed(backend, marker).await {
+                    Ok(Some(revision)) => return Ok(revision),
+                    Ok(None) => return Err(refusal),
+                    Err(_) => {}
+                }
+            }
+            // Says nothing about the first sending.
+            Err(_) => {}
+        }
+    }
+    Err(CommitError::Unknown)
+}
+
+async fn committed(backend: &dyn Backend, marker: &Marker) -> Result<Option<Revision>> {
+    let entry = backend.get(&marker.key).await?;
+    Ok(entry.and_then(|entry| {
+        let mark = Mark::decode(entry.value).ok()?;
+        (mark.last_txn == marker.txn).then_some(entry.revision)
+    }))
+}
+
+/// Writes one marked value. `expected`: its present revision, 0 when it must not exist, `None` when anything may be there.
+pub(super) async fn put(
+    backend: &dyn Backend,
+    key: Key,
+    value: impl Message,
+    expected: Option<Revision>,
+    max_wait: Option<Duration>,
+) -> Result<Revision> {
+    let marker = Marker {
+        key: key.clone(),
+        txn: new_txn_id(),
+    };
+    let mut txn = Txn {
+        max_wait,
+        ..Txn::default()
+    }
+    .put(key.clone(), marked(&value, &marker.txn));
+    if let Some(expected) = expected {
+        txn = txn.expect(key, Expect::at(expected));
+    }
+    match commit(backend, txn, Lane::Bulk, &marker).await {
+        Ok(revision) => Ok(revision),
+        Err(CommitError::Conflict(key)) => Err(mismatch(backend, &key).await),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The error of a write that expected another revision, with the one that there is.
+pub(super) async fn mismatch(backend: &dyn Backend, key: &Key) -> Error {
+    match backend.get(key).await {
+        Ok(entry) => {
+            let revision = entry.map_or(0, |entry| entry.revision);
+            let message = match (key.parse(), revision) {
+                (Some(Name::Desired(uid)), 0) => {
+                    return Error::not_found("cluster", uid.to_string());
+                }
+                (_, 0) => "it does not exist any more; read again".to_owned(),
+                _ => format!("it was changed since it was read; its revision is {revision} now"),
+            };
+            Error::new(Reason::RevisionMismatch, message).with_metadata("revision", revision)
+        }
+        Err(error) => error,
+    }
+}
+
+impl Store {
+    pub(super) async fn commit_owned(
+        &self,
+        fence: Fence,
+        mut txn: Txn,
+        lane: Lane,
+        marker: &Marker,
+    ) -> Result<Revision> {
+        txn.fence = Some(fence);
+        commit(&*self.backend, txn, lane, marker)
+            .await
+            .map_err(|error| match error {
+                CommitError::Conflict(key) => {
+                    let what = match key.parse() {
+                        Some(Name::Desired(_)) => "desired",
+                        Some(Name::Head(_)) => "head",
+                        _ => "other",
+                    };
+                    Error::new(
+                        Reason::Conflict,
+                        format!("{key} was changed since the plan was made; plan again"),
+                    )
+                    .with_metadata("changed", what)
+                }
+                CommitError::Unknown => outcome_unknown(),
+                error => error.into(),
+            })
+    }
+}

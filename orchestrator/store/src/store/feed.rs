@@ -1,0 +1,228 @@
+//! What changed: for caches, for reads that wait for a revision, and to wake those who wait for events.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use drover_core::Result;
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
+use uuid::Uuid;
+
+use super::{Versioned, damaged};
+use crate::{
+    backend::{Backend, Range, Revision},
+    history::{Batch, Change, Watch, WatchEnd},
+    keys::Name,
+    value::{Desired, Head, PlatformRow, Tombstone},
+};
+
+/// Follows a backend for one process. Its memory is a number for each cluster that somebody waits for.
+#[derive(Debug)]
+pub(super) struct Feed {
+    revision: watch::Sender<Revision>,
+    clusters: Mutex<HashMap<Uuid, watch::Sender<Revision>>>,
+}
+
+impl Feed {
+    pub(super) async fn start(
+        backend: &Arc<dyn Backend>,
+        after: Revision,
+    ) -> Result<(Arc<Self>, JoinHandle<()>)> {
+        let feed = Arc::new(Self {
+            revision: watch::Sender::new(after),
+            clusters: Mutex::default(),
+        });
+        let watch = backend.watch(after).await?;
+        let follower = tokio::spawn(follow(Arc::clone(&feed), Arc::downgrade(backend), watch));
+        Ok((feed, follower))
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        *self.revision.borrow()
+    }
+
+    pub(super) fn subscribe_revision(&self) -> watch::Receiver<Revision> {
+        self.revision.subscribe()
+    }
+
+    /// Changes whenever the cluster's head, or its tombstone, does.
+    pub(super) fn subscribe(&self, uid: Uuid) -> watch::Receiver<Revision> {
+        self.clusters
+            .lock()
+            .entry(uid)
+            .or_insert_with(|| watch::Sender::new(0))
+            .subscribe()
+    }
+
+    /// Forgets a cluster that nobody waits for any more.
+    pub(super) fn unsubscribe(&self, uid: Uuid, receiver: watch::Receiver<Revision>) {
+        let mut clusters = self.clusters.lock();
+        drop(receiver);
+        if clusters
+            .get(&uid)
+            .is_some_and(|sender| sender.receiver_count() == 0)
+        {
+            clusters.remove(&uid);
+        }
+    }
+
+    fn apply(&self, batch: &Batch) {
+        {
+            let clusters = self.clusters.lock();
+            if !clusters.is_empty() {
+                for change in &batch.changes {
+                    if let Some(Name::Head(uid) | Name::Tombstone(uid)) = change.key.parse()
+                        && let Some(sender) = clusters.get(&uid)
+                    {
+                        sender.send_replace(batch.revision);
+                    }
+                }
+            }
+        }
+        self.revision.send_replace(batch.revision);
+    }
+
+    /// After a gap anything may have changed.
+    fn jump(&self, revision: Revision) {
+        for sender in self.clusters.lock().values() {
+            sender.send_replace(revision);
+        }
+        self.revision.send_replace(revision);
+    }
+}
+
+/// Pause before a lost watch is made again.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+async fn follow(feed: Arc<Feed>, backend: Weak<dyn Backend>, mut watch: Watch) {
+    loop {
+        match watch.next().await {
+            Ok(batch) => feed.apply(&batch),
+            Err(end) => loop {
+                if end == WatchEnd::Closed {
+                    sleep(AGAIN_AFTER).await;
+                }
+                let Some(backend) = backend.upgrade() else {
+                    return;
+                };
+                match again(&*backend).await {
+                    Ok((revision, new)) => {
+                        feed.jump(revision);
+                        watch = new;
+                        break;
+                    }
+                    Err(error) => {
+                        tracing::debug!(%error, "cannot follow the store");
+                        drop(backend);
+                        sleep(AGAIN_AFTER).await;
+                    }
+                }
+            },
+        }
+    }
+}
+
+async fn again(backend: &dyn Backend) -> Result<(Revision, Watch)> {
+    let revision = backend
+        .scan(Range::one(&Name::Meta.into()), 1)
+        .await?
+        .revision();
+    Ok((revision, backend.watch(revision).await?))
+}
+
+/// What one revision changed.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// The revision.
+    pub revision: Revision,
+    /// The changes; none when it changed only what is nobody's business but the store's.
+    pub changes: Vec<Changed>,
+}
+
+/// A change; `None` means that it is gone.
+#[derive(Clone, Debug)]
+pub enum Changed {
+    /// What the user wants of a cluster.
+    Desired(Uuid, Option<Versioned<Desired>>),
+    /// The head of a cluster.
+    Head(Uuid, Option<Versioned<Head>>),
+    /// A node record.
+    Node(Uuid, u64, Option<Bytes>),
+    /// A stored provision request.
+    Request(Uuid, String, Option<Bytes>),
+    /// A record of a resource: kind and name.
+    Resource(Uuid, String, String, Option<Bytes>),
+    /// A platform's registration.
+    Platform(String, Option<Versioned<PlatformRow>>),
+    /// A secret; its value is not in the change. `false`: it is gone.
+    Secret(String, bool),
+    /// A deleted cluster.
+    Tombstone(Uuid, Option<Versioned<Tombstone>>),
+}
+
+/// A stream of updates in revision order.
+#[derive(Debug)]
+pub struct Changes {
+    watch: Watch,
+}
+
+impl Changes {
+    pub(super) fn new(watch: Watch) -> Self {
+        Self { watch }
+    }
+
+    /// The next update; waits for it. After an error load anew and watch from there.
+    pub async fn next(&mut self) -> Result<Update, WatchEnd> {
+        let batch = self.watch.next().await?;
+        let changes = batch
+            .changes
+            .iter()
+            .filter_map(|change| typed(change, batch.revision))
+            .collect();
+        Ok(Update {
+            revision: batch.revision,
+            changes,
+        })
+    }
+}
+
+fn typed(change: &Change, revision: Revision) -> Option<Changed> {
+    fn value<M: Message + Default>(
+        change: &Change,
+        revision: Revision,
+    ) -> Option<Option<Versioned<M>>> {
+        let Some(bytes) = &change.value else {
+            return Some(None);
+        };
+        match M::decode(bytes.clone()) {
+            Ok(value) => Some(Some(Versioned { value, revision })),
+            Err(_) => {
+                tracing::error!("{}", damaged(&change.key));
+                None
+            }
+        }
+    }
+    Some(match change.key.parse()? {
+        Name::Desired(uid) => Changed::Desired(uid, value(change, revision)?),
+        Name::Head(uid) => Changed::Head(uid, value(change, revision)?),
+        Name::Node(uid, slot) => Changed::Node(uid, slot, change.value.clone()),
+        Name::Request(uid, id) => Changed::Request(uid, id, change.value.clone()),
+        Name::Resource(uid, kind, name) => Changed::Resource(uid, kind, name, change.value.clone()),
+        Name::Platform(name) => Changed::Platform(name, value(change, revision)?),
+        Name::Secret(name) => Changed::Secret(name, change.value.is_some()),
+        Name::Tombstone(uid) => Changed::Tombstone(uid, value(change, revision)?),
+        Name::Replica(_)
+        | Name::Epoch(_)
+        | Name::Owner(_)
+        | Name::Meta
+        | Name::ClusterName(_)
+        | Name::Events(..) => {
+            return None;
+        }
+    })
+}

@@ -1,0 +1,341 @@
+//! Clusters, nodes, events and ownership over any backend.
+
+mod clusters;
+mod commit;
+mod events;
+mod feed;
+mod own;
+mod records;
+mod step;
+mod transfer;
+
+use std::{fmt, path::Path, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use drover_core::{Error, Reason, Result};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::{sync::watch, task::JoinHandle};
+use uuid::Uuid;
+
+pub use self::{
+    clusters::{ClusterRow, Loader, NodeRow, ResourceRow},
+    events::{EventPage, EventWatch},
+    feed::{Changed, Changes, Update},
+    own::{Owned, SHARDS, Shards, shard_of},
+    step::{Finish, MAX_STEP_NODES, Step, StepDone},
+    transfer::{Decoder, Summary, import},
+};
+use self::{
+    feed::Feed,
+    own::{Holding, now_ms},
+};
+use crate::{
+    backend::{Backend, Entry, Info, RETRY_AFTER, Range, Revision},
+    keys::{Key, Name},
+    sqlite::{self, SqliteBackend},
+    value::Meta,
+};
+
+/// A value with the revision that wrote it last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Versioned<T> {
+    /// The value.
+    pub value: T,
+    /// Revision that wrote it last.
+    pub revision: Revision,
+}
+
+/// Format of the values.
+const VALUE_FORMAT: u32 = 1;
+
+/// Longest wait of an API write for a place among the changes that wait to be stored: past it, telling the caller to
+/// come back costs less than holding its request.
+pub(crate) const API_WAIT: Duration = Duration::from_millis(250);
+
+/// What the orchestrator keeps.
+///
+/// Owner state is written only with an [`Owned`], which only [`Store::take_shard`] makes.
+pub struct Store {
+    backend: Arc<dyn Backend>,
+    info: Info,
+    meta: Mutex<Versioned<Meta>>,
+    id: Uuid,
+    replica: String,
+    holding: Arc<Holding>,
+    feed: Arc<Feed>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Store {
+    /// Opens a store over a backend; makes it when the backend is empty. Needs a tokio runtime.
+    pub async fn open(backend: Arc<dyn Backend>) -> Result<Self> {
+        let info = backend.info();
+        let meta = match read_meta(&*backend).await? {
+            Some(meta) => meta,
+            None => make_meta(&*backend).await?,
+        };
+        let id = Uuid::from_slice(&meta.value.id).map_err(|_| damaged(&Name::Meta.into()))?;
+        let start = backend
+            .scan(Range::one(&Name::Meta.into()), 1)
+            .await?
+            .revision();
+        let (feed, follower) = Feed::start(&backend, start).await?;
+        let replica = Uuid::new_v4().to_string();
+        let (holding, renewer) = own::join(&backend, &replica).await?;
+        let mut tasks = vec![follower];
+        tasks.extend(renewer);
+        Ok(Self {
+            backend,
+            info,
+            meta: Mutex::new(meta),
+            id,
+            replica,
+            holding,
+            feed,
+            tasks,
+        })
+    }
+
+    /// Opens the store in a directory of this machine.
+    pub async fn open_directory(directory: impl AsRef<Path>) -> Result<Self> {
+        let directory = directory.as_ref().to_owned();
+        let opened = tokio::task::spawn_blocking(move || SqliteBackend::open(directory));
+        let backend = opened
+            .await
+            .map_err(|e| Error::internal(format!("opening the store was cut off: {e}")))??;
+        Self::open(Arc::new(backend)).await
+    }
+
+    /// Gives up all shards at once, so that another replica need not wait for the lease to end.
+    pub async fn close(self) -> Result<()> {
+        self.backend.revoke(self.holding.id()).await
+    }
+
+    /// Uid of the store; nodes carry it, so that another store's are never taken for orphans.
+    #[must_use]
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// Counts the restores, from 1.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.meta.lock().value.incarnation
+    }
+
+    /// What is underneath.
+    #[must_use]
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Whether it was restored and nobody has confirmed yet: nodes made after the backup are healthy and unknown here, so
+    /// no orphan may be deleted.
+    #[must_use]
+    pub fn restored_hold(&self) -> bool {
+        self.meta.lock().value.held
+    }
+
+    /// Ends the hold after a restore.
+    pub async fn confirm_restore(&self) -> Result<()> {
+        let meta = read_meta(&*self.backend)
+            .await?
+            .ok_or_else(|| damaged(&Name::Meta.into()))?;
+        if meta.value.held {
+            let value = Meta {
+                held: false,
+                ..meta.value
+            };
+            let revision = self
+                .put_record(Name::Meta.into(), value.clone(), Some(meta.revision))
+                .await?;
+            *self.meta.lock() = Versioned { value, revision };
+        } else {
+            *self.meta.lock() = meta;
+        }
+        Ok(())
+    }
+
+    /// Newest revision whose changes this process has seen.
+    #[must_use]
+    pub fn revision(&self) -> Revision {
+        self.feed.revision()
+    }
+
+    /// Follows [`Store::revision`].
+    #[must_use]
+    pub fn subscribe_revision(&self) -> watch::Receiver<Revision> {
+        self.feed.subscribe_revision()
+    }
+
+    /// Waits until this process has seen a revision. `STORE_RESTORED` when the store never gave it out.
+    pub async fn wait_revision(&self, revision: Revision) -> Result<()> {
+        if revision <= self.revision() {
+            return Ok(());
+        }
+        let newest = self
+            .backend
+            .scan(Range::one(&Name::Meta.into()), 1)
+            .await?
+            .revision();
+        if revision > newest {
+            let message = format!(
+                "revision {revision} was never given out, {newest} is the newest: the store was restored"
+            );
+            return Err(
+                Error::new(Reason::StoreRestored, message).with_metadata("revision", newest)
+            );
+        }
+        let mut seen = self.feed.subscribe_revision();
+        let waited = seen.wait_for(|seen| *seen >= revision).await;
+        waited
+            .map(drop)
+            .map_err(|_| Error::unavailable("the store was closed"))
+    }
+
+    /// Changes after a revision, for a cache. [`Loader::revision`] is where a cache that was just loaded begins.
+    pub async fn changes(&self, after: Revision) -> Result<Changes> {
+        Ok(Changes::new(self.backend.watch(after).await?))
+    }
+
+    /// Lets go of history that nobody needs any more.
+    pub async fn compact(&self, before: Revision) -> Result<()> {
+        self.backend.compact(before).await
+    }
+
+    /// Writes a copy of the store to a new file, from which [`restore`] makes a store. Writers go on meanwhile.
+    pub async fn backup(&self, to: impl AsRef<Path>) -> Result<()> {
+        self.backend.backup(to.as_ref()).await
+    }
+
+    /// The backend, for what the store has no method for.
+    #[must_use]
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+
+    async fn read<M: Message + Default>(&self, key: &Key) -> Result<Option<Versioned<M>>> {
+        self.backend
+            .get(key)
+            .await?
+            .map(|entry| decode(&entry))
+            .transpose()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Store({}, {:?})", self.id, self.backend)
+    }
+}
+
+fn decode<M: Message + Default>(entry: &Entry) -> Result<Versioned<M>> {
+    let value = M::decode(entry.value.clone()).map_err(|_| damaged(&entry.key))?;
+    Ok(Versioned {
+        value,
+        revision: entry.revision,
+    })
+}
+
+fn damaged(key: &Key) -> Error {
+    Error::internal(format!(
+        "what is stored under {key} cannot be read; restore a backup"
+    ))
+}
+
+async fn read_meta(backend: &dyn Backend) -> Result<Option<Versioned<Meta>>> {
+    let Some(entry) = backend.get(&Name::Meta.into()).await? else {
+        return Ok(None);
+    };
+    let meta: Versioned<Meta> = decode(&entry)?;
+    if meta.value.format > VALUE_FORMAT {
+        return Err(Error::new(
+            Reason::Precondition,
+            format!(
+                "the store has format {}, which a newer version of drover wrote; this one knows up to {VALUE_FORMAT}. \
+                 Start the newer version, or restore a backup made before it ran",
+                meta.value.format
+            ),
+        ));
+    }
+    Ok(Some(meta))
+}
+
+async fn make_meta(backend: &dyn Backend) -> Result<Versioned<Meta>> {
+    let something = backend
+        .scan(
+            Range {
+                limit: Some(1),
+                ..Range::all()
+            },
+            1,
+        )
+        .await?
+        .collect()
+        .await?;
+    if !something.is_empty() {
+        return Err(Error::new(
+            Reason::Precondition,
+            "the store was left half made by an import that did not end; remove it and import again",
+        ));
+    }
+    let id = Bytes::copy_from_slice(Uuid::new_v4().as_bytes());
+    let value = Meta {
+        id,
+        format: VALUE_FORMAT,
+        incarnation: 1,
+        held: false,
+    };
+    let made = commit::put(backend, Name::Meta.into(), value.clone(), Some(0), None).await;
+    match made {
+        Ok(revision) => Ok(Versioned { value, revision }),
+        // Another replica made it at the same time.
+        Err(error) if error.reason() == Reason::RevisionMismatch => read_meta(backend)
+            .await?
+            .ok_or_else(|| damaged(&Name::Meta.into())),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a store from a backup file in a directory that has none yet. The store is held until
+/// [`Store::confirm_restore`].
+pub async fn restore(backup: impl AsRef<Path>, directory: impl AsRef<Path>) -> Result<()> {
+    sqlite::unpack_backup(backup.as_ref(), directory.as_ref(), |aside| async move {
+        let backend = SqliteBackend::open(aside)?;
+        mark_restored(&backend).await
+    })
+    .await
+}
+
+/// A new incarnation, in which no orphan is deleted until a person confirms.
+async fn mark_restored(backend: &dyn Backend) -> Result<()> {
+    let meta = read_meta(backend)
+        .await?
+        .ok_or_else(|| damaged(&Name::Meta.into()))?;
+    let value = Meta {
+        held: true,
+        incarnation: meta.value.incarnation + 1,
+        ..meta.value
+    };
+    commit::put(backend, Name::Meta.into(), value, Some(meta.revision), None).await?;
+    tracing::info!(
+        at = now_ms(),
+        "the store was restored; orphans are kept until a person confirms"
+    );
+    Ok(())
+}
+
+/// An error of a call whose outcome nobody knows.
+fn outcome_unknown() -> Error {
+    Error::unavailable("the store did not answer; the change may have been stored")
+        .with_retry_after(RETRY_AFTER)
+}

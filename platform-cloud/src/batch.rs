@@ -1,0 +1,179 @@
+//! The nodes of one request that are still to be made, and how long making may begin.
+
+use std::{fmt, sync::Arc};
+
+use drover_core::Result;
+use drover_proto::platform::v1::{ProvisionRequest, Slot};
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    identity::Identity,
+    templates::{Place, Rendered, Renderer},
+};
+
+/// The nodes of one request that are still to be made. The request has passed every check of the common layer, so
+/// fields that the protos call required are there.
+pub struct Batch {
+    /// The request.
+    pub request: Arc<ProvisionRequest>,
+    /// Its fingerprint, stored on the nodes.
+    pub fingerprint: String,
+    missing: Vec<usize>,
+    renderer: Arc<Renderer>,
+    lifetime: Arc<Lifetime>,
+}
+
+impl Batch {
+    /// The slots at these positions of the request, to be made while `lifetime` lasts.
+    #[must_use]
+    pub fn new(
+        request: Arc<ProvisionRequest>,
+        fingerprint: String,
+        missing: Vec<usize>,
+        renderer: Arc<Renderer>,
+        lifetime: Arc<Lifetime>,
+    ) -> Self {
+        Self {
+            request,
+            fingerprint,
+            missing,
+            renderer,
+            lifetime,
+        }
+    }
+
+    /// The slots to make. Indexes of the request that exist already are not among them.
+    pub fn slots(&self) -> impl ExactSizeIterator<Item = &Slot> {
+        self.missing
+            .iter()
+            .map(|&position| &self.request.slots[position])
+    }
+
+    /// What to store with the node of a slot.
+    #[must_use]
+    pub fn identity(&self, slot: &Slot) -> Identity {
+        Identity::of(&self.request, slot, &self.fingerprint)
+    }
+
+    /// Names of the ports that the nodes have, for drivers that allocate them.
+    #[must_use]
+    pub fn ports(&self) -> &[String] {
+        self.renderer.ports()
+    }
+
+    /// The template output, and the user data, of a slot in its place.
+    ///
+    /// # Errors
+    /// `Precondition` when the template does not go with what the request says.
+    pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
+        self.renderer.render(slot, place)
+    }
+
+    /// Whether a create may still be started: a caller is there and its deadline has not passed.
+    #[must_use]
+    pub fn may_start(&self) -> bool {
+        self.lifetime.lasts()
+    }
+
+    /// Returns when no create may be started any more.
+    pub async fn ended(&self) {
+        self.lifetime.ended().await;
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("request_id", &self.request.request_id)
+            .field("missing", &self.missing)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How long creates may be started: as long as one of the callers that wait for them is there and within its deadline.
+pub struct Lifetime {
+    // Deadlines of the callers that are there; `None` is none.
+    callers: Mutex<Vec<(u64, Option<Instant>)>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Lifetime {
+    /// Nobody waits yet.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            callers: Mutex::new(Vec::new()),
+            changed: watch::Sender::new(0),
+        })
+    }
+
+    /// Another caller waits until its deadline, or until the guard is dropped.
+    #[must_use]
+    pub fn join(self: &Arc<Self>, deadline: Option<Instant>) -> Caller {
+        let mut callers = self.callers.lock();
+        let mut id = 0;
+        self.changed.send_modify(|last| {
+            *last += 1;
+            id = *last;
+        });
+        callers.push((id, deadline));
+        Caller {
+            lifetime: Arc::clone(self),
+            id,
+        }
+    }
+
+    fn lasts(&self) -> bool {
+        let now = Instant::now();
+        self.callers
+            .lock()
+            .iter()
+            .any(|(_, deadline)| deadline.is_none_or(|deadline| now < deadline))
+    }
+
+    async fn ended(&self) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            let latest = {
+                let callers = self.callers.lock();
+                if callers.is_empty() {
+                    return;
+                }
+                // `None` sorts first and means that one caller waits forever.
+                if callers.iter().any(|(_, deadline)| deadline.is_none()) {
+                    None
+                } else {
+                    callers.iter().filter_map(|(_, deadline)| *deadline).max()
+                }
+            };
+            let expired = async {
+                match latest {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = expired => if !self.lasts() { return },
+                // The sender lives in `self`.
+                _ = changed.changed() => {}
+            }
+        }
+    }
+}
+
+/// A caller that waits. Dropping it says that it is gone.
+pub struct Caller {
+    lifetime: Arc<Lifetime>,
+    id: u64,
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.lifetime
+            .callers
+            .lock()
+            .retain(|(id, _)| *id != self.id);
+        self.lifetime.changed.send_modify(|last| *last += 1);
+    }
+}

@@ -1,0 +1,4 @@
+//! The backends, one module each.
+
+pub mod local;
+pub mod simulated;

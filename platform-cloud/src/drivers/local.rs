@@ -1,0 +1,468 @@
+//! Nodes as processes of this machine.
+//!
+//! # Process templates
+//!
+//! A template renders to one YAML document:
+//!
+//! ```yaml
+//! command: redis-server            # a name that is looked up on PATH, or an absolute path
+//! arguments: ["--port", "{{ platform.ports.client }}"]
+//! environment: {TERM: dumb}        # beside PATH, HOME, LANG and the variables below
+//! workingDirectory: work           # below the node's directory; default: that directory
+//! user: redis                      # used only where the platform runs as root; default: the platform's user
+//! ports: {admin: 7000}             # fixed port numbers, beside or instead of those that are allocated
+//! files:                           # written before the start, below the node's directory
+//!   - {path: redis.conf, content: "dir .", mode: "0600"}
+//! agent: {scheme: tcp, port: client}     # grpc, grpcs, http, https or tcp; default: no agent address
+//! readiness: {port: client}        # ready when it accepts connections; default: when the process runs
+//! stopSignal: SIGINT               # SIGTERM (default), SIGINT, SIGQUIT, SIGHUP or SIGKILL
+//! ```
+//!
+//! `platform` in the template context has `host` (address to listen on), `dir` (the node's directory), `storage` (where
+//! its data belongs: the declared storage, or `dir`), `self` (path of the program that runs the node agent), `ports` (a
+//! free port for each name in `ports` of the catalogue entry) and `bootstrap` (path of the user data; empty: none). The
+//! process finds the same in `DROVER_HOST`, `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and
+//! `DROVER_PORT_<NAME>`, and itself in `DROVER_CLUSTER_ID`, `DROVER_NODE_ID`, `DROVER_NODE_NAME` and `DROVER_GROUP`.
+//!
+//! # Properties
+//!
+//! `env`: variables of the group, over those of the template.
+//!
+//! # Crashes
+//!
+//! A node exists from the moment when its directory is renamed into place; its process is started by a launcher that
+//! records itself before it becomes the process. Wherever the platform is killed, the next one finds the same nodes, starts
+//! what was not started, watches what runs and goes on with what was being removed. Nodes live on without it.
+
+mod clean;
+mod crash;
+mod exec;
+mod files;
+mod launch;
+mod logs;
+mod make;
+mod node;
+mod place;
+mod ports;
+mod process;
+mod settings;
+mod spec;
+mod state;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, OnceLock},
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{
+    DeprovisionState, ExecStart, Node as ProtoNode, RemovalEvidence, StreamLogsRequest, Warning,
+};
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::sync::{RwLock, RwLockReadGuard};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::warn;
+
+use self::{
+    crash::Point,
+    make::cannot_write,
+    node::{Node, blocking, unix_millis},
+    place::Seat,
+    state::{NODE, REMOVAL, Record, Removal, StateDir},
+};
+use crate::{
+    driver::{
+        Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput,
+        Found, Listing, Live, LogStream, Outcome, Target,
+    },
+    identity::Identity,
+};
+
+pub use self::{
+    clean::{Removed, remove_all},
+    launch::launch_main,
+    settings::{CATALOGUE, Settings},
+};
+
+/// Nodes of one request that are written at once. Each waits for the disk most of the time.
+const CONCURRENT_CREATES: usize = 16;
+
+/// The driver. Dropping it, or the end of the program, leaves the nodes running.
+pub struct LocalDriver {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    cancel: CancellationToken,
+    /// Whether nodes may be made, changed and removed. Read for as long as that takes, so that a shutdown waits for it.
+    open: RwLock<bool>,
+}
+
+/// What the supervisors of all nodes share.
+struct Shared {
+    settings: Settings,
+    state: Arc<StateDir>,
+    host_name: String,
+    nodes: Mutex<BTreeMap<String, Arc<Node>>>,
+    /// What nodes have, and what those that are being made are promised.
+    seats: Mutex<BTreeMap<String, Seat>>,
+    changes: OnceLock<Changes>,
+}
+
+impl Shared {
+    fn changed(&self, cluster_id: &str, node_id: &str) {
+        if let Some(changes) = self.changes.get() {
+            changes.changed(cluster_id, node_id);
+        }
+    }
+
+    /// The node is gone, and what it had is free.
+    fn forget(&self, node_id: &str) {
+        self.nodes.lock().remove(node_id);
+        self.seats.lock().remove(node_id);
+    }
+
+    fn node(&self, cluster_id: &str, node_id: &str) -> Option<Arc<Node>> {
+        let node = self.nodes.lock().get(node_id).cloned()?;
+        (node.cluster_id() == cluster_id).then_some(node)
+    }
+
+    fn found(&self, node: &Node) -> Found {
+        node.found(&self.host_name)
+    }
+}
+
+impl LocalDriver {
+    /// Opens the state directory, finds the nodes of the platform before and goes on with them. Must be called on a
+    /// runtime; blocks while it reads.
+    ///
+    /// # Errors
+    /// `Precondition` if the directory is in use by another platform or cannot be used, or a setting makes no sense.
+    pub fn open(settings: Settings) -> Result<Self> {
+        if settings.port_range.0 == 0 || settings.ports().is_empty() {
+            return Err(Error::invalid(
+                "port_range",
+                "expected a first port from 1 and a last one that is not smaller",
+            ));
+        }
+        let state = StateDir::open(&settings.state_dir)?;
+        let unusable = |error: io::Error| {
+            let path = state.root().display();
+            Error::new(
+                Reason::Precondition,
+                format!("the state directory {path} cannot be used: {error}"),
+            )
+        };
+        state.sweep().map_err(unusable)?;
+        let ids = state.node_ids().map_err(unusable)?;
+        let shared = Arc::new(Shared {
+            settings,
+            state: Arc::new(state),
+            host_name: process::host_name().unwrap_or_else(|_| "localhost".to_owned()),
+            nodes: Mutex::default(),
+            seats: Mutex::default(),
+            changes: OnceLock::new(),
+        });
+        let driver = Self {
+            shared,
+            tasks: TaskTracker::new(),
+            cancel: CancellationToken::new(),
+            open: RwLock::new(true),
+        };
+        for node_id in ids {
+            if let Err(error) = driver.load(&node_id) {
+                // It is told as a warning by every listing.
+                warn!(node = node_id, %error, "a node cannot be read");
+            }
+        }
+        Ok(driver)
+    }
+
+    /// Held by every call that changes something.
+    async fn while_open(&self) -> Result<RwLockReadGuard<'_, bool>> {
+        let open = self.open.read().await;
+        if *open {
+            Ok(open)
+        } else {
+            Err(Error::unavailable("the platform is shutting down"))
+        }
+    }
+
+    /// Takes over a node that has a directory.
+    fn load(&self, node_id: &str) -> io::Result<()> {
+        let directory = self.shared.state.node(node_id);
+        let record: Record = files::read_json(&directory.join(NODE))?
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the record is missing"))?;
+        if record.node_id != node_id {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the record is that of another node",
+            ));
+        }
+        let removal = files::read_json(&directory.join(REMOVAL))?;
+        self.shared
+            .seats
+            .lock()
+            .insert(node_id.to_owned(), record.seat());
+        self.adopt(Node::new(directory, record, removal));
+        Ok(())
+    }
+
+    /// Looks after a node from now on.
+    fn adopt(&self, node: Arc<Node>) {
+        let record = node.record();
+        self.shared
+            .nodes
+            .lock()
+            .insert(record.node_id.clone(), Arc::clone(&node));
+        self.shared
+            .changed(&record.identity.cluster_id, &record.node_id);
+        self.tasks.spawn(node::supervise(
+            Arc::clone(&self.shared),
+            node,
+            self.cancel.clone(),
+        ));
+    }
+}
+
+#[async_trait]
+impl Driver for LocalDriver {
+    fn description(&self) -> Description {
+        self.shared.describe()
+    }
+
+    async fn check(&self, batch: &Batch) -> Result<()> {
+        self.try_out(batch)
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        // Read first: a node that is made in the meantime is in the map by then.
+        let state = Arc::clone(&self.shared.state);
+        let directories = blocking(move || state.node_ids()).await.map_err(|error| {
+            Error::unavailable(format!("the state directory cannot be read: {error}"))
+        })?;
+        let nodes = self
+            .shared
+            .nodes
+            .lock()
+            .values()
+            .cloned()
+            .collect::<Vec<_>>();
+        let mut warnings = Vec::new();
+        for node_id in directories {
+            let known = self.shared.nodes.lock().contains_key(&node_id)
+                || self.shared.seats.lock().contains_key(&node_id);
+            // Asked again, because a removal ends in between.
+            if !known && self.shared.state.node(&node_id).exists() {
+                warnings.push(Warning {
+                    message: format!(
+                        "the directory of node {node_id} cannot be read; repair or remove it"
+                    ),
+                    id: Some(node_id),
+                    ..Warning::default()
+                });
+            }
+        }
+        Ok(Listing {
+            nodes: nodes.iter().map(|node| self.shared.found(node)).collect(),
+            warnings,
+        })
+    }
+
+    async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
+        let node = self.shared.nodes.lock().get(node_id).cloned();
+        Ok(node.iter().map(|node| self.shared.found(node)).collect())
+    }
+
+    async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        let Ok(_open) = self.while_open().await else {
+            return batch.slots().map(|_| Outcome::NotStarted).collect();
+        };
+        let mut creates = Vec::new();
+        for slot in batch.slots() {
+            creates.push(self.make(batch, slot));
+        }
+        let outcomes = stream::iter(creates)
+            .buffered(CONCURRENT_CREATES)
+            .collect()
+            .await;
+        crash::point(Point::BeforeAnswer);
+        outcomes
+    }
+
+    async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
+        let _open = self.while_open().await?;
+        let gone = || Deleted {
+            state: DeprovisionState::Gone,
+            retained_storage: Vec::new(),
+        };
+        let Some(node) = self.shared.nodes.lock().get(&target.node_id).cloned() else {
+            return Ok(gone());
+        };
+        let _writing = node.writing.lock().await;
+        target.matches(&self.shared.found(&node).node)?;
+        let grace = options
+            .grace_period
+            .unwrap_or(self.shared.settings.grace_period);
+        let deadline = unix_millis(SystemTime::now())
+            .saturating_add(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
+        let before = node.removal();
+        let removal = Removal {
+            // A second call may hurry, and may not give more time.
+            deadline: before
+                .as_ref()
+                .map_or(deadline, |before| before.deadline.min(deadline)),
+            retain_storage: options.retain_storage
+                || before.as_ref().is_some_and(|before| before.retain_storage),
+        };
+        let record = node.record();
+        if before.as_ref() != Some(&removal) {
+            if !self.shared.state.node(&record.node_id).exists() {
+                return Ok(gone());
+            }
+            node::write_removal(&node, removal.clone())
+                .await
+                .map_err(|error| cannot_write(&error))?;
+            crash::point(Point::RemovalRecorded);
+            node.set_removal(removal.clone());
+            self.shared
+                .changed(&record.identity.cluster_id, &record.node_id);
+        }
+        let retained_storage = record
+            .storage
+            .filter(|_| removal.retain_storage)
+            .into_iter()
+            .collect();
+        Ok(Deleted {
+            state: DeprovisionState::Deprovisioning,
+            retained_storage,
+        })
+    }
+
+    async fn update(&self, target: &Target, change: &Change) -> Result<ProtoNode> {
+        let _open = self.while_open().await?;
+        let node = self.shared.nodes.lock().get(&target.node_id).cloned();
+        let node = node.ok_or_else(|| Error::not_found("node", &target.node_id))?;
+        let _writing = node.writing.lock().await;
+        target.matches(&self.shared.found(&node).node)?;
+        let mut record = node.record();
+        let cluster_before = record.identity.cluster_id.clone();
+        match change {
+            Change::Edit {
+                role,
+                set_labels,
+                remove_labels,
+            } => {
+                if let Some(role) = role {
+                    record.identity.role = (*role).into();
+                }
+                record.identity.labels.extend(set_labels.clone());
+                record
+                    .identity
+                    .labels
+                    .retain(|key, _| !remove_labels.contains(key));
+            }
+            Change::Adopt(identity) => {
+                let Identity {
+                    version,
+                    node_class,
+                    labels,
+                    ..
+                } = record.identity;
+                record.identity = Identity {
+                    version,
+                    node_class,
+                    labels,
+                    ..(**identity).clone()
+                };
+            }
+        }
+        node::write_record(&node, record.clone())
+            .await
+            .map_err(|error| cannot_write(&error))?;
+        self.shared
+            .seats
+            .lock()
+            .insert(record.node_id.clone(), record.seat());
+        let (cluster_now, node_id) = (record.identity.cluster_id.clone(), record.node_id.clone());
+        node.set_record(record);
+        if cluster_now != cluster_before
+            && let Some(changes) = self.shared.changes.get()
+        {
+            changes.removed(&cluster_before, &node_id, RemovalEvidence::Confirmed);
+        }
+        self.shared.changed(&cluster_now, &node_id);
+        Ok(self.shared.found(&node).node)
+    }
+
+    async fn logs(&self, node: &ProtoNode, request: &StreamLogsRequest) -> Result<LogStream> {
+        logs::stream(self.known(node)?, request)
+    }
+
+    async fn exec(
+        &self,
+        node: &ProtoNode,
+        start: ExecStart,
+        input: ExecInput,
+    ) -> Result<ExecOutput> {
+        exec::run(&self.known(node)?, start, input)
+    }
+
+    fn live(&self) -> Option<&dyn Live> {
+        Some(self)
+    }
+
+    async fn shutdown(&self) {
+        *self.open.write().await = false;
+        self.cancel.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.shared.state.release();
+    }
+}
+
+impl Live for LocalDriver {
+    fn connect(&self, changes: Changes) {
+        // Called once; another listener would be a defect of the caller.
+        if self.shared.changes.set(changes).is_ok() {
+            let nodes = self
+                .shared
+                .nodes
+                .lock()
+                .values()
+                .cloned()
+                .collect::<Vec<_>>();
+            for node in nodes {
+                let record = node.record();
+                self.shared
+                    .changed(&record.identity.cluster_id, &record.node_id);
+            }
+        }
+    }
+
+    fn node(&self, cluster_id: &str, node_id: &str) -> Option<ProtoNode> {
+        self.shared
+            .node(cluster_id, node_id)
+            .map(|node| self.shared.found(&node).node)
+    }
+
+    fn is_current(&self) -> bool {
+        true
+    }
+}
+
+impl LocalDriver {
+    fn known(&self, node: &ProtoNode) -> Result<Arc<Node>> {
+        self.shared
+            .node(&node.cluster_id, &node.node_id)
+            .ok_or_else(|| Error::not_found("node", &node.node_id))
+    }
+}
+
+impl Drop for LocalDriver {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}

@@ -1,0 +1,100 @@
+//! Removal of everything that a state directory stands for.
+
+use std::{fs, io, os::fd::OwnedFd, path::Path, thread, time::Duration};
+
+use drover_core::{Error, Reason, Result};
+
+use super::{
+    files,
+    node::lock_out_launchers,
+    process::ProcessId,
+    state::{PROCESS, StateDir},
+};
+
+/// Wait between two looks whether what was killed is gone.
+const KILL_POLL: Duration = Duration::from_millis(5);
+
+/// What [`remove_all`] removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Processes of nodes, and what they had started.
+    pub processes: usize,
+    /// Files.
+    pub files: usize,
+}
+
+/// Kills all nodes of a state directory at once and removes it. A directory that is not there has nothing to remove.
+/// Blocks until everything is gone.
+///
+/// # Errors
+/// `Precondition` if a platform uses the directory, if it is no state directory, or if something cannot be removed.
+pub fn remove_all(state_dir: &Path) -> Result<Removed> {
+    let failed = |error: io::Error| {
+        Error::new(
+            Reason::Precondition,
+            format!("{} cannot be removed: {error}", state_dir.display()),
+        )
+    };
+    if !fs::exists(state_dir).map_err(failed)? {
+        return Ok(Removed::default());
+    }
+    // Somebody's other directory, named by mistake, is not removed.
+    if !fs::exists(state_dir.join("uuid")).map_err(failed)? {
+        let what = format!(
+            "{} is no state directory of the local platform; it was left alone",
+            state_dir.display()
+        );
+        return Err(Error::new(Reason::Precondition, what));
+    }
+    let state = StateDir::open(state_dir)?;
+    let mut removed = Removed::default();
+    // Held until the directories are gone, so that no launcher starts a node in between.
+    let mut locks = Vec::new();
+    for node_id in state.node_ids().map_err(failed)? {
+        let directory = state.node(&node_id);
+        locks.push(lock_out(&directory).map_err(failed)?);
+        if let Some(id) = files::read_json::<ProcessId>(&directory.join(PROCESS)).map_err(failed)? {
+            removed.processes += kill(&id).map_err(failed)?;
+        }
+    }
+    removed.files = count(state.root()).map_err(failed)?;
+    fs::remove_dir_all(state.root()).map_err(failed)?;
+    drop(locks);
+    Ok(removed)
+}
+
+/// Waits for the launchers of a killed platform: afterwards either a process is recorded, or none will ever be.
+fn lock_out(directory: &Path) -> io::Result<Option<OwnedFd>> {
+    loop {
+        match lock_out_launchers(directory) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(KILL_POLL),
+            result => return result,
+        }
+    }
+}
+
+fn kill(id: &ProcessId) -> io::Result<usize> {
+    let mut killed = 0;
+    loop {
+        match id.kill_session()? {
+            0 if !id.lives()? => return Ok(killed),
+            0 => {}
+            // What is hit again is on its way out.
+            hit => killed = killed.max(hit),
+        }
+        thread::sleep(KILL_POLL);
+    }
+}
+
+fn count(directory: &Path) -> io::Result<usize> {
+    let mut files = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        files += if entry.file_type()?.is_dir() {
+            count(&entry.path())?
+        } else {
+            1
+        };
+    }
+    Ok(files)
+}

@@ -1,0 +1,277 @@
+//! Commands beside the process of a node: its environment, its directory, its user.
+
+use std::{
+    io,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::{
+    common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
+    platform::v1::{ExecRequest, ExecStart, exec_request::Input},
+};
+use futures::StreamExt;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    process::{Child, ChildStdin, Command},
+    sync::mpsc,
+    time::timeout,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    files,
+    node::Node,
+    process::{Process, ProcessId},
+    spec::ProcessSpec,
+    state::{DATA, SPEC},
+};
+use crate::driver::{ExecInput, ExecOutput};
+
+/// Exit code of a command that is not there, as of a shell.
+const NOT_FOUND: i32 = 127;
+
+/// What a shell adds to the number of the signal that ended a command.
+const SIGNALLED: i32 = 128;
+
+/// Largest piece of output; the largest chunk of the API.
+const PIECE: usize = 64 * 1024;
+
+/// Pieces that wait for a slow client; then the command waits too.
+const QUEUE: usize = 16;
+
+/// How long output is still read after a command has ended.
+const DRAIN: Duration = Duration::from_millis(250);
+
+/// Runs a command. It is killed, with what it has started, when the stream is dropped or the node ends.
+pub(super) fn run(node: &Arc<Node>, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
+    if start.tty {
+        return Err(Error::new(
+            Reason::Unimplemented,
+            "this platform runs commands without a terminal: leave `tty` out",
+        ));
+    }
+    let process = node
+        .process()
+        .filter(|_| node.removal().is_none())
+        .ok_or_else(|| {
+            Error::new(
+                Reason::NodeNotRunning,
+                "the process of the node does not run",
+            )
+        })?;
+    let (send, receive) = mpsc::channel(QUEUE);
+    let child = match spawn(&node.directory, &start) {
+        Ok(child) => Some(child),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            return Err(Error::new(
+                Reason::Precondition,
+                format!("the command cannot be run: {error}"),
+            ));
+        }
+    };
+    let Some(child) = child else {
+        return Ok(Box::pin(futures::stream::iter([Ok(exit(NOT_FOUND))])));
+    };
+    let task = AbortOnDropHandle::new(tokio::spawn(attend(
+        child,
+        start.stdin,
+        input,
+        process,
+        send,
+    )));
+    // The task lives as long as somebody reads.
+    Ok(Box::pin(ReceiverStream::new(receive).map(move |item| {
+        let _ = &task;
+        item
+    })))
+}
+
+fn spawn(directory: &Path, start: &ExecStart) -> io::Result<Running> {
+    let spec: ProcessSpec = files::read_json(&directory.join(SPEC))?
+        .ok_or_else(|| io::Error::other("the node is being removed"))?;
+    let [program, arguments @ ..] = start.command.as_slice() else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no command"));
+    };
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(&spec.environment)
+        .current_dir(
+            spec.working_directory
+                .unwrap_or_else(|| directory.join(DATA)),
+        )
+        .stdin(if start.stdin {
+            Stdio::piped()
+        } else {
+            Stdio::null()
+        })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    if let Some(user) = spec.user {
+        command.uid(user.uid).gid(user.gid);
+    }
+    let child = command.spawn()?;
+    let pid = child.id().unwrap_or_default();
+    let group = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let held = match ProcessId::of(pid)? {
+        Some(id) => id.hold()?,
+        None => None,
+    };
+    Ok(Running { child, group, held })
+}
+
+/// A running command. It is waited for only when its process group was killed, so that the group is still its own.
+/// Dropped, both are killed.
+struct Running {
+    child: Child,
+    group: Option<Pid>,
+    /// `None`: it had ended before it could be held.
+    held: Option<Process>,
+}
+
+impl Running {
+    async fn ended(&self) {
+        if let Some(process) = &self.held {
+            // An error means that it cannot be watched; its output still ends with it.
+            if process.died().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn kill(&self) {
+        if let Some(group) = self.group {
+            // Gone already is fine.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A command that was waited for has no id any more.
+        if self.child.id().is_some() {
+            self.kill();
+        }
+    }
+}
+
+async fn attend(
+    mut running: Running,
+    with_input: bool,
+    input: ExecInput,
+    process: Arc<Process>,
+    send: mpsc::Sender<Result<ProcessOutput>>,
+) {
+    let (stdout, stderr, stdin) = (
+        running.child.stdout.take(),
+        running.child.stderr.take(),
+        running.child.stdin.take(),
+    );
+    let outputs = async {
+        tokio::join!(
+            forward(stdout, &send, Output::Stdout),
+            forward(stderr, &send, Output::Stderr)
+        );
+    };
+    let done = async {
+        tokio::pin!(outputs);
+        tokio::select! {
+            () = &mut outputs => running.ended().await,
+            // What it has started may hold its output open.
+            () = running.ended() => drop(timeout(DRAIN, outputs).await),
+        }
+    };
+    let feed = async {
+        match feed(stdin.filter(|_| with_input), input).await {
+            Ok(()) => std::future::pending().await,
+            Err(error) => error,
+        }
+    };
+    let ended = tokio::select! {
+        () = done => Ok(()),
+        error = feed => Err(error),
+        _ = process.died() => Err(Error::new(Reason::NodeNotRunning, "the node ended while the command ran")),
+        () = send.closed() => return,
+    };
+    running.kill();
+    let status = running.child.wait().await;
+    let last = ended.and_then(|()| match status {
+        Ok(status) => Ok(exit(code(status))),
+        Err(error) => Err(Error::internal(format!(
+            "how the command ended cannot be read: {error}"
+        ))),
+    });
+    // Nobody may be reading any more.
+    let _ = send.send(last).await;
+}
+
+/// Passes input on until it ends. The error is that of the client's side.
+async fn feed(mut stdin: Option<ChildStdin>, mut input: ExecInput) -> Result<()> {
+    while let Some(ExecRequest { input: message }) = input.next().await.transpose()? {
+        match message {
+            Some(Input::Stdin(chunk)) => {
+                let Some(to) = &mut stdin else { continue };
+                let written = match &chunk.content {
+                    Some(Content::Data(data)) => to.write_all(data).await,
+                    Some(Content::Text(text)) => to.write_all(text.as_bytes()).await,
+                    None => Ok(()),
+                };
+                if written.is_err() {
+                    // The command does not read any more; that is its own business.
+                    stdin = None;
+                }
+            }
+            Some(Input::StdinClosed(_)) => stdin = None,
+            // A size means nothing without a terminal; a second start is refused by the common layer.
+            Some(Input::Resize(_) | Input::Start(_)) | None => {}
+        }
+    }
+    Ok(())
+}
+
+async fn forward<R: AsyncRead + Unpin>(
+    from: Option<R>,
+    send: &mpsc::Sender<Result<ProcessOutput>>,
+    wrap: impl Fn(Chunk) -> Output,
+) {
+    let Some(mut from) = from else { return };
+    let mut buffer = vec![0; PIECE];
+    while let Ok(read @ 1..) = from.read(&mut buffer).await {
+        let chunk = Chunk {
+            content: Some(Content::Data(buffer[..read].to_vec())),
+        };
+        if send
+            .send(Ok(ProcessOutput {
+                output: Some(wrap(chunk)),
+            }))
+            .await
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .or_else(|| status.signal().map(|signal| SIGNALLED + signal))
+        .unwrap_or(SIGNALLED)
+}
+
+fn exit(code: i32) -> ProcessOutput {
+    ProcessOutput {
+        output: Some(Output::ExitCode(code)),
+    }
+}

@@ -1,0 +1,138 @@
+//! The launcher: a program of ours that becomes the process of a node.
+//!
+//! It makes sure that a node is started at most once, whatever dies when: it takes the lock of the node's directory,
+//! records itself, and only then becomes the node's program. A second launcher finds the record and leaves.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::OpenOptionsExt, process::CommandExt},
+    },
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use super::{
+    crash::{self, Point},
+    files,
+    process::ProcessId,
+    spec::ProcessSpec,
+    state::{DATA, LOCK, LOG, PROCESS, SPEC},
+};
+
+/// Said by the launcher when the process is recorded and it goes on to become it.
+pub(super) const STARTING: u8 = b'S';
+/// Said by the launcher when another one was quicker.
+pub(super) const STARTED_BEFORE: u8 = b'A';
+/// Said by the launcher before the reason why the program cannot be run.
+pub(super) const REFUSED: u8 = b'E';
+
+/// Exit code of a launcher that could not start its node.
+const EXIT_REFUSED: i32 = 126;
+
+/// How often a launcher looks whether the one that holds the lock has recorded itself, which takes it a few
+/// milliseconds.
+const LOCK_POLL: Duration = Duration::from_millis(2);
+
+/// What the hidden subcommand `launch NODE_DIRECTORY` does. Returns, with the exit code, only if the process does not
+/// become the node's program. Standard output is the pipe on which the platform hears how far it is.
+pub fn launch_main(directory: &Path) -> i32 {
+    let mut report = io::stdout();
+    match launch(directory) {
+        Ok(()) => {
+            // Nobody may be listening any more.
+            let _ = report.write_all(&[STARTED_BEFORE]);
+            0
+        }
+        Err(error) => {
+            let _ = report
+                .write_all(&[REFUSED])
+                .and_then(|()| report.write_all(error.to_string().as_bytes()));
+            EXIT_REFUSED
+        }
+    }
+}
+
+/// Returns without an error if the node was started before.
+fn launch(directory: &Path) -> io::Result<()> {
+    let record = directory.join(PROCESS);
+    let Some(lock) = lock_unless_started(directory, &record)? else {
+        return Ok(());
+    };
+    crash::point(Point::LauncherLocked);
+    let spec: ProcessSpec = files::read_json(&directory.join(SPEC))?
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the node has no process spec"))?;
+    // A session of its own: no terminal, no signals of whoever started the platform, and a name for all that it starts.
+    rustix::process::setsid()?;
+    if !files::create_once(&record, &files::to_json(&ProcessId::own()?)?, 0o644)? {
+        return Ok(());
+    }
+    crash::point(Point::LauncherRecorded);
+    let report = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+    write(&report, &[STARTING])?;
+    let error = become_node(directory, &spec, lock);
+    // Standard output is the node's log by now, but the report is still open.
+    write(&report, &[REFUSED])?;
+    write(&report, error.to_string().as_bytes())?;
+    std::process::exit(EXIT_REFUSED);
+}
+
+fn lock_unless_started(directory: &Path, record: &Path) -> io::Result<Option<OwnedFd>> {
+    loop {
+        if fs::exists(record)? {
+            return Ok(None);
+        }
+        if let Some(lock) = files::lock(&directory.join(LOCK), true)? {
+            return Ok(Some(lock));
+        }
+        thread::sleep(LOCK_POLL);
+    }
+}
+
+/// Returns only with an error.
+fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error {
+    let log = match OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(directory.join(LOG))
+    {
+        Ok(log) => log,
+        Err(error) => return error,
+    };
+    let stderr = match log.try_clone() {
+        Ok(stderr) => stderr,
+        Err(error) => return error,
+    };
+    // Open for as long as the node lives; its descriptor is inherited.
+    std::mem::forget(lock);
+    let mut command = Command::new(&spec.program);
+    command
+        .args(&spec.arguments)
+        .env_clear()
+        .envs(&spec.environment)
+        .current_dir(
+            spec.working_directory
+                .as_deref()
+                .unwrap_or(&directory.join(DATA)),
+        )
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(stderr);
+    if let Some(user) = &spec.user {
+        command.uid(user.uid).gid(user.gid);
+    }
+    command.exec()
+}
+
+fn write(to: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
+    match rustix::io::write(to, bytes) {
+        // The platform was killed. The node starts all the same and is found again.
+        Err(rustix::io::Errno::PIPE) => Ok(()),
+        other => other.map(|_| ()).map_err(io::Error::from),
+    }
+}

@@ -1,0 +1,411 @@
+//! From a slot of a request to a node that exists.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::Slot;
+use prost_types::value::Kind;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{
+    LocalDriver, Settings, Shared,
+    crash::{self, Point},
+    node::{Node, blocking, unix_millis},
+    place::{self, Wish},
+    ports::{self, PortNumbers},
+    spec::{self, ProcessFile, Site},
+    state::{DATA, Record},
+};
+use crate::{
+    driver::{Batch, Outcome, Place},
+    identity::{Identity, hex},
+};
+
+/// Longest id of a node: with what is added it is the name of a directory, which may have 255 bytes.
+const MAX_ID: usize = 200;
+
+/// File with the user data in the directory of a node.
+const BOOTSTRAP: &str = "bootstrap";
+
+impl LocalDriver {
+    /// Does everything but making a node.
+    pub(super) fn try_out(&self, batch: &Batch) -> Result<()> {
+        for slot in batch.slots() {
+            node_id(&batch.identity(slot))?;
+        }
+        let Some(slot) = batch.slots().next() else {
+            return Ok(());
+        };
+        let identity = batch.identity(slot);
+        let storage = batch
+            .request
+            .storage
+            .as_ref()
+            .map(|_| storage_key(&identity));
+        // Any numbers will do to see that it works.
+        let numbers = batch
+            .ports()
+            .iter()
+            .cloned()
+            .zip(self.shared.settings.ports())
+            .collect();
+        let site = self.site(
+            batch,
+            &node_id(&identity)?,
+            "",
+            &numbers,
+            storage.as_deref(),
+        );
+        self.render(batch, slot, &site).map(|_| ())
+    }
+
+    pub(super) async fn make(&self, batch: &Batch, slot: &Slot) -> Outcome {
+        match self.try_make(batch, slot).await {
+            Ok(Some(node)) => Outcome::Made(Box::new(self.shared.found(&node).node)),
+            Ok(None) => Outcome::NotStarted,
+            Err(Failure::Final(error)) => Outcome::Failed(error),
+            Err(Failure::Unknown(error)) => Outcome::Unknown(error),
+        }
+    }
+
+    async fn try_make(&self, batch: &Batch, slot: &Slot) -> Result<Option<Arc<Node>>, Failure> {
+        let identity = batch.identity(slot);
+        let node_id = node_id(&identity)?;
+        if let Some(node) = self.shared.node(&identity.cluster_id, &node_id) {
+            return Ok(Some(node));
+        }
+        if !batch.may_start() {
+            return Ok(None);
+        }
+        let storage = batch
+            .request
+            .storage
+            .as_ref()
+            .map(|_| storage_key(&identity));
+        let (promise, numbers) = self.promise(batch, &identity, &node_id, storage.clone())?;
+        let site = self.site(
+            batch,
+            &node_id,
+            &promise.domain,
+            &numbers,
+            storage.as_deref(),
+        );
+        let process = self.render(batch, slot, &site)?;
+        promise.add_ports(&process.ports, &numbers)?;
+        let record = Record {
+            node_id: node_id.clone(),
+            identity,
+            created: unix_millis(SystemTime::now()),
+            failure_domain: promise.domain.clone(),
+            host: self.shared.settings.host.to_string(),
+            ports: process.ports,
+            agent_address: process.agent_address,
+            readiness: process.readiness,
+            stop_signal: process.stop_signal,
+            storage,
+        };
+        let (state, to_write) = (Arc::clone(&self.shared.state), record.clone());
+        let prepared =
+            blocking(move || state.prepare(&to_write, &process.spec, &process.files)).await;
+        let prepared = prepared.map_err(|error| Failure::Final(cannot_write(&error)))?;
+        crash::point(Point::IntentWritten);
+        if !batch.may_start() {
+            return Ok(None);
+        }
+        blocking(move || prepared.commit())
+            .await
+            .map_err(|error| Failure::Unknown(cannot_write(&error)))?;
+        crash::point(Point::IntentDurable);
+        let node = Node::new(self.shared.state.node(&node_id), record, None);
+        promise.keep();
+        self.adopt(Arc::clone(&node));
+        Ok(Some(node))
+    }
+
+    /// Finds a seat and keeps it from others while the node is made.
+    fn promise(
+        &self,
+        batch: &Batch,
+        identity: &Identity,
+        node_id: &str,
+        storage: Option<String>,
+    ) -> Result<(Promise, PortNumbers), Failure> {
+        let wish = Wish {
+            cluster_id: &identity.cluster_id,
+            group: &identity.group,
+            placement: batch
+                .request
+                .group
+                .as_ref()
+                .and_then(|group| group.placement.as_ref()),
+            port_names: batch.ports(),
+            storage,
+        };
+        let mut seats = self.shared.seats.lock();
+        if seats.contains_key(node_id) {
+            return Err(Failure::Unknown(Error::new(
+                Reason::Conflict,
+                "the node is being made by another call",
+            )));
+        }
+        let (seat, numbers) = place::find(
+            &self.shared.settings,
+            self.shared.settings.host,
+            &seats,
+            wish,
+        )?;
+        let domain = seat.failure_domain.clone();
+        seats.insert(node_id.to_owned(), seat);
+        Ok((
+            Promise {
+                shared: Arc::clone(&self.shared),
+                node_id: node_id.to_owned(),
+                domain,
+                kept: false,
+            },
+            numbers,
+        ))
+    }
+
+    fn site(
+        &self,
+        batch: &Batch,
+        node_id: &str,
+        domain: &str,
+        ports: &PortNumbers,
+        storage: Option<&str>,
+    ) -> NodeSite {
+        let data = self.shared.state.node(node_id).join(DATA);
+        let bootstrap = batch
+            .request
+            .bootstrap
+            .as_ref()
+            .map(|_| data.join(BOOTSTRAP));
+        NodeSite {
+            domain: domain.to_owned(),
+            storage: storage.map_or_else(|| data.clone(), |key| self.shared.state.storage(key)),
+            bootstrap: bootstrap.unwrap_or_default(),
+            data,
+            ports: ports.clone(),
+        }
+    }
+
+    /// What the template makes of a slot at its site.
+    fn render(&self, batch: &Batch, slot: &Slot, site: &NodeSite) -> Result<spec::Process> {
+        let settings = &self.shared.settings;
+        let has_storage = batch.request.storage.is_some();
+        let rendered = batch.render(
+            slot,
+            Place {
+                failure_domain: site.domain.clone(),
+                platform: site.facts(settings),
+                storage_path: has_storage.then(|| text(&site.storage)),
+            },
+        )?;
+        let identity = batch.identity(slot);
+        let host = settings.host.to_string();
+        let facts = [
+            ("DROVER_CLUSTER_ID", identity.cluster_id),
+            ("DROVER_NODE_ID", identity.id),
+            ("DROVER_NODE_NAME", identity.name),
+            ("DROVER_GROUP", identity.group),
+            ("DROVER_HOST", host.clone()),
+            ("DROVER_DIR", text(&site.data)),
+            ("DROVER_STORAGE", text(&site.storage)),
+            ("DROVER_BOOTSTRAP", text(&site.bootstrap)),
+        ];
+        let mut process = ProcessFile::parse(&rendered.document)?.resolve(Site {
+            host: &host,
+            data: &site.data,
+            ports: &site.ports,
+            facts: facts
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+            overrides: overrides(batch)?,
+        })?;
+        if let Some(content) = rendered.bootstrap {
+            process.files.push(spec::File {
+                path: PathBuf::from(BOOTSTRAP),
+                content,
+                mode: 0o600,
+            });
+        }
+        Ok(process)
+    }
+}
+
+/// Where one node is, in the words of its template.
+struct NodeSite {
+    domain: String,
+    data: PathBuf,
+    storage: PathBuf,
+    /// Empty: no user data.
+    bootstrap: PathBuf,
+    ports: PortNumbers,
+}
+
+impl NodeSite {
+    fn facts(&self, settings: &Settings) -> Map<String, Value> {
+        [
+            ("host", json!(settings.host.to_string())),
+            ("dir", json!(text(&self.data))),
+            ("storage", json!(text(&self.storage))),
+            ("self", json!(text(&settings.launcher))),
+            ("ports", json!(self.ports)),
+            ("bootstrap", json!(text(&self.bootstrap))),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
+    }
+}
+
+/// Why a node was not made.
+enum Failure {
+    Final(Error),
+    Unknown(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// A seat that is given back unless the node comes to exist.
+struct Promise {
+    shared: Arc<Shared>,
+    node_id: String,
+    domain: String,
+    kept: bool,
+}
+
+impl Promise {
+    /// Takes the fixed ports of the template too.
+    fn add_ports(&self, all: &PortNumbers, allocated: &PortNumbers) -> Result<()> {
+        let mut seats = self.shared.seats.lock();
+        for (name, port) in all
+            .iter()
+            .filter(|(name, port)| allocated.get(*name) != Some(*port))
+        {
+            let owner = seats
+                .iter()
+                .find(|(_, seat)| seat.ports.contains(port))
+                .map(|(node_id, _)| node_id);
+            let used = match owner {
+                Some(node_id) => format!("by node {node_id}"),
+                None if ports::free(self.shared.settings.host, *port) => continue,
+                None => "by another program".to_owned(),
+            };
+            let what = format!("the template wants port {port} as `{name}`, which is used {used}");
+            return Err(Error::new(Reason::Precondition, what));
+        }
+        if let Some(seat) = seats.get_mut(&self.node_id) {
+            seat.ports.extend(all.values());
+        }
+        Ok(())
+    }
+
+    /// The node exists; it has the seat from now on.
+    fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.shared.seats.lock().remove(&self.node_id);
+        }
+    }
+}
+
+/// The platform's id of a node: its id, and a hash of its slot, so that it is never reused on this machine.
+pub(super) fn node_id(identity: &Identity) -> Result<String> {
+    let Identity {
+        owner,
+        cluster_id,
+        request_id,
+        index,
+        id,
+        ..
+    } = identity;
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if id.is_empty() || id.len() > MAX_ID || id.starts_with('.') || !id.chars().all(allowed) {
+        let what = "expected letters, digits, hyphens, underscores and dots, 200 at most, not beginning with a dot";
+        return Err(Error::invalid("slots[].id", what));
+    }
+    Ok(format!(
+        "{id}-{}",
+        short_hash(&[owner, cluster_id, request_id, &index.to_string()])
+    ))
+}
+
+/// Storage is found again by owner, cluster, group and ordinal.
+fn storage_key(identity: &Identity) -> String {
+    let Identity {
+        owner,
+        cluster_id,
+        group,
+        ordinal,
+        ..
+    } = identity;
+    format!(
+        "{}-{ordinal}-{}",
+        group.replace('/', "-"),
+        short_hash(&[owner, cluster_id, group, &ordinal.to_string()])
+    )
+}
+
+fn short_hash(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    hex(&hash.finalize()[..5])
+}
+
+/// `env` of the group's properties.
+fn overrides(batch: &Batch) -> Result<BTreeMap<String, String>> {
+    let properties = batch
+        .request
+        .group
+        .as_ref()
+        .and_then(|group| group.properties.as_ref());
+    let Some(env) = properties.and_then(|properties| properties.fields.get("env")) else {
+        return Ok(BTreeMap::new());
+    };
+    let Some(Kind::StructValue(env)) = &env.kind else {
+        return Err(Error::invalid(
+            "group.properties.env",
+            "expected names and values",
+        ));
+    };
+    env.fields
+        .iter()
+        .map(|(name, value)| match &value.kind {
+            Some(Kind::StringValue(value)) => Ok((name.clone(), value.clone())),
+            _ => Err(Error::invalid(
+                format!("group.properties.env.{name}"),
+                "expected a text; quote it",
+            )),
+        })
+        .collect()
+}
+
+pub(super) fn cannot_write(error: &io::Error) -> Error {
+    Error::internal(format!("the state directory cannot be written: {error}"))
+}
+
+pub(super) fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

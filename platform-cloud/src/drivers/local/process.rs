@@ -1,0 +1,256 @@
+//! Processes of the operating system, told apart from later ones with the same id.
+
+use std::{fs, io, os::fd::OwnedFd};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal},
+};
+use serde::{Deserialize, Serialize};
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// One process for all time: ids are reused, an id with its start time and boot is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessId {
+    /// Process id; also the id of its session and process group.
+    pub(super) pid: u32,
+    /// Clock ticks between boot and its start.
+    pub(super) start: u64,
+    /// Boot that it was started in.
+    pub(super) boot: String,
+}
+
+/// What `/proc/PID/stat` says.
+struct Stat {
+    state: u8,
+    session: u32,
+    start: u64,
+}
+
+/// A living process that is held: the kernel does not confuse it with another one.
+pub(super) struct Process {
+    id: ProcessId,
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl ProcessId {
+    /// The process that asks. Start and boot survive `exec`.
+    pub(super) fn own() -> io::Result<Self> {
+        Self::of(std::process::id())?
+            .ok_or_else(|| io::Error::other("/proc does not know this process"))
+    }
+
+    /// The process that has an id now. `None`: none has.
+    pub(super) fn of(pid: u32) -> io::Result<Option<Self>> {
+        let boot = boot()?;
+        Ok(stat(pid)?.map(|stat| Self {
+            pid,
+            start: stat.start,
+            boot,
+        }))
+    }
+
+    /// Whether it lives. A zombie does not.
+    pub(super) fn lives(&self) -> io::Result<bool> {
+        if self.boot != boot()? {
+            return Ok(false);
+        }
+        Ok(stat(self.pid)?.is_some_and(|stat| stat.start == self.start && !stat.is_dead()))
+    }
+
+    /// Holds it. `None`: it is dead.
+    pub(super) fn hold(&self) -> io::Result<Option<Process>> {
+        let Some(pid) = raw(self.pid) else {
+            return Ok(None);
+        };
+        let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Ok(fd) => fd,
+            Err(Errno::SRCH) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        // Checked after the id is held, so that it is still the same one.
+        if !self.lives()? {
+            return Ok(None);
+        }
+        #[expect(
+            deprecated,
+            reason = "its successor is unsafe; a descriptor that is owned is what both ask for"
+        )]
+        let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        Ok(Some(Process {
+            id: self.clone(),
+            fd,
+        }))
+    }
+
+    /// Kills everything that it started and that is left of its session, itself included. Answers how many were hit.
+    pub(super) fn kill_session(&self) -> io::Result<usize> {
+        if self.boot != boot()? {
+            return Ok(0);
+        }
+        let mut hit = 0;
+        for entry in fs::read_dir("/proc")? {
+            let Some(pid) = entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<u32>().ok())
+            else {
+                continue;
+            };
+            if !self.has(pid)? {
+                continue;
+            }
+            let Some(raw) = raw(pid) else { continue };
+            let Ok(fd) = pidfd_open(raw, PidfdFlags::empty()) else {
+                continue;
+            };
+            // Asked again, now that the id is held.
+            if self.has(pid)? && pidfd_send_signal(&fd, Signal::KILL).is_ok() {
+                hit += 1;
+            }
+        }
+        Ok(hit)
+    }
+
+    /// Whether a process is a living member of its session. The id of a session is not reused while it has members; what
+    /// is older than its leader belongs to another one.
+    fn has(&self, pid: u32) -> io::Result<bool> {
+        Ok(stat(pid)?.is_some_and(|stat| {
+            stat.session == self.pid && stat.start >= self.start && !stat.is_dead()
+        }))
+    }
+}
+
+impl Process {
+    /// Its id.
+    pub(super) fn id(&self) -> &ProcessId {
+        &self.id
+    }
+
+    /// Whether it has died by now.
+    pub(super) fn is_dead(&self) -> bool {
+        let mut fds = [PollFd::new(self.fd.get_ref(), PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(poll(&mut fds, Some(&now)), Ok(ready) if ready > 0)
+    }
+
+    /// Returns when it has died.
+    pub(super) async fn died(&self) -> io::Result<()> {
+        // A pidfd becomes readable once and stays so.
+        self.fd.readable().await.map(|_| ())
+    }
+
+    /// Sends a signal to its process group, if it lives.
+    pub(super) fn signal_group(&self, signal: Signal) -> io::Result<()> {
+        if self.is_dead() {
+            return Ok(());
+        }
+        match raw(self.id.pid).map_or(Ok(()), |pid| kill_process_group(pid, signal)) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Stat {
+    fn is_dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+}
+
+/// Start of the machine that this process runs on.
+fn boot() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+        .trim()
+        .to_owned())
+}
+
+/// Name of this machine.
+pub(super) fn host_name() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/hostname")?
+        .trim()
+        .to_owned())
+}
+
+fn raw(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
+/// `None`: there is no such process.
+fn stat(pid: u32) -> io::Result<Option<Stat>> {
+    let text = match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(text) => text,
+        // A process that ends while it is read.
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(parse_stat(&text))
+}
+
+/// Fields are counted behind the command, which stands in parentheses and may hold anything.
+fn parse_stat(text: &[u8]) -> Option<Stat> {
+    let behind = text.iter().rposition(|&byte| byte == b')')? + 1;
+    let rest = std::str::from_utf8(text.get(behind..)?).ok()?;
+    let fields = rest.split_ascii_whitespace().collect::<Vec<_>>();
+    // proc(5): field 3 is the state, 6 the session, 22 the start time.
+    Some(Stat {
+        state: *fields.first()?.as_bytes().first()?,
+        session: fields.get(3)?.parse().ok()?,
+        start: fields.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_command_with_parentheses_and_spaces_does_not_shift_the_fields() {
+        let text = b"7 (a) b (c) S 1 5 9 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 123456 1 2";
+        let stat = parse_stat(text).unwrap();
+        assert_eq!((stat.state, stat.session, stat.start), (b'S', 9, 123_456));
+    }
+
+    #[tokio::test]
+    async fn a_process_is_held_until_it_dies_and_a_zombie_is_dead() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let id = ProcessId::of(child.id()).unwrap().unwrap();
+        let process = id.hold().unwrap().unwrap();
+        assert!(id.lives().unwrap() && !process.is_dead());
+        child.kill().unwrap();
+        process.died().await.unwrap();
+        // Not waited for: it is a zombie now.
+        assert!(!id.lives().unwrap() && process.is_dead() && id.hold().unwrap().is_none());
+        child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_reused_id_is_another_process() {
+        let own = ProcessId::own().unwrap();
+        assert!(own.lives().unwrap());
+        for other in [
+            ProcessId {
+                start: own.start + 1,
+                ..own.clone()
+            },
+            ProcessId {
+                boot: "another".to_owned(),
+                ..own.clone()
+            },
+        ] {
+            assert!(!other.lives().unwrap());
+            assert!(other.hold().unwrap().is_none());
+        }
+    }
+}

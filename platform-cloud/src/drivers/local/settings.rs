@@ -1,0 +1,163 @@
+//! How the local platform works, and what it says of itself.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
+use drover_templates::EmbeddedFile;
+use serde_json::json;
+
+use super::{Shared, make::text, place};
+use crate::driver::Description;
+
+/// The shipped templates: `agent` for clusters that name no store, and `redis`.
+pub const CATALOGUE: &[EmbeddedFile] = &[
+    EmbeddedFile {
+        name: "index.yaml",
+        content: include_str!("../../../catalogue/local/index.yaml"),
+    },
+    EmbeddedFile {
+        name: "agent.yaml",
+        content: include_str!("../../../catalogue/local/agent.yaml"),
+    },
+    EmbeddedFile {
+        name: "redis.yaml",
+        content: include_str!("../../../catalogue/local/redis.yaml"),
+    },
+];
+
+/// Ports for nodes, unless the settings say otherwise: below those that Linux hands out for outgoing connections.
+const PORTS: (u16, u16) = (20_000, 29_999);
+
+/// Time that a node has to stop, unless the settings or the call say otherwise.
+const GRACE_PERIOD: Duration = Duration::from_secs(10);
+
+/// Most slots in one request.
+const MAX_BATCH: u32 = 100;
+
+/// How the local platform works.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// State directory; made if it is not there. One platform at a time uses it.
+    pub state_dir: PathBuf,
+    /// Program with the hidden subcommands `launch` (see [`launch_main`]) and `agent`. Default: this program.
+    pub launcher: PathBuf,
+    /// Address that nodes listen on. Default: 127.0.0.1.
+    pub host: IpAddr,
+    /// First and last port for nodes. Default: 20000 to 29999.
+    pub port_range: (u16, u16),
+    /// Most nodes. `None` (default): no limit.
+    pub max_nodes: Option<usize>,
+    /// Names of failure domains over which nodes are spread, to try out what cannot be had on one machine. Each is a
+    /// `zone`. Default: none.
+    pub failure_domains: Vec<String>,
+    /// Time that a node has to stop when a call does not say. Default: 10 s.
+    pub grace_period: Duration,
+}
+
+impl Settings {
+    /// The defaults for a state directory.
+    ///
+    /// # Errors
+    /// `Precondition` if the path of this program cannot be found out.
+    pub fn new(state_dir: impl Into<PathBuf>) -> Result<Self> {
+        let launcher = std::env::current_exe().map_err(|error| {
+            Error::new(
+                Reason::Precondition,
+                format!("the path of this program is not known: {error}"),
+            )
+        })?;
+        Ok(Self {
+            state_dir: state_dir.into(),
+            launcher,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port_range: PORTS,
+            max_nodes: None,
+            failure_domains: Vec::new(),
+            grace_period: GRACE_PERIOD,
+        })
+    }
+
+    pub(super) fn ports(&self) -> RangeInclusive<u16> {
+        self.port_range.0..=self.port_range.1
+    }
+}
+
+impl Shared {
+    pub(super) fn describe(&self) -> Description {
+        let Shared {
+            settings,
+            state,
+            host_name,
+            ..
+        } = self;
+        let domains = &settings.failure_domains;
+        let mut capabilities = vec![
+            Capability::Adopt,
+            Capability::SpreadPreferred,
+            Capability::SpreadRequired,
+            Capability::Bootstrap,
+            Capability::BootstrapRender,
+            Capability::GracePeriod,
+            Capability::Storage,
+            Capability::RetainStorage,
+            Capability::UpdateNode,
+            Capability::NodeLogs,
+            Capability::NodeExec,
+        ];
+        if !domains.is_empty() {
+            capabilities.push(Capability::FailureDomains);
+        }
+        let span = |span: Duration| prost_types::Duration::try_from(span).ok();
+        Description {
+            uid: format!("local/{host_name}/{}", state.uuid()),
+            name: "local".to_owned(),
+            kind: "process".to_owned(),
+            driver: "local".to_owned(),
+            scope: [
+                ("host", host_name.clone()),
+                ("state_directory", text(state.root())),
+            ]
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+            capabilities,
+            limits: Limits {
+                max_batch: Some(MAX_BATCH),
+                min_poll_interval: span(Duration::from_millis(200)),
+                max_creation_time: span(Duration::from_secs(30)),
+                visibility_delay: span(Duration::ZERO),
+                replay_delay: span(Duration::from_millis(100)),
+                provision_timeout: span(Duration::from_secs(30)),
+                ..Limits::default()
+            },
+            failure_domains: domains
+                .iter()
+                .map(|name| FailureDomain {
+                    name: name.clone(),
+                    labels: [(place::ZONE.to_owned(), name.clone())].into(),
+                    control_plane: true,
+                })
+                .collect(),
+            properties_schema: Some(Arc::new(json!({
+                "type": "object",
+                "additionalProperties": false,
+                "properties": {
+                    "env": {
+                        "type": "object",
+                        "description": "environment variables, over those of the template",
+                        "additionalProperties": {"type": "string"},
+                    },
+                },
+            }))),
+            properties_example: Some(Arc::new(json!({"env": {"TZ": "Europe/Berlin"}}))),
+            ..Description::default()
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! What a process template says, and what becomes of it on this machine.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsString,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Component, Path, PathBuf},
+};
+
+use drover_core::{Error, Reason, Result};
+use drover_templates::Rendered;
+use serde::{Deserialize, Serialize};
+
+use super::ports::PortNumbers;
+
+/// Variables of the platform's own environment that nodes see too. The others may be secrets of the platform.
+const PASSED_ON: [&str; 9] = [
+    "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL",
+];
+
+/// Signals with which a node may want to be stopped.
+const STOP_SIGNALS: [(&str, i32); 5] = [
+    ("SIGTERM", 15),
+    ("SIGINT", 2),
+    ("SIGQUIT", 3),
+    ("SIGHUP", 1),
+    ("SIGKILL", 9),
+];
+
+/// A process template as it is written. The module documentation shows one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct ProcessFile {
+    command: String,
+    #[serde(default)]
+    arguments: Vec<String>,
+    #[serde(default)]
+    environment: BTreeMap<String, String>,
+    #[serde(default)]
+    working_directory: Option<String>,
+    #[serde(default)]
+    user: Option<String>,
+    #[serde(default)]
+    ports: BTreeMap<String, u16>,
+    #[serde(default)]
+    files: Vec<FileFile>,
+    #[serde(default)]
+    agent: Option<AgentFile>,
+    #[serde(default)]
+    readiness: Option<ReadinessFile>,
+    #[serde(default)]
+    stop_signal: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileFile {
+    path: String,
+    content: String,
+    #[serde(default)]
+    mode: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AgentFile {
+    scheme: Scheme,
+    port: String,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Scheme {
+    Grpc,
+    Grpcs,
+    Http,
+    Https,
+    Tcp,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReadinessFile {
+    port: String,
+}
+
+/// What the launcher needs to become the process of a node. Secret, therefore without `Debug`.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct ProcessSpec {
+    /// Path of the program.
+    pub(super) program: PathBuf,
+    pub(super) arguments: Vec<String>,
+    /// The whole environment.
+    pub(super) environment: BTreeMap<String, String>,
+    /// `None`: the data directory of the node.
+    pub(super) working_directory: Option<PathBuf>,
+    /// `None`: that of the platform.
+    pub(super) user: Option<User>,
+}
+
+/// A user and its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct User {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+/// A file to write before the process starts. Secret, therefore without `Debug`.
+pub(super) struct File {
+    /// Below the data directory.
+    pub(super) path: PathBuf,
+    pub(super) content: Vec<u8>,
+    pub(super) mode: u32,
+}
+
+/// Everything that a template decides about one node.
+pub(super) struct Process {
+    pub(super) spec: ProcessSpec,
+    pub(super) files: Vec<File>,
+    pub(super) ports: PortNumbers,
+    /// `scheme://host:port`.
+    pub(super) agent_address: Option<String>,
+    /// Port that accepts connections when the node is ready.
+    pub(super) readiness: Option<u16>,
+    /// Number of the signal.
+    pub(super) stop_signal: i32,
+}
+
+/// Where a node is put.
+pub(super) struct Site<'a> {
+    pub(super) host: &'a str,
+    /// Final path of its data directory.
+    pub(super) data: &'a Path,
+    /// Ports that were allocated for it.
+    pub(super) ports: &'a PortNumbers,
+    /// Variables that every node gets.
+    pub(super) facts: BTreeMap<String, String>,
+    /// Variables from the group's properties.
+    pub(super) overrides: BTreeMap<String, String>,
+}
+
+impl ProcessFile {
+    /// Reads what a template rendered.
+    pub(super) fn parse(rendered: &Rendered) -> Result<Self> {
+        rendered.parse()
+    }
+
+    /// Puts it on this machine.
+    ///
+    /// # Errors
+    /// `Precondition` with the field that does not work here; values of the template are never repeated, except names of
+    /// commands, users and ports.
+    pub(super) fn resolve(self, site: Site<'_>) -> Result<Process> {
+        let mut ports = site.ports.clone();
+        ports.extend(self.ports);
+        let port = |field: &str, name: &str| {
+            ports.get(name).copied().ok_or_else(|| {
+                let known = ports
+                    .keys()
+                    .map(String::as_str)
+                    .collect::<Vec<_>>()
+                    .join(", ");
+                wrong(
+                    field,
+                    format!("there is no port `{name}`; the ports of the template are: {known}"),
+                )
+            })
+        };
+        let agent_address = match &self.agent {
+            Some(agent) => {
+                let number = port("agent.port", &agent.port)?;
+                Some(format!(
+                    "{}://{}",
+                    agent.scheme.name(),
+                    endpoint(site.host, number)
+                ))
+            }
+            None => None,
+        };
+        let readiness = self
+            .readiness
+            .as_ref()
+            .map(|ready| port("readiness.port", &ready.port))
+            .transpose()?;
+        let mut environment = PASSED_ON
+            .into_iter()
+            .filter_map(|name| env::var(name).ok().map(|value| (name.to_owned(), value)))
+            .collect::<BTreeMap<_, _>>();
+        environment.extend(site.facts);
+        environment.extend(
+            ports
+                .iter()
+                .map(|(name, number)| (port_variable(name), number.to_string())),
+        );
+        environment.extend(self.environment);
+        environment.extend(site.overrides);
+        if environment
+            .keys()
+            .any(|name| name.is_empty() || name.contains(['=', '\0']))
+        {
+            return Err(wrong(
+                "environment",
+                "a name is empty or has `=` in it".to_owned(),
+            ));
+        }
+        let texts = self.arguments.iter().chain(environment.values());
+        if texts.into_iter().any(|text| text.contains('\0')) {
+            return Err(wrong(
+                "arguments, environment",
+                "a NUL character".to_owned(),
+            ));
+        }
+        let files = self
+            .files
+            .into_iter()
+            .enumerate()
+            .map(|(at, file)| file.resolve(at))
+            .collect::<Result<_>>()?;
+        let program = find(&self.command, environment.get("PATH").map(OsString::from))?;
+        let working_directory = match &self.working_directory {
+            Some(path) => Some(site.data.join(below("workingDirectory", path)?)),
+            None => None,
+        };
+        let user = self.user.as_deref().map(user).transpose()?.flatten();
+        let stop_signal = stop_signal(self.stop_signal.as_deref())?;
+        let spec = ProcessSpec {
+            program,
+            arguments: self.arguments,
+            environment,
+            working_directory,
+            user,
+        };
+        Ok(Process {
+            spec,
+            files,
+            ports,
+            agent_address,
+            readiness,
+            stop_signal,
+        })
+    }
+}
+
+impl FileFile {
+    fn resolve(self, at: usize) -> Result<File> {
+        let mode = match &self.mode {
+            None => 0o600,
+            Some(mode) => u32::from_str_radix(mode.trim_start_matches("0o"), 8)
+                .ok()
+                .filter(|mode| *mode <= 0o777)
+                .ok_or_else(|| {
+                    wrong(
+                        &format!("files[{at}].mode"),
+                        "no mode such as \"0600\"".to_owned(),
+                    )
+                })?,
+        };
+        Ok(File {
+            path: below(&format!("files[{at}].path"), &self.path)?,
+            content: self.content.into_bytes(),
+            mode,
+        })
+    }
+}
+
+impl Scheme {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::Grpcs => "grpcs",
+            Self::Http => "http",
+            Self::Https => "https",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// `host:port`, with an IPv6 address in brackets.
+pub(super) fn endpoint(host: &str, port: u16) -> String {
+    if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// Variable with the number of a port: `DROVER_PORT_CLIENT`.
+fn port_variable(name: &str) -> String {
+    let name = name
+        .to_uppercase()
+        .replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    format!("DROVER_PORT_{name}")
+}
+
+fn wrong(field: &str, what: String) -> Error {
+    Error::new(
+        Reason::Precondition,
+        format!("process template, {field}: {what}"),
+    )
+}
+
+/// A path that stays below the directory of the node.
+fn below(field: &str, path: &str) -> Result<PathBuf> {
+    let path = PathBuf::from(path);
+    let stays = path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if path.as_os_str().is_empty() || !stays {
+        return Err(wrong(
+            field,
+            "the path must stay below the directory of the node".to_owned(),
+        ));
+    }
+    Ok(path)
+}
+
+/// The program of a command: an absolute path, or a name that is looked up as a shell would.
+fn find(command: &str, path: Option<OsString>) -> Result<PathBuf> {
+    let missing = |way_out: &str| {
+        Error::new(
+            Reason::Precondition,
+            format!("the command `{command}` is not installed on this machine: {way_out}"),
+        )
+        .with_resource("command", command)
+    };
+    if command.contains('/') {
+        let program = PathBuf::from(command);
+        return if program.is_absolute() && is_program(&program) {
+            Ok(program)
+        } else {
+            Err(missing(
+                "the template needs the absolute path of a program, or its name",
+            ))
+        };
+    }
+    let path = path.unwrap_or_default();
+    env::split_paths(&path)
+        .filter(|directory| directory.is_absolute())
+        .map(|directory| directory.join(command))
+        .find(|program| !command.is_empty() && is_program(program))
+        .ok_or_else(|| missing("install it, or start the platform with a PATH that has it"))
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+/// The user that a process runs as. `None`: only root can change it, and this platform is not root.
+fn user(name: &str) -> Result<Option<User>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let users = fs::read_to_string("/etc/passwd")
+        .map_err(|error| wrong("user", format!("/etc/passwd cannot be read: {error}")))?;
+    users
+        .lines()
+        .find_map(|line| {
+            let mut fields = line.split(':');
+            let known = fields.next()? == name;
+            let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+            known.then_some(User { uid, gid })
+        })
+        .map(Some)
+        .ok_or_else(|| wrong("user", format!("there is no user `{name}` on this machine")))
+}
+
+fn stop_signal(name: Option<&str>) -> Result<i32> {
+    let name = name.unwrap_or("SIGTERM");
+    STOP_SIGNALS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, number)| *number)
+        .ok_or_else(|| {
+            let known = STOP_SIGNALS.map(|(name, _)| name).join(", ");
+            wrong("stopSignal", format!("expected one of {known}"))
+        })
+}

@@ -1,0 +1,360 @@
+//! The state directory: who uses it, and one directory for each node.
+//!
+//! ```text
+//! uuid                     identity of the directory
+//! lock                     held by the platform that uses it; holds its process id
+//! nodes/NODE_ID/
+//!   node.json              identity, ports, place: everything that Discover shows
+//!   spec.json              what the launcher runs; secret
+//!   lock                   held by the launcher and by the process that it becomes
+//!   process.json           the process, once there is one
+//!   exit.json              how it ended, once that is known
+//!   removal.json           it is being removed
+//!   log, log.1             what it writes
+//!   data/                  its own directory
+//! nodes/.new-…, .gone-…    half-made and half-removed, of no meaning
+//! storage/KEY/             storage that outlives nodes
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, chown},
+    },
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use drover_core::{Error, Reason, Result};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::{
+    files,
+    process::ProcessId,
+    spec::{File, ProcessSpec, User},
+};
+use crate::identity::Identity;
+
+pub(super) const DATA: &str = "data";
+pub(super) const EXIT: &str = "exit.json";
+pub(super) const LOCK: &str = "lock";
+pub(super) const LOG: &str = "log";
+pub(super) const OLD_LOG: &str = "log.1";
+pub(super) const NODE: &str = "node.json";
+pub(super) const PROCESS: &str = "process.json";
+pub(super) const REMOVAL: &str = "removal.json";
+pub(super) const SPEC: &str = "spec.json";
+const UUID: &str = "uuid";
+const NEW: &str = ".new-";
+const GONE: &str = ".gone-";
+
+/// How often, and after which waits, the lock of a platform that is gone is tried again. A child that it was just
+/// starting holds it too, until it runs its own program a moment later.
+const DEAD_HOLDER_LOOKS: u32 = 100;
+const DEAD_HOLDER_POLL: Duration = Duration::from_millis(5);
+
+/// A state directory that this process uses alone.
+pub(super) struct StateDir {
+    root: PathBuf,
+    uuid: Uuid,
+    /// Released when the process ends, however it ends.
+    lock: Mutex<Option<OwnedFd>>,
+}
+
+/// What Discover shows of a node, and what its supervisor needs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) node_id: String,
+    pub(super) identity: Identity,
+    /// When it was made, in milliseconds of Unix time.
+    pub(super) created: u64,
+    pub(super) failure_domain: String,
+    pub(super) host: String,
+    pub(super) ports: BTreeMap<String, u16>,
+    pub(super) agent_address: Option<String>,
+    pub(super) readiness: Option<u16>,
+    pub(super) stop_signal: i32,
+    /// Key of its storage. `None`: none was declared.
+    pub(super) storage: Option<String>,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Exit {
+    pub(super) message: String,
+}
+
+/// That a node is being removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Removal {
+    /// When it is killed, in milliseconds of Unix time.
+    pub(super) deadline: u64,
+    pub(super) retain_storage: bool,
+}
+
+impl StateDir {
+    /// Opens a directory, or makes it.
+    ///
+    /// # Errors
+    /// `Precondition` if another process uses it, or if it cannot be used at all.
+    pub(super) fn open(root: &Path) -> Result<Self> {
+        let unusable = |error: io::Error| {
+            Error::new(
+                Reason::Precondition,
+                format!(
+                    "the state directory {} cannot be used: {error}",
+                    root.display()
+                ),
+            )
+        };
+        let make = |path: &Path| {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(path)
+        };
+        make(root).map_err(unusable)?;
+        let root = fs::canonicalize(root).map_err(unusable)?;
+        let lock = root.join(LOCK);
+        let held = take(&lock).map_err(unusable)?.map_err(|holder| {
+            Error::new(
+                Reason::Precondition,
+                format!(
+                    "the state directory {} is in use by process {holder}",
+                    root.display()
+                ),
+            )
+            .with_metadata("pid", holder)
+        })?;
+        fs::write(&lock, std::process::id().to_string()).map_err(unusable)?;
+        make(&root.join("nodes"))
+            .and_then(|()| make(&root.join("storage")))
+            .map_err(unusable)?;
+        files::create_once(
+            &root.join(UUID),
+            Uuid::new_v4().to_string().as_bytes(),
+            0o644,
+        )
+        .map_err(unusable)?;
+        let uuid = fs::read_to_string(root.join(UUID)).map_err(unusable)?;
+        let uuid = uuid.trim().parse().map_err(|_| {
+            let path = root.join(UUID);
+            Error::new(
+                Reason::Precondition,
+                format!("{} is damaged: it must hold a UUID", path.display()),
+            )
+        })?;
+        Ok(Self {
+            root,
+            uuid,
+            lock: Mutex::new(Some(held)),
+        })
+    }
+
+    /// Lets another process use it. Nothing may be done with it from now on.
+    pub(super) fn release(&self) {
+        self.lock.lock().take();
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    pub(super) fn nodes(&self) -> PathBuf {
+        self.root.join("nodes")
+    }
+
+    pub(super) fn node(&self, node_id: &str) -> PathBuf {
+        self.nodes().join(node_id)
+    }
+
+    pub(super) fn storage(&self, key: &str) -> PathBuf {
+        self.root.join("storage").join(key)
+    }
+
+    /// Ids of all nodes that have a directory.
+    pub(super) fn node_ids(&self) -> io::Result<Vec<String>> {
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(self.nodes())? {
+            if let Ok(name) = entry?.file_name().into_string()
+                && !name.starts_with('.')
+            {
+                ids.push(name);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Removes what was half-made or half-removed when the platform died.
+    pub(super) fn sweep(&self) -> io::Result<()> {
+        for directory in [self.nodes(), self.root.join("storage")] {
+            for entry in fs::read_dir(directory)? {
+                let entry = entry?;
+                if entry.file_name().to_string_lossy().starts_with('.') {
+                    if entry.file_type()?.is_dir() {
+                        fs::remove_dir_all(entry.path())?;
+                    } else {
+                        fs::remove_file(entry.path())?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes everything of a new node beside its place.
+    pub(super) fn prepare(
+        &self,
+        record: &Record,
+        spec: &ProcessSpec,
+        content: &[File],
+    ) -> io::Result<Prepared> {
+        let temporary = self.nodes().join(format!("{NEW}{}", record.node_id));
+        if fs::exists(&temporary)? {
+            fs::remove_dir_all(&temporary)?;
+        }
+        let mut prepared = Prepared {
+            temporary,
+            place: self.node(&record.node_id),
+            new_storage: None,
+            committed: false,
+        };
+        // Searchable for a node that runs as another user; what is secret inside has its own mode.
+        fs::DirBuilder::new()
+            .mode(0o711)
+            .create(&prepared.temporary)?;
+        let data = prepared.temporary.join(DATA);
+        make_owned(&data, spec.user)?;
+        for file in content {
+            write_owned(&data, file, spec.user)?;
+        }
+        if let Some(storage) = record.storage.as_ref().map(|key| self.storage(key))
+            && !fs::exists(&storage)?
+        {
+            prepared.new_storage = Some(storage.clone());
+            make_owned(&storage, spec.user)?;
+            files::sync_parent(&storage)?;
+        }
+        files::write_new(
+            &prepared.temporary.join(SPEC),
+            &files::to_json(spec)?,
+            0o600,
+        )?;
+        files::write_new(
+            &prepared.temporary.join(NODE),
+            &files::to_json(record)?,
+            0o644,
+        )?;
+        files::sync_directory(&prepared.temporary)?;
+        Ok(prepared)
+    }
+
+    /// Removes the directory of a node whose process is gone.
+    pub(super) fn remove(&self, node_id: &str) -> io::Result<()> {
+        self.remove_whole(&self.nodes(), node_id)
+    }
+
+    /// Removes storage.
+    pub(super) fn remove_storage(&self, key: &str) -> io::Result<()> {
+        self.remove_whole(&self.root.join("storage"), key)
+    }
+
+    fn remove_whole(&self, parent: &Path, name: &str) -> io::Result<()> {
+        let gone = parent.join(format!("{GONE}{name}"));
+        match fs::rename(parent.join(name), &gone) {
+            Ok(()) => files::sync_directory(parent)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        super::crash::point(super::crash::Point::DirectoryRenamed);
+        match fs::remove_dir_all(&gone) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Takes the lock of a state directory, or answers the process that has it.
+fn take(lock: &Path) -> io::Result<std::result::Result<OwnedFd, String>> {
+    for _ in 0..DEAD_HOLDER_LOOKS {
+        if let Some(held) = files::lock(lock, false)? {
+            return Ok(Ok(held));
+        }
+        let holder = fs::read_to_string(lock)?;
+        match holder.trim().parse() {
+            Ok(pid) if pid == std::process::id() => {}
+            Ok(pid) if ProcessId::of(pid)?.map_or(Ok(false), |id| id.lives())? => {
+                return Ok(Err(holder));
+            }
+            // Dead, or it has only just taken the lock.
+            _ => {}
+        }
+        thread::sleep(DEAD_HOLDER_POLL);
+    }
+    fs::read_to_string(lock).map(Err)
+}
+
+/// A written node that does not exist yet. Dropped without [`commit`](Self::commit), it leaves nothing.
+pub(super) struct Prepared {
+    temporary: PathBuf,
+    place: PathBuf,
+    /// Storage that was made for it.
+    new_storage: Option<PathBuf>,
+    committed: bool,
+}
+
+impl Prepared {
+    /// From now on the node exists.
+    pub(super) fn commit(mut self) -> io::Result<()> {
+        fs::rename(&self.temporary, &self.place)?;
+        self.committed = true;
+        files::sync_parent(&self.place)
+    }
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if !self.committed {
+            // What stays is swept at the next start.
+            let _ = fs::remove_dir_all(&self.temporary);
+            if let Some(storage) = &self.new_storage {
+                // Only if it is empty, as it was made.
+                let _ = fs::remove_dir(storage);
+            }
+        }
+    }
+}
+
+fn make_owned(path: &Path, user: Option<User>) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)?;
+    own(path, user)
+}
+
+fn write_owned(data: &Path, file: &File, user: Option<User>) -> io::Result<()> {
+    let path = data.join(&file.path);
+    let mut directory = data.to_owned();
+    for part in file.path.parent().into_iter().flat_map(Path::components) {
+        directory.push(part);
+        if !fs::exists(&directory)? {
+            make_owned(&directory, user)?;
+        }
+    }
+    files::write_new(&path, &file.content, file.mode)?;
+    own(&path, user)
+}
+
+fn own(path: &Path, user: Option<User>) -> io::Result<()> {
+    user.map_or(Ok(()), |user| chown(path, Some(user.uid), Some(user.gid)))
+}

@@ -1,0 +1,88 @@
+//! Nodes in memory, with the delays, limits and failures of a real backend on demand. Hundreds of thousands of them fit
+//! into one process. Only tokio's clock is used, so that everything runs in virtual time when it is paused.
+
+mod driver;
+mod faults;
+mod handle;
+mod journal;
+mod placement;
+mod settings;
+mod timers;
+mod world;
+
+use std::sync::Arc;
+
+use drover_core::{Error, Reason, Result};
+use parking_lot::Mutex;
+use tokio::{sync::watch, task::JoinHandle};
+
+pub use faults::{Death, Fault, Operation};
+pub use handle::{LedgerEntry, SimulatedHandle};
+pub use settings::{ClassSettings, DomainSettings, ErrorRate, ErrorRates, SimulatedSettings};
+
+use crate::clock::Clock;
+use world::World;
+
+/// The simulated backend and the driver for it.
+pub struct Simulated {
+    settings: SimulatedSettings,
+    uid: String,
+    schema: Option<Arc<serde_json::Value>>,
+    world: Mutex<World>,
+    /// Woken when an earlier timer was set, and when nodes changed.
+    changed: watch::Sender<()>,
+    timers: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Simulated {
+    /// Opens the backend: an empty one, or the one of the state file. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// `Invalid` for settings that contradict each other; `Precondition` if the state file cannot be read.
+    pub fn open(settings: SimulatedSettings, clock: Clock) -> Result<Arc<Self>> {
+        settings.check()?;
+        let (journal, past) = match &settings.state_file {
+            None => (None, journal::Past::default()),
+            Some(path) => {
+                let (journal, past) = journal::open(path).map_err(|error| {
+                    Error::new(
+                        Reason::Precondition,
+                        format!("state file {}: {error}", path.display()),
+                    )
+                })?;
+                (Some(journal), past)
+            }
+        };
+        let uid = match (&settings.uid, past.uid) {
+            (Some(uid), _) => uid.clone(),
+            (None, Some(uid)) => format!("simulated:{}:{uid}", settings.name),
+            (None, None) => format!("simulated:{}:{}", settings.name, uuid::Uuid::new_v4()),
+        };
+        let world = World::new(&settings, clock, journal, past.nodes, past.last_id);
+        let simulated = Arc::new(Self {
+            schema: settings.properties_schema.clone().map(Arc::new),
+            settings,
+            uid,
+            world: Mutex::new(world),
+            changed: watch::Sender::new(()),
+            timers: Mutex::new(None),
+        });
+        let timers = timers::spawn(&simulated);
+        *simulated.timers.lock() = Some(timers);
+        Ok(simulated)
+    }
+
+    /// Controls for tests.
+    #[must_use]
+    pub fn handle(self: &Arc<Self>) -> SimulatedHandle {
+        SimulatedHandle::new(Arc::clone(self))
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        if let Some(timers) = self.timers.get_mut().take() {
+            timers.abort();
+        }
+    }
+}

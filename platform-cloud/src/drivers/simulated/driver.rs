@@ -1,0 +1,407 @@
+//! The driver over the simulated backend.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use async_trait::async_trait;
+use drover_convert::value::to_duration;
+use drover_core::{Class, Error, Reason, Result};
+use drover_proto::{
+    common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
+    platform::v1::{
+        Capability, DeprovisionState, ExecRequest, ExecStart, FailureDomain, Limits, Node,
+        NodeClass, NodePhase, StreamLogsRequest, exec_request::Input,
+    },
+};
+use futures::{StreamExt, stream};
+
+use super::{
+    Simulated,
+    faults::{Fault, Operation, lost},
+    placement::{self, Placer},
+    world::number,
+};
+use crate::driver::{
+    Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
+    Listing, Live, LogStream, Outcome, Place, Target,
+};
+
+/// Longest time that a call may take here before it has made something or never will.
+const MAX_CREATION: Duration = Duration::from_secs(10);
+/// How long a request id is recognised beyond its nodes.
+const REQUEST_MEMORY: Duration = Duration::from_secs(600);
+/// Shortest interval at which it may be polled.
+const MIN_POLL: Duration = Duration::from_secs(1);
+
+impl Simulated {
+    /// The time that a call takes, and its fault.
+    fn begin(&self, operation: Operation) -> (Duration, Option<Fault>) {
+        let mut world = self.world.lock();
+        let world = &mut *world;
+        let latency = self.settings.jittered(
+            self.settings.latency,
+            self.settings.jitter,
+            &mut world.random,
+        );
+        match world.faults.draw(operation, &mut world.random) {
+            Some(Fault::Stall(longer)) => (latency + self.settings.scaled(longer), None),
+            fault => (latency, fault),
+        }
+    }
+
+    /// Waits for the backend. Answers whether the answer is lost afterwards.
+    async fn call(&self, operation: Operation) -> Result<bool> {
+        let (latency, fault) = self.begin(operation);
+        pause(latency).await;
+        self.reached(fault)
+    }
+
+    fn reached(&self, fault: Option<Fault>) -> Result<bool> {
+        if self.world.lock().paused {
+            return Err(Error::unavailable(
+                "the simulated backend cannot be reached",
+            ));
+        }
+        match fault {
+            Some(Fault::Refuse(error)) => Err(error),
+            Some(Fault::LoseAnswer) => Ok(true),
+            Some(Fault::Stall(_)) | None => Ok(false),
+        }
+    }
+
+    fn make(&self, batch: &Batch) -> Vec<Outcome> {
+        let mut world = self.world.lock();
+        let mut placer = Placer::new(&world, &batch.request);
+        let mut shared = None;
+        let mut make = |slot| {
+            if !batch.may_start() {
+                return Outcome::NotStarted;
+            }
+            let made = placer.choose(&world).and_then(|domain| {
+                let node =
+                    world.create(batch.identity(slot), domain, &mut shared, &self.settings)?;
+                placer.placed(domain);
+                Ok(node)
+            });
+            match made {
+                Ok(node) => Outcome::Made(Box::new(node)),
+                Err(error) => Outcome::Failed(error),
+            }
+        };
+        batch.slots().map(&mut make).collect()
+    }
+
+    fn read(&self, read: impl FnOnce(&super::world::World) -> Vec<Found>) -> Listing {
+        Listing {
+            nodes: read(&self.world.lock()),
+            warnings: Vec::new(),
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            max_batch: Some(self.settings.max_batch),
+            min_poll_interval: Some(to_duration(self.settings.scaled(MIN_POLL))),
+            max_creation_time: Some(to_duration(MAX_CREATION)),
+            request_memory: Some(to_duration(REQUEST_MEMORY)),
+            visibility_delay: Some(to_duration(
+                self.settings.scaled(self.settings.visibility_delay),
+            )),
+            // A repeat reads the nodes of its request as they really are.
+            replay_delay: Some(to_duration(Duration::ZERO)),
+            ..Limits::default()
+        }
+    }
+}
+
+async fn pause(latency: Duration) {
+    // Even a sleep of zero would wait for the next tick of the timer.
+    if !latency.is_zero() {
+        tokio::time::sleep(latency).await;
+    }
+}
+
+#[async_trait]
+impl Driver for Simulated {
+    fn description(&self) -> Description {
+        let mut capabilities = vec![
+            Capability::Adopt,
+            Capability::UpdateNode,
+            Capability::Bootstrap,
+            Capability::BootstrapRender,
+            Capability::GracePeriod,
+            Capability::RetainStorage,
+            Capability::Storage,
+            Capability::NodeLogs,
+            Capability::NodeExec,
+            // Preferred: without failure domains, as well as possible is anywhere.
+            Capability::SpreadPreferred,
+        ];
+        if !self.settings.failure_domains.is_empty() {
+            capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
+        }
+        let world = self.world.lock();
+        let domains = world.domains.iter().map(|room| FailureDomain {
+            name: room.name.clone(),
+            labels: room.labels.clone(),
+            control_plane: true,
+        });
+        Description {
+            uid: self.uid.clone(),
+            name: self.settings.name.clone(),
+            kind: "simulated".to_owned(),
+            driver: "simulated".to_owned(),
+            backend_version: String::new(),
+            scope: BTreeMap::from([("simulation".to_owned(), self.settings.name.clone())]),
+            capabilities,
+            limits: self.limits(),
+            failure_domains: domains.collect(),
+            node_classes: self
+                .settings
+                .node_classes
+                .iter()
+                .map(|class| NodeClass {
+                    name: class.name.clone(),
+                    description: String::new(),
+                    cpus: class.cpus,
+                    memory_bytes: class.memory_bytes,
+                    disk_bytes: None,
+                })
+                .collect(),
+            properties_schema: self.schema.clone(),
+            properties_example: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    async fn check(&self, batch: &Batch) -> Result<()> {
+        {
+            let world = self.world.lock();
+            let class = batch
+                .request
+                .group
+                .as_ref()
+                .map(|group| group.node_class.as_str())
+                .unwrap_or_default();
+            if !class.is_empty() && !world.classes.is_empty() && !world.classes.contains_key(class)
+            {
+                return Err(Error::new(
+                    Reason::NodeClassNotFound,
+                    format!("there is no node class {class:?}"),
+                )
+                .with_resource("node class", class));
+            }
+            placement::check(&world, &batch.request)?;
+        }
+        match batch.slots().next() {
+            Some(slot) => batch.render(slot, Place::default()).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        let lost_answer = self.call(Operation::List).await?;
+        if lost_answer {
+            Err(lost())
+        } else {
+            Ok(self.read(|world| world.list(None)))
+        }
+    }
+
+    async fn list_cluster(&self, cluster_id: &str) -> Result<Option<Listing>> {
+        let lost_answer = self.call(Operation::List).await?;
+        if lost_answer {
+            Err(lost())
+        } else {
+            Ok(Some(self.read(|world| world.list(Some(cluster_id)))))
+        }
+    }
+
+    async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
+        self.reached(None)?;
+        Ok(self.world.lock().of_request(request_id))
+    }
+
+    async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
+        self.reached(None)?;
+        Ok(self.world.lock().by_node_id(node_id).into_iter().collect())
+    }
+
+    async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        let (latency, fault) = self.begin(Operation::Create);
+        if !latency.is_zero() {
+            tokio::select! {
+                () = batch.ended() => return batch.slots().map(|_| Outcome::NotStarted).collect(),
+                () = tokio::time::sleep(latency) => {}
+            }
+        }
+        let lost_answer = match self.reached(fault) {
+            Ok(lost_answer) => lost_answer,
+            Err(error) => {
+                let outcome = match error.class() {
+                    Class::Unknown => Outcome::Unknown(error),
+                    Class::Cannot
+                    | Class::NoCapacity
+                    | Class::Credentials
+                    | Class::Stale
+                    | Class::Reused => Outcome::Failed(error),
+                };
+                return batch.slots().map(|_| outcome.clone()).collect();
+            }
+        };
+        let outcomes = self.make(batch);
+        self.changed.send_replace(());
+        if lost_answer {
+            outcomes.iter().map(|_| Outcome::Unknown(lost())).collect()
+        } else {
+            outcomes
+        }
+    }
+
+    async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
+        let lost_answer = self.call(Operation::Delete).await?;
+        let stop = self
+            .settings
+            .stop_delay
+            .min(options.grace_period.unwrap_or(Duration::MAX));
+        let deleted =
+            self.world
+                .lock()
+                .delete(target, options.retain_storage, self.settings.scaled(stop))?;
+        self.changed.send_replace(());
+        if lost_answer {
+            return Err(lost());
+        }
+        Ok(match deleted {
+            Some(retained_storage) => Deleted {
+                state: DeprovisionState::Deprovisioning,
+                retained_storage,
+            },
+            None => Deleted {
+                state: DeprovisionState::Gone,
+                retained_storage: Vec::new(),
+            },
+        })
+    }
+
+    async fn update(&self, target: &Target, change: &Change) -> Result<Node> {
+        let lost_answer = self.call(Operation::Update).await?;
+        let node = self.world.lock().update(target, change)?;
+        if lost_answer { Err(lost()) } else { Ok(node) }
+    }
+
+    async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
+        if node.phase() == NodePhase::Pending && !request.follow || request.previous {
+            return Err(crate::access::not_running(&node.node_id));
+        }
+        let lines = [
+            format!(
+                "{} of group {} in cluster {}\n",
+                node.id, node.group, node.cluster_id
+            ),
+            format!(
+                "{} ready={}\n",
+                node.phase().as_str_name(),
+                node.ready.unwrap_or_default()
+            ),
+        ];
+        let skip = request
+            .tail_lines
+            .map_or(0, |tail| lines.len().saturating_sub(tail as usize));
+        let lines = stream::iter(
+            lines
+                .into_iter()
+                .skip(skip)
+                .map(|line| Ok(line.into_bytes())),
+        );
+        // A simulated node writes nothing more; who follows waits for it.
+        Ok(if request.follow {
+            lines.chain(stream::pending()).boxed()
+        } else {
+            lines.boxed()
+        })
+    }
+
+    /// `echo` writes its arguments, `cat` its input, `false` ends with 1; everything else ends well at once.
+    async fn exec(&self, node: &Node, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
+        if node.phase() != NodePhase::Running {
+            return Err(crate::access::not_running(&node.node_id));
+        }
+        let exit = |code| stream::once(async move { Ok(output(Output::ExitCode(code))) });
+        let program = start
+            .command
+            .first()
+            .map(String::as_str)
+            .unwrap_or_default();
+        Ok(match program {
+            "false" => exit(1).boxed(),
+            "echo" => {
+                let text = format!("{}\n", start.command[1..].join(" "));
+                stream::once(async move { Ok(stdout(text.into_bytes())) })
+                    .chain(exit(0))
+                    .boxed()
+            }
+            "cat" if start.stdin => {
+                let open = input.take_while(|item| {
+                    let closed = matches!(
+                        item,
+                        Ok(ExecRequest {
+                            input: Some(Input::StdinClosed(_))
+                        })
+                    );
+                    async move { !closed }
+                });
+                let echoed = open.filter_map(|item| async move {
+                    match item {
+                        Ok(ExecRequest {
+                            input: Some(Input::Stdin(chunk)),
+                        }) => Some(Ok(output(Output::Stdout(chunk)))),
+                        Ok(_) => None,
+                        Err(error) => Some(Err(error)),
+                    }
+                });
+                echoed.chain(exit(0)).boxed()
+            }
+            _ => exit(0).boxed(),
+        })
+    }
+
+    fn live(&self) -> Option<&dyn Live> {
+        self.settings.push.then_some(self as &dyn Live)
+    }
+
+    async fn shutdown(&self) {
+        let timers = self.timers.lock().take();
+        if let Some(timers) = timers {
+            timers.abort();
+        }
+    }
+}
+
+impl Live for Simulated {
+    fn connect(&self, changes: Changes) {
+        self.world.lock().connect(changes);
+    }
+
+    fn node(&self, cluster_id: &str, node_id: &str) -> Option<Node> {
+        let number = number(node_id)?;
+        let world = self.world.lock();
+        let node = world.visible(number)?;
+        (node.cluster_id() == cluster_id).then(|| world.node(number, node))
+    }
+
+    fn is_current(&self) -> bool {
+        !self.world.lock().paused
+    }
+}
+
+fn output(output: Output) -> ProcessOutput {
+    ProcessOutput {
+        output: Some(output),
+    }
+}
+
+fn stdout(data: Vec<u8>) -> ProcessOutput {
+    output(Output::Stdout(Chunk {
+        content: Some(Content::Data(data)),
+    }))
+}

@@ -1,0 +1,99 @@
+//! What goes wrong, by chance or on demand.
+
+use std::{collections::VecDeque, time::Duration};
+
+use drover_core::Error;
+use serde::{Deserialize, Serialize};
+
+use super::settings::{ErrorRate, ErrorRates};
+
+/// A call to the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Lists everything, a cluster, or some nodes.
+    List,
+    /// Makes the nodes of one request.
+    Create,
+    /// Deletes a node.
+    Delete,
+    /// Updates or adopts a node.
+    Update,
+}
+
+/// What happens to one call.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// It fails with this error, and nothing is done.
+    Refuse(Error),
+    /// It is done, and then fails: the answer is lost.
+    LoseAnswer,
+    /// It takes so much longer before it is done.
+    Stall(Duration),
+}
+
+/// How a node dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Death {
+    /// It is listed as failed until it is deleted.
+    #[default]
+    Failed,
+    /// The backend says that it has ended for good, and lists it until it is deleted.
+    Terminated,
+    /// It is not listed any more.
+    Vanished,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    rates: ErrorRates,
+    next: VecDeque<(Operation, Fault)>,
+}
+
+impl Faults {
+    pub(super) fn new(rates: ErrorRates) -> Self {
+        Self {
+            rates,
+            next: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, operation: Operation, fault: Fault) {
+        self.next.push_back((operation, fault));
+    }
+
+    /// What happens to the next call of this kind.
+    pub(super) fn draw(
+        &mut self,
+        operation: Operation,
+        random: &mut fastrand::Rng,
+    ) -> Option<Fault> {
+        if let Some(at) = self.next.iter().position(|(of, _)| *of == operation) {
+            return self.next.remove(at).map(|(_, fault)| fault);
+        }
+        let ErrorRate { before, after } = match operation {
+            Operation::List => self.rates.list,
+            Operation::Create => self.rates.create,
+            Operation::Delete => self.rates.delete,
+            Operation::Update => self.rates.update,
+        };
+        if before == 0.0 && after == 0.0 {
+            return None;
+        }
+        let drawn = random.f64();
+        if drawn < before {
+            Some(Fault::Refuse(Error::unavailable(
+                "the simulated backend failed before it did anything",
+            )))
+        } else if drawn < before + after {
+            Some(Fault::LoseAnswer)
+        } else {
+            None
+        }
+    }
+}
+
+/// The error of a lost answer.
+pub(super) fn lost() -> Error {
+    Error::unavailable("the simulated backend lost its answer")
+}

@@ -1,0 +1,244 @@
+//! What is known of the backend: shared whole reads, and the log of changes that watchers follow.
+
+use std::{collections::HashMap, sync::Arc, time::SystemTime};
+
+use drover_core::Result;
+use drover_proto::platform::v1::{Node, RemovalEvidence, Warning};
+use futures::{FutureExt, future::BoxFuture, future::Shared};
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    changelog::{Changelog, Key, MAX_REMOVALS},
+    clock::Clock,
+    driver::{Changes, Driver, Listing},
+    feed::Listener,
+    limits,
+};
+
+/// One complete reading of the backend, or of one cluster.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// When it began.
+    pub(crate) observe_time: SystemTime,
+    /// What was there.
+    pub(crate) listing: Listing,
+}
+
+type SharedReading = Shared<BoxFuture<'static, Result<Arc<Reading>>>>;
+
+/// What is known of the backend.
+pub(crate) struct Observer {
+    driver: Arc<dyn Driver>,
+    clock: Clock,
+    log: Arc<Changelog>,
+    /// The read that has not begun yet; whoever asks now shares it.
+    next: Mutex<Option<SharedReading>>,
+    /// Held by the read that is under way.
+    reading: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    /// Warnings that stand, and how often they changed.
+    warnings: watch::Sender<(u64, Vec<Warning>)>,
+}
+
+struct State {
+    observe_time: SystemTime,
+    /// The nodes of a driver that is polled.
+    polled: HashMap<Key, Polled>,
+}
+
+struct Polled {
+    node: Arc<Node>,
+    /// A read that began before this may not show it yet.
+    visible_from: Instant,
+}
+
+impl Observer {
+    /// Connects to the driver.
+    #[must_use]
+    pub(crate) fn new(driver: Arc<dyn Driver>, clock: Clock) -> Arc<Self> {
+        let log = Changelog::new(MAX_REMOVALS);
+        if let Some(live) = driver.live() {
+            live.connect(Changes::new(Arc::clone(&log) as Arc<dyn Listener>));
+        }
+        let state = State {
+            observe_time: clock.now(),
+            polled: HashMap::new(),
+        };
+        Arc::new(Self {
+            driver,
+            clock,
+            log,
+            next: Mutex::new(None),
+            reading: tokio::sync::Mutex::new(()),
+            state: Mutex::new(state),
+            warnings: watch::Sender::new((0, Vec::new())),
+        })
+    }
+
+    /// The log of changes.
+    #[must_use]
+    pub(crate) fn log(&self) -> &Arc<Changelog> {
+        &self.log
+    }
+
+    /// The warnings that stand. The receiver is told when they change.
+    #[must_use]
+    pub(crate) fn warnings(&self) -> watch::Receiver<(u64, Vec<Warning>)> {
+        self.warnings.subscribe()
+    }
+
+    /// When the backend was last known whole. Everything up to then is in the log.
+    #[must_use]
+    pub(crate) fn observe_time(&self) -> SystemTime {
+        let mut state = self.state.lock();
+        if let Some(live) = self.driver.live()
+            && live.is_current()
+        {
+            state.observe_time = self.clock.now();
+        }
+        state.observe_time
+    }
+
+    /// Makes sure that the log holds everything that exists now.
+    ///
+    /// # Errors
+    /// Those of the driver when it cannot read.
+    pub(crate) async fn prepare(self: &Arc<Self>) -> Result<()> {
+        match self.driver.live() {
+            // A driver that hears of everything needs no read as long as it hears.
+            Some(live) if live.is_current() => Ok(()),
+            _ => self.read().await.map(drop),
+        }
+    }
+
+    /// What is known of a node, from memory.
+    #[must_use]
+    pub(crate) fn node(&self, key: &Key) -> Option<Node> {
+        match self.driver.live() {
+            Some(live) => live.node(&key.cluster_id, &key.node_id),
+            None => self
+                .state
+                .lock()
+                .polled
+                .get(key)
+                .map(|polled| Node::clone(&polled.node)),
+        }
+    }
+
+    /// Reads everything. The read begins after this was called; those who call before it begins share it.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(crate) async fn read(self: &Arc<Self>) -> Result<Arc<Reading>> {
+        let read = {
+            let mut next = self.next.lock();
+            next.get_or_insert_with(|| {
+                let this = Arc::clone(self);
+                async move { this.read_now().await }.boxed().shared()
+            })
+            .clone()
+        };
+        read.await
+    }
+
+    async fn read_now(self: Arc<Self>) -> Result<Arc<Reading>> {
+        let _reading = self.reading.lock().await;
+        // From here on it has begun: who calls now needs another one.
+        *self.next.lock() = None;
+        let began = Instant::now();
+        let listing = self.driver.list().await?;
+        let observe_time = self.clock.at(began);
+        self.apply(&listing, began, observe_time);
+        Ok(Arc::new(Reading {
+            observe_time,
+            listing,
+        }))
+    }
+
+    /// Reads one cluster, alone if the driver can do that for less than everything.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(crate) async fn read_cluster(self: &Arc<Self>, cluster_id: &str) -> Result<Arc<Reading>> {
+        let observe_time = self.clock.now();
+        match self.driver.list_cluster(cluster_id).await? {
+            Some(listing) => Ok(Arc::new(Reading {
+                observe_time,
+                listing,
+            })),
+            None => self.read().await,
+        }
+    }
+
+    fn apply(&self, listing: &Listing, began: Instant, observe_time: SystemTime) {
+        self.warnings.send_if_modified(|(count, warnings)| {
+            let changed = *warnings != listing.warnings;
+            if changed {
+                *count += 1;
+                warnings.clone_from(&listing.warnings);
+            }
+            changed
+        });
+        let mut state = self.state.lock();
+        state.observe_time = state.observe_time.max(observe_time);
+        if self.driver.live().is_some() {
+            return;
+        }
+        let mut before = std::mem::take(&mut state.polled);
+        for found in &listing.nodes {
+            let key = key(&found.node);
+            match before.remove(&key) {
+                Some(known) if *known.node == found.node => {
+                    state.polled.insert(key, known);
+                }
+                known => {
+                    // What a call made since the read began is newer than what the read saw.
+                    let node = match known {
+                        Some(known) if known.visible_from > began => known,
+                        _ => {
+                            self.log.changed(&key.cluster_id, &key.node_id);
+                            Polled {
+                                node: Arc::new(found.node.clone()),
+                                visible_from: began,
+                            }
+                        }
+                    };
+                    state.polled.insert(key, node);
+                }
+            }
+        }
+        for (key, known) in before {
+            if known.visible_from > began {
+                state.polled.insert(key, known);
+            } else {
+                self.log
+                    .removed(&key.cluster_id, &key.node_id, RemovalEvidence::NotListed);
+            }
+        }
+    }
+
+    /// Takes in a node that a call made or changed, before the next read shows it.
+    pub(crate) fn made(&self, node: &Node) {
+        if self.driver.live().is_some() {
+            return;
+        }
+        let visible_from =
+            Instant::now() + limits::visibility_delay(&self.driver.description().limits);
+        let key = key(node);
+        // First the node, then its news: a watcher reads the node as soon as it hears.
+        let node = Polled {
+            node: Arc::new(node.clone()),
+            visible_from,
+        };
+        self.state.lock().polled.insert(key.clone(), node);
+        self.log.changed(&key.cluster_id, &key.node_id);
+    }
+}
+
+fn key(node: &Node) -> Key {
+    Key {
+        cluster_id: node.cluster_id.as_str().into(),
+        node_id: node.node_id.as_str().into(),
+    }
+}

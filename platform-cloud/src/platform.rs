@@ -1,0 +1,289 @@
+//! One platform: its driver and everything that its calls share.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_convert::value::{object, to_struct};
+use drover_core::{Error, Reason, Result, error::Violation};
+use drover_proto::platform::v1::{Capability, Node, NodeRole, NodeTarget, Platform as Handshake};
+use parking_lot::Mutex;
+use prost::Message;
+use prost_types::Struct;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
+
+use crate::{
+    clock::Clock,
+    discover::Pages,
+    driver::{Description, Driver},
+    fences::Fences,
+    identity::hex,
+    limits,
+    observer::Observer,
+    provision::{Memory, Requests},
+    templates::Templates,
+};
+
+/// How long a shutdown waits for calls that change something.
+const MAX_SHUTDOWN: Duration = Duration::from_secs(10);
+
+/// How often a template directory is looked at. A person who saves a template waits no longer.
+const CATALOGUE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// One platform, shared by its services.
+pub struct Platform {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) templates: Templates,
+    pub(crate) observer: Arc<Observer>,
+    pub(crate) fences: Arc<Fences>,
+    pub(crate) requests: Requests,
+    pub(crate) memory: Memory,
+    pub(crate) pages: Pages,
+    /// Calls that change something run here, so that a caller who goes away does not leave them half done.
+    pub(crate) tasks: TaskTracker,
+    pub(crate) shutdown: CancellationToken,
+    instance_id: String,
+    validator: Mutex<Option<(Arc<Value>, Arc<jsonschema::Validator>)>>,
+}
+
+impl Platform {
+    /// A platform over a driver. Starts what it needs in the background; [`Platform::shutdown`] ends it.
+    #[must_use]
+    pub fn new(driver: Arc<dyn Driver>, templates: Templates, clock: Clock) -> Arc<Self> {
+        let platform = Arc::new(Self {
+            observer: Observer::new(Arc::clone(&driver), clock),
+            driver,
+            templates,
+            fences: Fences::new(),
+            requests: Requests::default(),
+            memory: Memory::default(),
+            pages: Pages::default(),
+            tasks: TaskTracker::new(),
+            shutdown: CancellationToken::new(),
+            instance_id: Uuid::new_v4().to_string(),
+            validator: Mutex::new(None),
+        });
+        platform.start();
+        platform
+    }
+
+    fn start(self: &Arc<Self>) {
+        if self.driver.live().is_none() {
+            let this = Arc::clone(self);
+            self.background(async move { this.poll().await });
+        }
+        if let Templates::Catalogue(catalogue) = &self.templates {
+            let catalogue = Arc::clone(catalogue);
+            self.background(async move {
+                loop {
+                    tokio::time::sleep(CATALOGUE_INTERVAL).await;
+                    let catalogue = Arc::clone(&catalogue);
+                    let reload =
+                        tokio::task::spawn_blocking(move || catalogue.reload_if_changed()).await;
+                    if let Ok(drover_templates::Reload::Refused(why)) = reload {
+                        tracing::warn!("{why}");
+                    }
+                }
+            });
+        }
+    }
+
+    fn background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = work => {}
+            }
+        });
+    }
+
+    async fn poll(self: Arc<Self>) {
+        loop {
+            if let Err(error) = self.observer.read().await {
+                tracing::warn!(%error, "the backend could not be read");
+            }
+            tokio::time::sleep(limits::min_poll_interval(&self.driver.description().limits)).await;
+        }
+    }
+
+    /// Ends watches, waits for calls that change something (at most 10 s), and ends the driver.
+    pub async fn shutdown(&self) {
+        self.shutdown.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(MAX_SHUTDOWN, self.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("calls were still under way at the end of the shutdown");
+        }
+        self.driver.shutdown().await;
+    }
+
+    /// What the driver says, and what this layer adds to it.
+    pub(crate) fn description(&self) -> Description {
+        let mut description = self.driver.description();
+        for capability in [Capability::Watch, Capability::Fence] {
+            if !description.capabilities.contains(&capability) {
+                description.capabilities.push(capability);
+            }
+        }
+        description.capabilities.sort_unstable();
+        description
+    }
+
+    /// The handshake.
+    #[must_use]
+    pub fn handshake(&self) -> Handshake {
+        let description = self.description();
+        let free = |value: Option<Arc<Value>>| value.and_then(|v| v.as_object().map(to_struct));
+        let mut warnings = description.warnings;
+        warnings.extend(self.templates.warning());
+        let mut handshake = Handshake {
+            uid: description.uid,
+            instance_id: self.instance_id.clone(),
+            name: description.name,
+            kind: description.kind,
+            driver: description.driver,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            backend_version: description.backend_version,
+            scope: description.scope,
+            capabilities: description
+                .capabilities
+                .into_iter()
+                .map(Into::into)
+                .collect(),
+            limits: Some(description.limits),
+            failure_domains: description.failure_domains,
+            node_classes: description.node_classes,
+            templates: self.templates.entries(),
+            properties_schema: free(description.properties_schema),
+            properties_example: free(description.properties_example),
+            etag: String::new(),
+            addon_kinds: Vec::new(),
+            warnings,
+        };
+        handshake.etag = hex(&Sha256::digest(handshake.encode_to_vec())[..16]);
+        handshake
+    }
+
+    pub(crate) fn etag(&self) -> String {
+        self.handshake().etag
+    }
+
+    pub(crate) fn instance_id(&self) -> &str {
+        &self.instance_id
+    }
+
+    /// Checks that a call is meant for this backend and this start of the server.
+    pub(crate) fn meant(&self, uid: &str, uid_required: bool, instance: &str) -> Result<()> {
+        if uid.is_empty() && uid_required {
+            return Err(Error::invalid("expected_platform_uid", "is required"));
+        }
+        let own = self.driver.description().uid;
+        if !uid.is_empty() && uid != own {
+            return Err(Error::new(
+                Reason::PlatformMismatch,
+                format!("this is platform {own}, not the one meant"),
+            )
+            .with_metadata("platform_uid", own));
+        }
+        if !instance.is_empty() && instance != self.instance_id {
+            return Err(Error::new(
+                Reason::PlatformRestarted,
+                "the platform server was started again since",
+            )
+            .with_metadata("instance_id", &self.instance_id));
+        }
+        Ok(())
+    }
+
+    /// Checks properties with the driver's JSON Schema.
+    pub(crate) fn check_properties(&self, properties: Option<&Struct>) -> Result<()> {
+        let properties = properties.map_or(Ok(Map::new()), |properties| {
+            object("group.properties", properties)
+        })?;
+        let Some(schema) = self.driver.description().properties_schema else {
+            return Ok(());
+        };
+        let validator = self.validator(&schema)?;
+        let violations: Vec<_> = validator
+            .iter_errors(&Value::Object(properties))
+            .map(|error| Violation {
+                field: format!("group.properties{}", path(error.instance_path().as_str())),
+                // Properties may hold what nobody else should read, so values are not repeated.
+                description: error.masked().to_string(),
+            })
+            .collect();
+        if violations.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::violations(violations))
+        }
+    }
+
+    fn validator(&self, schema: &Arc<Value>) -> Result<Arc<jsonschema::Validator>> {
+        let mut cached = self.validator.lock();
+        if let Some((known, validator)) = &*cached
+            && Arc::ptr_eq(known, schema)
+        {
+            return Ok(Arc::clone(validator));
+        }
+        let validator = jsonschema::validator_for(schema).map_err(|error| {
+            Error::internal(format!("the driver's properties schema is wrong: {error}"))
+        })?;
+        let validator = Arc::new(validator);
+        *cached = Some((Arc::clone(schema), Arc::clone(&validator)));
+        Ok(validator)
+    }
+
+    /// The node that is meant by who wants to look into it.
+    pub(crate) async fn find(&self, target: &NodeTarget) -> Result<Node> {
+        let found = self.driver.by_node_id(&target.node_id).await?;
+        if found.is_empty() {
+            return Err(Error::not_found("node", &target.node_id));
+        }
+        let Some(node) = found
+            .into_iter()
+            .map(|f| f.node)
+            .find(|node| node.cluster_id == target.cluster_id)
+        else {
+            return Err(Error::new(
+                Reason::NodeNotInCluster,
+                "the node belongs to another cluster",
+            ));
+        };
+        match &target.expected_slot {
+            Some(slot) if node.slot.as_ref() != Some(slot) => Err(Error::new(
+                Reason::SlotMismatch,
+                "the node has another slot than expected",
+            )),
+            _ => Ok(node),
+        }
+    }
+}
+
+/// A JSON pointer as the path of a field.
+fn path(pointer: &str) -> String {
+    let parts = pointer
+        .split('/')
+        .skip(1)
+        .map(|part| part.replace("~1", "/").replace("~0", "~"));
+    parts
+        .map(|part| {
+            if part.parse::<usize>().is_ok() {
+                format!("[{part}]")
+            } else {
+                format!(".{part}")
+            }
+        })
+        .collect()
+}
+
+/// A role given as a number that has passed the checks.
+pub(crate) fn role(value: i32) -> Option<NodeRole> {
+    NodeRole::try_from(value)
+        .ok()
+        .filter(|role| *role != NodeRole::Unspecified)
+}

@@ -1,0 +1,199 @@
+//! Removing and changing single nodes, if they are still what the caller believes.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{
+    DeprovisionRequest, DeprovisionResponse, DeprovisionState, Fence, Node, NodeAdoption, SlotKey,
+    UpdateNodeRequest, update_node_request::Update,
+};
+
+use crate::{
+    check,
+    driver::{Change, Deletion, Target},
+    identity::Identity,
+    platform::{Platform, role},
+    provision::removed,
+};
+
+impl Platform {
+    /// Answers a Deprovision call.
+    pub(crate) async fn deprovision(
+        self: &Arc<Self>,
+        request: DeprovisionRequest,
+    ) -> Result<DeprovisionResponse> {
+        self.meant(
+            &request.expected_platform_uid,
+            true,
+            &request.expected_instance_id,
+        )?;
+        check::deprovision(&request, &self.description())?;
+        let fence = request.fence.clone().unwrap_or_default();
+        let this = Arc::clone(self);
+        self.changing(&fence, async move { this.remove(request).await })
+            .await
+    }
+
+    /// Runs what changes something to its end, even if the caller goes away.
+    async fn changing<T: Send + 'static>(
+        &self,
+        fence: &Fence,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let under_way = self.fences.begin(fence)?;
+        let task = self.tasks.spawn(async move {
+            let outcome = work.await;
+            drop(under_way);
+            outcome
+        });
+        task.await.unwrap_or_else(|_| {
+            Err(Error::internal(
+                "the call ended without an answer; its outcome is unknown",
+            ))
+        })
+    }
+
+    async fn remove(&self, request: DeprovisionRequest) -> Result<DeprovisionResponse> {
+        let slot = SlotKey {
+            owner: request.owner,
+            request_id: request.node_request_id,
+            index: request.index,
+        };
+        let target = Target {
+            cluster_id: request.cluster_id,
+            node_id: request.node_id,
+            slot: Some(slot.clone()),
+        };
+        let found = self.driver.by_node_id(&target.node_id).await?;
+        let node = found
+            .iter()
+            .find(|found| found.node.cluster_id == target.cluster_id)
+            .or(found.first());
+        let Some(node) = node else {
+            return Ok(DeprovisionResponse {
+                state: DeprovisionState::Gone.into(),
+                retained_storage: Vec::new(),
+            });
+        };
+        target.matches(&node.node)?;
+        let options = Deletion {
+            grace_period: request
+                .grace_period
+                .and_then(|grace| Duration::try_from(grace).ok()),
+            retain_storage: request.retain_storage,
+            reason: request.reason,
+        };
+        let deleted = self.driver.delete(&target, &options).await?;
+        // A late repeat of the request that made the node must not make it again.
+        self.remember(
+            &slot.request_id,
+            None,
+            slot.index.unwrap_or_default(),
+            removed(&target.node_id),
+        );
+        Ok(DeprovisionResponse {
+            state: deleted.state.into(),
+            retained_storage: deleted.retained_storage,
+        })
+    }
+
+    /// Answers an UpdateNode call.
+    pub(crate) async fn update(self: &Arc<Self>, request: UpdateNodeRequest) -> Result<Node> {
+        self.meant(
+            &request.expected_platform_uid,
+            true,
+            &request.expected_instance_id,
+        )?;
+        check::update(&request, &self.description())?;
+        let fence = request.fence.clone().unwrap_or_default();
+        let this = Arc::clone(self);
+        self.changing(&fence, async move { this.change(request).await })
+            .await
+    }
+
+    async fn change(&self, request: UpdateNodeRequest) -> Result<Node> {
+        let target = Target {
+            cluster_id: request.expected_cluster_id,
+            node_id: request.node_id,
+            slot: request.expected_slot,
+        };
+        let found = self.driver.by_node_id(&target.node_id).await?;
+        if found.is_empty() {
+            return Err(Error::not_found("node", &target.node_id));
+        }
+        let change = match request.update {
+            Some(Update::Adoption(adoption)) => {
+                let store_id = request
+                    .fence
+                    .map(|fence| fence.store_id)
+                    .unwrap_or_default();
+                let identity = adopted(adoption, store_id);
+                if let Some(done) = found
+                    .iter()
+                    .find(|found| is_already(&found.node, &identity))
+                {
+                    return Ok(done.node.clone());
+                }
+                let taken = self.driver.of_request(&identity.request_id).await?;
+                if taken
+                    .iter()
+                    .any(|found| found.node.slot.as_ref() == Some(&identity.key()))
+                {
+                    return Err(Error::new(
+                        Reason::SlotMismatch,
+                        "another node has the slot that it should get",
+                    ));
+                }
+                Change::Adopt(Box::new(identity))
+            }
+            Some(Update::Change(change)) => Change::Edit {
+                role: role(change.role),
+                set_labels: change.set_labels,
+                remove_labels: change.remove_labels,
+            },
+            None => return Err(Error::invalid("update", "is required: change or adoption")),
+        };
+        let node = found
+            .iter()
+            .find(|found| found.node.cluster_id == target.cluster_id)
+            .or(found.first());
+        if let Some(node) = node {
+            target.matches(&node.node)?;
+        }
+        let node = self.driver.update(&target, &change).await?;
+        self.observer.made(&node);
+        Ok(node)
+    }
+}
+
+fn adopted(adoption: NodeAdoption, store_id: String) -> Identity {
+    let key = adoption.key.unwrap_or_default();
+    let slot = adoption.slot.unwrap_or_default();
+    Identity {
+        owner: key.owner,
+        cluster_id: adoption.cluster_id,
+        group: adoption.group,
+        request_id: key.request_id,
+        index: slot.index.unwrap_or_default(),
+        sequence: adoption.sequence,
+        spec_hash: adoption.spec_hash,
+        store_id,
+        id: slot.id,
+        name: slot.name,
+        ordinal: slot.ordinal.unwrap_or_default(),
+        role: slot.role,
+        ..Identity::default()
+    }
+}
+
+/// Whether an adoption has happened before. The role may have changed since.
+fn is_already(node: &Node, identity: &Identity) -> bool {
+    node.cluster_id == identity.cluster_id
+        && node.slot.as_ref() == Some(&identity.key())
+        && node.id == identity.id
+        && node.name == identity.name
+        && node.ordinal == Some(identity.ordinal)
+        && node.group == identity.group
+        && node.spec_hash == identity.spec_hash
+        && node.sequence == identity.sequence
+}

@@ -1,0 +1,334 @@
+//! From a request to what its template makes of it.
+
+use std::{fmt, sync::Arc};
+
+use drover_convert::value::{object, to_duration, to_struct};
+use drover_core::Result;
+use drover_proto::platform::v1::{
+    self as proto, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle, LifecycleHook,
+    ManagementPolicy, PhaseProbe, PortRef, ProvisionRequest, Slot, TcpProbe, TemplateDefaults,
+    TemplateEntry, bootstrap::UserData, health_policy, port_ref,
+};
+use drover_templates::{
+    Catalogue, ClusterContext, Context, EndpointContext, Entry, GroupContext, Health, Hook,
+    InfrastructureContext, NodeContext, NodeRole, PeerContext, Port, Probe, Query, Selected,
+    StorageContext, render_text,
+};
+use prost_types::Struct;
+use serde_json::{Map, Value};
+
+/// Name of the only entry of [`Templates::Anything`].
+const ANYTHING: &str = "anything";
+
+/// Where templates come from.
+#[derive(Clone)]
+pub enum Templates {
+    /// A catalogue.
+    Catalogue(Arc<Catalogue>),
+    /// Every store and version is fine and renders to nothing, for backends that run nothing.
+    Anything,
+}
+
+/// Where a node is put, as its template may know it. Known only when it is made.
+#[derive(Clone, Default)]
+pub struct Place {
+    /// Name of its failure domain. Empty: none or not known.
+    pub failure_domain: String,
+    /// `platform` in the template context; each driver documents its keys.
+    pub platform: Map<String, Value>,
+    /// Directory of the node's storage, on platforms where it is one.
+    pub storage_path: Option<String>,
+}
+
+/// What a template made for one node. Secret: `Debug` shows lengths only.
+#[derive(Clone)]
+pub struct Rendered {
+    /// The output of the template. What it means is up to the driver.
+    pub document: drover_templates::Rendered,
+    /// User data, rendered if the request says so. `None`: none was given.
+    pub bootstrap: Option<Vec<u8>>,
+}
+
+impl fmt::Debug for Rendered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bootstrap = self.bootstrap.as_ref().map(Vec::len);
+        write!(
+            f,
+            "Rendered({} bytes, bootstrap {bootstrap:?} bytes, redacted)",
+            self.document.expose().len()
+        )
+    }
+}
+
+/// The template of one request, with everything that is the same for all of its nodes.
+pub struct Renderer {
+    selected: Option<Selected>,
+    context: Context,
+    bootstrap: Option<proto::Bootstrap>,
+}
+
+impl Templates {
+    /// The entries as `GetPlatform` lists them.
+    #[must_use]
+    pub fn entries(&self) -> Vec<TemplateEntry> {
+        match self {
+            Self::Catalogue(catalogue) => catalogue.entries().iter().map(entry).collect(),
+            Self::Anything => ["", "*"]
+                .map(|store| TemplateEntry {
+                    store: store.to_owned(),
+                    version_requirement: "*".to_owned(),
+                    template: ANYTHING.to_owned(),
+                    ..TemplateEntry::default()
+                })
+                .to_vec(),
+        }
+    }
+
+    /// What the operator should see.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Self::Catalogue(catalogue) => catalogue.warning(),
+            Self::Anything => None,
+        }
+    }
+
+    /// Chooses the template of a request, and reads its free-form values.
+    ///
+    /// # Errors
+    /// `TemplateNotFound`; `Invalid` for a free-form value that is not exact.
+    pub fn select(&self, request: &ProvisionRequest) -> Result<Renderer> {
+        let context = context(request)?;
+        let selected = match self {
+            Self::Catalogue(catalogue) => {
+                let version = match context.group.version.as_str() {
+                    "" => &context.cluster.version,
+                    version => version,
+                };
+                let query = Query {
+                    store: &context.cluster.store,
+                    version,
+                    attributes: &context.group.attributes,
+                };
+                Some(catalogue.select(query)?)
+            }
+            Self::Anything => None,
+        };
+        Ok(Renderer {
+            selected,
+            context,
+            bootstrap: request.bootstrap.clone(),
+        })
+    }
+}
+
+impl Renderer {
+    /// Names of the ports that the nodes have, as the catalogue entry lists them.
+    #[must_use]
+    pub fn ports(&self) -> &[String] {
+        self.selected
+            .as_ref()
+            .map_or(&[], |selected| &selected.entry().ports)
+    }
+
+    /// What becomes of one slot in its place.
+    ///
+    /// # Errors
+    /// `Precondition` when the template does not go with what the request says.
+    pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
+        let mut context = self.context.clone();
+        context.node = NodeContext {
+            id: slot.id.clone(),
+            name: slot.name.clone(),
+            ordinal: slot.ordinal.unwrap_or_default(),
+            role: role(slot.role()),
+            failure_domain: place.failure_domain,
+        };
+        context.platform = place.platform;
+        if place.storage_path.is_some() {
+            context.storage.get_or_insert_default().path = place.storage_path;
+        }
+        let bootstrap = self.bootstrap(&context)?;
+        // User data that is no text cannot be part of a template; it reaches the node as it is.
+        context.bootstrap = bootstrap
+            .as_ref()
+            .and_then(|data| String::from_utf8(data.clone()).ok());
+        let document = match &self.selected {
+            Some(selected) => selected.render(&context)?,
+            None => render_text(ANYTHING, "", &context)?,
+        };
+        Ok(Rendered {
+            document,
+            bootstrap,
+        })
+    }
+
+    fn bootstrap(&self, context: &Context) -> Result<Option<Vec<u8>>> {
+        let Some(bootstrap) = &self.bootstrap else {
+            return Ok(None);
+        };
+        Ok(match &bootstrap.user_data {
+            None => None,
+            Some(UserData::Binary(data)) => Some(data.clone()),
+            Some(UserData::Text(text)) if bootstrap.render => Some(
+                render_text("bootstrap", text, context)?
+                    .into_text()
+                    .into_bytes(),
+            ),
+            Some(UserData::Text(text)) => Some(text.clone().into_bytes()),
+        })
+    }
+}
+
+fn context(request: &ProvisionRequest) -> Result<Context> {
+    let free = |field: &str, value: &Option<Struct>| {
+        value
+            .as_ref()
+            .map_or(Ok(Map::new()), |value| object(field, value))
+    };
+    let cluster = request.cluster.clone().unwrap_or_default();
+    let group = request.group.clone().unwrap_or_default();
+    Ok(Context {
+        cluster: ClusterContext {
+            attributes: free("cluster.attributes", &cluster.attributes)?,
+            id: cluster.id,
+            store: cluster.store,
+            version: cluster.version,
+            labels: cluster.labels,
+        },
+        group: GroupContext {
+            attributes: free("group.attributes", &group.attributes)?,
+            path: group.path,
+            role: group.role,
+            size: group.size,
+            class: group.node_class,
+            version: group.version,
+        },
+        peers: request.peers.iter().map(peer).collect(),
+        storage: request.storage.as_ref().map(|storage| StorageContext {
+            size_bytes: storage.size_bytes,
+            class: storage.class.clone(),
+            path: None,
+        }),
+        request_id: request.request_id.clone(),
+        infrastructure: request
+            .infrastructure
+            .iter()
+            .enumerate()
+            .map(|(at, outputs)| {
+                Ok(InfrastructureContext {
+                    platform: outputs.platform.clone(),
+                    endpoint: outputs.endpoint.as_ref().map(|endpoint| EndpointContext {
+                        host: endpoint.host.clone(),
+                        port: endpoint.port,
+                    }),
+                    network_id: outputs.network_id.clone(),
+                    properties: free(
+                        &format!("infrastructure[{at}].properties"),
+                        &outputs.properties,
+                    )?,
+                })
+            })
+            .collect::<Result<_>>()?,
+        ..Context::default()
+    })
+}
+
+fn peer(peer: &proto::Peer) -> PeerContext {
+    PeerContext {
+        name: peer.name.clone(),
+        group: peer.group.clone(),
+        ordinal: peer.ordinal,
+        role: role(peer.role()),
+        endpoints: peer.endpoints.clone(),
+        ready: peer.ready,
+    }
+}
+
+fn role(role: proto::NodeRole) -> NodeRole {
+    match role {
+        proto::NodeRole::Standby => NodeRole::Standby,
+        proto::NodeRole::Unspecified | proto::NodeRole::Active => NodeRole::Active,
+    }
+}
+
+fn entry(entry: &Entry) -> TemplateEntry {
+    let matchers: Map<String, Value> = entry
+        .matchers
+        .iter()
+        .map(|(name, matcher)| (name.clone(), matcher.to_value()))
+        .collect();
+    let defaults = TemplateDefaults {
+        health: entry.health.as_ref().map(health),
+        management_policy: match entry.management_policy {
+            None => ManagementPolicy::Unspecified,
+            Some(drover_templates::ManagementPolicy::OrderedReady) => {
+                ManagementPolicy::OrderedReady
+            }
+            Some(drover_templates::ManagementPolicy::Parallel) => ManagementPolicy::Parallel,
+        }
+        .into(),
+        lifecycle: entry.lifecycle.as_ref().map(|lifecycle| Lifecycle {
+            pre_stop: lifecycle.pre_stop.as_ref().map(hook),
+            post_promote: lifecycle.post_promote.as_ref().map(hook),
+        }),
+    };
+    TemplateEntry {
+        store: entry.store.clone(),
+        version_requirement: entry
+            .version
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        matchers: (!matchers.is_empty()).then(|| to_struct(&matchers)),
+        template: entry.template.clone(),
+        addon: entry.addon,
+        ports: entry.ports.clone(),
+        defaults: (defaults != TemplateDefaults::default()).then_some(defaults),
+    }
+}
+
+fn hook(hook: &Hook) -> LifecycleHook {
+    LifecycleHook {
+        exec: hook.exec.clone(),
+        timeout: hook.timeout.map(to_duration),
+    }
+}
+
+fn health(health: &Health) -> HealthPolicy {
+    let port = |port: &Option<Port>| {
+        port.as_ref().map(|port| PortRef {
+            port: Some(match port {
+                Port::Number(number) => port_ref::Port::Number(u32::from(*number)),
+                Port::Name(name) => port_ref::Port::Name(name.clone()),
+            }),
+        })
+    };
+    HealthPolicy {
+        probe: health.probe.as_ref().map(|probe| match probe {
+            Probe::Phase => health_policy::Probe::Phase(PhaseProbe {}),
+            Probe::Grpc { port: at, service } => health_policy::Probe::Grpc(GrpcProbe {
+                port: port(at),
+                service: service.clone(),
+            }),
+            Probe::Http {
+                port: at,
+                path,
+                tls,
+            } => health_policy::Probe::Http(HttpProbe {
+                port: port(at),
+                path: path.clone(),
+                tls: *tls,
+            }),
+            Probe::Tcp { port: at } => health_policy::Probe::Tcp(TcpProbe { port: port(at) }),
+            Probe::Exec { command } => health_policy::Probe::Exec(ExecProbe {
+                command: command.clone(),
+            }),
+        }),
+        interval: health.interval.map(to_duration),
+        timeout: health.timeout.map(to_duration),
+        failure_threshold: health.failure_threshold,
+        success_threshold: health.success_threshold,
+        startup_timeout: health.startup_timeout.map(to_duration),
+    }
+}

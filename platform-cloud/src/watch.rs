@@ -1,0 +1,257 @@
+//! Watches: a snapshot, then every change. Each is pulled by its own stream, so flow control alone paces it.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use drover_convert::value::to_duration;
+use drover_core::{Error, Result};
+use drover_proto::platform::v1::{
+    NodeRemovals, NodeRemoved, NodeUpserts, WatchMark, WatchNodesRequest, WatchNodesResponse,
+    WatchStarted, WatchWarnings, watch_nodes_response::Event,
+};
+use futures::{Stream, stream};
+use prost::Message;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    changelog::{Entry, Key},
+    check::Checker,
+    clock::timestamp,
+    limits::{MAX_PAGE_BYTES, MAX_WATCH_NODES},
+    platform::Platform,
+};
+
+/// Heartbeat interval if the request says nothing.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+/// Shortest and longest heartbeat interval.
+const HEARTBEATS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+struct Watcher {
+    platform: Arc<Platform>,
+    cluster: Option<String>,
+    heartbeat: Duration,
+    next_heartbeat: Instant,
+    stage: Stage,
+    /// Position in the log up to which everything was sent.
+    position: u64,
+    /// When everything sent so far was complete.
+    fresh: SystemTime,
+    ready: VecDeque<Event>,
+    changes: watch::Receiver<u64>,
+    warnings: watch::Receiver<(u64, Vec<drover_proto::platform::v1::Warning>)>,
+    warnings_sent: u64,
+}
+
+enum Stage {
+    /// After this node.
+    Snapshot(Option<Arc<Key>>),
+    Changes,
+    Ended,
+}
+
+impl Platform {
+    /// Answers a WatchNodes call.
+    pub(crate) async fn watch(
+        self: &Arc<Self>,
+        request: WatchNodesRequest,
+    ) -> Result<impl Stream<Item = Result<WatchNodesResponse>> + use<>> {
+        self.meant(
+            &request.expected_platform_uid,
+            false,
+            &request.expected_instance_id,
+        )?;
+        let mut check = Checker::default();
+        if !request.cluster_id.is_empty() {
+            check.cluster("cluster_id", &request.cluster_id);
+        }
+        check.grace("heartbeat_interval", request.heartbeat_interval.as_ref());
+        check.finish()?;
+        let heartbeat = request
+            .heartbeat_interval
+            .and_then(|interval| Duration::try_from(interval).ok())
+            .map_or(HEARTBEAT, |interval| {
+                interval.clamp(HEARTBEATS.0, HEARTBEATS.1)
+            });
+        self.observer.prepare().await?;
+        let log = self.observer.log();
+        let watcher = Watcher {
+            cluster: (!request.cluster_id.is_empty()).then_some(request.cluster_id),
+            heartbeat,
+            next_heartbeat: Instant::now() + heartbeat,
+            stage: Stage::Snapshot(None),
+            fresh: self.observer.observe_time(),
+            ready: VecDeque::from([Event::Started(WatchStarted {
+                heartbeat_interval: Some(to_duration(heartbeat)),
+                instance_id: self.instance_id().to_owned(),
+                platform_etag: self.etag(),
+            })]),
+            changes: log.subscribe(),
+            // Taken before the snapshot begins, so that what changes meanwhile is sent after it.
+            position: log.last(),
+            warnings: self.observer.warnings(),
+            warnings_sent: 0,
+            platform: Arc::clone(self),
+        };
+        Ok(stream::unfold(watcher, |mut watcher| async move {
+            let event = watcher.next().await?;
+            let answer = match event {
+                Ok(event) => Ok(WatchNodesResponse { event: Some(event) }),
+                Err(error) => {
+                    watcher.stage = Stage::Ended;
+                    watcher.ready.clear();
+                    Err(error)
+                }
+            };
+            Some((answer, watcher))
+        }))
+    }
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<Result<Event>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            match &self.stage {
+                Stage::Ended => return None,
+                Stage::Snapshot(after) => {
+                    let after = after.clone();
+                    self.snapshot(after.as_ref());
+                }
+                Stage::Changes => {
+                    if let Err(error) = self.changes().await {
+                        return Some(Err(error));
+                    }
+                }
+            }
+            if self.ready.is_empty() {
+                // A long run of nodes of other clusters must not hold up the thread.
+                tokio::task::consume_budget().await;
+            }
+        }
+    }
+
+    fn snapshot(&mut self, after: Option<&Arc<Key>>) {
+        let keys = self.platform.observer.log().nodes_after(
+            after,
+            self.cluster.as_deref(),
+            MAX_WATCH_NODES,
+        );
+        let Some(last) = keys.last() else {
+            self.push_warnings();
+            self.ready.push_back(Event::SnapshotComplete(self.mark()));
+            self.stage = Stage::Changes;
+            return;
+        };
+        self.stage = Stage::Snapshot(Some(Arc::clone(last)));
+        self.push_upserts(keys);
+    }
+
+    /// Puts what is new into `ready`, or waits until there is something.
+    async fn changes(&mut self) -> Result<()> {
+        let platform = Arc::clone(&self.platform);
+        let observed = platform.observer.observe_time();
+        self.changes.mark_unchanged();
+        let log = platform.observer.log();
+        let (entries, reached) =
+            log.after(self.position, self.cluster.as_deref(), MAX_WATCH_NODES)?;
+        self.position = reached;
+        let due = Instant::now() >= self.next_heartbeat;
+        if entries.is_empty() {
+            self.fresh = observed;
+        } else {
+            self.push_entries(entries);
+        }
+        self.push_warnings();
+        if due {
+            self.next_heartbeat = Instant::now() + self.heartbeat;
+            self.ready.push_back(Event::Heartbeat(self.mark()));
+        }
+        if !self.ready.is_empty() {
+            return Ok(());
+        }
+        let wait = async {
+            tokio::select! {
+                _ = self.changes.changed() => {}
+                _ = self.warnings.changed() => {}
+                () = tokio::time::sleep_until(self.next_heartbeat) => {}
+            }
+        };
+        tokio::select! {
+            () = platform.shutdown.cancelled() => Err(Error::unavailable("the platform server shuts down")),
+            () = wait => Ok(()),
+        }
+    }
+
+    fn push_entries(&mut self, entries: Vec<Entry>) {
+        let mut changed = Vec::with_capacity(entries.len());
+        let mut removed = Vec::new();
+        // Node ids are never used again, so the order between nodes does not matter.
+        for entry in entries {
+            match entry {
+                Entry::Changed(key) => changed.push(key),
+                Entry::Removed(key, evidence) => removed.push(NodeRemoved {
+                    cluster_id: key.cluster_id.to_string(),
+                    node_id: key.node_id.to_string(),
+                    evidence: evidence.into(),
+                }),
+            }
+        }
+        if !removed.is_empty() {
+            self.ready
+                .push_back(Event::Removals(NodeRemovals { nodes: removed }));
+        }
+        self.push_upserts(changed);
+    }
+
+    fn push_upserts(&mut self, keys: Vec<Arc<Key>>) {
+        let mut nodes = Vec::with_capacity(keys.len());
+        let mut bytes = 0;
+        // A node that is gone by now has its removal in the log.
+        for node in keys
+            .iter()
+            .filter_map(|key| self.platform.observer.node(key))
+        {
+            bytes += node.encoded_len();
+            if bytes > MAX_PAGE_BYTES && !nodes.is_empty() {
+                bytes = node.encoded_len();
+                self.ready.push_back(Event::Upserts(NodeUpserts {
+                    nodes: std::mem::take(&mut nodes),
+                }));
+            }
+            nodes.push(node);
+        }
+        if !nodes.is_empty() {
+            self.ready.push_back(Event::Upserts(NodeUpserts { nodes }));
+        }
+    }
+
+    fn push_warnings(&mut self) {
+        let (count, warnings) = &*self.warnings.borrow_and_update();
+        if *count == self.warnings_sent {
+            return;
+        }
+        self.warnings_sent = *count;
+        let concerns = |cluster: &Option<String>| {
+            self.cluster.is_none() || cluster.is_none() || *cluster == self.cluster
+        };
+        let warnings = warnings
+            .iter()
+            .filter(|warning| concerns(&warning.cluster_id))
+            .cloned()
+            .collect();
+        self.ready
+            .push_back(Event::Warnings(WatchWarnings { warnings }));
+    }
+
+    fn mark(&self) -> WatchMark {
+        WatchMark {
+            observe_time: Some(timestamp(self.fresh)),
+            platform_etag: self.platform.etag(),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The conformance suite of platforms, over the drivers here.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{sync::Arc, time::Duration};
+
+use drover_platform_cloud::{
+    PlatformServer,
+    drivers::simulated::{DomainSettings, SimulatedSettings},
+};
+use drover_testing::platform::{Subject, conformance};
+use futures::FutureExt;
+use parking_lot::Mutex;
+
+/// The server under test, which a restart replaces.
+type Current = Arc<Mutex<Arc<PlatformServer>>>;
+
+async fn open(settings: SimulatedSettings) -> Current {
+    Arc::new(Mutex::new(Arc::new(
+        PlatformServer::open(settings.into()).await.unwrap(),
+    )))
+}
+
+fn subject(current: &Current, settings: &SimulatedSettings) -> Subject {
+    let server = Arc::clone(current);
+    let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
+    "postgresql".clone_into(&mut subject.store);
+    "16".clone_into(&mut subject.version);
+    subject.patience = Duration::from_secs(20);
+    let server = Arc::clone(current);
+    subject.make_foreign = Some(Arc::new(move || {
+        let server = Arc::clone(&server.lock());
+        async move {
+            let node = server
+                .simulated()
+                .unwrap()
+                .create_foreign("", "somebody-elses")
+                .unwrap();
+            (node.cluster_id, node.node_id)
+        }
+        .boxed()
+    }));
+    if settings.state_file.is_some() {
+        let (server, settings) = (Arc::clone(current), settings.clone());
+        subject.restart = Some(Arc::new(move || {
+            let (server, settings) = (Arc::clone(&server), settings.clone());
+            async move {
+                let before = Arc::clone(&server.lock());
+                before.shutdown().await;
+                let after = PlatformServer::open(settings.into()).await.unwrap();
+                *server.lock() = Arc::new(after);
+            }
+            .boxed()
+        }));
+    }
+    subject
+}
+
+async fn conforms(settings: SimulatedSettings) {
+    let current = open(settings.clone()).await;
+    conformance(&subject(&current, &settings)).await;
+    let server = Arc::clone(&current.lock());
+    assert_eq!(
+        server.simulated().unwrap().doubles(),
+        vec![],
+        "no slot was ever made twice"
+    );
+    server.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_platform_conforms() {
+    conforms(SimulatedSettings::default()).await;
+}
+
+#[tokio::test]
+async fn the_simulated_platform_conforms_in_real_time_with_latency_and_restarts() {
+    let directory = tempfile::tempdir().unwrap();
+    conforms(SimulatedSettings {
+        state_file: Some(directory.path().join("state")),
+        latency: Duration::from_millis(1),
+        jitter: Duration::from_millis(1),
+        boot_jitter: Duration::from_millis(20),
+        ..SimulatedSettings::default()
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_platform_conforms_when_it_is_polled() {
+    conforms(SimulatedSettings {
+        push: false,
+        latency: Duration::from_millis(5),
+        ..SimulatedSettings::default()
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_platform_conforms_when_it_is_slow_to_show() {
+    let settings = SimulatedSettings {
+        latency: Duration::from_millis(300),
+        jitter: Duration::from_millis(300),
+        visibility_delay: Duration::from_secs(3),
+        ..SimulatedSettings::default()
+    };
+    let current = open(settings.clone()).await;
+    let mut subject = subject(&current, &settings);
+    subject.patience = Duration::from_secs(120);
+    conformance(&subject).await;
+    let server = Arc::clone(&current.lock());
+    assert_eq!(
+        server.simulated().unwrap().doubles(),
+        vec![],
+        "no slot was ever made twice"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_platform_conforms_with_failure_domains() {
+    let domain = |name: &str| DomainSettings {
+        name: name.to_owned(),
+        ..DomainSettings::default()
+    };
+    conforms(SimulatedSettings {
+        failure_domains: vec![domain("a"), domain("b"), domain("c")],
+        ..SimulatedSettings::default()
+    })
+    .await;
+}

@@ -1,0 +1,211 @@
+//! The platform dies, as by `kill -9`, at every point where it matters. The next one must find exactly one process for
+//! each slot, and after their removal nothing at all.
+//!
+//! Run with `cargo test -p drover-platform-cloud --features crash-points --test local_crash`.
+
+#![cfg(feature = "crash-points")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod local_support;
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use drover_platform_cloud::{
+    driver::{Deletion, Driver},
+    drivers::local::{LocalDriver, remove_all},
+};
+use drover_proto::platform::v1::NodePhase;
+use local_support::{
+    World, batch, made, processes_of, request, settings, state, target, test_templates, until,
+};
+use tempfile::TempDir;
+
+/// Tells the child its directory.
+const DIRECTORY: &str = "DROVER_TEST_DIRECTORY";
+/// Tells the child whether it makes nodes or removes them.
+const ACTION: &str = "DROVER_TEST_ACTION";
+/// Where the child dies; see `crash.rs` of the driver.
+const CRASH_AT: &str = "DROVER_CRASH_AT";
+
+const SLOTS: u32 = 3;
+
+/// Points on the way of a new node, those of the launcher included.
+const CREATE: [&str; 6] = [
+    "IntentWritten",
+    "IntentDurable",
+    "LauncherSpawned",
+    "LauncherLocked",
+    "LauncherRecorded",
+    "BeforeAnswer",
+];
+
+/// Points on the way of a removal.
+const REMOVE: [&str; 3] = ["RemovalRecorded", "Stopped", "DirectoryRenamed"];
+
+/// The platform that dies. Started by the tests as a process of its own.
+#[test]
+#[ignore = "a part of the other tests"]
+fn platform_process() {
+    let Ok(directory) = env::var(DIRECTORY) else {
+        return;
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let driver = LocalDriver::open(settings(Path::new(&directory))).unwrap();
+        if env::var(ACTION).unwrap() == "create" {
+            let (batch, _caller) = batch(&test_templates(), &request("sleeper", "r1", SLOTS));
+            driver.create(&batch).await;
+        }
+        let nodes = driver.list().await.unwrap().nodes;
+        let all_run = async || {
+            let now = driver.list().await.unwrap().nodes;
+            now.iter()
+                .all(|found| found.node.phase() != NodePhase::Pending)
+        };
+        until("no node is pending", all_run).await;
+        if env::var(ACTION).unwrap() == "remove" {
+            for found in nodes {
+                driver
+                    .delete(&target(&found.node), &Deletion::default())
+                    .await
+                    .unwrap();
+            }
+            until("all are gone", async || {
+                driver.list().await.unwrap().nodes.is_empty()
+            })
+            .await;
+        }
+    });
+}
+
+/// Runs the platform until it dies, or is done because only its launchers died.
+fn run_platform(directory: &Path, action: &str, point: &str) {
+    let status = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "platform_process", "--ignored", "--quiet"])
+        .env(DIRECTORY, directory)
+        .env(ACTION, action)
+        .env(CRASH_AT, point)
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
+    let launchers_die = ["LauncherLocked", "LauncherRecorded"].contains(&point);
+    assert!(
+        died || (launchers_die && status.success()),
+        "{action} went through {point}: {status}"
+    );
+}
+
+/// A launcher that has recorded itself becomes the process a moment later; two for one slot would stay.
+async fn one_process_a_slot(world: &World, slots: usize) {
+    until("exactly one process a slot", async || {
+        let mut counts = BTreeMap::<String, usize>::new();
+        for slot in processes_of(&world.state()).into_values() {
+            *counts.entry(slot).or_default() += 1;
+        }
+        counts.len() == slots && counts.values().all(|count| *count == 1)
+    })
+    .await;
+}
+
+async fn remove_everything(world: &World) {
+    for node in world.nodes().await {
+        world.remove(&node).await;
+    }
+    assert!(processes_of(&world.state()).is_empty());
+    assert_eq!(
+        fs::read_dir(world.state().join("nodes")).unwrap().count(),
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_crash_while_nodes_are_made_each_slot_has_exactly_one_process() {
+    for point in CREATE {
+        let directory = Arc::new(tempfile::tempdir().unwrap());
+        run_platform(directory.path(), "create", point);
+        let world = World::over(directory, |_| {});
+        let nodes = world
+            .create(&request("sleeper", "r1", SLOTS))
+            .await
+            .into_iter()
+            .map(made)
+            .collect::<Vec<_>>();
+        for node in &nodes {
+            let node = world
+                .wait(&node.node_id, "settled", |node| {
+                    node.phase() != NodePhase::Pending
+                })
+                .await;
+            // A launcher that was killed itself is a node that died; everything else runs.
+            let may_fail = point == "LauncherLocked" || point == "LauncherRecorded";
+            assert!(
+                node.phase() == NodePhase::Running || may_fail,
+                "{point}: {node:?}"
+            );
+        }
+        assert_eq!(world.nodes().await.len(), nodes.len(), "{point}");
+        let running = world
+            .nodes()
+            .await
+            .iter()
+            .filter(|node| node.phase() == NodePhase::Running)
+            .count();
+        one_process_a_slot(&world, running).await;
+        remove_everything(&world).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_crash_while_nodes_are_removed_nothing_is_left_in_the_end() {
+    for point in REMOVE {
+        let world = World::new();
+        world.start(&request("sleeper", "r1", SLOTS)).await;
+        let directory = world.stopped().await;
+        run_platform(directory.path(), "remove", point);
+        let world = World::over(directory, |_| {});
+        remove_everything(&world).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_crashes_in_a_row_still_make_each_node_once() {
+    let directory = Arc::new(tempfile::tempdir().unwrap());
+    for point in [
+        "IntentWritten",
+        "IntentDurable",
+        "LauncherSpawned",
+        "BeforeAnswer",
+        "BeforeAnswer",
+    ] {
+        run_platform(directory.path(), "create", point);
+    }
+    let world = World::over(directory, |_| {});
+    for outcome in world.create(&request("sleeper", "r1", SLOTS)).await {
+        world.ready(&made(outcome).node_id).await;
+    }
+    one_process_a_slot(&world, SLOTS as usize).await;
+    remove_everything(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cleaning_up_after_a_crash_leaves_no_process_and_no_file() {
+    for point in CREATE {
+        let directory: TempDir = tempfile::tempdir().unwrap();
+        run_platform(directory.path(), "create", point);
+        remove_all(&state(directory.path())).unwrap();
+        assert!(!state(directory.path()).exists(), "{point}");
+        assert!(processes_of(&state(directory.path())).is_empty(), "{point}");
+    }
+}

@@ -1,0 +1,173 @@
+//! The orchestrator as the commands call it.
+
+use std::{future::Future, ops::ControlFlow, time::Duration};
+
+use drover_client::{Channel, Target, is_unreachable, orchestrator::OrchestratorClient, watch::Update};
+use drover_core::{Error, Result};
+use drover_proto::{
+    common::v1::LabelSelector,
+    orchestrator::v1::{
+        Cluster, ClusterView, GetPlatformRequest, ListClustersRequest, ListClustersResponse, ListNodesRequest,
+        ListNodesResponse, ListPlatformsRequest, ListPlatformsResponse, Node, Platform, WatchClustersRequest,
+        WatchNodesRequest,
+    },
+};
+use tokio_stream::{Stream, StreamExt};
+
+/// How long one call may take: the orchestrator answers from its store, platforms that it asks are given less.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One orchestrator.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    pub(crate) api: OrchestratorClient,
+    server: String,
+}
+
+impl Client {
+    /// A client of the orchestrator at an address. Nothing is sent yet.
+    pub(crate) fn connect(server: &str) -> Result<Self> {
+        let target: Target = server.parse()?;
+        Ok(Self::over(drover_client::connect(&target), target.to_string()))
+    }
+
+    /// A client over a channel that exists.
+    pub(crate) fn over(channel: Channel, server: String) -> Self {
+        Self { api: OrchestratorClient::new(channel), server }
+    }
+
+    /// The address, for messages.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// One call; its error says what to do about an orchestrator that is not there.
+    pub(crate) async fn call<A>(&self, call: impl Future<Output = Result<A>>) -> Result<A> {
+        call.await.map_err(|error| {
+            if is_unreachable(&error) {
+                let server = &self.server;
+                error.context(format!("cannot reach the orchestrator at {server} (is `drover dev` running?)"))
+            } else {
+                error
+            }
+        })
+    }
+
+    pub(crate) async fn list_clusters(&self, selector: Option<LabelSelector>) -> Result<ListClustersResponse> {
+        let mut all = ListClustersResponse::default();
+        loop {
+            let page = ListClustersRequest {
+                page_token: std::mem::take(&mut all.next_page_token),
+                selector: selector.clone(),
+                view: ClusterView::Full.into(),
+                ..Default::default()
+            };
+            let page = self.call(self.api.list_clusters(page, CALL_TIMEOUT)).await?;
+            all.clusters.extend(page.clusters);
+            all.revision = page.revision;
+            all.next_page_token = page.next_page_token;
+            if all.next_page_token.is_empty() {
+                return Ok(all);
+            }
+        }
+    }
+
+    pub(crate) async fn list_nodes(&self, cluster: Option<String>) -> Result<ListNodesResponse> {
+        let mut all = ListNodesResponse::default();
+        loop {
+            let page = ListNodesRequest {
+                cluster: cluster.clone(),
+                page_token: std::mem::take(&mut all.next_page_token),
+                ..Default::default()
+            };
+            let page = self.call(self.api.list_nodes(page, CALL_TIMEOUT)).await?;
+            all.nodes.extend(page.nodes);
+            all.revision = page.revision;
+            all.next_page_token = page.next_page_token;
+            if all.next_page_token.is_empty() {
+                return Ok(all);
+            }
+        }
+    }
+
+    pub(crate) async fn list_platforms(&self) -> Result<ListPlatformsResponse> {
+        let mut all = ListPlatformsResponse::default();
+        loop {
+            let page =
+                ListPlatformsRequest { page_token: std::mem::take(&mut all.next_page_token), ..Default::default() };
+            let page = self.call(self.api.list_platforms(page, CALL_TIMEOUT)).await?;
+            all.platforms.extend(page.platforms);
+            all.revision = page.revision;
+            all.next_page_token = page.next_page_token;
+            if all.next_page_token.is_empty() {
+                return Ok(all);
+            }
+        }
+    }
+
+    pub(crate) async fn get_platform(&self, name: &str) -> Result<Platform> {
+        let request = GetPlatformRequest { name: name.to_owned(), min_revision: None };
+        let answer = self.call(self.api.get_platform(request, CALL_TIMEOUT)).await?;
+        answer.platform.ok_or_else(|| Error::internal("the answer has no platform"))
+    }
+
+    /// Shows one cluster, or all, and every change, until `see` has what it wants. Survives lost connections.
+    pub(crate) async fn watch_clusters<T>(
+        &self,
+        name: Option<&str>,
+        selector: Option<LabelSelector>,
+        see: impl FnMut(Change<'_, Cluster>) -> ControlFlow<T>,
+    ) -> Result<T> {
+        let request = WatchClustersRequest {
+            name: name.map(str::to_owned),
+            selector,
+            view: ClusterView::Full.into(),
+            ..Default::default()
+        };
+        let watch = self.call(self.api.watch_clusters(request, CALL_TIMEOUT)).await?;
+        follow(watch, see).await
+    }
+
+    /// Shows the nodes of one cluster, or all, and every change, until `see` has what it wants.
+    pub(crate) async fn watch_nodes<T>(
+        &self,
+        cluster: Option<&str>,
+        see: impl FnMut(Change<'_, Node>) -> ControlFlow<T>,
+    ) -> Result<T> {
+        let request = WatchNodesRequest { cluster: cluster.map(str::to_owned), ..Default::default() };
+        let watch = self.call(self.api.watch_nodes(request, CALL_TIMEOUT)).await?;
+        follow(watch, see).await
+    }
+}
+
+/// What a watch shows.
+#[derive(Debug)]
+pub(crate) enum Change<'a, T> {
+    /// It is there, or changed.
+    Upsert(&'a T),
+    /// It is gone: its name.
+    Removal(&'a str),
+    /// Everything that is there was shown.
+    Complete,
+}
+
+async fn follow<T, R>(
+    mut watch: impl Stream<Item = Result<Update<T>>> + Unpin,
+    mut see: impl FnMut(Change<'_, T>) -> ControlFlow<R>,
+) -> Result<R> {
+    while let Some(update) = watch.next().await {
+        let flow = match update? {
+            Update::Upserts(items) => items.iter().try_for_each(|item| see(Change::Upsert(item))),
+            Update::Removals(names) => names.iter().try_for_each(|name| see(Change::Removal(name))),
+            Update::Synced { .. } => see(Change::Complete),
+            Update::Reconnecting(error) => {
+                eprintln!("the connection was lost ({error}), trying again");
+                ControlFlow::Continue(())
+            }
+        };
+        if let ControlFlow::Break(value) = flow {
+            return Ok(value);
+        }
+    }
+    Err(Error::unavailable("the watch ended"))
+}

@@ -1,0 +1,150 @@
+//! `logs` and `exec`: into a node, through its platform.
+
+use std::{
+    io::{IsTerminal, Read, Write, stdin, stdout},
+    process::ExitCode,
+};
+
+use drover_proto::{
+    common::v1::{Chunk, StdinClosed, TerminalSize, chunk, process_output::Output},
+    orchestrator::v1::{
+        ExecNodeRequest, ExecNodeStart, StreamNodeLogsRequest, exec_node_request::Input,
+        stream_node_logs_request::Since,
+    },
+};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::sync::mpsc;
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+
+use super::target;
+use crate::{
+    cli::{ExecArgs, LogsArgs},
+    client::{CALL_TIMEOUT, Client},
+    failure::{Exit, Failure, Outcome},
+};
+
+/// Largest piece of a stream, as the contract says.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Pieces of input that may wait to be sent.
+const INPUT_QUEUE: usize = 4;
+
+pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
+    let (cluster, id) = target::node(&args.node)?;
+    let request = StreamNodeLogsRequest {
+        cluster,
+        id,
+        follow: args.follow,
+        previous: args.previous,
+        tail_lines: args.tail,
+        since: args.since.and_then(|since| since.try_into().ok()).map(Since::SinceDuration),
+        as_text: false,
+    };
+    let mut stream = client.call(client.api.stream_node_logs(request, CALL_TIMEOUT)).await?;
+    while let Some(chunk) = stream.next().await {
+        if !write(&mut stdout(), Some(chunk?))? {
+            return Ok(Exit::Done);
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Whether there is still somebody who reads.
+fn write(out: &mut impl Write, chunk: Option<Chunk>) -> Outcome<bool> {
+    let bytes = match chunk.and_then(|chunk| chunk.content) {
+        Some(chunk::Content::Data(data)) => data,
+        Some(chunk::Content::Text(text)) => text.into_bytes(),
+        None => return Ok(true),
+    };
+    match out.write_all(&bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Runs a command inside a node. The exit code is the command's own.
+pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Failure> {
+    let (cluster, id) = target::node(&args.node)?;
+    let tty = args.tty && stdin().is_terminal();
+    let start = ExecNodeStart {
+        cluster,
+        id,
+        command: args.command.clone(),
+        stdin: args.stdin,
+        tty,
+        terminal_size: tty.then(terminal_size).flatten(),
+        as_text: false,
+    };
+    let (sender, receiver) = mpsc::channel(INPUT_QUEUE);
+    let first = ExecNodeRequest { input: Some(Input::Start(start)) };
+    if sender.send(first).await.is_err() {
+        return Err(Failure::failed("the call ended before it began"));
+    }
+    let raw = if tty { RawTerminal::enter() } else { None };
+    if args.stdin {
+        let sender = sender.clone();
+        std::thread::spawn(move || send_input(&sender));
+    }
+    // The sender stays open without input, so that the server decides when the call ends.
+    let result = receive(client, receiver).await;
+    drop(sender);
+    drop(raw);
+    result
+}
+
+async fn receive(client: &Client, receiver: mpsc::Receiver<ExecNodeRequest>) -> Result<ExitCode, Failure> {
+    let mut stream = client.call(client.api.exec_node(ReceiverStream::new(receiver), CALL_TIMEOUT)).await?;
+    while let Some(output) = stream.next().await {
+        match output?.output {
+            Some(Output::Stdout(chunk)) => {
+                write(&mut stdout(), Some(chunk))?;
+            }
+            Some(Output::Stderr(chunk)) => {
+                write(&mut std::io::stderr(), Some(chunk))?;
+            }
+            Some(Output::ExitCode(code)) => return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))),
+            None => {}
+        }
+    }
+    Err(Failure::failed("the call ended without an exit code; whether the command ran to its end is not known"))
+}
+
+/// Sends standard input. Blocks in reading, so it has a thread of its own that the process does not wait for.
+fn send_input(sender: &mpsc::Sender<ExecNodeRequest>) {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        let message = match stdin().lock().read(&mut buffer) {
+            Ok(0) | Err(_) => Input::StdinClosed(StdinClosed {}),
+            Ok(read) => Input::Stdin(Chunk { content: Some(chunk::Content::Data(buffer[..read].to_vec())) }),
+        };
+        let last = matches!(message, Input::StdinClosed(_));
+        if sender.blocking_send(ExecNodeRequest { input: Some(message) }).is_err() || last {
+            return;
+        }
+    }
+}
+
+fn terminal_size() -> Option<TerminalSize> {
+    let size = tcgetwinsize(stdout()).ok()?;
+    Some(TerminalSize { columns: size.ws_col.into(), rows: size.ws_row.into() })
+}
+
+/// A terminal that passes everything on; as before when dropped.
+struct RawTerminal(Termios);
+
+impl RawTerminal {
+    fn enter() -> Option<Self> {
+        let before = tcgetattr(stdin()).ok()?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(stdin(), OptionalActions::Now, &raw).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        // Nothing can be done about a terminal that is gone.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
+    }
+}

@@ -1,0 +1,182 @@
+//! `events`: what happened to a cluster.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, SystemTime},
+};
+
+use drover_client::watch::EventUpdate;
+use drover_core::{Error, Result};
+use drover_proto::orchestrator::v1::{
+    Event, EventSeverity, ListEventsRequest, ListEventsResponse,
+};
+use tokio_stream::StreamExt;
+
+use super::target;
+use crate::{
+    cli::EventsArgs,
+    client::{CALL_TIMEOUT, Client},
+    failure::{Exit, Failure, Outcome},
+    manifest::yaml,
+    output::{self, Format, age, json, rows},
+};
+
+/// Which events are shown.
+struct Filter {
+    since: Option<Duration>,
+    types: Vec<EventSeverity>,
+}
+
+impl Filter {
+    fn new(args: &EventsArgs) -> Outcome<Self> {
+        let types = args.types.iter().map(|text| match text.to_lowercase().as_str() {
+            "warning" => Ok(EventSeverity::Warning),
+            "info" | "normal" => Ok(EventSeverity::Info),
+            _ => Err(Failure::usage(format!("unknown type `{text}` (types: Info, Warning)"))),
+        });
+        Ok(Self { since: args.since, types: types.collect::<Outcome<_>>()? })
+    }
+
+    fn shows(&self, event: &Event, now: SystemTime) -> bool {
+        let age = age::elapsed(event.event_time.as_ref(), now);
+        self.since.is_none_or(|since| age.is_none_or(|age| age <= since))
+            && (self.types.is_empty() || self.types.contains(&event.severity()))
+    }
+}
+
+pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
+    let filter = Filter::new(&args)?;
+    let now = SystemTime::now();
+    let name = args.cluster.as_deref().map(|name| target::cluster(name).to_owned());
+    if args.watch && name.is_none() {
+        return Err(Failure::usage("events of which cluster? --watch needs one"));
+    }
+    let mut answer = ListEventsResponse::default();
+    let clusters = match &name {
+        Some(name) => vec![name.clone()],
+        None => client.list_clusters(None).await?.clusters.into_iter().map(|cluster| cluster.name).collect(),
+    };
+    for cluster in clusters {
+        let page = list(client, &cluster, args.after.unwrap_or(0)).await?;
+        answer.events.extend(page.events);
+        answer.oldest_sequence = page.oldest_sequence;
+        answer.revision = page.revision;
+    }
+    let last = answer.events.last().map(|event| event.sequence);
+    answer.events.retain(|event| filter.shows(event, now));
+    if name.is_none() {
+        answer.events.sort_by_key(|event| event.event_time.map(|time| (time.seconds, time.nanos)));
+    }
+    print(&answer, &args, now)?;
+    if let (true, Some(name)) = (args.watch, &name) {
+        let after = last.or(args.after).unwrap_or(0);
+        return watch(client, name, after, &filter, &args).await;
+    }
+    Ok(Exit::Done)
+}
+
+/// All events of a cluster after one.
+async fn list(client: &Client, cluster: &str, after: u64) -> Result<ListEventsResponse> {
+    let mut all = ListEventsResponse::default();
+    loop {
+        let request = ListEventsRequest {
+            cluster: cluster.to_owned(),
+            after_sequence: after,
+            page_token: std::mem::take(&mut all.next_page_token),
+            ..Default::default()
+        };
+        let page = client.call(client.api.list_events(request, CALL_TIMEOUT)).await?;
+        all.events.extend(page.events);
+        all.oldest_sequence = page.oldest_sequence;
+        all.revision = page.revision;
+        all.next_page_token = page.next_page_token;
+        if all.next_page_token.is_empty() {
+            return Ok(all);
+        }
+    }
+}
+
+fn print(answer: &ListEventsResponse, args: &EventsArgs, now: SystemTime) -> Outcome<()> {
+    match args.output {
+        Format::Json if args.watch => {
+            for event in &answer.events {
+                output::print(&json::line(event)?)?;
+            }
+        }
+        Format::Json => output::print(&json::pretty(answer)?)?,
+        Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(answer)?)))?,
+        Format::Name => {
+            for event in &answer.events {
+                output::line(&format!("event/{}/{}", event.cluster, event.sequence))?;
+            }
+        }
+        Format::Table | Format::Wide => {
+            let mut table = rows::events();
+            table.rows = answer.events.iter().map(|event| rows::event(event, now)).collect();
+            if table.rows.is_empty() && !args.watch {
+                eprintln!("nothing found");
+            } else {
+                output::print(&table.render(!args.no_headers, output::colours()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Prints events as they come, without gap and without repetition, until the cluster is gone.
+async fn watch(
+    client: &Client,
+    cluster: &str,
+    after: u64,
+    filter: &Filter,
+    args: &EventsArgs,
+) -> Outcome {
+    let result = follow(client, cluster, after, |event| {
+        let now = SystemTime::now();
+        if !filter.shows(event, now) {
+            return ControlFlow::Continue(());
+        }
+        let shown = match args.output {
+            Format::Json | Format::Yaml => json::line(event).map_err(Failure::from).and_then(|line| Ok(output::print(&line)?)),
+            Format::Name => output::line(&format!("event/{}/{}", event.cluster, event.sequence)).map_err(Failure::from),
+            Format::Table | Format::Wide => {
+                let row = rows::event(event, now);
+                output::line(&row.join("   ")).map_err(Failure::from)
+            }
+        };
+        match shown {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(failure) => ControlFlow::Break(failure),
+        }
+    })
+    .await?;
+    match result {
+        Some(failure) => Err(failure),
+        None => {
+            eprintln!("cluster {cluster} is gone");
+            Ok(Exit::Done)
+        }
+    }
+}
+
+/// Shows every event after one until `see` has what it wants, or nothing when the cluster is gone.
+async fn follow<T>(
+    client: &Client,
+    cluster: &str,
+    after: u64,
+    mut see: impl FnMut(&Event) -> ControlFlow<T>,
+) -> Result<Option<T>> {
+    let mut watch = client.call(client.api.watch_events(cluster, Some(after), CALL_TIMEOUT)).await?;
+    while let Some(update) = watch.next().await {
+        match update? {
+            EventUpdate::Event(event) => {
+                if let ControlFlow::Break(value) = see(&event) {
+                    return Ok(Some(value));
+                }
+            }
+            EventUpdate::Closed(_) => return Ok(None),
+            EventUpdate::Reconnecting(error) => eprintln!("the connection was lost ({error}), trying again"),
+        }
+    }
+    Err(Error::unavailable("the watch ended"))
+}

@@ -1,0 +1,354 @@
+//! `get`: lists, and what is in them as it changes.
+
+use std::{collections::BTreeMap, ops::ControlFlow, time::SystemTime};
+
+use drover_core::Error;
+use drover_proto::{
+    common::v1::LabelSelector,
+    orchestrator::v1::{
+        Cluster, GetClusterRequest, GetNodeRequest, GetPlatformRequest, ListDiscoveredClustersRequest,
+        ListDiscoveredClustersResponse, ListHostsRequest, ListHostsResponse, ListSecretsRequest, ListSecretsResponse,
+        Node,
+    },
+};
+use prost::{Message, Name};
+
+use super::{
+    events,
+    target::{self, Kind, Target},
+};
+use crate::{
+    cli::{EventsArgs, GetArgs},
+    client::{CALL_TIMEOUT, Change, Client},
+    failure::{Exit, Failure, Outcome},
+    manifest::{
+        encode,
+        yaml::{self, Yaml},
+    },
+    output::{self, Format, Table, json, rows},
+};
+
+pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
+    let target = Target::parse(&args.target)?;
+    let selector = args.selector.as_deref().map(target::selector).transpose()?;
+    if selector.is_some() && !matches!(target.kind, Kind::Cluster | Kind::Host) {
+        return Err(Failure::usage("only clusters and hosts have labels to select by"));
+    }
+    let view = View { format: args.output, header: !args.no_headers };
+    match (target.kind, args.watch) {
+        (Kind::Cluster, false) => clusters(client, target.name, selector, view).await?,
+        (Kind::Cluster, true) => watch_clusters(client, target.name, selector, view).await?,
+        (Kind::Node, false) => nodes(client, target.name, view).await?,
+        (Kind::Node, true) => watch_nodes(client, target.name, view).await?,
+        (Kind::Event, watch) => {
+            let args = EventsArgs {
+                cluster: target.name,
+                watch,
+                after: None,
+                since: None,
+                types: Vec::new(),
+                output: args.output,
+                no_headers: args.no_headers,
+            };
+            return events::run(client, args).await;
+        }
+        (_, true) => return Err(Failure::usage("only clusters, nodes and events can be watched")),
+        (Kind::Platform, false) => platforms(client, target.name, view).await?,
+        (Kind::Host, false) => hosts(client, target.name()?, selector, view).await?,
+        (Kind::Discovered, false) => discovered(client, target.name, view).await?,
+        (Kind::Secret, false) => secrets(client, target.name, view).await?,
+    }
+    Ok(Exit::Done)
+}
+
+/// How a list is printed.
+#[derive(Clone, Copy, Debug)]
+struct View {
+    format: Format,
+    header: bool,
+}
+
+impl View {
+    fn wide(self) -> bool {
+        self.format == Format::Wide
+    }
+
+    /// Prints an answer. `names` and `table` are only made where they are needed.
+    fn print<A: Message + Name>(
+        self,
+        answer: &A,
+        names: impl FnOnce() -> Vec<String>,
+        table: impl FnOnce() -> Table,
+    ) -> Outcome<()> {
+        match self.format {
+            Format::Json => output::print(&json::pretty(answer)?)?,
+            Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(answer)?)))?,
+            Format::Name => output::print(&names().into_iter().map(|name| name + "\n").collect::<String>())?,
+            Format::Table | Format::Wide => {
+                let table = table();
+                if table.rows.is_empty() {
+                    eprintln!("nothing found");
+                } else {
+                    output::print(&table.render(self.header, output::colours()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn clusters(client: &Client, name: Option<String>, selector: Option<LabelSelector>, view: View) -> Outcome<()> {
+    let now = SystemTime::now();
+    let (found, answer): (Vec<Cluster>, Option<_>) = match name {
+        Some(name) => {
+            let request = GetClusterRequest { name, min_revision: None };
+            let answer = client.call(client.api.get_cluster(request, CALL_TIMEOUT)).await?;
+            if view.format == Format::Json {
+                return Ok(output::print(&json::pretty(&answer)?)?);
+            }
+            (answer.cluster.into_iter().collect(), None)
+        }
+        None => {
+            let answer = client.list_clusters(selector).await?;
+            (answer.clusters.clone(), Some(answer))
+        }
+    };
+    if view.format == Format::Yaml {
+        let documents: Vec<Yaml> = found.iter().map(encode::cluster).collect::<anyhow::Result<_>>()?;
+        let texts: Vec<String> = documents.iter().map(yaml::write).collect();
+        return Ok(output::print(&texts.join("---\n"))?);
+    }
+    let names = || found.iter().map(|cluster| format!("cluster/{}", cluster.name)).collect();
+    let table = || {
+        let mut table = rows::clusters(view.wide());
+        table.rows = found.iter().map(|cluster| rows::cluster(cluster, view.wide(), now)).collect();
+        table
+    };
+    view.print(&answer.unwrap_or_default(), names, table)
+}
+
+/// `get nodes`, `get nodes CLUSTER`, `get node CLUSTER/NODE`.
+async fn nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+    let now = SystemTime::now();
+    let table = |nodes: &[Node]| {
+        let mut table = rows::nodes(view.wide());
+        table.rows = nodes.iter().map(|node| rows::node(node, view.wide(), now)).collect();
+        table
+    };
+    let names = |nodes: &[Node]| nodes.iter().map(|node| format!("node/{}/{}", node.cluster, node.name)).collect();
+    if let Some(name) = name.as_deref().filter(|name| target::cluster(name).contains('/')) {
+        let (cluster, id) = target::node(name)?;
+        let request = GetNodeRequest { cluster, id, min_revision: None };
+        let answer = client.call(client.api.get_node(request, CALL_TIMEOUT)).await?;
+        let found: Vec<Node> = answer.node.iter().cloned().collect();
+        return view.print(&answer, || names(&found), || table(&found));
+    }
+    let answer = client.list_nodes(name.map(|name| target::cluster(&name).to_owned())).await?;
+    view.print(&answer, || names(&answer.nodes), || table(&answer.nodes))
+}
+
+async fn platforms(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+    let now = SystemTime::now();
+    let table = |platforms: &[drover_proto::orchestrator::v1::Platform]| {
+        let mut table = rows::platforms_table(view.wide());
+        table.rows = platforms.iter().map(|platform| rows::platform(platform, view.wide(), now)).collect();
+        table
+    };
+    if let Some(name) = name {
+        let request = GetPlatformRequest { name, min_revision: None };
+        let answer = client.call(client.api.get_platform(request, CALL_TIMEOUT)).await?;
+        let found: Vec<_> = answer.platform.iter().cloned().collect();
+        if let (Format::Yaml, Some(platform)) = (view.format, &answer.platform) {
+            return Ok(output::print(&yaml::write(&encode::platform(platform)?))?);
+        }
+        let names = || found.iter().map(|platform| format!("platform/{}", platform.name)).collect();
+        return view.print(&answer, names, || table(&found));
+    }
+    let answer = client.list_platforms().await?;
+    let names = || answer.platforms.iter().map(|platform| format!("platform/{}", platform.name)).collect();
+    view.print(&answer, names, || table(&answer.platforms))
+}
+
+async fn hosts(client: &Client, platform: &str, selector: Option<LabelSelector>, view: View) -> Outcome<()> {
+    let mut all = ListHostsResponse::default();
+    loop {
+        let request = ListHostsRequest {
+            platform: platform.to_owned(),
+            selector: selector.clone(),
+            page_token: std::mem::take(&mut all.next_page_token),
+            ..Default::default()
+        };
+        let page = client.call(client.api.list_hosts(request, CALL_TIMEOUT)).await?;
+        all.hosts.extend(page.hosts);
+        all.next_page_token = page.next_page_token;
+        if all.next_page_token.is_empty() {
+            break;
+        }
+    }
+    let names = || all.hosts.iter().map(|host| format!("host/{}", host.id)).collect();
+    view.print(&all, names, || Table { rows: all.hosts.iter().map(rows::host).collect(), ..rows::hosts() })
+}
+
+async fn discovered(client: &Client, platform: Option<String>, view: View) -> Outcome<()> {
+    let now = SystemTime::now();
+    let mut all = ListDiscoveredClustersResponse::default();
+    loop {
+        let request = ListDiscoveredClustersRequest {
+            platform: platform.clone(),
+            page_token: std::mem::take(&mut all.next_page_token),
+            ..Default::default()
+        };
+        let page =
+            client.call(client.api.list_discovered_clusters(request, CALL_TIMEOUT)).await?;
+        all.clusters.extend(page.clusters);
+        all.next_page_token = page.next_page_token;
+        if all.next_page_token.is_empty() {
+            break;
+        }
+    }
+    let names =
+        || all.clusters.iter().map(|cluster| format!("discovered/{}/{}", cluster.platform, cluster.cluster_id)).collect();
+    view.print(&all, names, || Table {
+        rows: all.clusters.iter().map(|cluster| rows::discovered(cluster, now)).collect(),
+        ..rows::discovered_table()
+    })
+}
+
+async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+    let now = SystemTime::now();
+    let mut all = ListSecretsResponse::default();
+    loop {
+        let request = ListSecretsRequest {
+            name: name.clone(),
+            page_token: std::mem::take(&mut all.next_page_token),
+            ..Default::default()
+        };
+        let page = client.call(client.api.list_secrets(request, CALL_TIMEOUT)).await?;
+        all.secrets.extend(page.secrets);
+        all.revision = page.revision;
+        all.next_page_token = page.next_page_token;
+        if all.next_page_token.is_empty() {
+            break;
+        }
+    }
+    if let (Some(name), true) = (name, all.secrets.is_empty()) {
+        return Err(Error::not_found("secret", name).into());
+    }
+    let names = || all.secrets.iter().map(|secret| format!("secret/{}", secret.name)).collect();
+    view.print(&all, names, || Table {
+        rows: all.secrets.iter().map(|secret| rows::secret(secret, now)).collect(),
+        ..rows::secrets()
+    })
+}
+
+/// Prints rows as they change: first all that is there as one table, then one row for each change.
+struct Follower {
+    view: View,
+    table: Table,
+    shown: BTreeMap<String, Vec<String>>,
+    complete: bool,
+}
+
+impl Follower {
+    fn new(view: View, table: Table) -> Self {
+        Self { view, table, shown: BTreeMap::new(), complete: false }
+    }
+
+    /// Columns that change by themselves say nothing new: only the age, the last of the narrow ones.
+    fn changed(&mut self, key: &str, row: &[String]) -> bool {
+        let age = self.table.header.iter().position(|name| *name == "AGE").unwrap_or(row.len());
+        let stable: Vec<String> =
+            row.iter().enumerate().filter(|(position, _)| *position != age).map(|(_, cell)| cell.clone()).collect();
+        self.shown.insert(key.to_owned(), stable.clone()) != Some(stable)
+    }
+
+    fn upsert<M: Message + Name>(&mut self, key: &str, name: &str, message: &M, row: Vec<String>) -> Outcome<()> {
+        if !self.changed(key, &row) {
+            return Ok(());
+        }
+        match self.view.format {
+            Format::Json | Format::Yaml => output::print(&json::line(message)?)?,
+            Format::Name => output::line(name)?,
+            Format::Table | Format::Wide => {
+                self.table.rows.push(row);
+                if self.complete {
+                    self.flush(false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &str) -> Outcome<()> {
+        if self.shown.remove(key).is_some() {
+            eprintln!("{key} is gone");
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self) -> Outcome<()> {
+        if !std::mem::replace(&mut self.complete, true) {
+            self.flush(self.view.header)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, header: bool) -> Outcome<()> {
+        output::print(&self.table.render(header, output::colours()))?;
+        self.table.rows.clear();
+        Ok(())
+    }
+}
+
+fn flow(result: Outcome<()>) -> ControlFlow<Failure> {
+    match result {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(failure) => ControlFlow::Break(failure),
+    }
+}
+
+async fn watch_clusters(
+    client: &Client,
+    name: Option<String>,
+    selector: Option<LabelSelector>,
+    view: View,
+) -> Outcome<()> {
+    let mut follower = Follower::new(view, rows::clusters(view.wide()));
+    let failure = client
+        .watch_clusters(name.as_deref(), selector, |change| {
+            flow(match change {
+                Change::Upsert(cluster) => {
+                    let row = rows::cluster(cluster, view.wide(), SystemTime::now());
+                    let name = format!("cluster/{}", cluster.name);
+                    follower.upsert(&name, &name, cluster, row)
+                }
+                Change::Removal(name) => follower.remove(&format!("cluster/{name}")),
+                Change::Complete => follower.complete(),
+            })
+        })
+        .await?;
+    Err(failure)
+}
+
+async fn watch_nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+    let (cluster, only) = match name.as_deref().map(target::cluster) {
+        Some(name) if name.contains('/') => target::node(name).map(|(cluster, node)| (Some(cluster), Some(node)))?,
+        name => (name.map(str::to_owned), None),
+    };
+    let mut follower = Follower::new(view, rows::nodes(view.wide()));
+    let failure = client
+        .watch_nodes(cluster.as_deref(), |change| {
+            flow(match change {
+                Change::Upsert(node) if only.as_ref().is_some_and(|only| node.name != *only && node.id != *only) => Ok(()),
+                Change::Upsert(node) => {
+                    let row = rows::node(node, view.wide(), SystemTime::now());
+                    let key = format!("node/{}/{}", node.cluster, node.id);
+                    follower.upsert(&key, &format!("node/{}/{}", node.cluster, node.name), node, row)
+                }
+                Change::Removal(name) => follower.remove(&format!("node/{name}")),
+                Change::Complete => follower.complete(),
+            })
+        })
+        .await?;
+    Err(failure)
+}

@@ -1,0 +1,58 @@
+//! The commands, and where each of them is.
+
+mod access;
+pub(crate) mod apply;
+mod describe;
+mod edit;
+mod events;
+mod get;
+pub(crate) mod offline;
+mod plan;
+mod probe;
+mod report;
+mod target;
+pub(crate) mod wait;
+
+use std::process::ExitCode;
+
+use crate::{
+    cli::{Command, Global},
+    client::Client,
+    context, dev,
+    failure::{Failure, Outcome},
+};
+
+/// Runs a command that needs a runtime.
+pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
+    let client = || -> Outcome<Client> { Ok(Client::connect(&context::server(global)?)?) };
+    let exit = match command {
+        Command::Dev(args) => dev::run(args).await,
+        Command::Apply(args) => apply::run(&client()?, args).await,
+        Command::Plan(args) => plan::run(&client()?, args).await,
+        Command::Get(args) => get::run(&client()?, args).await,
+        Command::Describe(args) => describe::run(&client()?, args).await,
+        Command::Status => describe::status(&client()?).await,
+        Command::Scale(args) => edit::scale(&client()?, args).await,
+        Command::Replace { node } => edit::replace(&client()?, &node).await,
+        Command::Pause { cluster, reason } => edit::pause(&client()?, &cluster, &reason).await,
+        Command::Resume { cluster } => edit::resume(&client()?, &cluster).await,
+        Command::Reconcile { cluster, reset_back_off } => edit::reconcile(&client()?, &cluster, reset_back_off).await,
+        Command::Delete(args) => edit::delete(&client()?, args).await,
+        Command::Wait(args) => wait::run(&client()?, args).await,
+        Command::Logs(args) => access::logs(&client()?, args).await,
+        Command::Exec(args) => return access::exec(&client()?, args).await,
+        Command::Events(args) => events::run(&client()?, args).await,
+        Command::Health { address, service } => probe::health(&address, &service).await,
+        Command::Version => probe::version(&client()?).await,
+        Command::Init { kind } => offline::init(kind),
+        Command::Validate { filenames } => offline::validate(&filenames),
+        Command::Explain { field } => offline::explain(&field),
+        Command::Schema => offline::schema(),
+        Command::Convert { filenames } => offline::convert(&filenames),
+        Command::Completion { shell } => offline::completion(shell),
+        Command::Context(command) => context::run(command),
+        // Each has a runtime of its own, or none.
+        Command::Agent(_) | Command::Launch { .. } => Err(Failure::failed("not a command of the client")),
+    };
+    exit.map(ExitCode::from)
+}

@@ -1,0 +1,78 @@
+//! Commands that need no orchestrator: `init`, `validate`, `explain`, `schema`, `convert`, `completion`.
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::{
+    cli::{Cli, Starter},
+    failure::{Exit, Failure, Outcome},
+    manifest::{Manifests, Objects, encode, explain, yaml},
+    output::{self, count},
+};
+
+/// Manifests to start from; the same that are shipped as examples.
+const HELLO: &str = include_str!("../../../../deploy/examples/hello.yaml");
+const REDIS: &str = include_str!("../../../../deploy/examples/redis.yaml");
+
+pub(crate) fn init(kind: Starter) -> Outcome {
+    output::print(match kind {
+        Starter::Hello => HELLO,
+        Starter::Redis => REDIS,
+    })?;
+    Ok(Exit::Done)
+}
+
+fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
+    let objects = Manifests::read(filenames)?.decode(None);
+    for warning in &objects.warnings {
+        eprintln!("warning: {warning}");
+    }
+    if objects.diagnostics.is_empty() {
+        Ok(objects)
+    } else {
+        Err(Failure::new(Exit::Failed, objects.diagnostics.render(outcome)))
+    }
+}
+
+pub(crate) fn validate(filenames: &[String]) -> Outcome {
+    let objects = decode(filenames, "")?;
+    let all = objects.secrets.len() + objects.platforms.len() + objects.clusters.len();
+    output::line(&format!("{} valid (what only an orchestrator knows is not checked)", count(all, "document")))?;
+    Ok(Exit::Done)
+}
+
+/// Prints what was read as our own manifests. Secrets are left out: they are not ours to repeat.
+pub(crate) fn convert(filenames: &[String]) -> Outcome {
+    let objects = decode(filenames, ", nothing converted")?;
+    for document in &objects.secrets {
+        eprintln!("warning: secret/{} is not printed", document.object.name);
+    }
+    let platforms = objects.platforms.iter().map(|document| encode::platform(&document.object));
+    let clusters = objects.clusters.iter().map(|document| encode::cluster(&document.object));
+    let documents: Vec<String> =
+        platforms.chain(clusters).map(|document| document.map(|document| yaml::write(&document))).collect::<anyhow::Result<_>>()?;
+    output::print(&documents.join("---\n"))?;
+    Ok(Exit::Done)
+}
+
+pub(crate) fn explain(field: &str) -> Outcome {
+    match explain::explain(field) {
+        Ok(text) => {
+            output::print(&text)?;
+            Ok(Exit::Done)
+        }
+        Err(message) => Err(Failure::new(Exit::NotFound, format!("error: {message}"))),
+    }
+}
+
+pub(crate) fn schema() -> Outcome {
+    output::print(&format!("{}\n", serde_json::to_string_pretty(&explain::json_schema()?).map_err(anyhow::Error::from)?))?;
+    Ok(Exit::Done)
+}
+
+pub(crate) fn completion(shell: Shell) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "drover", &mut script);
+    output::print(&String::from_utf8_lossy(&script))?;
+    Ok(Exit::Done)
+}

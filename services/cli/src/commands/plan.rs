@@ -1,0 +1,112 @@
+//! `plan`: what would be done, and why.
+
+use std::time::SystemTime;
+
+use drover_core::Reason;
+use drover_proto::orchestrator::v1::{
+    ApplyOutcome, Cluster, GetClusterRequest, Plan, PlanClusterRequest, plan_cluster_request::Subject,
+};
+
+use super::{
+    apply::{self, Options},
+    report, target,
+};
+use crate::{
+    cli::PlanArgs,
+    client::{CALL_TIMEOUT, Client},
+    failure::{Exit, Outcome},
+    manifest::yaml,
+    output::{self, Format, json},
+};
+
+pub(crate) async fn run(client: &Client, args: PlanArgs) -> Outcome {
+    let changes = match &args.cluster {
+        Some(name) => stored(client, target::cluster(name), args.output).await?,
+        None => documents(client, &args.filenames, args.output).await?,
+    };
+    Ok(if changes && args.detailed_exitcode { Exit::Changes } else { Exit::Done })
+}
+
+async fn stored(client: &Client, name: &str, format: Format) -> Outcome<bool> {
+    let request = PlanClusterRequest { subject: Some(Subject::Name(name.to_owned())), min_revision: None };
+    let answer = client.call(client.api.plan_cluster(request, CALL_TIMEOUT)).await?;
+    let plan = answer.plan.clone().unwrap_or_default();
+    match format {
+        Format::Json => output::print(&json::pretty(&answer)?)?,
+        Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?,
+        Format::Table | Format::Wide | Format::Name => {
+            output::line(&format!("cluster/{name}  generation {}", plan.generation))?;
+            output::print(&report::plan(&plan, &[], SystemTime::now()))?;
+            output::line(&summary(&plan))?;
+        }
+    }
+    Ok(!plan.actions.is_empty())
+}
+
+async fn documents(client: &Client, filenames: &[String], format: Format) -> Outcome<bool> {
+    let objects = apply::read(client, filenames).await?;
+    let planned = apply::check(client, &objects, &Options::default(), "").await?;
+    let mut changes = false;
+    for (document, answer) in objects.clusters.iter().zip(planned) {
+        let Some(answer) = answer else {
+            output::line(&format!("cluster/{}  planned when its secret is there", document.object.name))?;
+            changes = true;
+            continue;
+        };
+        changes |= answer.outcome() != ApplyOutcome::Unchanged;
+        match format {
+            Format::Json => {
+                output::print(&json::pretty(&answer)?)?;
+                continue;
+            }
+            Format::Yaml => {
+                output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?;
+                continue;
+            }
+            Format::Table | Format::Wide | Format::Name => {}
+        }
+        let plan = answer.plan.clone().unwrap_or_default();
+        let after = answer.cluster.clone().unwrap_or_default();
+        let before = existing(client, &document.object.name).await?;
+        let generation = before.as_ref().map(|cluster| cluster.generation);
+        let name = &document.object.name;
+        match answer.outcome() {
+            ApplyOutcome::Created => output::line(&format!("cluster/{name}  new: {}", report::wanted(&after)))?,
+            ApplyOutcome::Unchanged => {
+                output::line(&format!("cluster/{name}  unchanged (generation {})", after.generation))?;
+            }
+            ApplyOutcome::Configured | ApplyOutcome::Unspecified => {
+                let from = generation.unwrap_or_default();
+                output::line(&format!("cluster/{name}  generation {from} -> {}", from + 1))?;
+            }
+        }
+        let differences = match &before {
+            Some(before) => report::differences(before, &after)?,
+            None => Vec::new(),
+        };
+        output::print(&report::plan(&plan, &differences, SystemTime::now()))?;
+        let mut line = summary(&plan);
+        if let [file] = filenames
+            && objects.clusters.len() == 1
+            && answer.outcome() != ApplyOutcome::Unchanged
+        {
+            line.push_str(&format!(" Exactly this: drover apply -f {file} --expect-generation {}", generation.unwrap_or(0)));
+        }
+        output::line(&line)?;
+    }
+    Ok(changes)
+}
+
+fn summary(plan: &Plan) -> String {
+    format!("Plan: {}.", report::Tally::of(plan).words())
+}
+
+/// The cluster as it is now, if it is there.
+async fn existing(client: &Client, name: &str) -> Outcome<Option<Cluster>> {
+    let request = GetClusterRequest { name: name.to_owned(), min_revision: None };
+    match client.call(client.api.get_cluster(request, CALL_TIMEOUT)).await {
+        Ok(answer) => Ok(answer.cluster),
+        Err(error) if error.reason() == Reason::NotFound => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

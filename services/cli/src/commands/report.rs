@@ -1,0 +1,247 @@
+//! Plans in words: how many nodes come and go, and what happens to each.
+
+use drover_proto::orchestrator::v1::{Action, ActionKind, Cluster, GroupSpec, Plan, PlanActivity, StorageRetention};
+
+use crate::{
+    manifest::{encode, yaml::Yaml},
+    output::{age, count, rows},
+};
+
+/// Reasons of a removal after which another node comes.
+const REPLACING: [&str; 8] = ["Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby"];
+
+/// How many nodes a plan makes, replaces and deletes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) create: u32,
+    pub(crate) replace: u32,
+    pub(crate) delete: u32,
+}
+
+impl Tally {
+    pub(crate) fn of(plan: &Plan) -> Self {
+        let mut tally = Self::default();
+        for action in &plan.actions {
+            let nodes = action.count.max(1);
+            let replacing = REPLACING.contains(&action.reason.as_str());
+            match action.kind() {
+                ActionKind::Provision if !replacing => tally.create += nodes,
+                ActionKind::Deprovision if replacing => tally.replace += nodes,
+                ActionKind::Deprovision => tally.delete += nodes,
+                _ => {}
+            }
+        }
+        tally
+    }
+
+    /// Whether nodes go for good or for others.
+    pub(crate) fn removes(self) -> bool {
+        self.replace + self.delete > 0
+    }
+
+    pub(crate) fn words(self) -> String {
+        format!("{} to create, {} to replace, {} to delete", self.create, self.replace, self.delete)
+    }
+}
+
+/// Nodes that a cluster wants, and where: `3 nodes on local`.
+pub(crate) fn wanted(cluster: &Cluster) -> String {
+    fn nodes(groups: &[GroupSpec]) -> usize {
+        let one = |group: &GroupSpec| match group.groups.as_slice() {
+            [] => group.size.unwrap_or(1) as usize + group.standby.unwrap_or(0) as usize,
+            inner => nodes(inner),
+        };
+        groups.iter().map(one).sum()
+    }
+    let spec = cluster.spec.clone().unwrap_or_default();
+    let platforms = rows::platforms(&spec);
+    let nodes = count(nodes(&spec.groups), "node");
+    if platforms.is_empty() { nodes } else { format!("{nodes} on {}", platforms.join(", ")) }
+}
+
+/// The difference between two specs, field by field: path, before, after.
+pub(crate) fn differences(before: &Cluster, after: &Cluster) -> anyhow::Result<Vec<(String, String, String)>> {
+    let (mut old, mut new) = (Vec::new(), Vec::new());
+    flatten("", &encode::cluster(before)?, &mut old);
+    flatten("", &encode::cluster(after)?, &mut new);
+    let value = |fields: &[(String, String)], path: &str| {
+        fields.iter().find(|(other, _)| other == path).map(|(_, value)| value.clone())
+    };
+    let mut out: Vec<(String, String, String)> = Vec::new();
+    for (path, before) in &old {
+        match value(&new, path) {
+            Some(after) if after == *before => {}
+            after => out.push((path.clone(), before.clone(), after.unwrap_or_else(|| "none".into()))),
+        }
+    }
+    for (path, after) in &new {
+        if value(&old, path).is_none() {
+            out.push((path.clone(), "none".into(), after.clone()));
+        }
+    }
+    Ok(out)
+}
+
+fn flatten(path: &str, value: &Yaml, out: &mut Vec<(String, String)>) {
+    match value {
+        Yaml::Map(entries) if !entries.is_empty() => {
+            for (key, value) in entries {
+                flatten(&crate::manifest::path::join(path, key), value, out);
+            }
+        }
+        Yaml::List(items) if items.iter().any(|item| matches!(item, Yaml::Map(_) | Yaml::List(_))) => {
+            for (position, item) in items.iter().enumerate() {
+                flatten(&crate::manifest::path::index(path, position), item, out);
+            }
+        }
+        other => out.push((path.to_owned(), crate::manifest::yaml::write(other).trim_end().to_owned())),
+    }
+}
+
+/// Symbol and verb of an action.
+fn symbol(action: &Action) -> (&'static str, &'static str) {
+    let replacing = REPLACING.contains(&action.reason.as_str());
+    match action.kind() {
+        ActionKind::Provision if replacing => ("-/+", "create"),
+        ActionKind::Provision => ("+", "create"),
+        ActionKind::Deprovision if replacing => ("-/+", "replace"),
+        ActionKind::Deprovision => ("-", "delete"),
+        ActionKind::Drain => ("~", "drain"),
+        ActionKind::Promote => ("~", "promote"),
+        ActionKind::Adopt => ("+", "adopt"),
+        ActionKind::Forget => ("~", "forget"),
+        ActionKind::CloseRequest => ("~", "close the request of"),
+        ActionKind::EnsureInfrastructure => ("+", "infrastructure"),
+        ActionKind::ReleaseInfrastructure => ("-", "infrastructure"),
+        ActionKind::EnsureAddon => ("+", "addon"),
+        ActionKind::RemoveAddon => ("-", "addon"),
+        ActionKind::Unspecified => ("~", "act on"),
+    }
+}
+
+/// What an action is about, for people.
+pub(crate) fn subject(action: &Action) -> String {
+    match (&action.node_name, &action.node) {
+        (Some(name), _) => name.clone(),
+        (None, Some(id)) => id.clone(),
+        (None, None) if action.count > 0 && !action.group.is_empty() => {
+            format!("{} in {}", count(action.count as usize, "node"), action.group)
+        }
+        (None, None) if action.group.is_empty() => "cluster".into(),
+        (None, None) => action.group.clone(),
+    }
+}
+
+/// One action in a few words: `create 3 nodes in web on local`.
+pub(crate) fn action(action: &Action) -> String {
+    let (_, verb) = symbol(action);
+    let mut out = format!("{verb} {}", subject(action));
+    if !action.platform.is_empty() {
+        out.push_str(&format!(" on {}", action.platform));
+    }
+    out
+}
+
+/// Every line of a plan: changed fields, actions, what waits.
+pub(crate) fn plan(plan: &Plan, differences: &[(String, String, String)], now: std::time::SystemTime) -> String {
+    let mut lines: Vec<[String; 4]> = Vec::new();
+    for (path, before, after) in differences {
+        lines.push(["~".into(), path.clone(), format!("{before} -> {after}"), String::new()]);
+    }
+    for item in &plan.actions {
+        let (symbol, verb) = symbol(item);
+        let mut why = item.message.clone();
+        if why.is_empty() {
+            why.clone_from(&item.reason);
+        }
+        match item.storage() {
+            StorageRetention::Retain => why.push_str(" · data kept"),
+            StorageRetention::Delete => why.push_str(" · data deleted"),
+            StorageRetention::Unspecified => {}
+        }
+        let place = if item.platform.is_empty() { verb.to_owned() } else { format!("{verb} on {}", item.platform) };
+        lines.push([symbol.into(), subject(item), place, why]);
+    }
+    for note in plan.report.iter().filter(|note| note.activity() == PlanActivity::Waiting) {
+        let who = note.node.clone().unwrap_or_else(|| if note.group.is_empty() { "cluster".into() } else { note.group.clone() });
+        let until = age::until(note.wait_until_time.as_ref(), now).map(|wait| format!(", at most {wait} more")).unwrap_or_default();
+        let why = if note.message.is_empty() { String::new() } else { format!(": {}", note.message) };
+        lines.push(["…".into(), who, "waits".into(), format!("{}{why}{until}", note.reason)]);
+    }
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default();
+    let (first, second, third) = (width(0), width(1), width(2));
+    let mut out = String::new();
+    for [symbol, who, what, why] in &lines {
+        let line = format!("  {symbol:first$}  {who:second$}  {what:third$}  {why}");
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    if plan.omitted > 0 {
+        out.push_str(&format!("  and {} more\n", plan.omitted));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::orchestrator::v1::{ClusterSpec, PlatformChoice};
+
+    use super::*;
+
+    fn act(kind: ActionKind, name: &str, reason: &str) -> Action {
+        Action { kind: kind.into(), node_name: Some(name.into()), reason: reason.into(), count: 1, ..Default::default() }
+    }
+
+    fn cluster(size: u32) -> Cluster {
+        let group = GroupSpec {
+            name: "web".into(),
+            size: Some(size),
+            platforms: vec![PlatformChoice { name: "local".into(), ..Default::default() }],
+            ..Default::default()
+        };
+        Cluster {
+            name: "hello".into(),
+            spec: Some(ClusterSpec { groups: vec![group], ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn nodes_are_counted_by_what_becomes_of_them() {
+        let plan = Plan {
+            actions: vec![
+                Action { kind: ActionKind::Provision.into(), count: 3, reason: "ScaleUp".into(), ..Default::default() },
+                act(ActionKind::Deprovision, "db-1", "Outdated"),
+                act(ActionKind::Deprovision, "db-2", "ScaleDown"),
+                act(ActionKind::Promote, "db-3", "Promote"),
+            ],
+            ..Default::default()
+        };
+        let tally = Tally::of(&plan);
+        assert_eq!(tally, Tally { create: 3, replace: 1, delete: 1 });
+        assert!(tally.removes());
+        assert_eq!(tally.words(), "3 to create, 1 to replace, 1 to delete");
+    }
+
+    #[test]
+    fn a_plan_says_what_changes_and_why() {
+        let mut delete = act(ActionKind::Deprovision, "db-2", "Surplus");
+        delete.message = "standby lowered, newest first".into();
+        delete.storage = StorageRetention::Retain.into();
+        let shown = plan(
+            &Plan { actions: vec![delete], ..Default::default() },
+            &differences(&cluster(3), &cluster(5)).unwrap(),
+            std::time::SystemTime::now(),
+        );
+        assert_eq!(
+            shown,
+            "  ~  spec.groups.web.size  3 -> 5\n  -  db-2                  delete  standby lowered, newest first · data kept\n"
+        );
+    }
+
+    #[test]
+    fn a_cluster_is_summed_up_in_a_few_words() {
+        assert_eq!(wanted(&cluster(3)), "3 nodes on local");
+        assert_eq!(wanted(&cluster(1)), "1 node on local");
+    }
+}

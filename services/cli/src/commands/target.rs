@@ -1,0 +1,203 @@
+//! Names of things as people type them: `KIND NAME`, `KIND/NAME`, singular or plural, `CLUSTER/NODE`.
+
+use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
+
+use crate::{
+    failure::{Failure, Outcome},
+    manifest::schema::closest,
+};
+
+/// Kinds of things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Cluster,
+    Node,
+    Platform,
+    Host,
+    Event,
+    Discovered,
+    Secret,
+}
+
+const KINDS: [(&str, &str, Kind); 7] = [
+    ("cluster", "clusters", Kind::Cluster),
+    ("node", "nodes", Kind::Node),
+    ("platform", "platforms", Kind::Platform),
+    ("host", "hosts", Kind::Host),
+    ("event", "events", Kind::Event),
+    ("discovered", "discovered", Kind::Discovered),
+    ("secret", "secrets", Kind::Secret),
+];
+
+impl Kind {
+    fn parse(word: &str) -> Outcome<Self> {
+        let lower = word.to_lowercase();
+        let found = KINDS.iter().find(|(one, many, _)| *one == lower || *many == lower);
+        found.map(|(.., kind)| *kind).ok_or_else(|| {
+            let suggestion = closest(word, KINDS.iter().map(|(_, many, _)| *many));
+            let suggestion = suggestion.map(|name| format!(", did you mean `{name}`?")).unwrap_or_default();
+            let names: Vec<&str> = KINDS.iter().map(|(_, many, _)| *many).collect();
+            Failure::usage(format!("unknown kind `{word}`{suggestion} (kinds: {})", names.join(", ")))
+        })
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        KINDS.iter().find(|(.., kind)| *kind == self).map_or("", |(one, ..)| one)
+    }
+}
+
+/// A kind, and the name of one thing where one is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    pub(crate) name: Option<String>,
+}
+
+impl Target {
+    pub(crate) fn parse(words: &[String]) -> Outcome<Self> {
+        match words {
+            [one] => match one.split_once('/') {
+                Some((kind, name)) if !name.is_empty() => Ok(Self { kind: Kind::parse(kind)?, name: Some(name.into()) }),
+                Some((_, _)) => Err(Failure::usage(format!("`{one}` has no name"))),
+                None => Ok(Self { kind: Kind::parse(one)?, name: None }),
+            },
+            [kind, name] => {
+                let kind = Kind::parse(kind)?;
+                let prefix = format!("{}/", kind.word());
+                let name = name.strip_prefix(&prefix).unwrap_or(name);
+                Ok(Self { kind, name: Some(name.into()) })
+            }
+            _ => Err(Failure::usage("expected KIND NAME or KIND/NAME")),
+        }
+    }
+
+    /// The name, where one must be given.
+    pub(crate) fn name(&self) -> Outcome<&str> {
+        self.name.as_deref().ok_or_else(|| Failure::usage(format!("which {}? give its name", self.kind.word())))
+    }
+}
+
+/// The name of a cluster, with or without `cluster/`.
+pub(crate) fn cluster(text: &str) -> &str {
+    text.strip_prefix("cluster/").or_else(|| text.strip_prefix("clusters/")).unwrap_or(text)
+}
+
+/// Cluster and node of `CLUSTER/NODE`, with or without `node/`.
+pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
+    let text = match text.strip_prefix("node/").or_else(|| text.strip_prefix("nodes/")) {
+        // A cluster may be called `node`.
+        Some(rest) if rest.contains('/') => rest,
+        _ => text,
+    };
+    match text.split_once('/') {
+        Some((cluster, node)) if !cluster.is_empty() && !node.is_empty() && !node.contains('/') => {
+            Ok((cluster.into(), node.into()))
+        }
+        _ => Err(Failure::usage(format!("`{text}` is no node; write CLUSTER/NODE, for example orders/db-1"))),
+    }
+}
+
+/// Reads `a=b,c!=d,e,!f,g in (x,y),h notin (z)`.
+pub(crate) fn selector(text: &str) -> Outcome<LabelSelector> {
+    let mut selector = LabelSelector::default();
+    for part in split_outside_parentheses(text) {
+        let part = part.trim();
+        let requirement = |key: &str, operator: LabelOperator, values: Vec<String>| {
+            let key = key.trim();
+            if key.is_empty() {
+                return Err(Failure::usage(format!("`{part}` has no label; write a=b,c!=d,e,!f")));
+            }
+            Ok(LabelRequirement { key: key.into(), operator: operator.into(), values })
+        };
+        let found = if let Some((key, value)) = part.split_once("!=") {
+            requirement(key, LabelOperator::NotIn, vec![value.trim().into()])?
+        } else if let Some((key, values)) = set(part, " notin ") {
+            requirement(key, LabelOperator::NotIn, values)?
+        } else if let Some((key, values)) = set(part, " in ") {
+            requirement(key, LabelOperator::In, values)?
+        } else if let Some((key, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
+            requirement(key, LabelOperator::In, vec![value.trim().into()])?
+        } else if let Some(key) = part.strip_prefix('!') {
+            requirement(key, LabelOperator::NotExists, Vec::new())?
+        } else {
+            requirement(part, LabelOperator::Exists, Vec::new())?
+        };
+        selector.match_expressions.push(found);
+    }
+    Ok(selector)
+}
+
+fn set<'a>(part: &'a str, word: &str) -> Option<(&'a str, Vec<String>)> {
+    let (key, values) = part.split_once(word)?;
+    let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
+    Some((key, values.split(',').map(|value| value.trim().to_owned()).collect()))
+}
+
+fn split_outside_parentheses(text: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let (mut depth, mut start) = (0i32, 0);
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn kinds_are_understood_in_every_spelling() {
+        for text in ["cluster orders", "clusters orders", "cluster/orders", "Clusters/orders", "cluster cluster/orders"] {
+            let target = Target::parse(&words(text)).unwrap();
+            assert_eq!(target, Target { kind: Kind::Cluster, name: Some("orders".into()) }, "{text}");
+        }
+        let target = Target::parse(&words("node/orders/db-1")).unwrap();
+        assert_eq!(target, Target { kind: Kind::Node, name: Some("orders/db-1".into()) });
+        let failure = Target::parse(&words("clutsers")).unwrap_err();
+        assert!(failure.message.contains("did you mean `clusters`?"), "{failure}");
+    }
+
+    #[test]
+    fn a_node_is_cluster_slash_node() {
+        assert_eq!(node("orders/db-1").unwrap(), ("orders".into(), "db-1".into()));
+        assert_eq!(node("node/orders/db-1").unwrap(), ("orders".into(), "db-1".into()));
+        assert_eq!(node("node/db-1").unwrap(), ("node".into(), "db-1".into()));
+        assert!(node("db-1").is_err() && node("a/b/c").is_err() && node("/b").is_err());
+    }
+
+    #[test]
+    fn labels_are_selected_as_in_kubernetes() {
+        let selector = selector("a=b,c!=d,e,!f,g in (x, y),h notin (z)").unwrap();
+        let found: Vec<(&str, LabelOperator, usize)> = selector
+            .match_expressions
+            .iter()
+            .map(|requirement| (requirement.key.as_str(), requirement.operator(), requirement.values.len()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("a", LabelOperator::In, 1),
+                ("c", LabelOperator::NotIn, 1),
+                ("e", LabelOperator::Exists, 0),
+                ("f", LabelOperator::NotExists, 0),
+                ("g", LabelOperator::In, 2),
+                ("h", LabelOperator::NotIn, 1),
+            ]
+        );
+        assert!(super::selector("").is_err() && super::selector("=b").is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! `wait`, and waiting after `apply` and `delete`.
+
+use std::{
+    io::{IsTerminal, stderr},
+    ops::ControlFlow,
+    time::Duration,
+};
+
+use drover_proto::orchestrator::v1::{Cluster, ClusterPhase};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::target::{self, Kind, Target};
+use crate::{
+    cli::WaitArgs,
+    client::{Change, Client},
+    failure::{Exit, Failure, Outcome},
+    output::{self, rows},
+};
+
+/// Time between two pictures of the spinner.
+const SPIN: Duration = Duration::from_millis(120);
+
+/// What is waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Goal {
+    Ready,
+    Gone,
+    Condition(String, bool),
+}
+
+impl Goal {
+    fn parse(text: &str) -> Outcome<Self> {
+        let wrong = || Failure::usage(format!("cannot wait for `{text}`; write ready, delete, condition=X or condition=X=false"));
+        match text {
+            "ready" | "Ready" => Ok(Self::Ready),
+            "delete" => Ok(Self::Gone),
+            _ => {
+                let condition = text.strip_prefix("condition=").ok_or_else(wrong)?;
+                let (name, value) = condition.split_once('=').unwrap_or((condition, "true"));
+                let value = value.to_lowercase().parse().map_err(|_| wrong())?;
+                if name.is_empty() { Err(wrong()) } else { Ok(Self::Condition(name.to_owned(), value)) }
+            }
+        }
+    }
+
+    /// Whether it is reached. What the status says of an earlier generation is not about the present spec.
+    fn reached(&self, cluster: &Cluster) -> bool {
+        let Some(status) = &cluster.status else { return false };
+        let current = status.observed_generation >= cluster.generation;
+        match self {
+            Self::Ready => current && status.phase() == ClusterPhase::Ready,
+            Self::Gone => false,
+            Self::Condition(name, value) => {
+                let found = status.conditions.iter().find(|c| c.r#type.eq_ignore_ascii_case(name));
+                current && found.and_then(|condition| condition.status).unwrap_or(false) == *value
+            }
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Self::Ready => "ready".into(),
+            Self::Gone => "gone".into(),
+            Self::Condition(name, true) => name.clone(),
+            Self::Condition(name, false) => format!("not {name}"),
+        }
+    }
+}
+
+pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
+    let goal = Goal::parse(&args.condition)?;
+    let name = match Target::parse(&args.target) {
+        Ok(target) if target.kind == Kind::Cluster => target.name()?.to_owned(),
+        _ => return Err(Failure::usage("only clusters can be waited for: drover wait cluster NAME")),
+    };
+    until(client, &name, &goal, args.timeout).await?;
+    output::line(&format!("cluster/{name} is {}", goal.words()))?;
+    Ok(Exit::Done)
+}
+
+/// Waits until a cluster is ready.
+pub(crate) async fn ready(client: &Client, name: &str, timeout: Duration) -> Outcome<()> {
+    until(client, name, &Goal::Ready, timeout).await
+}
+
+/// Waits until a cluster is gone.
+pub(crate) async fn gone(client: &Client, name: &str, timeout: Duration) -> Outcome<()> {
+    until(client, name, &Goal::Gone, timeout).await
+}
+
+async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> Outcome<()> {
+    let name = target::cluster(name);
+    let mut progress = Progress::new();
+    let mut last = None;
+    let watch = client.watch_clusters(Some(name), None, |change| match change {
+        Change::Upsert(cluster) => {
+            let seen = last.insert(cluster.clone());
+            if goal.reached(seen) {
+                return ControlFlow::Break(true);
+            }
+            progress.say(&line(seen));
+            ControlFlow::Continue(())
+        }
+        Change::Removal(_) => ControlFlow::Break(*goal == Goal::Gone),
+        Change::Complete if last.is_none() => ControlFlow::Break(*goal == Goal::Gone),
+        Change::Complete => ControlFlow::Continue(()),
+    });
+    let found = tokio::time::timeout(timeout, watch).await;
+    progress.finish();
+    match found {
+        Ok(Ok(true)) => Ok(()),
+        Ok(Ok(false)) => Err(Failure::new(Exit::NotFound, format!("error: there is no cluster {name:?}"))),
+        // Some orchestrators answer a watch of a missing cluster so.
+        Ok(Err(error)) if error.reason() == drover_core::Reason::NotFound && *goal == Goal::Gone => Ok(()),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => {
+            let state = last.as_ref().map(|cluster| format!("; {}", line(cluster))).unwrap_or_default();
+            let waited = crate::output::age::short(timeout);
+            Err(Failure::timed_out(format!(
+                "cluster {name} was not {} within {waited}{state}\nhint: drover describe cluster {name}",
+                goal.words()
+            )))
+        }
+    }
+}
+
+/// `cluster/orders Progressing 1 of 3 ready`, and the first thing in the way.
+fn line(cluster: &Cluster) -> String {
+    let mut line = format!(
+        "cluster/{} {} {} ready",
+        cluster.name,
+        rows::cluster_status(cluster),
+        rows::Readiness::of(cluster).words()
+    );
+    let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
+    if let Some(condition) = conditions.into_iter().find(|c| c.r#type == "Ready" && c.status != Some(true))
+        && !condition.message.is_empty()
+    {
+        line.push_str(&format!(": {}", condition.message));
+    }
+    line
+}
+
+/// What happens meanwhile: a spinner on a terminal, else one line for each change. On standard error.
+struct Progress {
+    bar: Option<ProgressBar>,
+    last: String,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let bar = stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new_spinner();
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(SPIN);
+            bar
+        });
+        Self { bar, last: String::new() }
+    }
+
+    fn say(&mut self, line: &str) {
+        if self.last == line {
+            return;
+        }
+        line.clone_into(&mut self.last);
+        match &self.bar {
+            Some(bar) => bar.set_message(line.to_owned()),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::{common::v1::Condition, orchestrator::v1::ClusterStatus};
+
+    use super::*;
+
+    fn cluster(generation: u64, observed: u64, phase: ClusterPhase, conditions: &[(&str, bool)]) -> Cluster {
+        Cluster {
+            generation,
+            status: Some(ClusterStatus {
+                phase: phase.into(),
+                observed_generation: observed,
+                conditions: conditions
+                    .iter()
+                    .map(|(name, status)| Condition { r#type: (*name).into(), status: Some(*status), ..Default::default() })
+                    .collect(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_status_of_an_earlier_generation_does_not_count() {
+        let goal = Goal::parse("ready").unwrap();
+        assert!(!goal.reached(&cluster(2, 1, ClusterPhase::Ready, &[])));
+        assert!(goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[])));
+        let goal = Goal::parse("condition=Paused=false").unwrap();
+        assert!(!goal.reached(&cluster(2, 1, ClusterPhase::Ready, &[])));
+        assert!(goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[])));
+        assert!(!goal.reached(&cluster(2, 2, ClusterPhase::Ready, &[("Paused", true)])));
+    }
+
+    #[test]
+    fn goals_are_read_as_documented() {
+        assert_eq!(Goal::parse("condition=UpToDate").unwrap(), Goal::Condition("UpToDate".into(), true));
+        assert_eq!(Goal::parse("delete").unwrap(), Goal::Gone);
+        assert!(Goal::parse("condition=").is_err() && Goal::parse("done").is_err() && Goal::parse("condition=A=x").is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! The data directory of `drover dev`: what is in it, and how it is removed.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use drover_platform_cloud::drivers::local;
+
+/// Marks a directory as ours; only such a one is ever removed. Keeps it out of repositories, too.
+const MARK: &str = "# Data of `drover dev`. Remove it with: drover dev --clean\n*\n";
+const MARK_FILE: &str = ".gitignore";
+
+/// The directory in which everything is kept between runs.
+#[derive(Clone, Debug)]
+pub(super) struct DataDir {
+    root: PathBuf,
+    /// Whether it was made just now.
+    pub(super) new: bool,
+}
+
+/// What was removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Removed {
+    pub(super) processes: usize,
+    pub(super) files: usize,
+}
+
+impl DataDir {
+    /// Makes the directory if it is not there.
+    pub(super) fn open(root: &Path) -> anyhow::Result<Self> {
+        let failed = || format!("cannot use {}", root.display());
+        let new = !root.join(MARK_FILE).exists();
+        if new {
+            if root.exists() && fs::read_dir(root).with_context(failed)?.next().is_some() {
+                bail!("{} has other things in it; choose another directory with --data-dir", root.display());
+            }
+            fs::create_dir_all(root).with_context(failed)?;
+            fs::write(root.join(MARK_FILE), MARK).with_context(failed)?;
+        } else {
+            check_mark(root)?;
+        }
+        let root = root.canonicalize().with_context(failed)?;
+        Ok(Self { root, new })
+    }
+
+    pub(super) fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    pub(super) fn local(&self) -> PathBuf {
+        self.root.join("local")
+    }
+
+    pub(super) fn simulated(&self, name: &str) -> PathBuf {
+        self.root.join(format!("simulated-{name}.json"))
+    }
+}
+
+fn check_mark(root: &Path) -> anyhow::Result<()> {
+    let mark = root.join(MARK_FILE);
+    let text = fs::read_to_string(&mark).with_context(|| format!("cannot read {}", mark.display()))?;
+    if text != MARK {
+        bail!("{} is no directory of drover dev; it was left alone", root.display());
+    }
+    Ok(())
+}
+
+/// Kills all nodes and removes everything. A directory that is not there has nothing to remove.
+pub(super) fn clean(root: &Path) -> anyhow::Result<Removed> {
+    if !root.join(MARK_FILE).exists() {
+        if root.exists() {
+            bail!("{} is no directory of drover dev; it was left alone", root.display());
+        }
+        return Ok(Removed::default());
+    }
+    check_mark(root)?;
+    // Also refuses while a `drover dev` uses it.
+    let nodes = local::remove_all(&root.join("local"))?;
+    let mut removed = Removed { processes: nodes.processes, files: nodes.files };
+    removed.files += count(root).with_context(|| format!("cannot read {}", root.display()))?;
+    fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))?;
+    Ok(removed)
+}
+
+fn count(directory: &Path) -> io::Result<usize> {
+    let mut files = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        files += if entry.file_type()?.is_dir() { count(&entry.path())? } else { 1 };
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_somebody_else_is_neither_used_nor_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+        assert!(DataDir::open(dir.path()).is_err());
+        assert!(clean(dir.path()).is_err());
+        fs::write(dir.path().join(MARK_FILE), "*\n").unwrap();
+        assert!(DataDir::open(dir.path()).is_err());
+        assert!(clean(dir.path()).is_err());
+        assert!(dir.path().join("thesis.tex").exists());
+    }
+
+    #[test]
+    fn cleaning_leaves_nothing_and_can_be_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join(".drover");
+        let data = DataDir::open(&root).unwrap();
+        assert!(data.new);
+        fs::create_dir(data.store()).unwrap();
+        fs::write(data.store().join("db"), "x").unwrap();
+        assert!(!DataDir::open(&root).unwrap().new, "kept between runs");
+        assert_eq!(clean(&root).unwrap(), Removed { processes: 0, files: 2 });
+        assert!(!root.exists());
+        assert_eq!(clean(&root).unwrap(), Removed::default());
+    }
+}

@@ -1,0 +1,98 @@
+//! The servers that `drover dev` runs in this process, each on a port of its own on loopback.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::Path};
+
+use anyhow::Context;
+use self::drover_orchestrator::Orchestrator;
+use drover_platform_cloud::{
+    PlatformServer, Settings as PlatformSettings,
+    drivers::{local, simulated::SimulatedSettings},
+};
+use drover_server::{Running, ServerSettings, Shutdown, StartError};
+use tokio::net::TcpListener;
+
+use super::data::DataDir;
+
+/// Orchestrator and platforms.
+pub(super) struct Servers {
+    orchestrator: Orchestrator,
+    api: Running,
+    platforms: Vec<(PlatformServer, Running)>,
+    /// Endpoints of the platforms, by name.
+    pub(super) endpoints: BTreeMap<String, String>,
+}
+
+/// Takes the port of the API. Before anything else starts, so that a second `drover dev` disturbs nothing.
+pub(super) async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    drover_server::listen(&settings(address)).await
+}
+
+fn settings(listen: SocketAddr) -> ServerSettings {
+    ServerSettings { listen, ..ServerSettings::default() }
+}
+
+/// Any free port on loopback.
+fn ephemeral() -> ServerSettings {
+    ServerSettings::on_port(0)
+}
+
+impl Servers {
+    /// Starts the local platform, the simulated ones and the orchestrator.
+    pub(super) async fn start(data: &DataDir, simulated: &[String], listener: TcpListener) -> anyhow::Result<Self> {
+        let mut platforms = Vec::new();
+        let mut endpoints = BTreeMap::new();
+        let local = local::Settings::new(data.local())?;
+        let mut kinds: Vec<(String, PlatformSettings)> = vec![("local".into(), local.into())];
+        for name in simulated {
+            let state_file = Some(data.simulated(name));
+            kinds.push((name.clone(), SimulatedSettings { name: name.clone(), state_file, ..Default::default() }.into()));
+        }
+        for (name, settings) in kinds {
+            let (platform, running) = start_platform(settings).await.with_context(|| format!("platform {name}"))?;
+            endpoints.insert(name, format!("http://{}", running.address()));
+            platforms.push((platform, running));
+        }
+        let (orchestrator, api) = start_orchestrator(&data.store(), listener).await?;
+        Ok(Self { orchestrator, api, platforms, endpoints })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.api.address()
+    }
+
+    /// Ends everything but the nodes: first who calls, then who is called.
+    pub(super) async fn shutdown(self) {
+        self.api.shutdown().await;
+        self.orchestrator.shutdown().await;
+        for (platform, running) in self.platforms {
+            platform.shutdown().await;
+            running.shutdown().await;
+        }
+    }
+}
+
+async fn start_platform(settings: PlatformSettings) -> anyhow::Result<(PlatformServer, Running)> {
+    let platform = PlatformServer::open(settings).await?;
+    let server = ephemeral();
+    let listener = drover_server::listen(&server).await?;
+    let running = drover_server::spawn(platform.service(), listener, &server, Shutdown::new())?;
+    Ok((platform, running))
+}
+
+async fn start_orchestrator(store: &Path, listener: TcpListener) -> anyhow::Result<(Orchestrator, Running)> {
+    let settings = drover_orchestrator::Settings { data_dir: store.to_path_buf() };
+    let orchestrator = Orchestrator::open(&settings).await?;
+    let server = ServerSettings::default();
+    let running = drover_server::spawn(orchestrator.service(), listener, &server, Shutdown::new())?;
+    Ok((orchestrator, running))
+}
+// H5TEMP-BEGIN
+mod drover_orchestrator {
+    pub struct Settings { pub data_dir: std::path::PathBuf }
+    pub struct Orchestrator;
+    impl Orchestrator {
+        pub async fn open(s: &Settings) -> drover_core::Result<Self> { let _ = &s.data_dir; Err(drover_core::Error::internal("stub")) }
+        pub fn service(&self) -> drover_server::Service { drover_server::Service::new("x", "y") }
+        pub async fn shutdown(self) {}
+    }
+}

@@ -1,0 +1,244 @@
+//! `drover dev`: everything in one process, for this machine only.
+
+mod data;
+mod embed;
+mod stream;
+
+use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
+
+use drover_proto::orchestrator::v1::{Platform, PlatformSpec};
+use parking_lot::Mutex;
+use tokio::{task::JoinSet, time::Instant};
+
+use self::{
+    data::DataDir,
+    embed::Servers,
+    stream::Lines,
+};
+use crate::{
+    cli::DevArgs,
+    client::{Change, Client},
+    commands::apply::{self, Options},
+    failure::{Exit, Failure, Outcome},
+    output::{self, count},
+};
+
+/// Nodes that are named when the program ends.
+const MAX_NAMED: usize = 5;
+
+pub(crate) async fn run(args: DevArgs) -> Outcome {
+    if args.clean {
+        return clean(&args.data_dir);
+    }
+    if std::env::var_os("RUST_LOG").is_some() {
+        drover_server::telemetry::init(drover_server::settings::LogFormat::Auto);
+    }
+    let elsewhere = elsewhere(&args.platform)?;
+    let simulated = simulated(&args.simulate);
+    let listener = embed::listen(args.listen).await.map_err(|error| Failure::failed(error.to_string()))?;
+    let data = DataDir::open(&args.data_dir)?;
+    let servers = Servers::start(&data, &simulated, listener).await?;
+    // Whatever goes wrong from here on, the servers are ended in order.
+    let result = serve(&args, &servers, &data, elsewhere).await;
+    servers.shutdown().await;
+    let lines = result?;
+    if args.rm {
+        clean(&args.data_dir)?;
+    } else {
+        output::line(&farewell(&lines, &args.data_dir))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Names and addresses of `--platform NAME=URL`.
+fn elsewhere(words: &[String]) -> Outcome<Vec<(String, String)>> {
+    let parse = |word: &String| match word.split_once('=') {
+        Some((name, url)) if !name.is_empty() && url.contains("://") => Ok((name.to_owned(), url.to_owned())),
+        _ => Err(Failure::usage(format!("`{word}` is no platform; write NAME=http://HOST:PORT"))),
+    };
+    words.iter().map(parse).collect()
+}
+
+/// Names of the simulated platforms, the one that is always there first.
+fn simulated(names: &[String]) -> Vec<String> {
+    let mut seen = BTreeSet::from(["local".to_owned()]);
+    std::iter::once("simulated".to_owned())
+        .chain(names.iter().map(|name| name.trim().to_owned()))
+        .filter(|name| !name.is_empty() && seen.insert(name.clone()))
+        .collect()
+}
+
+fn clean(directory: &Path) -> Outcome {
+    let removed = data::clean(directory)?;
+    output::line(&format!(
+        "removed {} and {}; 0 processes, 0 files left",
+        count_processes(removed.processes),
+        count(removed.files, "file")
+    ))?;
+    Ok(Exit::Done)
+}
+
+fn count_processes(number: usize) -> String {
+    format!("{number} process{}", if number == 1 { "" } else { "es" })
+}
+
+async fn serve(
+    args: &DevArgs,
+    servers: &Servers,
+    data: &DataDir,
+    elsewhere: Vec<(String, String)>,
+) -> Outcome<Arc<Mutex<Lines>>> {
+    let client = Client::connect(&format!("http://{}", servers.address()))?;
+    let mut names: Vec<String> = servers.endpoints.keys().cloned().collect();
+    names.extend(elsewhere.iter().map(|(name, _)| name.clone()));
+    output::line(&format!("Drover {} dev: loopback only, no login, not for production", env!("CARGO_PKG_VERSION")))?;
+    output::line(&format!(
+        "  API {} (gRPC, reflection) · platforms {} · data {} ({})",
+        servers.address(),
+        names.join(", "),
+        shown(&args.data_dir),
+        if data.new { "new" } else { "kept" }
+    ))?;
+    let endpoints = servers.endpoints.iter().map(|(name, endpoint)| (name.clone(), endpoint.clone()));
+    for (name, endpoint) in endpoints.chain(elsewhere) {
+        let spec = PlatformSpec { endpoint, ..Default::default() };
+        let platform = Platform { name: name.clone(), spec: Some(spec), ..Default::default() };
+        let answer = client.call(apply::register(&client, platform, false)).await?;
+        answer.warnings.iter().for_each(|warning| eprintln!("warning: platform/{name}: {warning}"));
+    }
+    let lines = Arc::new(Mutex::new(Lines::new(output::colours())));
+    let mut watches = JoinSet::new();
+    let applied = if args.filenames.is_empty() {
+        Vec::new()
+    } else {
+        let objects = apply::read(&client, &args.filenames).await?;
+        apply::check(&client, &objects, &Options::default(), ", nothing applied").await?;
+        apply::apply(&client, &objects, &Options::default()).await?
+    };
+    let hint = Arc::new(Mutex::new(Hint { address: servers.address(), expected: applied.len(), shown: false }));
+    watches.spawn(watch_nodes(client.clone(), lines.clone()));
+    watches.spawn(watch_clusters(client, lines.clone(), hint.clone()));
+    if applied.is_empty() {
+        hint.lock().show(&lines.lock());
+    }
+    tokio::select! {
+        signal = drover_server::shutdown_signal() => signal?,
+        // A watch of servers in the same process ends only when something is badly wrong.
+        Some(ended) = watches.join_next() => {
+            if let Ok(Err(failure)) = ended {
+                return Err(failure);
+            }
+        }
+    }
+    watches.shutdown().await;
+    Ok(lines)
+}
+
+/// A path as people type it.
+fn shown(path: &Path) -> String {
+    if path.is_relative() && !path.starts_with(".") && !path.starts_with("..") {
+        format!("./{}", path.display())
+    } else {
+        path.display().to_string()
+    }
+}
+
+async fn watch_nodes(client: Client, lines: Arc<Mutex<Lines>>) -> Outcome<()> {
+    let failure = client
+        .watch_nodes(None, |change| {
+            say(match change {
+                Change::Upsert(node) => lines.lock().node(node),
+                Change::Removal(key) => lines.lock().node_gone(key),
+                Change::Complete => None,
+            })
+        })
+        .await?;
+    Err(failure)
+}
+
+async fn watch_clusters(client: Client, lines: Arc<Mutex<Lines>>, hint: Arc<Mutex<Hint>>) -> Outcome<()> {
+    let failure = client
+        .watch_clusters(None, None, |change| {
+            let line = match change {
+                Change::Upsert(cluster) => lines.lock().cluster(cluster, Instant::now()),
+                Change::Removal(name) => lines.lock().cluster_gone(name),
+                Change::Complete => None,
+            };
+            say(line)?;
+            let lines = lines.lock();
+            let mut hint = hint.lock();
+            if hint.expected > 0 && lines.all_ready().is_some_and(|ready| ready >= hint.expected) {
+                hint.show(&lines);
+            }
+            ControlFlow::Continue(())
+        })
+        .await?;
+    Err(failure)
+}
+
+fn say(line: Option<String>) -> ControlFlow<Failure> {
+    match line.map_or(Ok(()), |line| output::line(&line)) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) => ControlFlow::Break(error.into()),
+    }
+}
+
+/// What to type next, said once.
+struct Hint {
+    address: std::net::SocketAddr,
+    /// Clusters that have to be ready first.
+    expected: usize,
+    shown: bool,
+}
+
+impl Hint {
+    fn show(&mut self, lines: &Lines) {
+        if std::mem::replace(&mut self.shown, true) {
+            return;
+        }
+        let mut commands = Vec::new();
+        if self.address.to_string() != "127.0.0.1:7400" {
+            commands.push(format!("export DROVER_SERVER=http://{}", self.address));
+        }
+        match lines.nodes().next() {
+            Some(node) if self.expected > 0 => {
+                let (cluster, group) = (&node.cluster, &node.group);
+                let size = lines.nodes().filter(|other| other.cluster == *cluster && other.group == *group).count();
+                commands.extend(crate::output::rows::pid(node).map(|pid| format!("kill -9 {pid}")));
+                commands.push(format!("drover get nodes {cluster}"));
+                commands.push(format!("drover scale {cluster} {group} {}", size + 2));
+                commands.push(format!("drover describe cluster {cluster}"));
+            }
+            _ => {
+                commands.push("drover init | drover apply -f -".into());
+                commands.push("drover get platforms".into());
+            }
+        }
+        // Nothing is lost with a hint that nobody reads.
+        let _ = output::line(&format!("Next, in another terminal:  {}", commands.join(" · ")));
+    }
+}
+
+/// Which nodes keep running, and how to remove them.
+fn farewell(lines: &Mutex<Lines>, directory: &Path) -> String {
+    let lines = lines.lock();
+    let running: Vec<String> = lines
+        .nodes()
+        .filter_map(|node| {
+            let pid = crate::output::rows::pid(node)?;
+            Some(format!("{}/{} (pid {pid})", node.cluster, node.name))
+        })
+        .collect();
+    let data = if directory == Path::new(".drover") { String::new() } else { format!(" --data-dir {}", directory.display()) };
+    if running.is_empty() {
+        return format!("Stopped; no node is running. Data is kept in {}; remove it: drover dev{data} --clean", shown(directory));
+    }
+    let mut named = running.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    if running.len() > MAX_NAMED {
+        named.push_str(&format!(" and {} more", running.len() - MAX_NAMED));
+    }
+    format!(
+        "Stopped; {} keep running: {named}\nGo on with them: drover dev{data} · remove nodes and data: drover dev{data} --clean",
+        count(running.len(), "node")
+    )
+}

@@ -1,0 +1,208 @@
+//! What happens, line by line, as `drover dev` shows it.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use drover_proto::orchestrator::v1::{Cluster, ClusterPhase, Node, NodeState};
+use tokio::time::Instant;
+
+use crate::output::{age, paint, rows};
+
+/// Width of names, so that what follows stands in columns for most of them.
+const NAME_WIDTH: usize = 12;
+/// Width of states.
+const STATE_WIDTH: usize = 8;
+
+/// What was shown so far.
+pub(super) struct Lines {
+    nodes: BTreeMap<String, Node>,
+    clusters: BTreeMap<String, Shown>,
+    colours: bool,
+}
+
+#[derive(Debug)]
+struct Shown {
+    status: String,
+    /// Since when it is not ready.
+    waiting: Option<Instant>,
+}
+
+impl Lines {
+    pub(super) fn new(colours: bool) -> Self {
+        Self { nodes: BTreeMap::new(), clusters: BTreeMap::new(), colours }
+    }
+
+    /// Nodes that are there now.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// Whether every cluster that was shown is ready, and how many there are.
+    pub(super) fn all_ready(&self) -> Option<usize> {
+        self.clusters.values().all(|shown| shown.waiting.is_none()).then_some(self.clusters.len())
+    }
+
+    /// The line for a change of a node. Nothing for a step on the way.
+    pub(super) fn node(&mut self, node: &Node) -> Option<String> {
+        let before = self.nodes.insert(format!("{}/{}", node.cluster, node.id), node.clone());
+        let told = |node: &Node| (node.state, node.reason.clone());
+        if before.as_ref().map(told) == Some(told(node)) {
+            return None;
+        }
+        let mut about = Vec::new();
+        match node.state() {
+            NodeState::Ready => {
+                let address = rows::address(node);
+                if !address.is_empty() {
+                    about.push(format!("agent {address}"));
+                }
+                about.extend(rows::pid(node).map(|pid| format!("pid {pid}")));
+                about.extend(took(node));
+            }
+            // On the way, and nothing to say but that.
+            NodeState::Requested | NodeState::Provisioning | NodeState::Starting if node.reason.is_empty() => return None,
+            _ => {
+                about.push(node.reason.clone());
+                about.push(node.message.clone());
+            }
+        }
+        let time = node.state_time.and_then(|time| SystemTime::try_from(time).ok()).unwrap_or_else(SystemTime::now);
+        let state = rows::node_state(node.state());
+        Some(self.line(time, &format!("{}/{}", node.cluster, node.name), &state, &about))
+    }
+
+    /// The line for a node that is gone.
+    pub(super) fn node_gone(&mut self, key: &str) -> Option<String> {
+        let node = self.nodes.remove(key)?;
+        let about = [node.reason.clone()];
+        Some(self.line(SystemTime::now(), &format!("{}/{}", node.cluster, node.name), "Gone", &about))
+    }
+
+    /// The line for a change of a cluster.
+    pub(super) fn cluster(&mut self, cluster: &Cluster, now: Instant) -> Option<String> {
+        let current = cluster.status.as_ref().is_some_and(|status| status.observed_generation >= cluster.generation);
+        let ready = current && cluster.status.as_ref().is_some_and(|status| status.phase() == ClusterPhase::Ready);
+        let status = if ready { rows::cluster_status(cluster) } else { not_ready(cluster) };
+        let before = self.clusters.remove(&cluster.name);
+        let waiting = match (ready, before.as_ref().and_then(|shown| shown.waiting)) {
+            (true, _) => None,
+            (false, since) => Some(since.unwrap_or(now)),
+        };
+        let since = before.as_ref().and_then(|shown| shown.waiting);
+        let unchanged = before.as_ref().is_some_and(|shown| shown.status == status);
+        // The first sight of a cluster that is on its way says nothing.
+        let first_steps = before.is_none() && !ready;
+        self.clusters.insert(cluster.name.clone(), Shown { status: status.clone(), waiting });
+        if unchanged || first_steps {
+            return None;
+        }
+        let mut about = rows::Readiness::of(cluster).words();
+        if ready && let Some(since) = since {
+            about.push_str(&format!(" in {}", seconds(now.duration_since(since))));
+        }
+        Some(self.line(SystemTime::now(), &cluster.name, &status, &[about]))
+    }
+
+    /// The line for a cluster that is gone.
+    pub(super) fn cluster_gone(&mut self, name: &str) -> Option<String> {
+        self.clusters.remove(name)?;
+        Some(self.line(SystemTime::now(), name, "Gone", &[]))
+    }
+
+    fn line(&self, time: SystemTime, name: &str, state: &str, about: &[String]) -> String {
+        let padding = " ".repeat(STATE_WIDTH.saturating_sub(state.chars().count()));
+        let state = if self.colours { paint(state) } else { state.to_owned() };
+        let about: Vec<&str> = about.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+        let line = format!("{}  {name:NAME_WIDTH$}  {state}{padding} {}", age::clock(time), about.join("  "));
+        line.trim_end().to_owned()
+    }
+}
+
+fn not_ready(cluster: &Cluster) -> String {
+    match rows::cluster_status(cluster).as_str() {
+        // Ready as of an earlier generation.
+        "Ready" => "Progressing".into(),
+        other => other.into(),
+    }
+}
+
+/// How long it took a node to become ready.
+fn took(node: &Node) -> Option<String> {
+    let created = SystemTime::try_from(node.create_time?).ok()?;
+    let ready = SystemTime::try_from(node.state_time?).ok()?;
+    Some(seconds(ready.duration_since(created).ok()?))
+}
+
+/// `0.19 s`, `12 s`.
+fn seconds(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    if seconds < 1.0 {
+        format!("{seconds:.2} s")
+    } else if seconds < 10.0 {
+        format!("{seconds:.1} s")
+    } else {
+        format!("{seconds:.0} s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::orchestrator::v1::{ClusterStatus, GroupStatus};
+    use prost_types::Timestamp;
+
+    use super::*;
+
+    fn node(state: NodeState) -> Node {
+        Node {
+            id: "web-0-x7k2p".into(),
+            name: "web-0".into(),
+            cluster: "hello".into(),
+            state: state.into(),
+            agent_address: Some("grpc://127.0.0.1:41001".into()),
+            provider_id: "local://host/41822".into(),
+            create_time: Some(Timestamp { seconds: 1_000, nanos: 0 }),
+            state_time: Some(Timestamp { seconds: 1_000, nanos: 190_000_000 }),
+            ..Default::default()
+        }
+    }
+
+    /// Without the time of day, which depends on where the test runs.
+    fn rest(line: Option<String>) -> String {
+        line.unwrap()[12..].to_owned()
+    }
+
+    #[test]
+    fn what_happens_is_shown_as_designed() {
+        let mut lines = Lines::new(false);
+        assert_eq!(lines.node(&node(NodeState::Requested)), None);
+        assert_eq!(
+            rest(lines.node(&node(NodeState::Ready))),
+            "  hello/web-0   Ready    agent 127.0.0.1:41001  pid 41822  0.19 s"
+        );
+        assert_eq!(lines.node(&node(NodeState::Ready)), None, "nothing new");
+        let mut dead = node(NodeState::Failed);
+        dead.reason = "Terminated".into();
+        assert_eq!(rest(lines.node(&dead)), "  hello/web-0   Failed   Terminated");
+        assert_eq!(rest(lines.node_gone("hello/web-0-x7k2p")), "  hello/web-0   Gone     Terminated");
+
+        let group = GroupStatus { size: 3, ready: 3, ..Default::default() };
+        let cluster = |phase: ClusterPhase| Cluster {
+            name: "hello".into(),
+            generation: 1,
+            status: Some(ClusterStatus {
+                phase: phase.into(),
+                observed_generation: 1,
+                groups: vec![group.clone()],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let start = Instant::now();
+        let later = start + Duration::from_millis(300);
+        assert_eq!(lines.cluster(&cluster(ClusterPhase::Progressing), start), None);
+        assert_eq!(rest(lines.cluster(&cluster(ClusterPhase::Ready), later)), "  hello         Ready    3 of 3 in 0.30 s");
+        assert_eq!(lines.all_ready(), Some(1));
+    }
+}

@@ -1,0 +1,106 @@
+//! How a command ends.
+
+use std::{fmt, process::ExitCode};
+
+use drover_core::{Error, Reason};
+
+/// Exit codes, as the documentation lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Done = 0,
+    Failed = 1,
+    /// Only `plan --detailed-exitcode`: there is something to do.
+    Changes = 2,
+    NotFound = 3,
+    TimedOut = 4,
+    Unreachable = 5,
+    Usage = 64,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why a command failed, as it is printed, and its exit code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    /// Lines for standard error. Empty: everything was printed already.
+    pub(crate) message: String,
+}
+
+/// Result of a command.
+pub(crate) type Outcome<T = Exit> = Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into() }
+    }
+
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, format!("error: {}", message.into()))
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, format!("error: {}\n\nFor more information, try '--help'.", message.into()))
+    }
+
+    pub(crate) fn timed_out(message: impl Into<String>) -> Self {
+        Self::new(Exit::TimedOut, format!("error: {}", message.into()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        match error.downcast::<Error>() {
+            Ok(error) => error.into(),
+            Err(error) => Self::failed(format!("{error:#}")),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::failed(error.to_string())
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let exit = match error.reason() {
+            Reason::NotFound
+            | Reason::TemplateNotFound
+            | Reason::HostNotFound
+            | Reason::SecretNotFound
+            | Reason::NodeClassNotFound => Exit::NotFound,
+            Reason::DeadlineExceeded => Exit::TimedOut,
+            Reason::Unavailable if drover_client::is_unreachable(&error) => Exit::Unreachable,
+            _ => Exit::Failed,
+        };
+        let mut message = format!("error: {}", error.message());
+        if let Some(hint) = hint(error.reason()) {
+            message = format!("{message}\nhint: {hint}");
+        }
+        Self::new(exit, message)
+    }
+}
+
+/// What a person can do about it, where that is always the same.
+fn hint(reason: Reason) -> Option<&'static str> {
+    match reason {
+        Reason::GenerationMismatch => Some("somebody changed it meanwhile; look again with: drover plan"),
+        Reason::GroupHasNodes => Some("to delete the nodes of a removed group: drover apply --remove-group PATH"),
+        Reason::ClusterExists => Some("to take these nodes over: drover apply --adopt"),
+        Reason::Protected => Some("set deletionProtection: false and apply first"),
+        Reason::ClusterPaused => Some("drover resume CLUSTER"),
+        _ => None,
+    }
+}

@@ -1,0 +1,185 @@
+//! What is wrong with a manifest, and how it is printed.
+
+use std::{fmt::Write, ops::RangeInclusive, sync::Arc};
+
+use super::{
+    path::{self, Segment},
+    tree::{Source, Span},
+};
+
+/// Most errors of a file that are shown. Who has more than that fixes these first.
+pub(crate) const MAX_DIAGNOSTICS: usize = 20;
+/// Longest source line that is shown; a longer one (minified JSON) says nothing.
+const MAX_LINE: usize = 200;
+
+/// One thing that is wrong, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Diagnostic {
+    pub(crate) source: Arc<Source>,
+    pub(crate) span: Span,
+    /// Path of the field, empty for what is about no field.
+    pub(crate) path: String,
+    pub(crate) message: String,
+    /// What stands under the source line.
+    pub(crate) expected: Option<String>,
+    /// Kind of the document, where `drover explain` knows it.
+    pub(crate) kind: Option<&'static str>,
+}
+
+impl Diagnostic {
+    pub(crate) fn new(
+        source: &Arc<Source>,
+        span: Span,
+        path: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { source: source.clone(), span, path: path.into(), message: message.into(), expected: None, kind: None }
+    }
+
+    #[must_use]
+    pub(crate) fn expected(mut self, expected: impl Into<String>) -> Self {
+        self.expected = Some(expected.into());
+        self
+    }
+
+    #[must_use]
+    pub(crate) fn kind(mut self, kind: &'static str) -> Self {
+        self.kind = Some(kind);
+        self
+    }
+
+    fn place(&self) -> String {
+        let mut place = format!("{}:{}:{}", self.source.name, self.span.line, self.span.column);
+        if !self.path.is_empty() {
+            let _ = write!(place, "  {}", self.path);
+        }
+        place
+    }
+}
+
+/// All that is wrong with the manifests of one command.
+#[derive(Debug, Default)]
+pub(crate) struct Diagnostics {
+    items: Vec<Diagnostic>,
+    /// How many there were beyond [`MAX_DIAGNOSTICS`] in a file.
+    omitted: usize,
+    /// Lines that hold secrets; they are never printed.
+    hidden: Vec<(Arc<Source>, RangeInclusive<usize>)>,
+}
+
+impl Diagnostics {
+    pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
+        let same_file = self.items.iter().filter(|other| Arc::ptr_eq(&other.source, &diagnostic.source)).count();
+        if same_file >= MAX_DIAGNOSTICS {
+            self.omitted += 1;
+        } else {
+            self.items.push(diagnostic);
+        }
+    }
+
+    pub(crate) fn hide(&mut self, source: &Arc<Source>, lines: RangeInclusive<usize>) {
+        self.hidden.push((source.clone(), lines));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub(crate) fn items(&self) -> &[Diagnostic] {
+        &self.items
+    }
+
+    fn is_hidden(&self, diagnostic: &Diagnostic) -> bool {
+        self.hidden.iter().any(|(source, lines)| {
+            Arc::ptr_eq(source, &diagnostic.source) && lines.contains(&diagnostic.span.line)
+        }) || !diagnostic.path_is_readable()
+    }
+
+    /// All of them as text, in the order of the files and their lines. A source line is shown once.
+    pub(crate) fn render(&self, outcome: &str) -> String {
+        let mut items: Vec<&Diagnostic> = self.items.iter().collect();
+        // Stable, so that the files keep the order in which they were given.
+        items.sort_by(|a, b| {
+            if Arc::ptr_eq(&a.source, &b.source) {
+                (a.span.line, a.span.column).cmp(&(b.span.line, b.span.column))
+            } else {
+                std::cmp::Ordering::Equal
+            }
+        });
+        let mut out = String::new();
+        let mut shown: Option<(&Arc<Source>, usize)> = None;
+        for item in &items {
+            let line = item.source.line(item.span.line).filter(|line| {
+                line.chars().count() <= MAX_LINE
+                    && !self.is_hidden(item)
+                    && !shown.is_some_and(|(source, shown)| {
+                        Arc::ptr_eq(source, &item.source) && shown == item.span.line && item.expected.is_none()
+                    })
+            });
+            match line {
+                Some(line) => {
+                    shown = Some((&item.source, item.span.line));
+                    snippet(&mut out, item, line);
+                }
+                None => match &item.expected {
+                    Some(expected) => {
+                        let _ = writeln!(out, "error: {}: {expected}  --> {}", item.message, item.place());
+                    }
+                    None => {
+                        let _ = writeln!(out, "error: {}  --> {}", item.message, item.place());
+                    }
+                },
+            }
+        }
+        let total = items.len() + self.omitted;
+        let _ = write!(out, "{total} error{}{outcome}.", if total == 1 { "" } else { "s" });
+        if self.omitted > 0 {
+            let _ = write!(out, " Only the first {MAX_DIAGNOSTICS} of a file are shown.");
+        }
+        if let Some(field) = items.iter().find_map(|item| item.explain()) {
+            let _ = write!(out, " Fields: drover explain {field}");
+        }
+        out
+    }
+}
+
+fn snippet(out: &mut String, item: &Diagnostic, line: &str) {
+    let number = item.span.line.to_string();
+    let _ = writeln!(out, "error: {}", item.message);
+    let _ = writeln!(out, "{:width$}--> {}", "", item.place(), width = number.len() + 1);
+    let _ = writeln!(out, " {number} | {line}");
+    // Tabs stay tabs, so that the carets stand below what they mean.
+    let indent: String =
+        line.chars().take(item.span.column.saturating_sub(1)).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+    let room = line.chars().count().saturating_sub(item.span.column - 1).max(1);
+    let carets = "^".repeat(item.span.length.clamp(1, room));
+    let note = item.expected.as_deref().map(|expected| format!(" {expected}")).unwrap_or_default();
+    let _ = writeln!(out, " {:width$} | {indent}{carets}{note}", "", width = number.len());
+}
+
+impl Diagnostic {
+    /// Values of secrets have no line of their own to show when the file could not be read at all.
+    fn path_is_readable(&self) -> bool {
+        !(self.path.is_empty()
+            && ["kind: Secret", "stringData", "userData", "\"Secret\""].iter().any(|mark| self.source.text.contains(mark)))
+    }
+
+    /// Where the fields beside an unknown one are explained: its path without names and positions.
+    fn explain(&self) -> Option<String> {
+        if !self.message.starts_with("unknown field") {
+            return None;
+        }
+        let mut segments = path::parse(&self.path);
+        segments.pop();
+        let mut out = vec![self.kind?.to_owned()];
+        let mut name_follows = false;
+        for segment in segments {
+            let Segment::Key(key) = segment else { continue };
+            if !std::mem::take(&mut name_follows) {
+                name_follows = key == "groups";
+                out.push(key);
+            }
+        }
+        Some(out.join("."))
+    }
+}

@@ -1,0 +1,127 @@
+//! How results are printed: tables, JSON, YAML, names; colours only for people.
+
+pub(crate) mod age;
+pub(crate) mod json;
+pub(crate) mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IsTerminal, Write};
+
+use clap::ValueEnum;
+use comfy_table::{Table as Layout, presets};
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Columns
+    #[default]
+    Table,
+    /// More columns
+    Wide,
+    /// The canonical protobuf JSON of the response
+    Json,
+    /// A manifest where there is one, else the JSON as YAML
+    Yaml,
+    /// KIND/NAME, one a line
+    Name,
+}
+
+/// A table: its columns and its rows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) header: Vec<&'static str>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+/// Columns whose content is a state, to be coloured.
+const STATE_COLUMNS: [&str; 2] = ["STATUS", "TYPE"];
+
+impl Table {
+    pub(crate) fn new(header: &[&'static str]) -> Self {
+        Self { header: header.to_vec(), rows: Vec::new() }
+    }
+
+    /// The table as text: no borders, three spaces between columns, none at the ends of lines.
+    pub(crate) fn render(&self, header: bool, colours: bool) -> String {
+        if self.rows.is_empty() && !header {
+            return String::new();
+        }
+        let mut layout = Layout::new();
+        layout.load_style(presets::NOTHING);
+        layout.add_row(self.header.iter().map(ToString::to_string).collect::<Vec<_>>());
+        for row in &self.rows {
+            // A cell is one line; messages of platforms may be several.
+            layout.add_row(row.iter().map(|cell| cell.replace(['\n', '\r', '\t'], " ")).collect::<Vec<_>>());
+        }
+        let widths = layout.column_max_content_widths();
+        for column in layout.column_iter_mut() {
+            column.set_padding((0, 3));
+        }
+        let text = layout.to_string();
+        let lines = text.lines().enumerate().filter(|(number, _)| header || *number > 0);
+        lines
+            .map(|(number, line)| {
+                let line = line.trim_end();
+                if colours && number > 0 { self.coloured(line, number - 1, &widths) } else { line.to_owned() }
+            })
+            .fold(String::new(), |mut out, line| {
+                out.push_str(&line);
+                out.push('\n');
+                out
+            })
+    }
+
+    fn coloured(&self, line: &str, row: usize, widths: &[u16]) -> String {
+        let mut line = line.to_owned();
+        // From the right, so that what is inserted moves nothing that is still to come.
+        for (position, name) in self.header.iter().enumerate().rev() {
+            let Some(cell) = self.rows.get(row).and_then(|row| row.get(position)) else { continue };
+            if !STATE_COLUMNS.contains(name) || cell.is_empty() {
+                continue;
+            }
+            let start: usize = widths[..position].iter().map(|width| usize::from(*width) + 3).sum();
+            let Some(at) = line.char_indices().nth(start).map(|(at, _)| at) else { continue };
+            if line[at..].starts_with(cell.as_str()) {
+                line.replace_range(at..at + cell.len(), &paint(cell));
+            }
+        }
+        line
+    }
+}
+
+/// A state in its colour.
+pub(crate) fn paint(state: &str) -> String {
+    let colour = match state {
+        "Ready" | "Running" | "Free" | "Claimed" => "32",
+        "Info" | "Normal" => return state.to_owned(),
+        "Progressing" | "Requested" | "Provisioning" | "Starting" | "Draining" | "Deprovisioning" | "Deleting"
+        | "Connecting" | "Paused" | "ScalingUp" | "ScalingDown" => "33",
+        _ => "31",
+    };
+    format!("\x1b[{colour}m{state}\x1b[0m")
+}
+
+/// Whether standard output may have colours.
+pub(crate) fn colours() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Prints to standard output. A reader that has gone away (`| head`) is no failure.
+pub(crate) fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Prints a line to standard output.
+pub(crate) fn line(text: &str) -> io::Result<()> {
+    print(&format!("{text}\n"))
+}
+
+/// `1 node`, `2 nodes`.
+pub(crate) fn count(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,215 @@
+//! One way to a server, whatever lies between.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    str::FromStr,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use drover_core::{Error, Reason};
+use futures::{FutureExt, future::BoxFuture};
+use http::{Request, Response, Uri};
+use http_body_util::BodyExt;
+use tonic::{Status, TimeoutExpired, body::Body, service::Routes, transport::Endpoint};
+use tower::Service;
+
+/// How often a connection is pinged. A partition is noticed after this and [`KEEP_ALIVE_TIMEOUT`] at most.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a ping may stay unanswered: far more than a busy server takes, far less than a person waits.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a connection may take to be made: a lost SYN is sent again after 1 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where a server is and how its connection is watched over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    uri: Uri,
+    /// Time between pings, also while no call is in flight. Default 10 s.
+    pub keep_alive_interval: Duration,
+    /// How long a ping may stay unanswered before the connection is given up. Default 5 s.
+    pub keep_alive_timeout: Duration,
+    /// How long a connection may take to be made. Default 3 s.
+    pub connect_timeout: Duration,
+}
+
+impl Target {
+    /// The endpoint, as it was given.
+    #[must_use]
+    pub fn uri(&self) -> &Uri {
+        &self.uri
+    }
+}
+
+impl FromStr for Target {
+    type Err = Error;
+
+    /// `http://host:port`. Errors: `Invalid` for anything else.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = |why: &str| {
+            Error::invalid(
+                "endpoint",
+                format!("{text:?} {why}; expected http://HOST:PORT"),
+            )
+        };
+        let uri: Uri = text.parse().map_err(|_| wrong("is no URL"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some(_) => return Err(wrong("has a scheme that is not supported")),
+            None => return Err(wrong("has no scheme")),
+        }
+        if uri.host().is_none_or(str::is_empty) {
+            return Err(wrong("has no host"));
+        }
+        let port = uri
+            .authority()
+            .and_then(|authority| authority.as_str().rsplit_once(':'));
+        if port.is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err()) {
+            return Err(wrong("has a port that cannot be"));
+        }
+        if uri
+            .path_and_query()
+            .is_some_and(|path| path.as_str() != "/")
+        {
+            return Err(wrong("has a path"));
+        }
+        Ok(Self {
+            uri,
+            keep_alive_interval: KEEP_ALIVE_INTERVAL,
+            keep_alive_timeout: KEEP_ALIVE_TIMEOUT,
+            connect_timeout: CONNECT_TIMEOUT,
+        })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.uri.to_string().trim_end_matches('/'))
+    }
+}
+
+/// A way to a server, usable with every generated client. Clones share the connection.
+#[derive(Clone, Debug)]
+pub struct Channel(Way);
+
+#[derive(Clone, Debug)]
+enum Way {
+    Network(tonic::transport::Channel),
+    InProcess(Routes),
+}
+
+/// A channel to a server on the network. Never blocks: the connection is made by the first call, and made again by the
+/// next one when it is lost. Has to be called within a tokio runtime.
+#[must_use]
+pub fn connect(target: &Target) -> Channel {
+    // TLS, once there is some, is set here: `Endpoint::tls_config`.
+    let endpoint = Endpoint::from(target.uri.clone())
+        .user_agent(concat!("drover/", env!("CARGO_PKG_VERSION")))
+        .unwrap_or_else(|_| Endpoint::from(target.uri.clone()))
+        .connect_timeout(target.connect_timeout)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(target.keep_alive_interval)
+        .keep_alive_timeout(target.keep_alive_timeout)
+        .keep_alive_while_idle(true);
+    Channel(Way::Network(endpoint.connect_lazy()))
+}
+
+/// A channel to services in the same process: no socket, no connection, no HTTP/2. Works with a paused clock.
+#[must_use]
+pub fn in_process(routes: Routes) -> Channel {
+    Channel(Way::InProcess(routes.prepare()))
+}
+
+impl Service<Request<Body>> for Channel {
+    type Response = Response<Body>;
+    type Error = TransportError;
+    type Future = BoxFuture<'static, Result<Response<Body>, TransportError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
+        match &mut self.0 {
+            Way::Network(channel) => channel.poll_ready(cx).map_err(TransportError::new),
+            Way::InProcess(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        match &mut self.0 {
+            Way::Network(channel) => channel
+                .call(request)
+                .map(|answer| match answer {
+                    Ok(response) => {
+                        Ok(response.map(|body| Body::new(body.map_err(TransportError::new))))
+                    }
+                    Err(error) => Err(TransportError::new(error)),
+                })
+                .boxed(),
+            Way::InProcess(routes) => {
+                let mut routes = routes.clone();
+                async move {
+                    futures::future::poll_fn(|cx| {
+                        Service::<Request<Body>>::poll_ready(&mut routes, cx)
+                    })
+                    .await
+                    .unwrap_or_else(|never| match never {});
+                    Ok(routes
+                        .call(request)
+                        .await
+                        .unwrap_or_else(|never| match never {}))
+                }
+                .boxed()
+            }
+        }
+    }
+}
+
+/// What went wrong between the two sides, as opposed to what the server answered.
+///
+/// tonic sees `Unavailable` in it (or `DeadlineExceeded`), whatever the layers below called it: the outcome of the call
+/// is unknown, and a retry may reach the server.
+#[derive(Debug)]
+pub struct TransportError(Status);
+
+impl TransportError {
+    fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        let error = error.into();
+        let mut reason = Reason::Unavailable;
+        // The outermost text of tonic says only "transport error"; what helps is further down.
+        let mut message = String::new();
+        let mut next: Option<&(dyn StdError + 'static)> = Some(&*error);
+        while let Some(cause) = next {
+            if cause.is::<TimeoutExpired>() {
+                reason = Reason::DeadlineExceeded;
+            }
+            let text = match cause.downcast_ref::<Status>() {
+                Some(status) => status.message().to_owned(),
+                None => cause.to_string(),
+            };
+            if !message.contains(&text) && text != "transport error" {
+                if !message.is_empty() {
+                    message.push_str(": ");
+                }
+                message.push_str(&text);
+            }
+            next = cause.source();
+        }
+        if message.is_empty() {
+            message.push_str("the connection failed");
+        }
+        Self(drover_convert::error::to_status(&Error::new(
+            reason, message,
+        )))
+    }
+}
+
+impl fmt::Display for TransportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.message())
+    }
+}
+
+impl StdError for TransportError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
+}

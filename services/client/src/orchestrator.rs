@@ -1,0 +1,141 @@
+//! The orchestrator, as people and their tools use it.
+
+use std::time::Duration;
+
+use drover_core::Result;
+use drover_proto::{
+    common::v1::{Chunk, ProcessOutput},
+    orchestrator::v1::{
+        self as pb, cluster_service_client::ClusterServiceClient,
+        platform_registry_service_client::PlatformRegistryServiceClient,
+        secret_service_client::SecretServiceClient,
+    },
+};
+use futures::{Stream, StreamExt, stream::BoxStream};
+
+use crate::{
+    Channel, MAX_MESSAGE_BYTES,
+    call::{request, to_error, within},
+    retry::Policy,
+};
+
+/// Calls of an orchestrator. Clones share the connection.
+///
+/// Calls with one answer are repeated while the failure is transient, until their deadline (from now, for all attempts
+/// together); all of them are idempotent. Watches reconnect, see [`watch`](crate::watch). An orchestrator that cannot
+/// be reached at all is given up earlier ([`Policy::unreachable`]) and told apart by
+/// [`is_unreachable`](crate::is_unreachable).
+#[derive(Clone, Debug)]
+pub struct OrchestratorClient {
+    pub(crate) clusters: ClusterServiceClient<Channel>,
+    platforms: PlatformRegistryServiceClient<Channel>,
+    secrets: SecretServiceClient<Channel>,
+    pub(crate) policy: Policy,
+}
+
+macro_rules! calls {
+    ($($client:ident { $($name:ident($request:ident) -> $response:ident;)* })*) => { $($(
+        #[doc = concat!("`", stringify!($name), "`, as the protos document it.")]
+        pub async fn $name(&self, message: pb::$request, deadline: Duration) -> Result<pb::$response> {
+            self.policy
+                .run(deadline, |attempt| {
+                    let mut client = self.$client.clone();
+                    let message = message.clone();
+                    async move { within(attempt, client.$name(request(message, attempt))).await }
+                })
+                .await
+        }
+    )*)* };
+}
+
+impl OrchestratorClient {
+    /// Calls over this channel.
+    #[must_use]
+    pub fn new(channel: Channel) -> Self {
+        Self {
+            clusters: ClusterServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            platforms: PlatformRegistryServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            secrets: SecretServiceClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES),
+            policy: Policy::default(),
+        }
+    }
+
+    /// The same with another way to repeat calls.
+    #[must_use]
+    pub fn with_policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    calls! {
+        clusters {
+            apply_cluster(ApplyClusterRequest) -> ApplyClusterResponse;
+            plan_cluster(PlanClusterRequest) -> PlanClusterResponse;
+            get_cluster(GetClusterRequest) -> GetClusterResponse;
+            list_clusters(ListClustersRequest) -> ListClustersResponse;
+            delete_cluster(DeleteClusterRequest) -> DeleteClusterResponse;
+            reconcile_cluster(ReconcileClusterRequest) -> ReconcileClusterResponse;
+            pause_cluster(PauseClusterRequest) -> PauseClusterResponse;
+            resume_cluster(ResumeClusterRequest) -> ResumeClusterResponse;
+            scale_group(ScaleGroupRequest) -> ScaleGroupResponse;
+            replace_node(ReplaceNodeRequest) -> ReplaceNodeResponse;
+            abandon_platform(AbandonPlatformRequest) -> AbandonPlatformResponse;
+            get_node(GetNodeRequest) -> GetNodeResponse;
+            list_nodes(ListNodesRequest) -> ListNodesResponse;
+            list_events(ListEventsRequest) -> ListEventsResponse;
+        }
+
+        platforms {
+            register_platform(RegisterPlatformRequest) -> RegisterPlatformResponse;
+            get_platform(GetPlatformRequest) -> GetPlatformResponse;
+            list_platforms(ListPlatformsRequest) -> ListPlatformsResponse;
+            unregister_platform(UnregisterPlatformRequest) -> UnregisterPlatformResponse;
+            confirm_node_loss(ConfirmNodeLossRequest) -> ConfirmNodeLossResponse;
+            list_hosts(ListHostsRequest) -> ListHostsResponse;
+            list_discovered_clusters(ListDiscoveredClustersRequest) -> ListDiscoveredClustersResponse;
+        }
+
+        secrets {
+            apply_secret(ApplySecretRequest) -> ApplySecretResponse;
+            list_secrets(ListSecretsRequest) -> ListSecretsResponse;
+            delete_secret(DeleteSecretRequest) -> DeleteSecretResponse;
+        }
+    }
+
+    /// Reads the log of a node, one attempt; `deadline` is for the opening.
+    pub async fn stream_node_logs(
+        &self,
+        message: pb::StreamNodeLogsRequest,
+        deadline: Duration,
+    ) -> Result<BoxStream<'static, Result<Chunk>>> {
+        let mut client = self.clusters.clone();
+        let inner = within(deadline, client.stream_node_logs(message)).await?;
+        Ok(inner
+            .filter_map(async |item| {
+                item.map(|answer| answer.chunk)
+                    .map_err(|status| to_error(&status))
+                    .transpose()
+            })
+            .boxed())
+    }
+
+    /// Runs a command in a node, one attempt; `deadline` is for the opening. A stream that ends without an exit code
+    /// has an unknown outcome.
+    pub async fn exec_node(
+        &self,
+        input: impl Stream<Item = pb::ExecNodeRequest> + Send + 'static,
+        deadline: Duration,
+    ) -> Result<BoxStream<'static, Result<ProcessOutput>>> {
+        let mut client = self.clusters.clone();
+        let inner = within(deadline, client.exec_node(input)).await?;
+        Ok(inner
+            .filter_map(async |item| {
+                item.map(|answer| answer.output)
+                    .map_err(|status| to_error(&status))
+                    .transpose()
+            })
+            .boxed())
+    }
+}

@@ -1,0 +1,284 @@
+//! One platform, seen by an orchestrator: typed calls with deadlines, one attempt each.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::{
+    common::v1::{Chunk, ProcessOutput},
+    platform::v1::{
+        DeprovisionRequest, DeprovisionResponse, DiscoverRequest, DiscoverResponse, ExecRequest,
+        FenceRequest, GetPlatformRequest, ListHostsRequest, ListHostsResponse, Node, Platform,
+        ProvisionRequest, ProvisionResponse, StreamLogsRequest, UpdateNodeRequest,
+        UpdateNodeResponse, Warning, WatchNodesRequest, WatchNodesResponse,
+        inventory_service_client::InventoryServiceClient,
+        node_access_service_client::NodeAccessServiceClient,
+        platform_service_client::PlatformServiceClient, watch_nodes_response,
+    },
+};
+use futures::{Stream, StreamExt, ready, stream::BoxStream};
+use prost_types::Timestamp;
+use tokio::time::Instant;
+
+use crate::{
+    Channel, MAX_MESSAGE_BYTES,
+    alive::Alive,
+    call::{request, to_error, within},
+};
+
+/// How often a read that outlived its page token is started again.
+const PAGE_RESTARTS: u32 = 1;
+
+/// Everything that a platform listed, in one read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Discovered {
+    /// The nodes, those of other owners included.
+    pub nodes: Vec<Node>,
+    /// What was there and could not be read.
+    pub warnings: Vec<Warning>,
+    /// When the backend was last read whole, by the platform's clock; the oldest of the pages.
+    pub observe_time: Option<Timestamp>,
+    /// `Platform.etag` at that time.
+    pub platform_etag: String,
+}
+
+/// Calls of one platform. Clones share the connection.
+///
+/// Every method makes one attempt and ends by its deadline at the latest with `DeadlineExceeded`.
+#[derive(Clone, Debug)]
+pub struct PlatformClient {
+    platform: PlatformServiceClient<Channel>,
+    access: NodeAccessServiceClient<Channel>,
+    inventory: InventoryServiceClient<Channel>,
+}
+
+impl PlatformClient {
+    /// Calls over this channel.
+    #[must_use]
+    pub fn new(channel: Channel) -> Self {
+        Self {
+            platform: PlatformServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            access: NodeAccessServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            inventory: InventoryServiceClient::new(channel)
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+        }
+    }
+
+    /// The handshake.
+    pub async fn get_platform(&self, deadline: Duration) -> Result<Platform> {
+        let mut client = self.platform.clone();
+        within(
+            deadline,
+            client.get_platform(request(GetPlatformRequest {}, deadline)),
+        )
+        .await?
+        .platform
+        .ok_or_else(|| Error::internal("GetPlatform answered no platform"))
+    }
+
+    /// One page of nodes.
+    pub async fn discover_page(
+        &self,
+        message: DiscoverRequest,
+        deadline: Duration,
+    ) -> Result<DiscoverResponse> {
+        let mut client = self.platform.clone();
+        within(deadline, client.discover(request(message, deadline))).await
+    }
+
+    /// All pages of nodes; `deadline` is for all of them together. Starts again once if a page token expires.
+    pub async fn discover_all(
+        &self,
+        message: DiscoverRequest,
+        deadline: Duration,
+    ) -> Result<Discovered> {
+        let end = Instant::now() + deadline;
+        let mut restarts = 0;
+        loop {
+            match self.discover_pages(message.clone(), end).await {
+                Err(error)
+                    if error.reason() == Reason::PageTokenExpired && restarts < PAGE_RESTARTS =>
+                {
+                    restarts += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn discover_pages(
+        &self,
+        mut message: DiscoverRequest,
+        end: Instant,
+    ) -> Result<Discovered> {
+        let mut all = Discovered::default();
+        let mut first = true;
+        loop {
+            let page = self
+                .discover_page(
+                    message.clone(),
+                    end.saturating_duration_since(Instant::now()),
+                )
+                .await?;
+            all.nodes.extend(page.nodes);
+            if first || older(page.observe_time.as_ref(), all.observe_time.as_ref()) {
+                all.observe_time = page.observe_time;
+                all.platform_etag = page.platform_etag;
+            }
+            for warning in page.warnings {
+                // Every page repeats them.
+                if !all.warnings.contains(&warning) {
+                    all.warnings.push(warning);
+                }
+            }
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            if page.next_page_token == message.page_token {
+                return Err(Error::internal(
+                    "Discover answered the same page token twice",
+                ));
+            }
+            message.page_token = page.next_page_token;
+            first = false;
+        }
+    }
+
+    /// Makes the nodes of one request.
+    pub async fn provision(
+        &self,
+        message: ProvisionRequest,
+        deadline: Duration,
+    ) -> Result<ProvisionResponse> {
+        let mut client = self.platform.clone();
+        within(deadline, client.provision(request(message, deadline))).await
+    }
+
+    /// Removes one node.
+    pub async fn deprovision(
+        &self,
+        message: DeprovisionRequest,
+        deadline: Duration,
+    ) -> Result<DeprovisionResponse> {
+        let mut client = self.platform.clone();
+        within(deadline, client.deprovision(request(message, deadline))).await
+    }
+
+    /// Raises the epoch of one shard.
+    pub async fn fence(&self, message: FenceRequest, deadline: Duration) -> Result<()> {
+        let mut client = self.platform.clone();
+        within(deadline, client.fence(request(message, deadline)))
+            .await
+            .map(drop)
+    }
+
+    /// Changes or adopts a node.
+    pub async fn update_node(
+        &self,
+        message: UpdateNodeRequest,
+        deadline: Duration,
+    ) -> Result<UpdateNodeResponse> {
+        let mut client = self.platform.clone();
+        within(deadline, client.update_node(request(message, deadline))).await
+    }
+
+    /// One page of hosts.
+    pub async fn list_hosts(
+        &self,
+        message: ListHostsRequest,
+        deadline: Duration,
+    ) -> Result<ListHostsResponse> {
+        let mut client = self.inventory.clone();
+        within(deadline, client.list_hosts(request(message, deadline))).await
+    }
+
+    /// Opens a watch, one attempt; `deadline` is for the opening. The stream ends with an error, always: a watch that
+    /// the server ended is `Unavailable`, one that was silent for three heartbeat intervals `DeadlineExceeded`.
+    pub async fn watch_nodes(
+        &self,
+        message: WatchNodesRequest,
+        deadline: Duration,
+    ) -> Result<NodeWatch> {
+        let interval = message.heartbeat_interval;
+        let mut client = self.platform.clone();
+        // No grpc-timeout: it would end the stream too.
+        let inner = within(deadline, client.watch_nodes(message)).await?;
+        Ok(NodeWatch(Alive::new(inner, interval.as_ref(), heartbeat)))
+    }
+
+    /// Reads the log of a node; `deadline` is for the opening.
+    pub async fn stream_logs(
+        &self,
+        message: StreamLogsRequest,
+        deadline: Duration,
+    ) -> Result<BoxStream<'static, Result<Chunk>>> {
+        let mut client = self.access.clone();
+        let inner = within(deadline, client.stream_logs(message)).await?;
+        Ok(inner
+            .filter_map(async |item| {
+                item.map(|answer| answer.chunk)
+                    .map_err(|status| to_error(&status))
+                    .transpose()
+            })
+            .boxed())
+    }
+
+    /// Runs a command in a node; `deadline` is for the opening. A stream that ends without an exit code has an unknown
+    /// outcome.
+    pub async fn exec(
+        &self,
+        input: impl Stream<Item = ExecRequest> + Send + 'static,
+        deadline: Duration,
+    ) -> Result<BoxStream<'static, Result<ProcessOutput>>> {
+        let mut client = self.access.clone();
+        let inner = within(deadline, client.exec(input)).await?;
+        Ok(inner
+            .filter_map(async |item| {
+                item.map(|answer| answer.output)
+                    .map_err(|status| to_error(&status))
+                    .transpose()
+            })
+            .boxed())
+    }
+}
+
+fn older(a: Option<&Timestamp>, b: Option<&Timestamp>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => (a.seconds, a.nanos) < (b.seconds, b.nanos),
+        // A page that does not say when it was read is the oldest of all.
+        (None, Some(_)) => true,
+        (_, None) => false,
+    }
+}
+
+/// The events of one watch, in order. After an error it ends.
+#[derive(Debug)]
+pub struct NodeWatch(Alive<WatchNodesResponse>);
+
+impl Stream for NodeWatch {
+    type Item = Result<watch_nodes_response::Event>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            return match ready!(self.0.poll_next_unpin(cx)) {
+                Some(Ok(WatchNodesResponse { event: Some(event) })) => Poll::Ready(Some(Ok(event))),
+                // A kind that this version does not know.
+                Some(Ok(WatchNodesResponse { event: None })) => continue,
+                Some(Err(error)) => Poll::Ready(Some(Err(error))),
+                None => Poll::Ready(None),
+            };
+        }
+    }
+}
+
+fn heartbeat(message: &WatchNodesResponse) -> Option<&prost_types::Duration> {
+    match &message.event {
+        Some(watch_nodes_response::Event::Started(started)) => started.heartbeat_interval.as_ref(),
+        _ => None,
+    }
+}

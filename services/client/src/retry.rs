@@ -1,0 +1,197 @@
+//! Trying again: which failures, how long between, and until when.
+
+use std::{future::Future, time::Duration};
+
+use drover_core::{Class, Error, Reason, Result};
+use tokio::time::Instant;
+
+use crate::is_unreachable;
+
+/// How calls are repeated. For idempotent calls only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Upper bound of the first wait. Default 100 ms.
+    pub first: Duration,
+    /// Upper bound of every wait. Default 5 s.
+    pub longest: Duration,
+    /// Deadline of one attempt. Default 30 s.
+    pub attempt: Duration,
+    /// How long a server that cannot be reached at all is tried. Default 3 s.
+    pub unreachable: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            first: Duration::from_millis(100),
+            longest: Duration::from_secs(5),
+            attempt: Duration::from_secs(30),
+            unreachable: Duration::from_secs(3),
+        }
+    }
+}
+
+impl Policy {
+    /// How long to wait after so many failed attempts in a row (the first is 0): anything between nothing and a bound
+    /// that doubles, so that those who failed together do not come back together. A wait that the other side asked for
+    /// comes first, and is spread too.
+    #[must_use]
+    pub fn wait(&self, attempts: u32, error: &Error) -> Duration {
+        let bound = self
+            .first
+            .saturating_mul(2_u32.saturating_pow(attempts))
+            .min(self.longest);
+        error.retry_after().unwrap_or_default() + bound.mul_f64(fastrand::f64())
+    }
+
+    /// Calls until it works, cannot work, or `deadline` (from now) is over. `call` gets the deadline of its attempt.
+    /// Answers the last error, which says more than that time is up.
+    pub async fn run<T, F>(
+        &self,
+        deadline: Duration,
+        mut call: impl FnMut(Duration) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let start = Instant::now();
+        let mut attempts = 0;
+        loop {
+            let left = deadline.saturating_sub(start.elapsed());
+            let error = match call(left.min(self.attempt)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let wait = self.wait(attempts, &error);
+            let limit = if is_unreachable(&error) {
+                self.unreachable.min(deadline)
+            } else {
+                deadline
+            };
+            if !is_transient(&error) || start.elapsed() + wait >= limit {
+                return Err(error);
+            }
+            tracing::debug!(%error, ?wait, "trying again");
+            tokio::time::sleep(wait).await;
+            attempts += 1;
+        }
+    }
+}
+
+/// Whether the same call may work later, without anybody changing anything.
+#[must_use]
+pub fn is_transient(error: &Error) -> bool {
+    match error.class() {
+        Class::Cannot | Class::NoCapacity | Class::Credentials | Class::Stale | Class::Reused => {
+            false
+        }
+        Class::Unknown => match error.reason() {
+            // Another request is needed, or a person.
+            Reason::AlreadyExists
+            | Reason::Conflict
+            | Reason::OutOfRange
+            | Reason::PageTokenExpired
+            | Reason::GenerationMismatch
+            | Reason::PlatformUidTaken
+            | Reason::EventsTrimmed
+            | Reason::RevisionMismatch
+            | Reason::StorageFull
+            | Reason::StoreRestored
+            | Reason::Internal => false,
+            _ => true,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    async fn attempts(reason: Reason, deadline: Duration) -> (Result<()>, u32) {
+        let count = AtomicU32::new(0);
+        let outcome = Policy::default()
+            .run(deadline, |_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                async { Err::<(), _>(Error::new(reason, "x")) }
+            })
+            .await;
+        (outcome, count.into_inner())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transient_failure_is_repeated_until_the_deadline() {
+        let start = Instant::now();
+        let (outcome, count) = attempts(Reason::Unavailable, Duration::from_secs(60)).await;
+        assert_eq!(outcome.unwrap_err().reason(), Reason::Unavailable);
+        assert!(count > 10, "{count}");
+        assert!(start.elapsed() <= Duration::from_secs(60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_work_is_called_once() {
+        for reason in [
+            Reason::Invalid,
+            Reason::NotFound,
+            Reason::GenerationMismatch,
+            Reason::Internal,
+            Reason::Fenced,
+        ] {
+            assert_eq!(
+                attempts(reason, Duration::from_secs(60)).await.1,
+                1,
+                "{reason:?}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn success_ends_it_and_attempts_have_their_own_deadline() {
+        let mut left = vec![Duration::from_secs(30), Duration::from_secs(30)];
+        let outcome = Policy::default()
+            .run(Duration::from_secs(600), |attempt| {
+                let expected = left.pop();
+                async move {
+                    assert_eq!(Some(attempt), expected);
+                    Err::<(), _>(Error::new(Reason::Invalid, "enough"))
+                }
+            })
+            .await;
+        assert_eq!(outcome.unwrap_err().reason(), Reason::Invalid);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_that_the_other_side_asks_for_is_honoured() {
+        let start = Instant::now();
+        let mut first = true;
+        let outcome = Policy::default()
+            .run(Duration::from_secs(60), |_| {
+                let answer = if std::mem::take(&mut first) {
+                    Err(Error::new(Reason::RateLimited, "x")
+                        .with_retry_after(Duration::from_secs(20)))
+                } else {
+                    Ok(())
+                };
+                async { answer }
+            })
+            .await;
+        assert_eq!(outcome, Ok(()));
+        assert!(start.elapsed() >= Duration::from_secs(20));
+    }
+
+    #[test]
+    fn waits_grow_and_stay_bounded() {
+        let policy = Policy::default();
+        let error = Error::unavailable("x");
+        for attempts in [0, 1, 5, 40, u32::MAX] {
+            for _ in 0..100 {
+                let bound = policy
+                    .first
+                    .saturating_mul(2_u32.saturating_pow(attempts))
+                    .min(policy.longest);
+                assert!(policy.wait(attempts, &error) <= bound);
+            }
+        }
+    }
+}

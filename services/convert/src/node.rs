@@ -1,0 +1,199 @@
+//! Nodes as platforms show them, and as the orchestrator answers them.
+
+use drover_core::{
+    Node, NodeState, Phase, Sym,
+    node::{Seen, SeenMore},
+};
+use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as platform};
+use uuid::Uuid;
+
+use crate::value::{to_timestamp, to_timestamp_opt};
+
+/// Which slot a node on a platform says that it has. None: it is foreign.
+#[must_use]
+pub fn slot(node: &platform::Node) -> Option<(Uuid, Uuid, u32)> {
+    let slot = node.slot.as_ref()?;
+    Some((
+        Uuid::parse_str(&slot.owner).ok()?,
+        Uuid::parse_str(&slot.request_id).ok()?,
+        slot.index?,
+    ))
+}
+
+/// The phase of a node; one that is not known here is Unknown.
+#[must_use]
+pub fn phase(phase: i32) -> Phase {
+    use platform::NodePhase;
+    match NodePhase::try_from(phase) {
+        Ok(NodePhase::Pending) => Phase::Pending,
+        Ok(NodePhase::Running) => Phase::Running,
+        Ok(NodePhase::Stopped) => Phase::Stopped,
+        Ok(NodePhase::Deprovisioning) => Phase::Deprovisioning,
+        Ok(NodePhase::Failed) => Phase::Failed,
+        Ok(NodePhase::Terminated) => Phase::Terminated,
+        Ok(NodePhase::Unspecified | NodePhase::Unknown) | Err(_) => Phase::Unknown,
+    }
+}
+
+/// Takes in what a platform shows of a node now. Answers whether anything that matters changed.
+pub fn observe(
+    seen: &mut Seen,
+    node: &platform::Node,
+    now: u64,
+    intern: &mut dyn FnMut(&str) -> Sym,
+) -> bool {
+    let phase = phase(node.phase);
+    let mut changed =
+        seen.phase != phase || seen.ready != node.ready || seen.unlisted || seen.missing_from > 0;
+    seen.phase = phase;
+    seen.ready = node.ready;
+    seen.last = now;
+    seen.missing_from = 0;
+    seen.unlisted = false;
+    seen.silent = false;
+    if *seen.failure_domain != *node.failure_domain {
+        seen.failure_domain = intern(&node.failure_domain);
+        changed = true;
+    }
+    let same = seen.endpoints.len() == node.endpoints.len()
+        && seen
+            .endpoints
+            .iter()
+            .zip(&node.endpoints)
+            .all(|((a, b), (c, d))| **a == **c && **b == **d);
+    if !same {
+        seen.endpoints = node
+            .endpoints
+            .iter()
+            .map(|(name, address)| (intern(name), address.as_str().into()))
+            .collect();
+        changed = true;
+    }
+    for (old, new) in [
+        (
+            &mut seen.agent_address,
+            node.agent_address.as_deref().unwrap_or_default(),
+        ),
+        (&mut seen.provider_id, &*node.provider_id),
+        (&mut seen.message, &*node.message),
+    ] {
+        if **old != *new {
+            *old = drover_core::error::cut(new.to_owned()).into();
+            changed = true;
+        }
+    }
+    let more = SeenMore {
+        addresses: node
+            .addresses
+            .iter()
+            .map(|a| (a.r#type, a.value.clone(), a.interface.clone()))
+            .collect(),
+        host_id: node.host_id.clone(),
+    };
+    let more = (more != SeenMore::default()).then(|| Box::new(more));
+    if seen.more != more {
+        seen.more = more;
+        changed = true;
+    }
+    changed
+}
+
+/// What an answer needs to know of the cluster of a node.
+pub struct Around<'a> {
+    /// Uid of the cluster.
+    pub uid: Uuid,
+    /// Its name.
+    pub cluster: &'a str,
+    /// Whether the platform of the node can be seen now.
+    pub visible: bool,
+    /// Whether it is not what its group wants now.
+    pub outdated: bool,
+}
+
+/// A node as the orchestrator answers it.
+#[must_use]
+pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
+    use drover_proto::orchestrator::v1::NodeState as Wire;
+    let state = match node.state {
+        // What is asked to go, or proven dead, stays so whether it can be seen or not.
+        NodeState::Draining => Wire::Draining,
+        NodeState::Deprovisioning => Wire::Deprovisioning,
+        NodeState::Failed => Wire::Failed,
+        NodeState::Requested => Wire::Requested,
+        NodeState::Provisioning | NodeState::Starting | NodeState::Ready | NodeState::Unhealthy
+            if !around.visible =>
+        {
+            Wire::Unknown
+        }
+        NodeState::Provisioning => Wire::Provisioning,
+        NodeState::Starting => Wire::Starting,
+        NodeState::Ready => Wire::Ready,
+        NodeState::Unhealthy => Wire::Unhealthy,
+    };
+    let unknown = state == Wire::Unknown;
+    let seen = &node.seen;
+    let wire_phase = match seen.phase {
+        Phase::Unseen => platform::NodePhase::Unspecified,
+        Phase::Pending => platform::NodePhase::Pending,
+        Phase::Running => platform::NodePhase::Running,
+        Phase::Stopped => platform::NodePhase::Stopped,
+        Phase::Deprovisioning => platform::NodePhase::Deprovisioning,
+        Phase::Failed => platform::NodePhase::Failed,
+        Phase::Terminated => platform::NodePhase::Terminated,
+        Phase::Unknown => platform::NodePhase::Unknown,
+    };
+    let addresses =
+        seen.more
+            .iter()
+            .flat_map(|more| &more.addresses)
+            .map(|(kind, value, interface)| common::Address {
+                r#type: *kind,
+                value: value.clone(),
+                interface: interface.clone(),
+            });
+    pb::Node {
+        id: node.id(around.uid),
+        name: node.name(),
+        cluster: around.cluster.to_owned(),
+        group: node.group.to_string(),
+        ordinal: node.ordinal,
+        role: platform::NodeRole::Active.into(),
+        platform: node.platform.to_string(),
+        state: state.into(),
+        reason: if unknown {
+            "NotVisible".to_owned()
+        } else {
+            node.reason.to_string()
+        },
+        message: if node.message.is_empty() {
+            seen.message.to_string()
+        } else {
+            node.message.to_string()
+        },
+        node_class: node.class.to_string(),
+        version: node.version.to_string(),
+        endpoints: seen
+            .endpoints
+            .iter()
+            .map(|(name, to)| (name.to_string(), to.to_string()))
+            .collect(),
+        agent_address: (!seen.agent_address.is_empty()).then(|| seen.agent_address.to_string()),
+        platform_node_id: node.node_id.as_ref().map(ToString::to_string),
+        provider_id: seen.provider_id.to_string(),
+        failure_domain: seen.failure_domain.to_string(),
+        create_time: Some(to_timestamp(node.create_time)),
+        state_time: Some(to_timestamp(node.state_time)),
+        request_id: node.request.to_string(),
+        request_index: node.index,
+        request_sequence: node.sequence,
+        platform_uid: node.platform_uid.to_string(),
+        platform_phase: wire_phase.into(),
+        observe_time: to_timestamp_opt(seen.last),
+        outdated: around.outdated,
+        marked: node.marked,
+        spec_hash: node.spec_hash.to_string(),
+        attempts: node.attempts,
+        addresses: addresses.collect(),
+        host_id: seen.more.as_ref().and_then(|more| more.host_id.clone()),
+    }
+}

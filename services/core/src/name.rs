@@ -1,0 +1,172 @@
+//! Names: what they may look like, and those that are derived.
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// Text that many records share: cloning it costs a counter.
+pub type Sym = Arc<str>;
+
+/// Longest cluster name: with what platforms put beside it, it must fit into a label of 63 characters.
+pub const MAX_CLUSTER_NAME: usize = 40;
+/// Longest name of a group or platform, that of a Kubernetes label value.
+pub const MAX_NAME: usize = 63;
+/// Most labels of a cluster.
+pub const MAX_LABELS: usize = 64;
+
+/// Checks the name of a cluster.
+///
+/// # Errors
+/// What is wrong with it, in words that follow the name of the field.
+pub fn check_cluster_name(name: &str) -> Result<(), String> {
+    check(name, MAX_CLUSTER_NAME)
+}
+
+/// Checks the name of a group or platform.
+///
+/// # Errors
+/// What is wrong with it, in words that follow the name of the field.
+pub fn check_name(name: &str) -> Result<(), String> {
+    check(name, MAX_NAME)
+}
+
+fn check(name: &str, max: usize) -> Result<(), String> {
+    let expected = || {
+        format!(
+            "expected 1 to {max} of a-z, A-Z, 0-9, hyphen, underscore and dot, beginning and ending with a letter or digit"
+        )
+    };
+    if name.is_empty() {
+        return Err(format!("is empty; {}", expected()));
+    }
+    if name.chars().count() > max {
+        return Err(format!(
+            "is {} characters long; {}",
+            name.chars().count(),
+            expected()
+        ));
+    }
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if !edge(name.chars().next()) || !edge(name.chars().next_back()) || !name.chars().all(inner) {
+        return Err(format!("{name:?} is no name; {}", expected()));
+    }
+    Ok(())
+}
+
+/// Checks key and value of a label, by the rules of Kubernetes
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/>).
+///
+/// # Errors
+/// What is wrong with it, in words that follow the name of the field.
+pub fn check_label(key: &str, value: &str) -> Result<(), String> {
+    let (prefix, name) = key
+        .split_once('/')
+        .map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    check(name, MAX_NAME).map_err(|why| format!("key {key:?}: {why}"))?;
+    if let Some(prefix) = prefix {
+        let part = |part: &str| {
+            !part.is_empty()
+                && part
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+                && !part.starts_with('-')
+                && !part.ends_with('-')
+        };
+        if prefix.len() > 253 || !prefix.split('.').all(part) {
+            return Err(format!(
+                "key {key:?}: what is before the slash is no DNS name"
+            ));
+        }
+    }
+    if value.is_empty() {
+        return Ok(());
+    }
+    check(value, MAX_NAME).map_err(|why| format!("value of {key:?}: {why}"))
+}
+
+/// Name of a node: the group path with hyphens for slashes, a hyphen, the ordinal (`data-hot-1`).
+#[must_use]
+pub fn node_name(group: &str, ordinal: u32) -> String {
+    format!("{}-{ordinal}", group.replace('/', "-"))
+}
+
+/// Id of a node: its name, a hyphen and five characters of its slot's hash (`data-hot-1-x7k2p`). Never reused, because
+/// a slot never is.
+#[must_use]
+pub fn node_id(group: &str, ordinal: u32, owner: Uuid, request: Uuid, index: u32) -> String {
+    // No vowels and nothing that looks like another character, as Kubernetes does for its random names.
+    const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut hash = Sha256::new();
+    hash.update(owner.as_bytes());
+    hash.update(request.as_bytes());
+    hash.update(index.to_be_bytes());
+    let digest = hash.finalize();
+    let mut number = digest
+        .iter()
+        .take(8)
+        .fold(0_u64, |n, byte| (n << 8) | u64::from(*byte));
+    let mut id = node_name(group, ordinal);
+    id.push('-');
+    for _ in 0..5 {
+        id.push(char::from(ALPHABET[(number % 27) as usize]));
+        number /= 27;
+    }
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_oldest_sample_are_names() {
+        for name in [
+            "basic_cluster",
+            "customDatacenter",
+            "my-custom-plugin",
+            "a",
+            "0",
+            "v1.2",
+        ] {
+            assert_eq!(check_cluster_name(name), Ok(()), "{name}");
+        }
+        for name in ["", "-a", "a-", "a b", "a/b", "ä", "_", &"x".repeat(41)] {
+            assert!(check_cluster_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn labels_follow_kubernetes() {
+        for (key, value) in [
+            ("team", "payments"),
+            ("kadende.io/version", "0.0.1"),
+            ("a", ""),
+        ] {
+            assert_eq!(check_label(key, value), Ok(()), "{key}={value}");
+        }
+        for (key, value) in [
+            ("", "x"),
+            ("Example.com/a", "x"),
+            ("a", "-"),
+            ("a/b/c", "x"),
+            ("-/a", "x"),
+        ] {
+            assert!(check_label(key, value).is_err(), "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_named_before_any_backend_names_it() {
+        let (owner, request) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        assert_eq!(node_name("data/hot", 1), "data-hot-1");
+        let id = node_id("data/hot", 1, owner, request, 0);
+        assert!(
+            id.starts_with("data-hot-1-") && id.len() == "data-hot-1-".len() + 5,
+            "{id}"
+        );
+        assert_eq!(id, node_id("data/hot", 1, owner, request, 0));
+        assert_ne!(id, node_id("data/hot", 1, owner, request, 1));
+    }
+}

@@ -1,0 +1,159 @@
+//! The `main` of a server.
+
+use std::{error::Error as StdError, future::Future, io, process::ExitCode, time::Duration};
+
+use clap::{Args, Command, FromArgMatches};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::{ServerArgs, ServerSettings, settings, telemetry};
+
+/// Exit code of wrong usage (`EX_USAGE`).
+const WRONG_USAGE: u8 = 64;
+/// How long work that cannot be cancelled may hold up the end.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+
+/// What a server is called and where it listens.
+#[derive(Clone, Copy, Debug)]
+pub struct Binary {
+    /// Name of the executable.
+    pub name: &'static str,
+    /// Version, semantic versioning.
+    pub version: &'static str,
+    /// What it does, in one line.
+    pub about: &'static str,
+    /// Port of its own on loopback.
+    pub port: u16,
+}
+
+/// The whole of a server's `main`: flags, settings, `--print-config`, logs, runtime, signals, exit code.
+///
+/// `A` are the flags of this server, `S` its settings; both may be `()`. `start` runs until its token is cancelled.
+/// Errors are printed once, with their causes. Exit codes: 0, 1 failed, 64 wrong usage.
+pub fn run<A, S, F>(
+    binary: Binary,
+    start: impl FnOnce(ServerSettings, S, CancellationToken) -> F,
+) -> ExitCode
+where
+    A: Args + Serialize,
+    S: Default + Serialize + DeserializeOwned,
+    F: Future<Output = Result<(), Box<dyn StdError + Send + Sync>>>,
+{
+    let command = Command::new(binary.name)
+        .version(binary.version)
+        .about(binary.about);
+    let command = A::augment_args(ServerArgs::augment_args(command));
+    let flags = command.try_get_matches().and_then(|matches| {
+        let common = ServerArgs::from_arg_matches(&matches)?;
+        Ok((common, A::from_arg_matches(&matches)?))
+    });
+    let (common, own) = match flags {
+        Ok(flags) => flags,
+        Err(e) => {
+            // Nobody is left to tell when this fails.
+            let _ = e.print();
+            return if e.use_stderr() {
+                ExitCode::from(WRONG_USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    match run_with::<S, F>(binary, &common, &own, start) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            report(e.as_ref());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_with<S, F>(
+    binary: Binary,
+    common: &ServerArgs,
+    own: &impl Serialize,
+    start: impl FnOnce(ServerSettings, S, CancellationToken) -> F,
+) -> Result<(), Box<dyn StdError + Send + Sync>>
+where
+    S: Default + Serialize + DeserializeOwned,
+    F: Future<Output = Result<(), Box<dyn StdError + Send + Sync>>>,
+{
+    let environment = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    let (server, own) = settings::load::<S>(
+        &ServerSettings::on_port(binary.port),
+        common,
+        own,
+        environment,
+    )?;
+    if common.print_config {
+        let text = settings::render(&server, &own)?;
+        return io::Write::write_all(&mut io::stdout(), text.as_bytes()).map_err(Into::into);
+    }
+    telemetry::init(server.log_format);
+    telemetry::metrics();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let outcome = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        let signals = tokio::spawn(stop_on_signal(Signals::new()?, stop.clone()));
+        let outcome = start(server, own, stop).await;
+        signals.abort();
+        outcome
+    });
+    runtime.shutdown_timeout(LAST_WAIT);
+    outcome
+}
+
+fn report(error: &(dyn StdError + 'static)) {
+    eprintln!("error: {error}");
+    let mut said = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        // Many messages contain their cause already.
+        if !said.contains(&text) {
+            eprintln!("  because: {text}");
+            said = text;
+        }
+        next = cause.source();
+    }
+}
+
+/// Waits for SIGTERM or SIGINT. Errors: the signals cannot be caught.
+pub async fn shutdown_signal() -> io::Result<()> {
+    Signals::new()?.next().await;
+    Ok(())
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+async fn stop_on_signal(mut signals: Signals, stop: CancellationToken) {
+    signals.next().await;
+    stop.cancel();
+    // Who asks twice does not want to wait for the grace.
+    signals.next().await;
+    tracing::warn!("asked to stop twice, ending at once");
+    std::process::exit(1);
+}

@@ -1,0 +1,230 @@
+//! The answer of a call on its way out: where streams are ended and the outcome is seen.
+
+use std::{
+    future::Future,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use drover_convert::error::to_status;
+use drover_core::Error;
+use http::{HeaderMap, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep},
+};
+use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskTrackerToken};
+use tonic::{Code, Status, body::Body};
+use tracing::Span;
+
+use super::{defect, expired, methods::Method, refusal, stopping};
+use crate::Shutdown;
+
+/// Counts a call when it ends, however it ends.
+pub(super) struct Record {
+    method: Arc<Method>,
+    span: Span,
+    start: Instant,
+    done: bool,
+    _in_flight: TaskTrackerToken,
+}
+
+impl Record {
+    pub(super) fn start(method: Arc<Method>, span: Span, in_flight: TaskTrackerToken) -> Self {
+        method.in_flight.increment(1.0);
+        Self {
+            method,
+            span,
+            start: Instant::now(),
+            done: false,
+            _in_flight: in_flight,
+        }
+    }
+
+    /// Answers an error instead of what the handler would have answered.
+    pub(super) fn refuse(&mut self, error: &Error) -> Response<Body> {
+        let response = refusal(error);
+        self.see(response.headers());
+        response
+    }
+
+    /// Takes the outcome from headers or trailers, if it is in them.
+    fn see(&mut self, headers: &HeaderMap) {
+        let Some(code) = headers.get("grpc-status") else {
+            return;
+        };
+        if code.as_bytes() == b"0" {
+            return self.end(Code::Ok, "");
+        }
+        match Status::from_header_map(headers) {
+            Some(status) => self.end(status.code(), status.message()),
+            None => self.end(Code::Unknown, ""),
+        }
+    }
+
+    fn end(&mut self, code: Code, message: &str) {
+        if std::mem::replace(&mut self.done, true) {
+            return;
+        }
+        let elapsed = self.start.elapsed();
+        self.method.in_flight.decrement(1.0);
+        self.method.count(code);
+        self.method.duration.record(elapsed.as_secs_f64());
+        let _entered = self.span.enter();
+        match code {
+            // Nobody else knows of these; everything else is between the caller and the handler.
+            Code::Internal | Code::Unknown | Code::DataLoss => {
+                tracing::error!(?code, message, ?elapsed, "a call failed");
+            }
+            _ => tracing::debug!(?code, message, ?elapsed, "call"),
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // Nobody took the outcome: the caller went away.
+        self.end(Code::Cancelled, "");
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A body that ends when its time is up, whoever still wants to write.
+    pub(crate) struct CallBody {
+        #[pin]
+        inner: Body,
+        record: Record,
+        limits: Option<Box<Limits>>,
+        ended: bool,
+    }
+}
+
+struct Limits {
+    deadline: Option<Pin<Box<Sleep>>>,
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl CallBody {
+    pub(super) fn unary(response: Response<Body>, record: Record) -> Response<Body> {
+        Self::wrap(response, record, None)
+    }
+
+    pub(super) fn stream(
+        response: Response<Body>,
+        record: Record,
+        permit: Option<OwnedSemaphorePermit>,
+        deadline: Option<Instant>,
+        closing: Shutdown,
+    ) -> Response<Body> {
+        let limits = Limits {
+            deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            closing: Box::pin(closing.cancelled_owned()),
+            _permit: permit,
+        };
+        Self::wrap(response, record, Some(Box::new(limits)))
+    }
+
+    fn wrap(
+        response: Response<Body>,
+        mut record: Record,
+        limits: Option<Box<Limits>>,
+    ) -> Response<Body> {
+        record.see(response.headers());
+        if record.done {
+            // The status is in the headers, nothing follows.
+            return response;
+        }
+        response.map(|inner| {
+            Body::new(Self {
+                inner,
+                record,
+                limits,
+                ended: false,
+            })
+        })
+    }
+}
+
+impl Limits {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        if self.closing.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(stopping());
+        }
+        match &mut self.deadline {
+            Some(deadline) => deadline.as_mut().poll(cx).map(|()| expired()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl HttpBody for CallBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut this = self.project();
+        if *this.ended {
+            return Poll::Ready(None);
+        }
+        let span = this.record.span.clone();
+        let entered = span.enter();
+        // Limits first: a stream that always has something to say must end too.
+        let over = this
+            .limits
+            .as_mut()
+            .map_or(Poll::Pending, |limits| limits.poll(cx));
+        let failure = match over {
+            Poll::Ready(error) => error,
+            Poll::Pending => match std::panic::catch_unwind(AssertUnwindSafe(|| {
+                this.inner.as_mut().poll_frame(cx)
+            })) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(frame)) => {
+                    drop(entered);
+                    match &frame {
+                        Some(Ok(frame)) => {
+                            if let Some(trailers) = frame.trailers_ref() {
+                                this.record.see(trailers);
+                            }
+                        }
+                        Some(Err(status)) => this.record.end(status.code(), status.message()),
+                        None => {}
+                    }
+                    return Poll::Ready(frame);
+                }
+                Err(_) => defect(),
+            },
+        };
+        drop(entered);
+        *this.ended = true;
+        // What the handler still holds is let go now, not when the client has read the end.
+        this.inner.set(Body::empty());
+        *this.limits = None;
+        let mut trailers = HeaderMap::new();
+        if to_status(&failure).add_header(&mut trailers).is_err() {
+            return Poll::Ready(Some(Err(to_status(&failure))));
+        }
+        this.record.see(&trailers);
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended || self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.limits.is_some() {
+            SizeHint::default()
+        } else {
+            self.inner.size_hint()
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Which calls there are, and the metrics of each.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
+
+use metrics::{Counter, Gauge, Histogram};
+use prost_types::FileDescriptorSet;
+use tonic::Code;
+
+use crate::service::{HEALTH, REFLECTION};
+
+/// How many gRPC codes there are, 0 to 16.
+const CODES: usize = 17;
+
+/// What bounds a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One answer, within the default deadline.
+    Unary,
+    /// Many answers, as long as the caller likes.
+    Stream,
+    /// Health and reflection: they must work when nothing else does.
+    Own {
+        /// Whether it answers many times.
+        stream: bool,
+    },
+}
+
+impl Kind {
+    pub(crate) fn is_stream(self) -> bool {
+        matches!(self, Self::Stream | Self::Own { stream: true })
+    }
+}
+
+/// One RPC. Metric handles are looked up once, not per call.
+pub(crate) struct Method {
+    pub(crate) service: String,
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    requests: [OnceLock<Counter>; CODES],
+    pub(crate) duration: Histogram,
+    pub(crate) in_flight: Gauge,
+}
+
+impl Method {
+    fn new(service: &str, name: &str, kind: Kind) -> Arc<Self> {
+        let labels = [("service", service.to_owned()), ("method", name.to_owned())];
+        Arc::new(Self {
+            service: service.to_owned(),
+            name: name.to_owned(),
+            kind,
+            requests: [const { OnceLock::new() }; CODES],
+            duration: metrics::histogram!("drover_rpc_duration_seconds", &labels),
+            in_flight: metrics::gauge!("drover_rpc_in_flight", &labels),
+        })
+    }
+
+    /// Counts one call that ended.
+    pub(crate) fn count(&self, code: Code) {
+        let Some(slot) = self.requests.get(code as usize) else {
+            return;
+        };
+        slot.get_or_init(|| {
+            metrics::counter!(
+                "drover_rpc_requests_total",
+                "service" => self.service.clone(),
+                "method" => self.name.clone(),
+                "code" => code_name(code)
+            )
+        })
+        .increment(1);
+    }
+}
+
+/// The RPCs of a server, by path.
+pub(crate) struct Methods {
+    by_path: HashMap<String, Arc<Method>>,
+    /// Everything else: one label, whatever clients make up.
+    unknown: Arc<Method>,
+}
+
+impl Methods {
+    /// Those of the named services.
+    pub(crate) fn of(services: &[&str], files: &FileDescriptorSet) -> Self {
+        crate::telemetry::metrics();
+        let mut by_path = HashMap::new();
+        for file in &files.file {
+            for service in &file.service {
+                let full = format!("{}.{}", file.package(), service.name());
+                if !services.contains(&full.as_str()) {
+                    continue;
+                }
+                let own = full == HEALTH || REFLECTION.contains(&full.as_str());
+                for method in &service.method {
+                    let stream = method.server_streaming();
+                    let kind = match (own, stream) {
+                        (true, stream) => Kind::Own { stream },
+                        (false, true) => Kind::Stream,
+                        (false, false) => Kind::Unary,
+                    };
+                    let path = format!("/{full}/{}", method.name());
+                    by_path
+                        .entry(path)
+                        .or_insert_with(|| Method::new(&full, method.name(), kind));
+                }
+            }
+        }
+        Self {
+            by_path,
+            unknown: Method::new("unknown", "unknown", Kind::Unary),
+        }
+    }
+
+    /// Whether it stands for whatever is not known.
+    pub(crate) fn is_unknown(&self, method: &Arc<Method>) -> bool {
+        Arc::ptr_eq(method, &self.unknown)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Arc<Method> {
+        self.by_path.get(path).unwrap_or(&self.unknown).clone()
+    }
+}
+
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}

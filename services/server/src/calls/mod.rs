@@ -1,0 +1,397 @@
+//! What surrounds every gRPC call.
+
+mod body;
+mod methods;
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use drover_convert::error::to_status;
+use drover_core::{Error, Reason};
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderMap, Request, Response};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
+use tokio_util::task::TaskTracker;
+use tonic::{body::Body, service::Routes, transport::server::TcpConnectInfo};
+use tower::Service;
+use tracing::Instrument;
+
+pub(crate) use self::{body::CallBody, methods::Methods};
+use self::{
+    body::Record,
+    methods::{Kind, Method},
+};
+use crate::{ServerSettings, Shutdown};
+
+/// When a caller who was turned away may come again: long enough for calls of usual length to end.
+const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
+
+/// What a handler can know about its call, beside the message: in the extensions of the request.
+#[derive(Clone, Debug)]
+pub struct CallContext {
+    /// When the answer is of no use any more. Absent: a stream without one.
+    pub deadline: Option<Instant>,
+    /// Cancelled when the server stops. Streams end then; shortly afterwards they are ended.
+    pub shutdown: Shutdown,
+    /// Trace of the caller (W3C `traceparent`), or a new one.
+    pub trace_id: TraceId,
+}
+
+/// 16 bytes, shown as 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TraceId(u128);
+
+impl std::fmt::Display for TraceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// When the answer to this request is of no use any more.
+#[must_use]
+pub fn deadline<T>(request: &tonic::Request<T>) -> Option<Instant> {
+    request
+        .extensions()
+        .get::<CallContext>()
+        .and_then(|context| context.deadline)
+}
+
+/// Cancelled when the server stops; never for a request that did not come through a server of this crate.
+#[must_use]
+pub fn shutdown<T>(request: &tonic::Request<T>) -> Shutdown {
+    request
+        .extensions()
+        .get::<CallContext>()
+        .map(|context| context.shutdown.clone())
+        .unwrap_or_default()
+}
+
+/// Trace that this request belongs to.
+#[must_use]
+pub fn trace_id<T>(request: &tonic::Request<T>) -> Option<TraceId> {
+    request
+        .extensions()
+        .get::<CallContext>()
+        .map(|context| context.trace_id)
+}
+
+/// The services with everything around them.
+#[derive(Clone)]
+pub(crate) struct Calls(Arc<Shared>, Routes);
+
+struct Shared {
+    methods: Methods,
+    unary: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+    default_deadline: Duration,
+    max_deadline: Duration,
+    /// Handlers are told.
+    asked: Shutdown,
+    /// Streams are ended.
+    closing: Shutdown,
+    /// Counts what is in flight.
+    tracker: TaskTracker,
+}
+
+impl Calls {
+    pub(crate) fn new(
+        routes: Routes,
+        methods: Methods,
+        settings: &ServerSettings,
+        asked: Shutdown,
+        closing: Shutdown,
+    ) -> Self {
+        let shared = Shared {
+            methods,
+            unary: Arc::new(Semaphore::new(
+                settings.max_concurrent_requests.min(Semaphore::MAX_PERMITS),
+            )),
+            streams: Arc::new(Semaphore::new(
+                settings.max_concurrent_streams.min(Semaphore::MAX_PERMITS),
+            )),
+            default_deadline: settings.default_deadline,
+            max_deadline: settings.max_deadline,
+            asked,
+            closing,
+            tracker: TaskTracker::new(),
+        };
+        Self(Arc::new(shared), routes.prepare())
+    }
+
+    /// A place among the calls with one answer, for plain HTTP.
+    pub(crate) fn admit_http(&self) -> Option<OwnedSemaphorePermit> {
+        self.0.unary.clone().try_acquire_owned().ok()
+    }
+
+    /// Longest time until an answer begins.
+    pub(crate) fn max_deadline(&self) -> Duration {
+        self.0.max_deadline
+    }
+
+    /// What counts the calls in flight, those of plain HTTP too.
+    pub(crate) fn tracker(&self) -> &TaskTracker {
+        &self.0.tracker
+    }
+}
+
+impl<B> Service<Request<B>> for Calls
+where
+    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let shared = self.0.clone();
+        let routes = self.1.clone();
+        Box::pin(async move { Ok(shared.handle(routes, request).await) })
+    }
+}
+
+impl Shared {
+    async fn handle<B>(&self, mut routes: Routes, mut request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let method = self.methods.get(request.uri().path());
+        let unknown = self
+            .methods
+            .is_unknown(&method)
+            .then(|| request.uri().path().to_owned());
+        let trace_id = trace_of(request.headers());
+        let peer = request
+            .extensions()
+            .get::<TcpConnectInfo>()
+            .and_then(TcpConnectInfo::remote_addr);
+        let span = span(&method, trace_id, peer);
+        let mut record = Record::start(method.clone(), span.clone(), self.tracker.token());
+
+        let permit = match self.admit(method.kind) {
+            Ok(permit) => permit,
+            Err(error) => return record.refuse(&error),
+        };
+        let deadline = match self.deadline(request.headers(), method.kind) {
+            Ok(deadline) => deadline,
+            Err(error) => return record.refuse(&error),
+        };
+        request.extensions_mut().insert(CallContext {
+            deadline,
+            shutdown: self.asked.clone(),
+            trace_id,
+        });
+
+        let answer = AssertUnwindSafe(async move {
+            futures::future::poll_fn(|cx| Service::<Request<B>>::poll_ready(&mut routes, cx))
+                .await
+                .unwrap_or_else(|never| match never {});
+            routes
+                .call(request)
+                .await
+                .unwrap_or_else(|never| match never {})
+        })
+        .catch_unwind()
+        .instrument(span);
+        let stream = method.kind.is_stream();
+        let answer = async {
+            if !stream {
+                return Some(answer.await);
+            }
+            // A stream that has not begun to answer is one all the same.
+            tokio::select! {
+                biased;
+                answer = answer => Some(answer),
+                () = self.closing.cancelled() => None,
+            }
+        };
+        let answer = match deadline {
+            None => answer.await,
+            Some(at) => match tokio::time::timeout_at(at, answer).await {
+                Ok(answer) => answer,
+                Err(_) => return record.refuse(&expired()),
+            },
+        };
+        match answer {
+            None => record.refuse(&stopping()),
+            Some(Err(_)) => record.refuse(&defect()),
+            Some(Ok(response)) if unknown.is_some() && nobody(&response) => {
+                record.refuse(&no_such(unknown))
+            }
+            Some(Ok(response)) if stream => {
+                CallBody::stream(response, record, permit, deadline, self.closing.clone())
+            }
+            // The permit is given back here: a client that reads slowly must not keep others out.
+            Some(Ok(response)) => CallBody::unary(response, record),
+        }
+    }
+
+    /// Never waits: a queue would only make everybody late.
+    fn admit(&self, kind: Kind) -> Result<Option<OwnedSemaphorePermit>, Error> {
+        let bound = match kind {
+            Kind::Unary => &self.unary,
+            Kind::Stream => &self.streams,
+            Kind::Own { .. } => return Ok(None),
+        };
+        bound.clone().try_acquire_owned().map(Some).map_err(|_| {
+            Error::new(Reason::Overloaded, "too many calls in flight")
+                .with_retry_after(OVERLOADED_RETRY)
+        })
+    }
+
+    fn deadline(&self, headers: &HeaderMap, kind: Kind) -> Result<Option<Instant>, Error> {
+        let asked = match headers.get("grpc-timeout") {
+            None => None,
+            Some(value) => Some(parse_timeout(value.as_bytes()).ok_or_else(|| {
+                Error::invalid(
+                    "grpc-timeout",
+                    "expected up to 8 digits and one of H, M, S, m, u, n",
+                )
+            })?),
+        };
+        let limit = match (kind.is_stream(), asked) {
+            (true, None) => return Ok(None),
+            (true, Some(asked)) => asked,
+            (false, None) => self.default_deadline,
+            (false, Some(asked)) => asked.min(self.max_deadline),
+        };
+        // One too far to be represented is none.
+        Ok(Instant::now().checked_add(limit))
+    }
+}
+
+fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing::Span {
+    let span = tracing::info_span!(
+        "call",
+        service = method.service,
+        method = method.name,
+        trace_id = %trace_id,
+        peer = tracing::field::Empty
+    );
+    if let Some(peer) = peer {
+        span.record("peer", tracing::field::display(peer));
+    }
+    span
+}
+
+fn expired() -> Error {
+    Error::new(
+        Reason::DeadlineExceeded,
+        "the deadline passed before the call was done",
+    )
+}
+
+/// Whether no service took the call: tonic says so without a word.
+fn nobody(response: &Response<Body>) -> bool {
+    let headers = response.headers();
+    headers.get("grpc-status").is_some_and(|code| code == "12")
+        && !headers.contains_key("grpc-message")
+}
+
+fn no_such(path: Option<String>) -> Error {
+    let path = path.unwrap_or_default();
+    Error::new(
+        Reason::Unimplemented,
+        format!("this server has no {path}; reflection lists what it has"),
+    )
+}
+
+fn stopping() -> Error {
+    Error::unavailable("the server is stopping")
+}
+
+fn defect() -> Error {
+    Error::internal("the server failed; its log says why")
+}
+
+/// A refusal as an HTTP response of gRPC.
+fn refusal(error: &Error) -> Response<Body> {
+    to_status(error).into_http()
+}
+
+/// `grpc-timeout`: up to eight digits and a unit.
+fn parse_timeout(value: &[u8]) -> Option<Duration> {
+    let (unit, digits) = value.split_last()?;
+    if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let n = digits
+        .iter()
+        .fold(0_u64, |n, digit| n * 10 + u64::from(digit - b'0'));
+    Some(match unit {
+        b'H' => Duration::from_secs(n * 3600),
+        b'M' => Duration::from_secs(n * 60),
+        b'S' => Duration::from_secs(n),
+        b'm' => Duration::from_millis(n),
+        b'u' => Duration::from_micros(n),
+        b'n' => Duration::from_nanos(n),
+        _ => return None,
+    })
+}
+
+/// The caller's trace id (`traceparent: 00-<32 hex>-<16 hex>-<2 hex>`), or a new one.
+fn trace_of(headers: &HeaderMap) -> TraceId {
+    headers
+        .get("traceparent")
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split('-').nth(1))
+        .filter(|id| id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()))
+        .and_then(|id| u128::from_str_radix(id, 16).ok())
+        .filter(|id| *id != 0)
+        .map_or_else(|| TraceId(uuid::Uuid::new_v4().as_u128()), TraceId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grpc_timeout_is_digits_and_a_unit() {
+        assert_eq!(parse_timeout(b"250m"), Some(Duration::from_millis(250)));
+        assert_eq!(
+            parse_timeout(b"99999999H"),
+            Some(Duration::from_secs(99_999_999 * 3600))
+        );
+        for wrong in [
+            &b""[..],
+            b"5",
+            b"S",
+            b"123456789S",
+            b"-1S",
+            b"1.5S",
+            b"1x",
+            b"\xffS",
+        ] {
+            assert_eq!(parse_timeout(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_trace_id_is_taken_from_traceparent_or_new() {
+        let mut headers = HeaderMap::new();
+        let fresh = trace_of(&headers);
+        assert_ne!(fresh, trace_of(&headers));
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        headers.insert("traceparent", parent.parse().unwrap());
+        assert_eq!(
+            trace_of(&headers).to_string(),
+            "4bf92f3577b34da6a3ce929d0e0e4736"
+        );
+        headers.insert("traceparent", "00-zz-1".parse().unwrap());
+        assert_ne!(trace_of(&headers).to_string(), "zz");
+    }
+}

@@ -1,0 +1,464 @@
+//! A server from its first connection to its last.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::{JoinHandle, JoinSet},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{body::Body, transport::server::TcpConnectInfo};
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use crate::{
+    Readiness, ServerSettings, Service,
+    calls::Calls,
+    http::{OWN_PATHS, routes},
+    net::{Impatient, holder},
+    telemetry,
+};
+
+/// How long a connection may take to send what it wants, so that slow ones do not pile up.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a connection is pinged; a dead one holds its place no longer than this and [`KEEP_ALIVE_TIMEOUT`].
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
+/// How long a ping may stay unanswered.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Calls at once on one connection: room for an orchestrator with a watch per cluster, and not for more than the server
+/// takes in all.
+const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
+/// Largest sum of the headers of a request: ours have a few hundred bytes.
+const MAX_HEADER_BYTES: u32 = 16 * 1024;
+/// How long streams have to end on their own when the server stops: enough to send a last message.
+const STREAM_DRAIN: Duration = Duration::from_millis(250);
+/// How long connections may stay open after the last call: enough to send its answer, and no more, because a client
+/// that has gone silent would hold up the end.
+const LINGER: Duration = Duration::from_millis(500);
+/// Pause after a failed accept: usually there are no file descriptors left, and trying at once does not help.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often recorded metrics are put into their buckets.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Why a server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The port is taken.
+    #[error("port {} is taken{}; stop that process or choose another port with --listen", address.port(), by(holder))]
+    PortTaken {
+        /// Address that was asked for.
+        address: SocketAddr,
+        /// Who has it: pid, program and directory.
+        holder: Option<String>,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Address that was asked for.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others could reach an address without encryption.
+    #[error(
+        "{address} can be reached from outside and would be served as plaintext without login; \
+         listen on loopback (127.0.0.1), or say --insecure if the network is trusted"
+    )]
+    Plaintext {
+        /// Address that was asked for.
+        address: SocketAddr,
+    },
+    /// The services do not fit together.
+    #[error(transparent)]
+    Services(#[from] drover_core::Error),
+}
+
+fn by(holder: &Option<String>) -> String {
+    holder
+        .as_ref()
+        .map(|holder| format!(" by {holder}"))
+        .unwrap_or_default()
+}
+
+/// Takes the port. Port 0 takes a free one.
+pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError> {
+    let address = settings.listen;
+    if !address.ip().to_canonical().is_loopback() && !settings.insecure {
+        return Err(StartError::Plaintext { address });
+    }
+    TcpListener::bind(address)
+        .await
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => StartError::PortTaken {
+                address,
+                holder: holder(address),
+            },
+            _ => StartError::Listen { address, source },
+        })
+}
+
+/// Serves until `stop` is cancelled and everything in flight has ended, or the grace is over.
+pub async fn serve(
+    service: Service,
+    settings: &ServerSettings,
+    stop: CancellationToken,
+) -> Result<(), StartError> {
+    let listener = listen(settings).await?;
+    let running = spawn(service, listener, settings, stop)?;
+    running.finished().await;
+    Ok(())
+}
+
+/// Serves in the background on a listener of [`listen`].
+pub fn spawn(
+    service: Service,
+    listener: TcpListener,
+    settings: &ServerSettings,
+    stop: CancellationToken,
+) -> Result<Running, StartError> {
+    let address = listener.local_addr().map_err(|source| StartError::Listen {
+        address: settings.listen,
+        source,
+    })?;
+    let (always, ready) = watch::channel(Readiness::Ready);
+    let readiness = service.readiness.clone().unwrap_or(ready);
+    let liveness = service.liveness.clone();
+    let health_names = service.names.clone();
+    let (service, methods, reporter) = service.complete()?;
+    let (name, version) = (service.name, service.version);
+    let closing = CancellationToken::new();
+    let grpc = Calls::new(
+        service.routes,
+        methods,
+        settings,
+        stop.clone(),
+        closing.clone(),
+    );
+    let entrance = Entrance {
+        grpc,
+        http: service.http.merge(routes(liveness, readiness.clone())),
+    };
+
+    let server = Server {
+        entrance,
+        settings: settings.clone(),
+        stop: stop.clone(),
+        closing,
+        health: Health {
+            reporter,
+            names: health_names,
+            readiness,
+            _always: always,
+        },
+    };
+    tracing::info!(name, version, %address, "listening");
+    Ok(Running {
+        address,
+        stop,
+        task: Some(tokio::spawn(server.run(listener))),
+    })
+}
+
+/// A server in the background. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Address that it listens on.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops it: no new connections, calls in flight finish within the grace, streams are ended.
+    pub async fn shutdown(self) {
+        self.stop.cancel();
+        self.finished().await;
+    }
+
+    /// Waits until it has stopped.
+    pub async fn finished(mut self) {
+        if let Some(task) = &mut self.task
+            && let Err(e) = task.await
+        {
+            tracing::error!(error = %e, "the server ended unexpectedly");
+        }
+        self.task = None;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+struct Server {
+    entrance: Entrance,
+    settings: ServerSettings,
+    stop: CancellationToken,
+    closing: CancellationToken,
+    health: Health,
+}
+
+impl Server {
+    async fn run(self, listener: TcpListener) {
+        let mut helpers = JoinSet::new();
+        let reporter = self.health.reporter.clone();
+        let names = self.health.names.clone();
+        self.health.set().await;
+        helpers.spawn(self.health.follow());
+        helpers.spawn(upkeep());
+
+        let mut connections = JoinSet::new();
+        let places = Arc::new(Semaphore::new(
+            self.settings.max_connections.min(Semaphore::MAX_PERMITS),
+        ));
+        let builder = Arc::new(builder());
+        loop {
+            while connections.try_join_next().is_some() {}
+            let (stream, peer, place) = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => break,
+                accepted = accept(&listener, &places) => accepted,
+            };
+            let connection = Connection {
+                entrance: self.entrance.clone(),
+                stream,
+                peer,
+                stop: self.stop.clone(),
+            };
+            let builder = builder.clone();
+            connections.spawn(async move {
+                connection.serve(&builder).await;
+                drop(place);
+            });
+        }
+
+        drop(listener);
+        helpers.abort_all();
+        while helpers.join_next().await.is_some() {}
+        report(&reporter, &names, ServingStatus::NotServing).await;
+        let open = connections.len();
+        tracing::info!(open, "stopping");
+        let tracker = self.entrance.grpc.tracker();
+        tracker.close();
+        let idle = async {
+            tokio::time::sleep(STREAM_DRAIN).await;
+            self.closing.cancel();
+            tracker.wait().await;
+            tokio::time::sleep(LINGER).await;
+        };
+        let all = async { while connections.join_next().await.is_some() {} };
+        let done = tokio::time::timeout(self.settings.shutdown_grace, async {
+            tokio::select! {
+                () = all => {}
+                () = idle => {}
+            }
+        });
+        let cut = done.await.is_err();
+        self.closing.cancel();
+        if cut {
+            tracing::warn!(grace = ?self.settings.shutdown_grace, "calls were cut off: they took longer than the grace");
+        }
+        connections.shutdown().await;
+        tracing::info!("stopped");
+    }
+}
+
+fn builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .max_header_list_size(MAX_HEADER_BYTES);
+    builder
+}
+
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> (
+    TcpStream,
+    SocketAddr,
+    Option<tokio::sync::OwnedSemaphorePermit>,
+) {
+    // Never closed, so there always is a place in the end.
+    let place = places.clone().acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => return (stream, peer, place),
+            Err(e) => {
+                tracing::warn!(error = %e, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+struct Connection {
+    entrance: Entrance,
+    stream: TcpStream,
+    peer: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Connection {
+    async fn serve(self, builder: &auto::Builder<TokioExecutor>) {
+        // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
+        let _ = self.stream.set_nodelay(true);
+        let info = TcpConnectInfo {
+            local_addr: self.stream.local_addr().ok(),
+            remote_addr: Some(self.peer),
+        };
+        let io = TokioIo::new(Impatient::new(self.stream, HEADER_TIMEOUT));
+        let service = TowerToHyperService::new(Visit {
+            entrance: self.entrance,
+            info,
+        });
+        let mut connection = pin!(builder.serve_connection(io, service));
+        let outcome = tokio::select! {
+            outcome = connection.as_mut() => outcome,
+            () = self.stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = outcome {
+            // Clients go away as they like.
+            tracing::debug!(peer = %self.peer, error, "connection ended");
+        }
+    }
+}
+
+/// gRPC to the services, anything else to the HTTP routes.
+#[derive(Clone)]
+struct Entrance {
+    grpc: Calls,
+    http: axum::Router,
+}
+
+#[derive(Clone)]
+struct Visit {
+    entrance: Entrance,
+    info: TcpConnectInfo,
+}
+
+impl tower::Service<Request<Incoming>> for Visit {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.info.clone());
+        let content = request.headers().get(header::CONTENT_TYPE);
+        if content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+            return self.entrance.grpc.call(request);
+        }
+        let entrance = self.entrance.clone();
+        async move { Ok(entrance.plain(request).await) }.boxed()
+    }
+}
+
+impl Entrance {
+    /// Plain HTTP, with the same bounds as gRPC.
+    async fn plain(mut self, request: Request<Incoming>) -> Response<Body> {
+        let _in_flight = self.grpc.tracker().token();
+        let exempt = OWN_PATHS.contains(&request.uri().path());
+        let place = self.grpc.admit_http();
+        if place.is_none() && !exempt {
+            return refusal(StatusCode::SERVICE_UNAVAILABLE);
+        }
+        let answer = AssertUnwindSafe(tower::Service::call(&mut self.http, request)).catch_unwind();
+        match tokio::time::timeout(self.grpc.max_deadline(), answer).await {
+            Ok(Ok(Ok(response))) => response.map(Body::new),
+            Ok(Ok(Err(never))) => match never {},
+            Ok(Err(_)) => refusal(StatusCode::INTERNAL_SERVER_ERROR),
+            Err(_) => refusal(StatusCode::GATEWAY_TIMEOUT),
+        }
+    }
+}
+
+fn refusal(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+struct Health {
+    reporter: HealthReporter,
+    names: Vec<&'static str>,
+    readiness: watch::Receiver<Readiness>,
+    /// Keeps the channel of a server that is always ready open.
+    _always: watch::Sender<Readiness>,
+}
+
+impl Health {
+    async fn set(&self) {
+        let status = match *self.readiness.borrow() {
+            Readiness::Ready => ServingStatus::Serving,
+            Readiness::NotReady(_) => ServingStatus::NotServing,
+        };
+        report(&self.reporter, &self.names, status).await;
+    }
+
+    async fn follow(mut self) {
+        while self.readiness.changed().await.is_ok() {
+            self.set().await;
+        }
+    }
+}
+
+async fn report(reporter: &HealthReporter, names: &[&'static str], status: ServingStatus) {
+    for name in names.iter().copied().chain([""]) {
+        reporter.set_service_status(name, status).await;
+    }
+}
+
+async fn upkeep() {
+    let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        telemetry::metrics().upkeep();
+    }
+}

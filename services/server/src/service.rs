@@ -1,0 +1,156 @@
+//! What a server serves.
+
+use std::convert::Infallible;
+
+use drover_core::{Error, Result};
+use tokio::sync::watch;
+use tonic::{body::Body, server::NamedService, service::Routes};
+use tonic_health::server::HealthReporter;
+use tower::Service as TowerService;
+
+use crate::{
+    ServerSettings, Shutdown,
+    calls::{Calls, Methods},
+    descriptors,
+};
+
+/// Whether a server can do its work, and why not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It cannot, for this reason: shown to people, without secrets.
+    NotReady(String),
+}
+
+/// The gRPC services and HTTP routes of one server. Health, reflection and metrics are added when it is served.
+#[derive(Debug)]
+pub struct Service {
+    pub(crate) name: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) routes: Routes,
+    pub(crate) names: Vec<&'static str>,
+    pub(crate) descriptors: Vec<&'static [u8]>,
+    pub(crate) http: axum::Router,
+    pub(crate) readiness: Option<watch::Receiver<Readiness>>,
+    pub(crate) liveness: Option<watch::Receiver<Readiness>>,
+}
+
+impl Service {
+    /// A server without services; `name` is what it is called in logs and metrics.
+    #[must_use]
+    pub fn new(name: &'static str, version: &'static str) -> Self {
+        Self {
+            name,
+            version,
+            routes: Routes::default(),
+            names: Vec::new(),
+            descriptors: vec![
+                drover_proto::DESCRIPTORS,
+                tonic_health::pb::FILE_DESCRIPTOR_SET,
+            ],
+            http: axum::Router::new(),
+            readiness: None,
+            liveness: None,
+        }
+    }
+
+    /// Adds a generated gRPC server.
+    #[must_use]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "a builder, and `a + b` would not read like one"
+    )]
+    pub fn add<S>(mut self, service: S) -> Self
+    where
+        S: TowerService<
+                ::http::Request<Body>,
+                Response = ::http::Response<Body>,
+                Error = Infallible,
+            > + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        self.names.push(S::NAME);
+        self.routes = self.routes.add_service(service);
+        self
+    }
+
+    /// Adds a serialized `FileDescriptorSet` of services that are not among Drover's own.
+    #[must_use]
+    pub fn descriptors(mut self, encoded: &'static [u8]) -> Self {
+        self.descriptors.push(encoded);
+        self
+    }
+
+    /// Plain HTTP routes on the same port, beside `/healthz`, `/readyz` and `/metrics`.
+    #[must_use]
+    pub fn http(mut self, router: axum::Router) -> Self {
+        self.http = router;
+        self
+    }
+
+    /// What `grpc.health.v1` and `/readyz` follow. Without it the server is ready from the start.
+    #[must_use]
+    pub fn readiness(mut self, readiness: watch::Receiver<Readiness>) -> Self {
+        self.readiness = Some(readiness);
+        self
+    }
+
+    /// What `/healthz` follows. Without it the server is alive as long as it answers.
+    #[must_use]
+    pub fn liveness(mut self, liveness: watch::Receiver<Readiness>) -> Self {
+        self.liveness = Some(liveness);
+        self
+    }
+
+    /// The services with what surrounds every call (deadline, bounds, panics, metrics, span) and without a network, for
+    /// `drover_client::in_process`. `shutdown` ends the streams. Errors: `Internal` if a descriptor set is damaged.
+    pub fn into_routes(self, settings: &ServerSettings, shutdown: Shutdown) -> Result<Routes> {
+        let files = descriptors::needed(&self.descriptors, &self.names)?;
+        let methods = Methods::of(&self.names, &files);
+        let calls = Calls::new(self.routes, methods, settings, shutdown.clone(), shutdown);
+        Ok(Routes::from(axum::Router::new().fallback_service(calls)))
+    }
+
+    /// Adds health and reflection, and finds what is known of the methods of all services.
+    pub(crate) fn complete(mut self) -> Result<(Self, Methods, HealthReporter)> {
+        let (reporter, health) = tonic_health::server::health_reporter();
+        self = self.add(health);
+        let listed = self.names.clone();
+        let files = descriptors::needed(&self.descriptors, &listed)?;
+        let damaged =
+            |e: tonic_reflection::server::Error| Error::internal(format!("descriptors: {e}"));
+        let reflection = |version| {
+            let builder = tonic_reflection::server::Builder::configure()
+                .register_file_descriptor_set(files.clone());
+            listed
+                .iter()
+                .chain([&version])
+                .fold(builder, |builder, name| builder.with_service_name(*name))
+        };
+        let v1 = reflection(REFLECTION[0]).build_v1().map_err(damaged)?;
+        let v1alpha = reflection(REFLECTION[1]).build_v1alpha().map_err(damaged)?;
+        self = self.add(v1).add(v1alpha);
+        self.descriptors
+            .push(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET);
+        self.descriptors
+            .push(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET);
+        let methods = Methods::of(
+            &self.names,
+            &descriptors::needed(&self.descriptors, &self.names)?,
+        );
+        Ok((self, methods, reporter))
+    }
+}
+
+/// Full name of the health service.
+pub(crate) const HEALTH: &str = "grpc.health.v1.Health";
+/// Full names of the reflection services.
+pub(crate) const REFLECTION: [&str; 2] = [
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+];

@@ -1,0 +1,173 @@
+//! Settings in layers: defaults, then `--config FILE`, then the environment, then flags.
+//!
+//! A server has two structs of settings, side by side in one YAML file: [`ServerSettings`], which all servers have, and
+//! its own. Its own is any struct with `Default`, `Serialize` and `Deserialize` with `#[serde(default,
+//! deny_unknown_fields)]` that serializes all of its fields; nested structs likewise. Its flags are a struct of clap
+//! `Args` with the same field names, all optional, that serializes only what was given
+//! (`#[serde(skip_serializing_if = "Option::is_none")]`).
+//!
+//! The environment variable of a setting is `DROVER_` and its path in capitals, `__` between the parts of the path:
+//! `DROVER_SHUTDOWN_GRACE`, `DROVER_RETRY__FIRST`. Values are YAML (`30s`, `true`, `[a, b]`).
+
+pub mod duration;
+mod load;
+mod secret;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    load::{SettingsError, load, render},
+    secret::Secret,
+};
+
+/// How logs look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people on a terminal, JSON otherwise.
+    #[default]
+    Auto,
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What every server can be told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerSettings {
+    /// Address to listen on. Default: loopback and the port of the server.
+    pub listen: SocketAddr,
+    /// Whether plaintext is served on an address that others can reach. Default false.
+    pub insecure: bool,
+    /// How long calls in flight may take to finish when the server stops. Default 30 s.
+    #[serde(with = "duration")]
+    pub shutdown_grace: Duration,
+    /// How logs look. Default auto.
+    pub log_format: LogFormat,
+    /// Calls with one answer in flight at once; more are turned away. Default 1024.
+    pub max_concurrent_requests: usize,
+    /// Streams (watches, logs, exec) open at once; more are turned away. Default 8192.
+    pub max_concurrent_streams: usize,
+    /// Connections open at once; more wait in the backlog. Default 4096.
+    pub max_connections: usize,
+    /// Deadline of a call that brings none; streams have none. Default 60 s.
+    #[serde(with = "duration")]
+    pub default_deadline: Duration,
+    /// Longest deadline of a call with one answer. Default 15 min.
+    #[serde(with = "duration")]
+    pub max_deadline: Duration,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            insecure: false,
+            shutdown_grace: Duration::from_secs(30),
+            log_format: LogFormat::Auto,
+            max_concurrent_requests: 1024,
+            max_concurrent_streams: 8192,
+            max_connections: 4096,
+            default_deadline: Duration::from_secs(60),
+            max_deadline: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+impl ServerSettings {
+    /// The defaults of a server whose port this is; 0 takes a free one.
+    #[must_use]
+    pub fn on_port(port: u16) -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            ..Self::default()
+        }
+    }
+}
+
+/// Most calls, streams or connections that can be allowed: beyond it there is no bound worth the name.
+const MAX_BOUND: usize = 1_000_000;
+
+impl ServerSettings {
+    /// What is wrong with the values, taken together.
+    fn check(&self) -> Result<(), String> {
+        for (name, value) in [
+            ("max_concurrent_requests", self.max_concurrent_requests),
+            ("max_concurrent_streams", self.max_concurrent_streams),
+            ("max_connections", self.max_connections),
+        ] {
+            if !(1..=MAX_BOUND).contains(&value) {
+                return Err(format!("{name} is {value}, expected 1 to {MAX_BOUND}"));
+            }
+        }
+        if self.default_deadline.is_zero() || self.default_deadline > self.max_deadline {
+            let (default, max) = (
+                duration::format(self.default_deadline),
+                duration::format(self.max_deadline),
+            );
+            return Err(format!(
+                "default_deadline is {default}, expected more than nothing and at most max_deadline, {max}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The flags that every server has.
+#[derive(Clone, Debug, Default, Args, Serialize)]
+#[command(next_help_heading = "Server")]
+pub struct ServerArgs {
+    /// YAML file with settings
+    #[arg(long, value_name = "FILE", env = "DROVER_CONFIG")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Print the settings as they come out, secrets masked, and exit
+    #[arg(long)]
+    #[serde(skip)]
+    pub print_config: bool,
+    /// Address to listen on
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Serve plaintext even where others can reach it
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
+    /// How long calls in flight may take to finish at the end (30s)
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
+    pub shutdown_grace: Option<Duration>,
+    /// How logs look on stderr
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_format: Option<LogFormat>,
+    /// Calls in flight at once
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_concurrent_requests: Option<usize>,
+    /// Streams open at once
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_concurrent_streams: Option<usize>,
+    /// Connections open at once
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_connections: Option<usize>,
+    /// Deadline of a call that brings none (60s)
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
+    pub default_deadline: Option<Duration>,
+    /// Longest deadline of a call (15m)
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
+    pub max_deadline: Option<Duration>,
+}

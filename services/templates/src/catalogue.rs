@@ -1,0 +1,583 @@
+//! Loading, choosing and reloading.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use drover_core::{Error, Reason, Result};
+use minijinja::Environment;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use serde_saphyr::Spanned;
+
+use crate::{
+    context::Context,
+    index::{Health, IndexFile, Lifecycle, ManagementPolicy, Matcher, Port},
+    render::{self, Position, Rendered},
+    version::Requirement,
+};
+
+/// Name of the index in a catalogue.
+const INDEX: &str = "index.yaml";
+
+/// Endings of the files that are parsed as templates.
+const ENDINGS: [&str; 4] = [".yaml", ".yml", ".j2", ".jinja"];
+
+/// Largest file of a catalogue in bytes. More is a mistake, not a template.
+const MAX_FILE: u64 = 1024 * 1024;
+
+/// Most files of a catalogue, so that a wrong directory (a home, a root) is refused and not read through.
+const MAX_FILES: usize = 1000;
+
+/// A file of a catalogue that is built into a program.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddedFile {
+    /// Name in the catalogue; `index.yaml` is the index.
+    pub name: &'static str,
+    /// Content, usually from `include_str!`.
+    pub content: &'static str,
+}
+
+/// The templates of a platform: those of a directory first, then those built in.
+///
+/// Cheap to share behind an `Arc`. Reading files blocks; call [`open`](Self::open) and
+/// [`reload_if_changed`](Self::reload_if_changed) where that is allowed.
+#[derive(Debug)]
+pub struct Catalogue {
+    embedded: Option<Arc<Layer>>,
+    directory: Option<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    user: Option<Arc<Layer>>,
+    stamps: Stamps,
+    warning: Option<String>,
+}
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// Store software. Empty: the default entry.
+    pub store: &'a str,
+    /// Store version. Empty: any, so that the first entry of the store wins.
+    pub version: &'a str,
+    /// Merged attributes of the group.
+    pub attributes: &'a Map<String, Value>,
+}
+
+/// One entry of the catalogue, for listing it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Store software. Empty: the default entry, or an addon.
+    pub store: String,
+    /// Versions that it is for. Absent: the default entry, or an addon.
+    pub version: Option<Requirement>,
+    /// Attributes that must match.
+    pub matchers: BTreeMap<String, Matcher>,
+    /// Name of the template: its file, or the name of the addon.
+    pub template: String,
+    /// Whether it makes an addon.
+    pub addon: bool,
+    /// Options for the template.
+    pub options: Map<String, Value>,
+    /// Names of the ports of its nodes.
+    pub ports: Vec<String>,
+    /// Suggested health policy.
+    pub health: Option<Health>,
+    /// Suggested order.
+    pub management_policy: Option<ManagementPolicy>,
+    /// Suggested hooks.
+    pub lifecycle: Option<Lifecycle>,
+    file: String,
+}
+
+/// An entry that fits, ready to be rendered. It stays as it is when the catalogue is reloaded.
+#[derive(Clone, Debug)]
+pub struct Selected {
+    layer: Arc<Layer>,
+    entry: Entry,
+}
+
+/// Outcome of [`Catalogue::reload_if_changed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reload {
+    /// No file has changed.
+    Unchanged,
+    /// The new catalogue is in force.
+    Reloaded,
+    /// The new catalogue is wrong, for this reason; the last good one stays in force. Said once per change.
+    Refused(String),
+}
+
+/// The entries and templates of one place.
+#[derive(Debug)]
+struct Layer {
+    /// How errors call the place: a directory, or nothing for what is built in.
+    prefix: String,
+    entries: Vec<Entry>,
+    environment: Environment<'static>,
+}
+
+type Stamps = BTreeMap<String, (u64, Option<SystemTime>)>;
+type Files = BTreeMap<String, String>;
+
+impl Catalogue {
+    /// A catalogue that is built into the program.
+    ///
+    /// # Errors
+    /// `Invalid` with file, line and column.
+    pub fn embedded(files: &[EmbeddedFile]) -> Result<Self> {
+        Self::open(files, None)
+    }
+
+    /// A catalogue that is built into the program, behind the one of a directory, if one is given. Entries of the
+    /// directory go first, and its default entry wins.
+    ///
+    /// # Errors
+    /// `Invalid` with file, line and column; `Precondition` if the directory cannot be read.
+    pub fn open(files: &[EmbeddedFile], directory: Option<&Path>) -> Result<Self> {
+        let embedded = if files.is_empty() {
+            None
+        } else {
+            let files = files
+                .iter()
+                .map(|file| (file.name.to_owned(), file.content.to_owned()))
+                .collect();
+            Some(Arc::new(Layer::parse("built-in/", files)?))
+        };
+        let mut state = State {
+            user: None,
+            stamps: Stamps::new(),
+            warning: None,
+        };
+        if let Some(directory) = directory {
+            state.stamps = stamps(directory)?;
+            state.user = Some(Arc::new(Layer::read(directory, &state.stamps)?));
+        }
+        Ok(Self {
+            embedded,
+            directory: directory.map(Path::to_owned),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Reads the directory again if a file of it has changed since.
+    pub fn reload_if_changed(&self) -> Reload {
+        let Some(directory) = &self.directory else {
+            return Reload::Unchanged;
+        };
+        let found = match stamps(directory) {
+            Ok(found) => found,
+            Err(error) => return self.refuse(Stamps::new(), error.message()),
+        };
+        if self.state.lock().stamps == found {
+            return Reload::Unchanged;
+        }
+        match Layer::read(directory, &found) {
+            Ok(layer) => {
+                let mut state = self.state.lock();
+                *state = State {
+                    user: Some(Arc::new(layer)),
+                    stamps: found,
+                    warning: None,
+                };
+                Reload::Reloaded
+            }
+            Err(error) => self.refuse(found, error.message()),
+        }
+    }
+
+    fn refuse(&self, stamps: Stamps, why: &str) -> Reload {
+        let warning = format!(
+            "the template catalogue was changed and is wrong, the last good one stays in force: {why}"
+        );
+        let mut state = self.state.lock();
+        state.stamps = stamps;
+        if state.warning.as_ref() == Some(&warning) {
+            return Reload::Unchanged;
+        }
+        state.warning = Some(warning.clone());
+        Reload::Refused(warning)
+    }
+
+    /// What the operator should see: why the catalogue on disk is not the one in force.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        self.state.lock().warning.clone()
+    }
+
+    /// All entries in the order in which they are tried: nodes first, then addons.
+    #[must_use]
+    pub fn entries(&self) -> Vec<Entry> {
+        let layers = self.layers();
+        let all = || layers.iter().flat_map(|layer| &layer.entries);
+        all()
+            .filter(|entry| !entry.addon)
+            .chain(all().filter(|entry| entry.addon))
+            .cloned()
+            .collect()
+    }
+
+    /// The first entry that fits.
+    ///
+    /// # Errors
+    /// `TemplateNotFound`; the message says what was asked and what there is.
+    pub fn select(&self, query: Query<'_>) -> Result<Selected> {
+        self.find(|entry| entry.fits(query))
+            .ok_or_else(|| self.not_found(query))
+    }
+
+    /// The template of an addon, by name.
+    ///
+    /// # Errors
+    /// `TemplateNotFound`; the message says what there is.
+    pub fn select_addon(&self, name: &str) -> Result<Selected> {
+        self.find(|entry| entry.addon && entry.template == name)
+            .ok_or_else(|| {
+                let offered = self.offered(|entry| entry.addon.then(|| entry.template.clone()));
+                Error::new(
+                    Reason::TemplateNotFound,
+                    format!("no addon template `{name}`; the catalogue offers {offered}"),
+                )
+                .with_resource("template", name)
+            })
+    }
+
+    fn find(&self, fits: impl Fn(&Entry) -> bool) -> Option<Selected> {
+        self.layers().into_iter().find_map(|layer| {
+            let entry = layer.entries.iter().find(|entry| fits(entry))?.clone();
+            Some(Selected { layer, entry })
+        })
+    }
+
+    fn layers(&self) -> Vec<Arc<Layer>> {
+        self.state
+            .lock()
+            .user
+            .iter()
+            .chain(&self.embedded)
+            .cloned()
+            .collect()
+    }
+
+    fn not_found(&self, query: Query<'_>) -> Error {
+        let offered = self.offered(|entry| (!entry.addon).then(|| entry.describe()));
+        let asked = match (query.store, query.version) {
+            ("", _) => "no store".to_owned(),
+            (store, "") => format!("store `{store}`"),
+            (store, version) => format!("store `{store}` version `{version}`"),
+        };
+        // Of the attributes only the names are said: their values belong to the user.
+        let names = query
+            .attributes
+            .keys()
+            .map(String::as_str)
+            .collect::<Vec<_>>();
+        let with = if names.is_empty() {
+            String::new()
+        } else {
+            format!(" with attributes {}", names.join(", "))
+        };
+        Error::new(
+            Reason::TemplateNotFound,
+            format!("no template for {asked}{with}; the catalogue offers {offered}"),
+        )
+        .with_resource(
+            "template",
+            if query.store.is_empty() {
+                "default"
+            } else {
+                query.store
+            },
+        )
+        .with_metadata("store", query.store)
+        .with_metadata("version", query.version)
+    }
+
+    fn offered(&self, describe: impl Fn(&Entry) -> Option<String>) -> String {
+        let offered = self
+            .entries()
+            .iter()
+            .filter_map(describe)
+            .collect::<Vec<_>>();
+        if offered.is_empty() {
+            "none".to_owned()
+        } else {
+            offered.join(", ")
+        }
+    }
+}
+
+impl Selected {
+    /// The entry.
+    #[must_use]
+    pub fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    /// Renders the template. `options` of the context are those of the entry.
+    ///
+    /// # Errors
+    /// `Precondition` with file, line and column, without any of what was rendered.
+    pub fn render(&self, context: &Context) -> Result<Rendered> {
+        let mut context = context.clone();
+        context.options.clone_from(&self.entry.options);
+        let name = format!("{}{}", self.layer.prefix, self.entry.file);
+        render::render(&self.layer.environment, &self.entry.file, &name, &context)
+    }
+}
+
+impl Entry {
+    fn fits(&self, query: Query<'_>) -> bool {
+        !self.addon
+            && self.store == query.store
+            && self
+                .version
+                .as_ref()
+                .is_none_or(|version| version.accepts(query.version))
+            && self
+                .matchers
+                .iter()
+                .all(|(name, matcher)| matcher.accepts(query.attributes.get(name)))
+    }
+
+    fn describe(&self) -> String {
+        let version = self
+            .version
+            .as_ref()
+            .map_or_else(|| "no store".to_owned(), |v| format!("{} {v}", self.store));
+        if self.matchers.is_empty() {
+            return version;
+        }
+        let matchers = self
+            .matchers
+            .iter()
+            .map(|(name, matcher)| format!("{name}={}", matcher.to_value()));
+        format!("{version} with {}", matchers.collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl Layer {
+    fn read(directory: &Path, stamps: &Stamps) -> Result<Self> {
+        let files = stamps
+            .keys()
+            .map(|name| {
+                let path = directory.join(name);
+                fs::read_to_string(&path)
+                    .map(|content| (name.clone(), content))
+                    .map_err(|error| unreadable(&path, &error))
+            })
+            .collect::<Result<Files>>()?;
+        Self::parse(&format!("{}/", directory.display()), files)
+    }
+
+    fn parse(prefix: &str, mut files: Files) -> Result<Self> {
+        let index = files.remove(INDEX).ok_or_else(|| {
+            Error::invalid(
+                format!("{prefix}{INDEX}"),
+                "a template catalogue needs this file",
+            )
+        })?;
+        let place = format!("{prefix}{INDEX}");
+        let index: IndexFile = serde_saphyr::from_str_with_options(&index, render::yaml_options())
+            .map_err(|error| {
+                let at = Position::of(error.location());
+                wrong(&place, &at, &message(&error))
+            })?;
+        let mut environment = render::environment();
+        for (name, source) in &files {
+            environment
+                .add_template_owned(name.clone(), source.clone())
+                .map_err(|error| {
+                    render::template_error(&format!("{prefix}{name}"), &error, Reason::Invalid)
+                })?;
+        }
+        let entries = entries(&place, index, &files)?;
+        Ok(Self {
+            prefix: prefix.to_owned(),
+            entries,
+            environment,
+        })
+    }
+}
+
+/// Builds an [`Entry`] from one of the structures of the index file.
+macro_rules! entry {
+    ($check:expr, $file:expr, $($field:ident: $value:expr),* $(,)?) => {{
+        let file = $file;
+        $check.template(&file.template)?;
+        if let Some(health) = &file.health {
+            $check.health(health, &file.ports)?;
+        }
+        Entry {
+            file: file.template.value,
+            options: file.options,
+            ports: file.ports,
+            health: file.health.map(|health| health.value),
+            management_policy: file.management_policy,
+            lifecycle: file.lifecycle,
+            $($field: $value,)*
+        }
+    }};
+}
+
+fn entries(place: &str, index: IndexFile, files: &Files) -> Result<Vec<Entry>> {
+    let check = Check { place, files };
+    let mut entries = Vec::new();
+    if let Some(file) = index.default {
+        let template = file.template.value.clone();
+        entries.push(entry!(check, file,
+            store: String::new(), version: None, matchers: BTreeMap::new(), template: template, addon: false));
+    }
+    for store in index.stores {
+        if store.store.value.is_empty() {
+            return Err(check.wrong(
+                &store.store,
+                "a store has a name; clusters without one use `default`",
+            ));
+        }
+        for file in store.versions {
+            let (template, version, matchers) = (
+                file.template.value.clone(),
+                file.version.clone(),
+                file.matchers.clone(),
+            );
+            entries.push(entry!(check, file,
+                store: store.store.value.clone(), version: Some(version), matchers: matchers, template: template,
+                addon: false));
+        }
+    }
+    for file in index.addons {
+        let name = file.name.value.clone();
+        if name.is_empty()
+            || entries
+                .iter()
+                .any(|entry: &Entry| entry.addon && entry.template == name)
+        {
+            return Err(check.wrong(&file.name, "every addon has a name of its own"));
+        }
+        entries.push(entry!(check, file,
+            store: String::new(), version: None, matchers: BTreeMap::new(), template: name, addon: true));
+    }
+    Ok(entries)
+}
+
+/// What cannot be said in the types of the index file.
+struct Check<'a> {
+    place: &'a str,
+    files: &'a Files,
+}
+
+impl Check<'_> {
+    fn template(&self, name: &Spanned<String>) -> Result<()> {
+        if self.files.contains_key(&name.value) {
+            return Ok(());
+        }
+        let there = self
+            .files
+            .keys()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ");
+        Err(self.wrong(
+            name,
+            &format!(
+                "there is no template file `{}`; there are: {there}",
+                name.value
+            ),
+        ))
+    }
+
+    fn health(&self, health: &Spanned<Health>, ports: &[String]) -> Result<()> {
+        match health.value.probe.as_ref().and_then(|probe| probe.port()) {
+            Some(Port::Name(name)) if !ports.contains(name) => {
+                Err(self.wrong(health, &format!("port `{name}` is not one of `ports`")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wrong<T>(&self, at: &Spanned<T>, what: &str) -> Error {
+        wrong(self.place, &Position::of(Some(at.referenced)), what)
+    }
+}
+
+fn wrong(place: &str, at: &Position, what: &str) -> Error {
+    let Position { line, column } = at;
+    Error::invalid(format!("{place}:{line}:{column}"), what)
+        .with_metadata("file", place)
+        .with_metadata("line", line)
+        .with_metadata("column", column)
+}
+
+/// The index is no secret; its errors may repeat what is written there.
+fn message(error: &serde_saphyr::Error) -> String {
+    let text = error.without_snippet().to_string();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Size and time of every file of a catalogue.
+fn stamps(directory: &Path) -> Result<Stamps> {
+    let mut found = Stamps::new();
+    walk(directory, "", &mut found)?;
+    Ok(found)
+}
+
+fn walk(root: &Path, below: &str, found: &mut Stamps) -> Result<()> {
+    let directory = root.join(below);
+    let entries = fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| unreadable(&directory, &error))?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if name.starts_with('.') {
+            continue;
+        }
+        let path = if below.is_empty() {
+            name
+        } else {
+            format!("{below}/{name}")
+        };
+        // Follows links: mounted configuration consists of them.
+        let meta = match fs::metadata(entry.path()) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(unreadable(&entry.path(), &error)),
+        };
+        if meta.is_dir() {
+            // One level is enough for includes, and ends loops of links.
+            if below.is_empty() {
+                walk(root, &path, found)?;
+            }
+        } else if meta.is_file() && ENDINGS.iter().any(|ending| path.ends_with(ending)) {
+            if meta.len() > MAX_FILE {
+                return Err(Error::invalid(
+                    entry.path().display().to_string(),
+                    "larger than 1 MiB: no template",
+                ));
+            }
+            found.insert(path, (meta.len(), meta.modified().ok()));
+            if found.len() > MAX_FILES {
+                return Err(Error::invalid(
+                    root.display().to_string(),
+                    "more than 1000 files: no template catalogue",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    Error::new(
+        Reason::Precondition,
+        format!("{} cannot be read: {error}", path.display()),
+    )
+}

@@ -1,0 +1,235 @@
+//! Parsing and rendering of templates, and reading of what came out, without ever repeating it.
+
+use std::{fmt, io};
+
+use drover_core::{Error, Reason, Result};
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, value::Serde};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_saphyr::Location;
+
+/// Instructions that one rendering may take. The largest templates in use take some ten thousand; an endless loop ends
+/// in a fraction of a second.
+const FUEL: u64 = 5_000_000;
+
+/// Largest result of one rendering in bytes: a message of the API is no larger either.
+const MAX_RENDERED: usize = 4 * 1024 * 1024;
+
+/// What a template made. Secret: it has no `Display`, and its `Debug` shows the size only.
+#[derive(Clone)]
+pub struct Rendered {
+    name: String,
+    text: String,
+}
+
+impl Rendered {
+    /// The text. It must not reach a log, an event or an error.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.text
+    }
+
+    /// The text, owned.
+    #[must_use]
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    /// Reads it as one YAML document.
+    ///
+    /// # Errors
+    /// `Precondition` with template, line and column (of the rendered text), without any of its content.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
+        serde_saphyr::from_str_with_options(&self.text, yaml_options())
+            .map_err(|error| self.yaml_error(&error))
+    }
+
+    /// Reads it as any number of YAML documents, empty ones left out.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn parse_all<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
+        serde_saphyr::from_str_multiple_with_options(&self.text, yaml_options())
+            .map_err(|error| self.yaml_error(&error))
+    }
+
+    fn yaml_error(&self, error: &serde_saphyr::Error) -> Error {
+        let Position { line, column } = Position::of(error.location());
+        Error::new(
+            Reason::Precondition,
+            format!(
+                "template {}: what it renders is wrong at line {line}, column {column}: {}",
+                self.name,
+                without_content(error)
+            ),
+        )
+        .with_metadata("file", &self.name)
+        .with_metadata("rendered_line", line)
+        .with_metadata("rendered_column", column)
+    }
+}
+
+impl fmt::Debug for Rendered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rendered({}, {} bytes)", self.name, self.text.len())
+    }
+}
+
+/// Renders a text that is no file of a catalogue, such as user data, with the rules of the catalogue. `name` stands for
+/// it in errors.
+///
+/// # Errors
+/// `Invalid` for a syntax error, otherwise as [`Selected::render`](crate::Selected::render).
+pub fn render_text<S: Serialize>(name: &str, source: &str, context: &S) -> Result<Rendered> {
+    let mut environment = environment();
+    environment
+        .add_template_owned(name.to_owned(), source.to_owned())
+        .map_err(|error| template_error(name, &error, Reason::Invalid))?;
+    render(&environment, name, name, context)
+}
+
+/// An environment with the rules of every catalogue.
+pub(crate) fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    environment
+}
+
+/// Renders template `key`, which errors call `name`.
+pub(crate) fn render<S: Serialize>(
+    environment: &Environment<'static>,
+    key: &str,
+    name: &str,
+    context: &S,
+) -> Result<Rendered> {
+    let mut output = Bounded(Vec::new());
+    environment
+        .get_template(key)
+        .and_then(|template| {
+            template
+                .render_captured_to(Value::from(Serde(context)), &mut output)
+                .map(|_| ())
+        })
+        .map_err(|error| template_error(name, &error, Reason::Precondition))?;
+    let text = String::from_utf8(output.0)
+        .map_err(|_| Error::internal(format!("template {name}: not UTF-8")))?;
+    Ok(Rendered {
+        name: name.to_owned(),
+        text,
+    })
+}
+
+/// A buffer that refuses to grow beyond [`MAX_RENDERED`].
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MAX_RENDERED {
+            return Err(io::Error::other("too large"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An error of a template with its place. Details of values are left out: they may repeat what is confidential.
+pub(crate) fn template_error(name: &str, error: &minijinja::Error, reason: Reason) -> Error {
+    let error = innermost(error);
+    let mut what = match error.kind() {
+        ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
+        ErrorKind::WriteFailure => format!("it renders more than {MAX_RENDERED} bytes"),
+        kind => kind.to_string(),
+    };
+    let speaks_of_the_template = matches!(
+        error.kind(),
+        ErrorKind::SyntaxError
+            | ErrorKind::UndefinedError
+            | ErrorKind::UnknownFilter
+            | ErrorKind::UnknownTest
+            | ErrorKind::UnknownFunction
+            | ErrorKind::UnknownBlock
+            | ErrorKind::MissingArgument
+            | ErrorKind::TooManyArguments
+    );
+    if speaks_of_the_template && let Some(detail) = error.detail() {
+        what = format!("{what}: {detail}");
+    }
+    let file = match error.name() {
+        Some(inner) if !name.ends_with(inner) => format!("{name} (in {inner})"),
+        _ => name.to_owned(),
+    };
+    let line = error.line().unwrap_or(0);
+    let column = error
+        .range()
+        .zip(error.template_source())
+        .and_then(|(range, source)| source.get(..range.start))
+        .map_or(1, |before| {
+            before.rsplit('\n').next().unwrap_or("").chars().count() + 1
+        });
+    Error::new(
+        reason,
+        format!("template {file}, line {line}, column {column}: {what}"),
+    )
+    .with_metadata("file", file)
+    .with_metadata("line", line)
+    .with_metadata("column", column)
+}
+
+/// The error of the file that is included, not that of the one that includes it.
+fn innermost(error: &minijinja::Error) -> &minijinja::Error {
+    let mut inner = error;
+    while let Some(source) =
+        std::error::Error::source(inner).and_then(<dyn std::error::Error>::downcast_ref)
+    {
+        inner = source;
+    }
+    inner
+}
+
+/// A line and a column, both from 1; 0 where they are not known.
+pub(crate) struct Position {
+    pub(crate) line: u64,
+    pub(crate) column: u64,
+}
+
+impl Position {
+    pub(crate) fn of(location: Option<Location>) -> Self {
+        location.map_or(Self { line: 0, column: 0 }, |at| Self {
+            line: at.line(),
+            column: at.column(),
+        })
+    }
+}
+
+pub(crate) fn yaml_options() -> serde_saphyr::Options {
+    serde_saphyr::options! { with_snippet: false, strict_booleans: true }
+}
+
+/// What is wrong with a YAML text, without any of it.
+fn without_content(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error as Yaml;
+
+    match error.without_snippet() {
+        Yaml::SerdeUnknownField { expected, .. } => {
+            format!("unknown field, expected one of {}", expected.join(", "))
+        }
+        Yaml::SerdeUnknownVariant { expected, .. } => {
+            format!("expected one of {}", expected.join(", "))
+        }
+        Yaml::SerdeMissingField { field, .. } => format!("missing field {field}"),
+        Yaml::SerdeInvalidType { expected, .. } | Yaml::SerdeInvalidValue { expected, .. } => {
+            format!("expected {expected}")
+        }
+        Yaml::InvalidScalar { ty, .. } => format!("expected a value of type {ty}"),
+        Yaml::Unexpected { expected, .. } => format!("expected {expected}"),
+        Yaml::DuplicateMappingKey { .. } => "a key twice".to_owned(),
+        Yaml::MultipleDocuments { .. } => "more than one document".to_owned(),
+        Yaml::Eof { .. } => "no document".to_owned(),
+        _ => "not valid YAML".to_owned(),
+    }
+}
