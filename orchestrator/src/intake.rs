@@ -169,6 +169,8 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
             node.seen.gone = true;
         } else {
             node.seen.unlisted = true;
+            // It was listed until now: the delay of the backend's list counts from here.
+            node.seen.last = shared.now();
             vanished += usize::from(node.removal.is_none());
         }
         shared.changed(&cluster, &mut inner);
@@ -203,6 +205,9 @@ pub(crate) fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Mil
             uses = true;
             if node.seen.last < began && (node.seen.last > 0 || node.node_id.is_some()) && !node.seen.unlisted {
                 node.seen.unlisted = true;
+                if node.seen.last > 0 {
+                    node.seen.last = began;
+                }
                 vanished += usize::from(node.removal.is_none());
             }
         }

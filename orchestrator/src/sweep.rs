@@ -192,10 +192,7 @@ impl Wall {
     }
 
     fn difference(shared: &Shared) -> i128 {
-        let wall = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis() as i128);
-        wall - i128::from(shared.now())
+        i128::from(crate::clock::wall()) - i128::from(shared.now())
     }
 
     fn check(&mut self, shared: &Shared) {

@@ -594,7 +594,7 @@ async fn a_process_gets_its_files_and_variables_and_none_of_the_platforms_own() 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_are_spread_over_the_failure_domains_within_their_limits() {
     let world = World::with(|settings| {
-        settings.failure_domains = ["a", "b", "c"].map(str::to_owned).to_vec()
+        settings.failure_domains = ["a", "b", "c"].map(str::to_owned).to_vec();
     });
     let domains = |nodes: Vec<drover_proto::platform::v1::Node>| {
         let mut counts = BTreeMap::<String, usize>::new();

@@ -70,7 +70,7 @@ async fn the_local_platform_conforms_with_agents() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_local_platform_conforms_with_redis_and_failure_domains() {
     conforms("redis", |settings| {
-        settings.failure_domains = ["a", "b"].map(str::to_owned).to_vec()
+        settings.failure_domains = ["a", "b"].map(str::to_owned).to_vec();
     })
     .await;
 }

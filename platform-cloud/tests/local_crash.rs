@@ -1,9 +1,9 @@
 //! The platform dies, as by `kill -9`, at every point where it matters. The next one must find exactly one process for
 //! each slot, and after their removal nothing at all.
 //!
-//! Run with `cargo test -p drover-platform-cloud --features crash-points --test local_crash`.
+//! The named points need `cargo test -p drover-platform-cloud --features crash-points --test local_crash`; the kills at
+//! random moments need nothing.
 
-#![cfg(feature = "crash-points")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -19,28 +19,33 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use drover_platform_cloud::{
     driver::{Deletion, Driver},
-    drivers::local::{LocalDriver, remove_all},
+    drivers::local::LocalDriver,
 };
 use drover_proto::platform::v1::NodePhase;
 use local_support::{
-    World, batch, made, processes_of, request, settings, state, target, test_templates, until,
+    World, batch, made, processes_of, request, settings, target, test_templates, until,
 };
-use tempfile::TempDir;
 
 /// Tells the child its directory.
 const DIRECTORY: &str = "DROVER_TEST_DIRECTORY";
 /// Tells the child whether it makes nodes or removes them.
 const ACTION: &str = "DROVER_TEST_ACTION";
 /// Where the child dies; see `crash.rs` of the driver.
+#[cfg(feature = "crash-points")]
 const CRASH_AT: &str = "DROVER_CRASH_AT";
+
+/// Kills at random moments, each in a directory that the ones before have left as it is.
+const RANDOM_KILLS: u32 = 12;
 
 const SLOTS: u32 = 3;
 
 /// Points on the way of a new node, those of the launcher included.
+#[cfg(feature = "crash-points")]
 const CREATE: [&str; 6] = [
     "IntentWritten",
     "IntentDurable",
@@ -51,6 +56,7 @@ const CREATE: [&str; 6] = [
 ];
 
 /// Points on the way of a removal.
+#[cfg(feature = "crash-points")]
 const REMOVE: [&str; 3] = ["RemovalRecorded", "Stopped", "DirectoryRenamed"];
 
 /// The platform that dies. Started by the tests as a process of its own.
@@ -89,14 +95,22 @@ fn platform_process() {
     });
 }
 
-/// Runs the platform until it dies, or is done because only its launchers died.
-fn run_platform(directory: &Path, action: &str, point: &str) {
-    let status = Command::new(env::current_exe().unwrap())
+/// The platform as a process of its own.
+fn platform(directory: &Path, action: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
         .args(["--exact", "platform_process", "--ignored", "--quiet"])
         .env(DIRECTORY, directory)
         .env(ACTION, action)
+        .stdout(Stdio::null());
+    command
+}
+
+/// Runs the platform until it dies, or is done because only its launchers died.
+#[cfg(feature = "crash-points")]
+fn run_platform(directory: &Path, action: &str, point: &str) {
+    let status = platform(directory, action)
         .env(CRASH_AT, point)
-        .stdout(Stdio::null())
         .status()
         .unwrap();
     let died = std::os::unix::process::ExitStatusExt::signal(&status) == Some(9);
@@ -130,6 +144,7 @@ async fn remove_everything(world: &World) {
     );
 }
 
+#[cfg(feature = "crash-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_crash_while_nodes_are_made_each_slot_has_exactly_one_process() {
     for point in CREATE {
@@ -167,6 +182,7 @@ async fn after_a_crash_while_nodes_are_made_each_slot_has_exactly_one_process() 
     }
 }
 
+#[cfg(feature = "crash-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_crash_while_nodes_are_removed_nothing_is_left_in_the_end() {
     for point in REMOVE {
@@ -179,6 +195,7 @@ async fn after_a_crash_while_nodes_are_removed_nothing_is_left_in_the_end() {
     }
 }
 
+#[cfg(feature = "crash-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn many_crashes_in_a_row_still_make_each_node_once() {
     let directory = Arc::new(tempfile::tempdir().unwrap());
@@ -199,13 +216,46 @@ async fn many_crashes_in_a_row_still_make_each_node_once() {
     remove_everything(&world).await;
 }
 
+#[cfg(feature = "crash-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn cleaning_up_after_a_crash_leaves_no_process_and_no_file() {
+    use drover_platform_cloud::drivers::local::remove_all;
+    use local_support::state;
+
     for point in CREATE {
-        let directory: TempDir = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         run_platform(directory.path(), "create", point);
         remove_all(&state(directory.path())).unwrap();
         assert!(!state(directory.path()).exists(), "{point}");
         assert!(processes_of(&state(directory.path())).is_empty(), "{point}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_at_random_moments_neither_double_nor_lose_a_node() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    for action in ["create", "remove"] {
+        let mut directory = Arc::new(tempfile::tempdir().unwrap());
+        if action == "remove" {
+            let world = World::over(directory, |_| {});
+            world.start(&request("sleeper", "r1", SLOTS)).await;
+            directory = world.stopped().await;
+        }
+        for _ in 0..RANDOM_KILLS {
+            let mut platform = platform(directory.path(), action).spawn().unwrap();
+            tokio::time::sleep(Duration::from_millis(random.u64(0..60))).await;
+            platform.kill().unwrap();
+            platform.wait().unwrap();
+        }
+        let world = World::over(directory, |_| {});
+        if action == "create" {
+            for outcome in world.create(&request("sleeper", "r1", SLOTS)).await {
+                world.ready(&made(outcome).node_id).await;
+            }
+            one_process_a_slot(&world, SLOTS as usize).await;
+        }
+        remove_everything(&world).await;
     }
 }

@@ -664,7 +664,7 @@ async fn a_watch_shows_all_of_many_nodes() {
         .await
         .unwrap()
         .into_inner();
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let maker = tokio::spawn({
         let world = std::sync::Arc::clone(&world);
         async move {

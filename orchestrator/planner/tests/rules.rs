@@ -154,6 +154,29 @@ fn rule_2_the_first_removal_of_a_slot_closes_its_request() {
 }
 
 #[test]
+fn rule_2_a_removal_closes_the_request_and_absence_waits_for_its_deadline() {
+    let mut world = still(vec![group("data", 2, &["a"])]);
+    step(&mut world);
+    let (begun, deadline) = (world.now, world.now + CALL);
+    node(&mut world, 1).marked = true;
+    node(&mut world, 1).seen.node_id = "x".into();
+    node(&mut world, 1).seen.phase = Phase::Pending;
+    node(&mut world, 1).seen.last = begun;
+    let planned = step(&mut world);
+    assert_eq!((closes(&planned), removals(&planned).len()), (1, 1));
+    let closed = node(&mut world, 1);
+    assert_eq!(
+        (closed.settled, closed.maybe_until),
+        (deadline, deadline + CREATION)
+    );
+    world.now = deadline + HIDDEN;
+    node(&mut world, 1).seen.missing_from = deadline + HIDDEN - 1;
+    assert_eq!(forgets(&step(&mut world)), 0);
+    node(&mut world, 1).seen.missing_from = deadline + HIDDEN;
+    assert_eq!(forgets(&step(&mut world)), 1);
+}
+
+#[test]
 fn rule_2_a_request_whose_spec_is_wanted_no_more_is_closed_and_not_altered() {
     let mut world = still(vec![group("data", 1, &["a"])]);
     step(&mut world);

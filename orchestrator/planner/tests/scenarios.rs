@@ -18,6 +18,7 @@ use drover_planner::{Call, ConditionKey, ConditionKind, Op, Orphan};
 use uuid::Uuid;
 use world::{
     Crash, Event, World,
+    backend::Faults,
     build::{self, choice, group, sym},
 };
 
@@ -106,23 +107,6 @@ fn too_many_sick_nodes_of_a_group_are_not_replaced_and_heal_after_a_reboot() {
     world.settle();
     world.assert_converged();
     assert!(!holds(&world, "data", ConditionKind::RemediationBlocked));
-}
-
-#[test]
-fn the_breaker_is_not_evaded_by_one_after_the_other() {
-    let mut world = settled(10);
-    let ids = world.ids();
-    for (platform, id) in &ids[..4] {
-        world.set_ready(platform, id, false);
-    }
-    world.run_for(Duration::from_secs(31));
-    let first = world.state.nodes.iter().filter(|n| n.removal.is_some());
-    assert!(first.count() > 0);
-    for (platform, id) in &ids[4..8] {
-        world.set_ready(platform, id, false);
-    }
-    world.pass();
-    assert!(removed(&world) <= 4);
 }
 
 #[test]
@@ -320,6 +304,10 @@ fn a_broken_version_does_not_replace_what_runs() {
 }
 
 #[test]
+#[expect(
+    clippy::disallowed_types,
+    reason = "real time is what is measured here"
+)]
 fn ten_thousand_nodes_in_256_groups_are_planned_in_time_linear_in_their_number() {
     let mut world = World::new(3, &["a"]);
     world.run_for(MINUTE);
@@ -366,4 +354,44 @@ fn a_complete_read_is_asked_for_only_when_something_may_be_absent() {
     world.assert_converged();
     let confirms = |call: &Call| matches!(call, Call::Confirm { .. });
     assert!(!world.plan().calls.iter().any(confirms));
+}
+
+#[test]
+fn the_breaker_is_not_evaded_by_one_after_the_other() {
+    let mut world = settled(10);
+    world.set_faults(Faults {
+        deprovision: 100,
+        ..Faults::default()
+    });
+    let ids = world.ids();
+    for (platform, id) in &ids[..4] {
+        world.set_ready(platform, id, false);
+    }
+    let span = Duration::from_millis(30_050);
+    world.run_for(span);
+    let going = removed(&world);
+    assert!(going > 0);
+    for (platform, id) in &ids[4..8] {
+        world.set_ready(platform, id, false);
+    }
+    for _ in 0..40 {
+        world.pass();
+        world.now += 1_000;
+        assert!(removed(&world) <= 4, "while the first ones are there");
+    }
+}
+
+#[test]
+fn a_request_of_unknown_outcome_is_not_sent_again_while_nothing_may_be_made() {
+    let mut world = World::new(4, &["a"]);
+    world.platforms.get_mut("a").unwrap().refuses = Some(Error::unavailable("broken"));
+    world.want(vec![group("data", 2, &["a"])]);
+    world.run_for(Duration::from_secs(3));
+    world.state.foreign.insert(sym("a"));
+    world.platforms.get_mut("a").unwrap().refuses = None;
+    world.run_for(HOUR);
+    assert_eq!(world.leftovers(), 0);
+    world.state.foreign.clear();
+    world.settle();
+    world.assert_converged();
 }

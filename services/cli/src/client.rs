@@ -2,20 +2,24 @@
 
 use std::{future::Future, ops::ControlFlow, time::Duration};
 
-use drover_client::{Channel, Target, is_unreachable, orchestrator::OrchestratorClient, watch::Update};
+use drover_client::{
+    Channel, Target, is_unreachable, orchestrator::OrchestratorClient, retry::Policy, watch::Update,
+};
 use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::LabelSelector,
     orchestrator::v1::{
-        Cluster, ClusterView, GetPlatformRequest, ListClustersRequest, ListClustersResponse, ListNodesRequest,
-        ListNodesResponse, ListPlatformsRequest, ListPlatformsResponse, Node, Platform, WatchClustersRequest,
-        WatchNodesRequest,
+        Cluster, ClusterView, GetPlatformRequest, ListClustersRequest, ListClustersResponse,
+        ListNodesRequest, ListNodesResponse, ListPlatformsRequest, ListPlatformsResponse, Node,
+        Platform, WatchClustersRequest, WatchNodesRequest,
     },
 };
 use tokio_stream::{Stream, StreamExt};
 
 /// How long one call may take: the orchestrator answers from its store, platforms that it asks are given less.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an orchestrator that cannot be reached is tried: one that restarts is back sooner, and a person waits.
+const UNREACHABLE: Duration = Duration::from_secs(1);
 
 /// One orchestrator.
 #[derive(Clone, Debug)]
@@ -28,12 +32,21 @@ impl Client {
     /// A client of the orchestrator at an address. Nothing is sent yet.
     pub(crate) fn connect(server: &str) -> Result<Self> {
         let target: Target = server.parse()?;
-        Ok(Self::over(drover_client::connect(&target), target.to_string()))
+        Ok(Self::over(
+            drover_client::connect(&target),
+            target.to_string(),
+        ))
     }
 
     /// A client over a channel that exists.
     pub(crate) fn over(channel: Channel, server: String) -> Self {
-        Self { api: OrchestratorClient::new(channel), server }
+        Self {
+            api: OrchestratorClient::new(channel).with_policy(Policy {
+                unreachable: UNREACHABLE,
+                ..Policy::default()
+            }),
+            server,
+        }
     }
 
     /// The address, for messages.
@@ -46,14 +59,19 @@ impl Client {
         call.await.map_err(|error| {
             if is_unreachable(&error) {
                 let server = &self.server;
-                error.context(format!("cannot reach the orchestrator at {server} (is `drover dev` running?)"))
+                error.context(format!(
+                    "cannot reach the orchestrator at {server} (is `drover dev` running?)"
+                ))
             } else {
                 error
             }
         })
     }
 
-    pub(crate) async fn list_clusters(&self, selector: Option<LabelSelector>) -> Result<ListClustersResponse> {
+    pub(crate) async fn list_clusters(
+        &self,
+        selector: Option<LabelSelector>,
+    ) -> Result<ListClustersResponse> {
         let mut all = ListClustersResponse::default();
         loop {
             let page = ListClustersRequest {
@@ -62,7 +80,9 @@ impl Client {
                 view: ClusterView::Full.into(),
                 ..Default::default()
             };
-            let page = self.call(self.api.list_clusters(page, CALL_TIMEOUT)).await?;
+            let page = self
+                .call(self.api.list_clusters(page, CALL_TIMEOUT))
+                .await?;
             all.clusters.extend(page.clusters);
             all.revision = page.revision;
             all.next_page_token = page.next_page_token;
@@ -93,9 +113,13 @@ impl Client {
     pub(crate) async fn list_platforms(&self) -> Result<ListPlatformsResponse> {
         let mut all = ListPlatformsResponse::default();
         loop {
-            let page =
-                ListPlatformsRequest { page_token: std::mem::take(&mut all.next_page_token), ..Default::default() };
-            let page = self.call(self.api.list_platforms(page, CALL_TIMEOUT)).await?;
+            let page = ListPlatformsRequest {
+                page_token: std::mem::take(&mut all.next_page_token),
+                ..Default::default()
+            };
+            let page = self
+                .call(self.api.list_platforms(page, CALL_TIMEOUT))
+                .await?;
             all.platforms.extend(page.platforms);
             all.revision = page.revision;
             all.next_page_token = page.next_page_token;
@@ -106,9 +130,16 @@ impl Client {
     }
 
     pub(crate) async fn get_platform(&self, name: &str) -> Result<Platform> {
-        let request = GetPlatformRequest { name: name.to_owned(), min_revision: None };
-        let answer = self.call(self.api.get_platform(request, CALL_TIMEOUT)).await?;
-        answer.platform.ok_or_else(|| Error::internal("the answer has no platform"))
+        let request = GetPlatformRequest {
+            name: name.to_owned(),
+            min_revision: None,
+        };
+        let answer = self
+            .call(self.api.get_platform(request, CALL_TIMEOUT))
+            .await?;
+        answer
+            .platform
+            .ok_or_else(|| Error::internal("the answer has no platform"))
     }
 
     /// Shows one cluster, or all, and every change, until `see` has what it wants. Survives lost connections.
@@ -124,7 +155,9 @@ impl Client {
             view: ClusterView::Full.into(),
             ..Default::default()
         };
-        let watch = self.call(self.api.watch_clusters(request, CALL_TIMEOUT)).await?;
+        let watch = self
+            .call(self.api.watch_clusters(request, CALL_TIMEOUT))
+            .await?;
         follow(watch, see).await
     }
 
@@ -134,8 +167,13 @@ impl Client {
         cluster: Option<&str>,
         see: impl FnMut(Change<'_, Node>) -> ControlFlow<T>,
     ) -> Result<T> {
-        let request = WatchNodesRequest { cluster: cluster.map(str::to_owned), ..Default::default() };
-        let watch = self.call(self.api.watch_nodes(request, CALL_TIMEOUT)).await?;
+        let request = WatchNodesRequest {
+            cluster: cluster.map(str::to_owned),
+            ..Default::default()
+        };
+        let watch = self
+            .call(self.api.watch_nodes(request, CALL_TIMEOUT))
+            .await?;
         follow(watch, see).await
     }
 }

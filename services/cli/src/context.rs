@@ -43,7 +43,9 @@ fn path() -> anyhow::Result<PathBuf> {
 fn load() -> anyhow::Result<Config> {
     let path = path()?;
     match fs::read_to_string(&path) {
-        Ok(text) => serde_saphyr::from_str(&text).with_context(|| format!("cannot read {}", path.display())),
+        Ok(text) => {
+            serde_saphyr::from_str(&text).with_context(|| format!("cannot read {}", path.display()))
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
@@ -55,9 +57,13 @@ fn save(config: &Config) -> anyhow::Result<()> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).with_context(failed)?;
     }
-    let text = serde_saphyr::to_string(config).map_err(|error| anyhow::anyhow!("{error}")).with_context(failed)?;
+    let text = serde_saphyr::to_string(config)
+        .map_err(|error| anyhow::anyhow!("{error}"))
+        .with_context(failed)?;
     let new = path.with_extension("new");
-    fs::write(&new, text).and_then(|()| fs::rename(&new, &path)).with_context(failed)
+    fs::write(&new, text)
+        .and_then(|()| fs::rename(&new, &path))
+        .with_context(failed)
 }
 
 /// The address to use: flag or environment, then the named context, then the current one, then the default.
@@ -66,15 +72,27 @@ pub(crate) fn server(global: &Global) -> Outcome<String> {
         return Ok(server.clone());
     }
     let config = load()?;
-    let Some(name) = global.context.as_ref().or(config.current.as_ref()) else { return Ok(DEFAULT_SERVER.to_owned()) };
-    let entry = config.contexts.get(name).ok_or_else(|| unknown(name, &config))?;
+    let Some(name) = global.context.as_ref().or(config.current.as_ref()) else {
+        return Ok(DEFAULT_SERVER.to_owned());
+    };
+    let entry = config
+        .contexts
+        .get(name)
+        .ok_or_else(|| unknown(name, &config))?;
     Ok(entry.server.clone())
 }
 
 fn unknown(name: &str, config: &Config) -> Failure {
     let names: Vec<&str> = config.contexts.keys().map(String::as_str).collect();
-    let list = if names.is_empty() { "there is none yet".to_owned() } else { names.join(", ") };
-    Failure::new(Exit::NotFound, format!("error: there is no context `{name}` (contexts: {list})"))
+    let list = if names.is_empty() {
+        "there is none yet".to_owned()
+    } else {
+        names.join(", ")
+    };
+    Failure::new(
+        Exit::NotFound,
+        format!("error: there is no context `{name}` (contexts: {list})"),
+    )
 }
 
 pub(crate) fn run(command: ContextCommand) -> Outcome {
@@ -83,8 +101,14 @@ pub(crate) fn run(command: ContextCommand) -> Outcome {
         ContextCommand::List => {
             let mut table = Table::new(&["CURRENT", "NAME", "SERVER"]);
             for (name, entry) in &config.contexts {
-                let mark = if config.current.as_ref() == Some(name) { "*" } else { "" };
-                table.rows.push(vec![mark.into(), name.clone(), entry.server.clone()]);
+                let mark = if config.current.as_ref() == Some(name) {
+                    "*"
+                } else {
+                    ""
+                };
+                table
+                    .rows
+                    .push(vec![mark.into(), name.clone(), entry.server.clone()]);
             }
             output::print(&table.render(true, false))?;
         }

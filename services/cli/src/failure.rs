@@ -36,7 +36,10 @@ pub(crate) type Outcome<T = Exit> = Result<T, Failure>;
 
 impl Failure {
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self { exit, message: message.into() }
+        Self {
+            exit,
+            message: message.into(),
+        }
     }
 
     pub(crate) fn failed(message: impl Into<String>) -> Self {
@@ -44,7 +47,13 @@ impl Failure {
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self::new(Exit::Usage, format!("error: {}\n\nFor more information, try '--help'.", message.into()))
+        Self::new(
+            Exit::Usage,
+            format!(
+                "error: {}\n\nFor more information, try '--help'.",
+                message.into()
+            ),
+        )
     }
 
     pub(crate) fn timed_out(message: impl Into<String>) -> Self {
@@ -96,8 +105,12 @@ impl From<Error> for Failure {
 /// What a person can do about it, where that is always the same.
 fn hint(reason: Reason) -> Option<&'static str> {
     match reason {
-        Reason::GenerationMismatch => Some("somebody changed it meanwhile; look again with: drover plan"),
-        Reason::GroupHasNodes => Some("to delete the nodes of a removed group: drover apply --remove-group PATH"),
+        Reason::GenerationMismatch => {
+            Some("somebody changed it meanwhile; look again with: drover plan")
+        }
+        Reason::GroupHasNodes => {
+            Some("to delete the nodes of a removed group: drover apply --remove-group PATH")
+        }
         Reason::ClusterExists => Some("to take these nodes over: drover apply --adopt"),
         Reason::Protected => Some("set deletionProtection: false and apply first"),
         Reason::ClusterPaused => Some("drover resume CLUSTER"),

@@ -24,7 +24,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             // Help and the version are asked for, all else is wrong usage.
-            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Done };
+            let exit = if error.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Done
+            };
             let _ = error.print();
             return exit.into();
         }
@@ -51,7 +55,9 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
             Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
         }
         command => {
-            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()?;
             let code = runtime.block_on(commands::run(&cli.global, command));
             // A thread that still waits for a line of standard input must not hold the process.
             runtime.shutdown_background();

@@ -15,6 +15,11 @@
     clippy::panic,
     reason = "a test suite fails by panicking"
 )]
+#![allow(
+    clippy::semicolon_if_nothing_returned,
+    clippy::type_complexity,
+    reason = "tables of small changes to a request"
+)]
 
 mod access;
 mod discover;

@@ -36,10 +36,15 @@ pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
         follow: args.follow,
         previous: args.previous,
         tail_lines: args.tail,
-        since: args.since.and_then(|since| since.try_into().ok()).map(Since::SinceDuration),
+        since: args
+            .since
+            .and_then(|since| since.try_into().ok())
+            .map(Since::SinceDuration),
         as_text: false,
     };
-    let mut stream = client.call(client.api.stream_node_logs(request, CALL_TIMEOUT)).await?;
+    let mut stream = client
+        .call(client.api.stream_node_logs(request, CALL_TIMEOUT))
+        .await?;
     while let Some(chunk) = stream.next().await {
         if !write(&mut stdout(), Some(chunk?))? {
             return Ok(Exit::Done);
@@ -76,7 +81,9 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
         as_text: false,
     };
     let (sender, receiver) = mpsc::channel(INPUT_QUEUE);
-    let first = ExecNodeRequest { input: Some(Input::Start(start)) };
+    let first = ExecNodeRequest {
+        input: Some(Input::Start(start)),
+    };
     if sender.send(first).await.is_err() {
         return Err(Failure::failed("the call ended before it began"));
     }
@@ -92,8 +99,17 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
     result
 }
 
-async fn receive(client: &Client, receiver: mpsc::Receiver<ExecNodeRequest>) -> Result<ExitCode, Failure> {
-    let mut stream = client.call(client.api.exec_node(ReceiverStream::new(receiver), CALL_TIMEOUT)).await?;
+async fn receive(
+    client: &Client,
+    receiver: mpsc::Receiver<ExecNodeRequest>,
+) -> Result<ExitCode, Failure> {
+    let mut stream = client
+        .call(
+            client
+                .api
+                .exec_node(ReceiverStream::new(receiver), CALL_TIMEOUT),
+        )
+        .await?;
     while let Some(output) = stream.next().await {
         match output?.output {
             Some(Output::Stdout(chunk)) => {
@@ -102,11 +118,15 @@ async fn receive(client: &Client, receiver: mpsc::Receiver<ExecNodeRequest>) -> 
             Some(Output::Stderr(chunk)) => {
                 write(&mut std::io::stderr(), Some(chunk))?;
             }
-            Some(Output::ExitCode(code)) => return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))),
+            Some(Output::ExitCode(code)) => {
+                return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)));
+            }
             None => {}
         }
     }
-    Err(Failure::failed("the call ended without an exit code; whether the command ran to its end is not known"))
+    Err(Failure::failed(
+        "the call ended without an exit code; whether the command ran to its end is not known",
+    ))
 }
 
 /// Sends standard input. Blocks in reading, so it has a thread of its own that the process does not wait for.
@@ -115,10 +135,18 @@ fn send_input(sender: &mpsc::Sender<ExecNodeRequest>) {
     loop {
         let message = match stdin().lock().read(&mut buffer) {
             Ok(0) | Err(_) => Input::StdinClosed(StdinClosed {}),
-            Ok(read) => Input::Stdin(Chunk { content: Some(chunk::Content::Data(buffer[..read].to_vec())) }),
+            Ok(read) => Input::Stdin(Chunk {
+                content: Some(chunk::Content::Data(buffer[..read].to_vec())),
+            }),
         };
         let last = matches!(message, Input::StdinClosed(_));
-        if sender.blocking_send(ExecNodeRequest { input: Some(message) }).is_err() || last {
+        if sender
+            .blocking_send(ExecNodeRequest {
+                input: Some(message),
+            })
+            .is_err()
+            || last
+        {
             return;
         }
     }
@@ -126,7 +154,10 @@ fn send_input(sender: &mpsc::Sender<ExecNodeRequest>) {
 
 fn terminal_size() -> Option<TerminalSize> {
     let size = tcgetwinsize(stdout()).ok()?;
-    Some(TerminalSize { columns: size.ws_col.into(), rows: size.ws_row.into() })
+    Some(TerminalSize {
+        columns: size.ws_col.into(),
+        rows: size.ws_row.into(),
+    })
 }
 
 /// A terminal that passes everything on; as before when dropped.

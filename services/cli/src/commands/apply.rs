@@ -7,8 +7,8 @@ use std::{
 
 use drover_core::{Error, Reason};
 use drover_proto::orchestrator::v1::{
-    ApplyClusterRequest, ApplyClusterResponse, ApplyOutcome, Cluster, Platform, RegisterPlatformRequest,
-    RegisterPlatformResponse,
+    ApplyClusterRequest, ApplyClusterResponse, ApplyOutcome, Cluster, Platform,
+    RegisterPlatformRequest, RegisterPlatformResponse,
 };
 
 use super::{report, wait};
@@ -31,7 +31,9 @@ pub(crate) struct Options {
 pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
     let objects = read(client, &args.filenames).await?;
     if args.expect_generation.is_some() && objects.clusters.len() != 1 {
-        return Err(Failure::usage("--expect-generation needs exactly one cluster"));
+        return Err(Failure::usage(
+            "--expect-generation needs exactly one cluster",
+        ));
     }
     let options = Options {
         expect_generation: args.expect_generation,
@@ -41,7 +43,10 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
     let mut planned = check(client, &objects, &options, ", nothing applied").await?;
     if args.dry_run {
         for (document, answer) in objects.clusters.iter().zip(&planned) {
-            output::line(&format!("{} (dry run)", outcome_line(&document.object, answer.as_ref())))?;
+            output::line(&format!(
+                "{} (dry run)",
+                outcome_line(&document.object, answer.as_ref())
+            ))?;
         }
         return Ok(Exit::Done);
     }
@@ -56,7 +61,14 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
             wait::ready(client, name, args.timeout).await?;
             for node in client.list_nodes(Some(name.clone())).await?.nodes {
                 let address = crate::output::rows::address(&node);
-                output::line(format!("node/{name}/{}  {}  {address}", node.name, crate::output::rows::node_status(&node)).trim_end())?;
+                output::line(
+                    format!(
+                        "node/{name}/{}  {}  {address}",
+                        node.name,
+                        crate::output::rows::node_status(&node)
+                    )
+                    .trim_end(),
+                )?;
             }
         }
     }
@@ -67,14 +79,22 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
 pub(crate) async fn read(client: &Client, filenames: &[String]) -> Outcome<Objects> {
     let manifests = Manifests::read(filenames)?;
     let registered = client.list_platforms().await;
-    let names: Option<Vec<String>> =
-        registered.as_ref().ok().map(|answer| answer.platforms.iter().map(|platform| platform.name.clone()).collect());
+    let names: Option<Vec<String>> = registered.as_ref().ok().map(|answer| {
+        answer
+            .platforms
+            .iter()
+            .map(|platform| platform.name.clone())
+            .collect()
+    });
     let objects = manifests.decode(names.as_deref());
     for warning in &objects.warnings {
         eprintln!("warning: {warning}");
     }
     if !objects.diagnostics.is_empty() {
-        return Err(Failure::new(Exit::Failed, objects.diagnostics.render(", nothing applied")));
+        return Err(Failure::new(
+            Exit::Failed,
+            objects.diagnostics.render(", nothing applied"),
+        ));
     }
     registered?;
     Ok(objects)
@@ -83,8 +103,9 @@ pub(crate) async fn read(client: &Client, filenames: &[String]) -> Outcome<Objec
 fn secret_is_coming(error: &Error, objects: &Objects) -> bool {
     error.reason() == Reason::SecretNotFound
         && objects.secrets.iter().any(|document| {
-            error.resource().is_some_and(|(_, name)| name.split('/').next() == Some(document.object.name.as_str()))
-                || error.message().contains(&document.object.name)
+            error.resource().is_some_and(|(_, name)| {
+                name.split('/').next() == Some(document.object.name.as_str())
+            }) || error.message().contains(&document.object.name)
         })
 }
 
@@ -100,20 +121,28 @@ pub(crate) async fn check(
     for document in &objects.secrets {
         let mut request = document.object.clone();
         request.validate_only = true;
-        let answer = client.call(client.api.apply_secret(request, CALL_TIMEOUT)).await;
+        let answer = client
+            .call(client.api.apply_secret(request, CALL_TIMEOUT))
+            .await;
         problems.keep(answer, document)?;
     }
     for document in &objects.platforms {
         let answer = register(client, document.object.clone(), true).await;
         problems.keep(answer, document)?;
     }
-    let coming: Vec<String> = objects.platforms.iter().map(|document| document.object.name.clone()).collect();
+    let coming: Vec<String> = objects
+        .platforms
+        .iter()
+        .map(|document| document.object.name.clone())
+        .collect();
     let mut planned = Vec::new();
     for document in &objects.clusters {
         let mut request = request(&document.object, options);
         request.validate_only = true;
         request.assume_platforms.clone_from(&coming);
-        let answer = client.call(client.api.apply_cluster(request, CALL_TIMEOUT)).await;
+        let answer = client
+            .call(client.api.apply_cluster(request, CALL_TIMEOUT))
+            .await;
         match answer {
             Err(error) if secret_is_coming(&error, objects) => planned.push(None),
             answer => planned.push(problems.keep(answer, document)?),
@@ -129,7 +158,11 @@ struct Problems(crate::manifest::diagnostic::Diagnostics);
 
 impl Problems {
     /// Keeps an objection for later. What is no objection to a document ends the command.
-    fn keep<A, T>(&mut self, answer: Result<A, Error>, document: &Document<T>) -> Outcome<Option<A>> {
+    fn keep<A, T>(
+        &mut self,
+        answer: Result<A, Error>,
+        document: &Document<T>,
+    ) -> Outcome<Option<A>> {
         let error = match answer {
             Ok(answer) => return Ok(Some(answer)),
             Err(error) => error,
@@ -150,7 +183,11 @@ impl Problems {
     }
 
     fn finish(self, consequence: &str) -> Outcome<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(Failure::new(Exit::Failed, self.0.render(consequence))) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::new(Exit::Failed, self.0.render(consequence)))
+        }
     }
 }
 
@@ -170,26 +207,51 @@ pub(crate) async fn register(
     platform: Platform,
     validate_only: bool,
 ) -> Result<RegisterPlatformResponse, Error> {
-    let request = RegisterPlatformRequest { platform: Some(platform), validate_only, rebind_uid: None };
-    client.call(client.api.register_platform(request, CALL_TIMEOUT)).await
+    let request = RegisterPlatformRequest {
+        platform: Some(platform),
+        validate_only,
+        rebind_uid: None,
+    };
+    client
+        .call(client.api.register_platform(request, CALL_TIMEOUT))
+        .await
 }
 
 /// Applies what was checked: secrets, platforms, clusters. Prints one line for each.
-pub(crate) async fn apply(client: &Client, objects: &Objects, options: &Options) -> Outcome<Vec<Cluster>> {
+pub(crate) async fn apply(
+    client: &Client,
+    objects: &Objects,
+    options: &Options,
+) -> Outcome<Vec<Cluster>> {
     for document in &objects.secrets {
         let request = document.object.clone();
-        let answer = client.call(client.api.apply_secret(request, CALL_TIMEOUT)).await?;
-        output::line(&format!("secret/{} {}", document.object.name, outcome_word(answer.outcome())))?;
+        let answer = client
+            .call(client.api.apply_secret(request, CALL_TIMEOUT))
+            .await?;
+        output::line(&format!(
+            "secret/{} {}",
+            document.object.name,
+            outcome_word(answer.outcome())
+        ))?;
     }
     for document in &objects.platforms {
         let answer = register(client, document.object.clone(), false).await?;
-        warn(&format!("platform/{}", document.object.name), &answer.warnings);
-        output::line(&format!("platform/{} {}", document.object.name, outcome_word(answer.outcome())))?;
+        warn(
+            &format!("platform/{}", document.object.name),
+            &answer.warnings,
+        );
+        output::line(&format!(
+            "platform/{} {}",
+            document.object.name,
+            outcome_word(answer.outcome())
+        ))?;
     }
     let mut applied = Vec::new();
     for document in &objects.clusters {
         let request = request(&document.object, options);
-        let answer = client.call(client.api.apply_cluster(request, CALL_TIMEOUT)).await;
+        let answer = client
+            .call(client.api.apply_cluster(request, CALL_TIMEOUT))
+            .await;
         let answer = match answer {
             Err(error) if !error.fields().is_empty() => {
                 let mut problems = Problems::default();
@@ -200,7 +262,10 @@ pub(crate) async fn apply(client: &Client, objects: &Objects, options: &Options)
             }
             answer => answer?,
         };
-        warn(&format!("cluster/{}", document.object.name), &answer.warnings);
+        warn(
+            &format!("cluster/{}", document.object.name),
+            &answer.warnings,
+        );
         output::line(&outcome_line(&document.object, Some(&answer)))?;
         applied.push(answer.cluster.unwrap_or_else(|| document.object.clone()));
     }
@@ -225,14 +290,20 @@ fn outcome_word(outcome: ApplyOutcome) -> &'static str {
 /// `cluster/hello created (generation 1): 3 nodes on local`.
 pub(crate) fn outcome_line(document: &Cluster, answer: Option<&ApplyClusterResponse>) -> String {
     let name = &document.name;
-    let Some(answer) = answer else { return format!("cluster/{name} checked when its secret is there") };
+    let Some(answer) = answer else {
+        return format!("cluster/{name} checked when its secret is there");
+    };
     let cluster = answer.cluster.as_ref().unwrap_or(document);
     let word = outcome_word(answer.outcome());
     let mut line = format!("cluster/{name} {word} (generation {})", cluster.generation);
     match answer.outcome() {
         ApplyOutcome::Created => line.push_str(&format!(": {}", report::wanted(cluster))),
         ApplyOutcome::Configured => {
-            let tally = answer.plan.as_ref().map(report::Tally::of).unwrap_or_default();
+            let tally = answer
+                .plan
+                .as_ref()
+                .map(report::Tally::of)
+                .unwrap_or_default();
             line.push_str(&format!(": {}", tally.words()));
         }
         ApplyOutcome::Unchanged | ApplyOutcome::Unspecified => {}
@@ -244,14 +315,22 @@ pub(crate) fn outcome_line(document: &Cluster, answer: Option<&ApplyClusterRespo
 fn confirm(planned: &[Option<ApplyClusterResponse>]) -> Outcome<bool> {
     let mut question = String::new();
     for answer in planned.iter().flatten() {
-        let tally = answer.plan.as_ref().map(report::Tally::of).unwrap_or_default();
+        let tally = answer
+            .plan
+            .as_ref()
+            .map(report::Tally::of)
+            .unwrap_or_default();
         if tally.removes()
             && let Some(cluster) = &answer.cluster
         {
             question.push_str(&format!("cluster/{}: {}\n", cluster.name, tally.words()));
         }
     }
-    if question.is_empty() { Ok(true) } else { ask(&format!("{question}Go on?")) }
+    if question.is_empty() {
+        Ok(true)
+    } else {
+        ask(&format!("{question}Go on?"))
+    }
 }
 
 /// Asks a question on a terminal; without one the answer is yes, since nobody is there to ask.

@@ -2,8 +2,8 @@
 
 use drover_core::Reason;
 use drover_proto::orchestrator::v1::{
-    DeleteClusterRequest, DeleteSecretRequest, PauseClusterRequest, ReconcileClusterRequest, ReplaceNodeRequest,
-    ResumeClusterRequest, ScaleGroupRequest, UnregisterPlatformRequest,
+    DeleteClusterRequest, DeleteSecretRequest, PauseClusterRequest, ReconcileClusterRequest,
+    ReplaceNodeRequest, ResumeClusterRequest, ScaleGroupRequest, UnregisterPlatformRequest,
 };
 use tokio::time::Instant;
 
@@ -29,26 +29,49 @@ pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
         standby: args.standby,
         expected_generation: args.expect_generation,
     };
-    let answer = client.call(client.api.scale_group(request, CALL_TIMEOUT)).await?;
+    let answer = client
+        .call(client.api.scale_group(request, CALL_TIMEOUT))
+        .await?;
     let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
-    let tally = answer.plan.as_ref().map(report::Tally::of).unwrap_or_default();
-    output::line(&format!("group/{cluster}/{} scaled (generation {generation}): {}", args.group, tally.words()))?;
+    let tally = answer
+        .plan
+        .as_ref()
+        .map(report::Tally::of)
+        .unwrap_or_default();
+    output::line(&format!(
+        "group/{cluster}/{} scaled (generation {generation}): {}",
+        args.group,
+        tally.words()
+    ))?;
     Ok(Exit::Done)
 }
 
 pub(crate) async fn replace(client: &Client, node: &str) -> Outcome {
     let (cluster, id) = target::node(node)?;
-    let request = ReplaceNodeRequest { cluster: cluster.clone(), id };
-    let answer = client.call(client.api.replace_node(request, CALL_TIMEOUT)).await?;
+    let request = ReplaceNodeRequest {
+        cluster: cluster.clone(),
+        id,
+    };
+    let answer = client
+        .call(client.api.replace_node(request, CALL_TIMEOUT))
+        .await?;
     let node = answer.node.unwrap_or_default();
-    output::line(&format!("node/{cluster}/{} ({}) will be replaced", node.name, node.id))?;
+    output::line(&format!(
+        "node/{cluster}/{} ({}) will be replaced",
+        node.name, node.id
+    ))?;
     Ok(Exit::Done)
 }
 
 pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str) -> Outcome {
     let name = target::cluster(cluster).to_owned();
-    let request = PauseClusterRequest { name: name.clone(), reason: reason.to_owned() };
-    client.call(client.api.pause_cluster(request, CALL_TIMEOUT)).await?;
+    let request = PauseClusterRequest {
+        name: name.clone(),
+        reason: reason.to_owned(),
+    };
+    client
+        .call(client.api.pause_cluster(request, CALL_TIMEOUT))
+        .await?;
     output::line(&format!("cluster/{name} paused"))?;
     eprintln!("nothing is healed, scaled, updated or deleted until: drover resume {name}");
     Ok(Exit::Done)
@@ -57,23 +80,37 @@ pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str) -> Outco
 pub(crate) async fn resume(client: &Client, cluster: &str) -> Outcome {
     let name = target::cluster(cluster).to_owned();
     let request = ResumeClusterRequest { name: name.clone() };
-    client.call(client.api.resume_cluster(request, CALL_TIMEOUT)).await?;
+    client
+        .call(client.api.resume_cluster(request, CALL_TIMEOUT))
+        .await?;
     output::line(&format!("cluster/{name} resumed"))?;
     Ok(Exit::Done)
 }
 
 pub(crate) async fn reconcile(client: &Client, cluster: &str, reset_back_off: bool) -> Outcome {
     let name = target::cluster(cluster).to_owned();
-    let request = ReconcileClusterRequest { name: name.clone(), reset_back_off };
-    let answer = client.call(client.api.reconcile_cluster(request, CALL_TIMEOUT)).await?;
+    let request = ReconcileClusterRequest {
+        name: name.clone(),
+        reset_back_off,
+    };
+    let answer = client
+        .call(client.api.reconcile_cluster(request, CALL_TIMEOUT))
+        .await?;
     let actions = answer.plan.unwrap_or_default().actions;
     let mut failed = 0;
     for action in &actions {
-        let result = answer.results.iter().find(|result| result.step == action.step);
+        let result = answer
+            .results
+            .iter()
+            .find(|result| result.step == action.step);
         match result.and_then(|result| result.error.as_ref()) {
             Some(error) => {
                 failed += 1;
-                output::line(&format!("failed  {}: {}", report::action(action), error.message))?;
+                output::line(&format!(
+                    "failed  {}: {}",
+                    report::action(action),
+                    error.message
+                ))?;
             }
             None => output::line(&format!("done    {}", report::action(action)))?,
         }
@@ -91,7 +128,10 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
         return Ok(Exit::Done);
     }
     if !args.yes {
-        let names: Vec<String> = things.iter().map(|(kind, name)| format!("{}/{name}", kind.word())).collect();
+        let names: Vec<String> = things
+            .iter()
+            .map(|(kind, name)| format!("{}/{name}", kind.word()))
+            .collect();
         let question = format!("Delete {}? This cannot be taken back.", names.join(", "));
         if !apply::ask(&question)? {
             return Err(Failure::failed("nothing deleted"));
@@ -101,7 +141,8 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     for (kind, name) in &things {
         delete_one(client, *kind, name).await?;
         // What a file describes is taken down from the top: its platforms only when nothing is on them any more.
-        let then_more = !args.filenames.is_empty() && things.iter().any(|(kind, _)| *kind != Kind::Cluster);
+        let then_more =
+            !args.filenames.is_empty() && things.iter().any(|(kind, _)| *kind != Kind::Cluster);
         if *kind == Kind::Cluster && (args.wait || then_more) {
             wait::gone(client, name, apply::left(start, args.timeout)).await?;
             output::line(&format!("cluster/{name} gone"))?;
@@ -115,23 +156,45 @@ async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String
     if !args.filenames.is_empty() {
         let objects = Manifests::read(&args.filenames)?.decode(None);
         if !objects.diagnostics.is_empty() {
-            return Err(Failure::new(Exit::Failed, objects.diagnostics.render(", nothing deleted")));
+            return Err(Failure::new(
+                Exit::Failed,
+                objects.diagnostics.render(", nothing deleted"),
+            ));
         }
-        let clusters = objects.clusters.iter().map(|document| (Kind::Cluster, document.object.name.clone()));
-        let platforms = objects.platforms.iter().map(|document| (Kind::Platform, document.object.name.clone()));
-        let secrets = objects.secrets.iter().map(|document| (Kind::Secret, document.object.name.clone()));
+        let clusters = objects
+            .clusters
+            .iter()
+            .map(|document| (Kind::Cluster, document.object.name.clone()));
+        let platforms = objects
+            .platforms
+            .iter()
+            .map(|document| (Kind::Platform, document.object.name.clone()));
+        let secrets = objects
+            .secrets
+            .iter()
+            .map(|document| (Kind::Secret, document.object.name.clone()));
         return Ok(clusters.chain(platforms).chain(secrets).collect());
     }
     let target = Target::parse(&args.target)?;
     if !matches!(target.kind, Kind::Cluster | Kind::Platform | Kind::Secret) {
-        return Err(Failure::usage("only clusters, platforms and secrets can be deleted; to renew a node: drover replace"));
+        return Err(Failure::usage(
+            "only clusters, platforms and secrets can be deleted; to renew a node: drover replace",
+        ));
     }
     match (&target.name, &args.selector) {
         (None, Some(selector)) if target.kind == Kind::Cluster => {
-            let found = client.list_clusters(Some(target::selector(selector)?)).await?;
-            Ok(found.clusters.into_iter().map(|cluster| (Kind::Cluster, cluster.name)).collect())
+            let found = client
+                .list_clusters(Some(target::selector(selector)?))
+                .await?;
+            Ok(found
+                .clusters
+                .into_iter()
+                .map(|cluster| (Kind::Cluster, cluster.name))
+                .collect())
         }
-        (_, Some(_)) => Err(Failure::usage("labels select clusters, and only without a name")),
+        (_, Some(_)) => Err(Failure::usage(
+            "labels select clusters, and only without a name",
+        )),
         (_, None) => Ok(vec![(target.kind, target.name()?.to_owned())]),
     }
 }
@@ -139,18 +202,32 @@ async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String
 async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
     match kind {
         Kind::Cluster => {
-            let request = DeleteClusterRequest { name: name.to_owned(), expected_generation: None };
-            client.call(client.api.delete_cluster(request, CALL_TIMEOUT)).await?;
+            let request = DeleteClusterRequest {
+                name: name.to_owned(),
+                expected_generation: None,
+            };
+            client
+                .call(client.api.delete_cluster(request, CALL_TIMEOUT))
+                .await?;
             output::line(&format!("cluster/{name} deletion asked for"))?;
         }
         Kind::Platform => {
-            let request = UnregisterPlatformRequest { name: name.to_owned() };
-            client.call(client.api.unregister_platform(request, CALL_TIMEOUT)).await?;
+            let request = UnregisterPlatformRequest {
+                name: name.to_owned(),
+            };
+            client
+                .call(client.api.unregister_platform(request, CALL_TIMEOUT))
+                .await?;
             output::line(&format!("platform/{name} deleted"))?;
         }
         _ => {
-            let request = DeleteSecretRequest { name: name.to_owned() };
-            match client.call(client.api.delete_secret(request, CALL_TIMEOUT)).await {
+            let request = DeleteSecretRequest {
+                name: name.to_owned(),
+            };
+            match client
+                .call(client.api.delete_secret(request, CALL_TIMEOUT))
+                .await
+            {
                 Err(error) if error.reason() == Reason::NotFound => {}
                 answer => {
                     answer?;

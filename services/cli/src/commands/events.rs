@@ -7,9 +7,7 @@ use std::{
 
 use drover_client::watch::EventUpdate;
 use drover_core::{Error, Result};
-use drover_proto::orchestrator::v1::{
-    Event, EventSeverity, ListEventsRequest, ListEventsResponse,
-};
+use drover_proto::orchestrator::v1::{Event, EventSeverity, ListEventsRequest, ListEventsResponse};
 use tokio_stream::StreamExt;
 
 use super::target;
@@ -21,6 +19,9 @@ use crate::{
     output::{self, Format, age, json, rows},
 };
 
+/// Widths of the columns of events that come one by one.
+const COLUMN_WIDTHS: [usize; 6] = [3, 9, 7, 20, 20, 0];
+
 /// Which events are shown.
 struct Filter {
     since: Option<Duration>,
@@ -29,17 +30,26 @@ struct Filter {
 
 impl Filter {
     fn new(args: &EventsArgs) -> Outcome<Self> {
-        let types = args.types.iter().map(|text| match text.to_lowercase().as_str() {
-            "warning" => Ok(EventSeverity::Warning),
-            "info" | "normal" => Ok(EventSeverity::Info),
-            _ => Err(Failure::usage(format!("unknown type `{text}` (types: Info, Warning)"))),
-        });
-        Ok(Self { since: args.since, types: types.collect::<Outcome<_>>()? })
+        let types = args
+            .types
+            .iter()
+            .map(|text| match text.to_lowercase().as_str() {
+                "warning" => Ok(EventSeverity::Warning),
+                "info" | "normal" => Ok(EventSeverity::Info),
+                _ => Err(Failure::usage(format!(
+                    "unknown type `{text}` (types: Info, Warning)"
+                ))),
+            });
+        Ok(Self {
+            since: args.since,
+            types: types.collect::<Outcome<_>>()?,
+        })
     }
 
     fn shows(&self, event: &Event, now: SystemTime) -> bool {
         let age = age::elapsed(event.event_time.as_ref(), now);
-        self.since.is_none_or(|since| age.is_none_or(|age| age <= since))
+        self.since
+            .is_none_or(|since| age.is_none_or(|age| age <= since))
             && (self.types.is_empty() || self.types.contains(&event.severity()))
     }
 }
@@ -47,14 +57,23 @@ impl Filter {
 pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
     let filter = Filter::new(&args)?;
     let now = SystemTime::now();
-    let name = args.cluster.as_deref().map(|name| target::cluster(name).to_owned());
+    let name = args
+        .cluster
+        .as_deref()
+        .map(|name| target::cluster(name).to_owned());
     if args.watch && name.is_none() {
         return Err(Failure::usage("events of which cluster? --watch needs one"));
     }
     let mut answer = ListEventsResponse::default();
     let clusters = match &name {
         Some(name) => vec![name.clone()],
-        None => client.list_clusters(None).await?.clusters.into_iter().map(|cluster| cluster.name).collect(),
+        None => client
+            .list_clusters(None)
+            .await?
+            .clusters
+            .into_iter()
+            .map(|cluster| cluster.name)
+            .collect(),
     };
     for cluster in clusters {
         let page = list(client, &cluster, args.after.unwrap_or(0)).await?;
@@ -65,7 +84,9 @@ pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
     let last = answer.events.last().map(|event| event.sequence);
     answer.events.retain(|event| filter.shows(event, now));
     if name.is_none() {
-        answer.events.sort_by_key(|event| event.event_time.map(|time| (time.seconds, time.nanos)));
+        answer
+            .events
+            .sort_by_key(|event| event.event_time.map(|time| (time.seconds, time.nanos)));
     }
     print(&answer, &args, now)?;
     if let (true, Some(name)) = (args.watch, &name) {
@@ -85,7 +106,9 @@ async fn list(client: &Client, cluster: &str, after: u64) -> Result<ListEventsRe
             page_token: std::mem::take(&mut all.next_page_token),
             ..Default::default()
         };
-        let page = client.call(client.api.list_events(request, CALL_TIMEOUT)).await?;
+        let page = client
+            .call(client.api.list_events(request, CALL_TIMEOUT))
+            .await?;
         all.events.extend(page.events);
         all.oldest_sequence = page.oldest_sequence;
         all.revision = page.revision;
@@ -112,7 +135,11 @@ fn print(answer: &ListEventsResponse, args: &EventsArgs, now: SystemTime) -> Out
         }
         Format::Table | Format::Wide => {
             let mut table = rows::events();
-            table.rows = answer.events.iter().map(|event| rows::event(event, now)).collect();
+            table.rows = answer
+                .events
+                .iter()
+                .map(|event| rows::event(event, now))
+                .collect();
             if table.rows.is_empty() && !args.watch {
                 eprintln!("nothing found");
             } else {
@@ -137,11 +164,14 @@ async fn watch(
             return ControlFlow::Continue(());
         }
         let shown = match args.output {
-            Format::Json | Format::Yaml => json::line(event).map_err(Failure::from).and_then(|line| Ok(output::print(&line)?)),
-            Format::Name => output::line(&format!("event/{}/{}", event.cluster, event.sequence)).map_err(Failure::from),
+            Format::Json | Format::Yaml => json::line(event)
+                .map_err(Failure::from)
+                .and_then(|line| Ok(output::print(&line)?)),
+            Format::Name => output::line(&format!("event/{}/{}", event.cluster, event.sequence))
+                .map_err(Failure::from),
             Format::Table | Format::Wide => {
                 let row = rows::event(event, now);
-                output::line(&row.join("   ")).map_err(Failure::from)
+                output::line(&columns(&row)).map_err(Failure::from)
             }
         };
         match shown {
@@ -159,6 +189,15 @@ async fn watch(
     }
 }
 
+/// A row that comes alone, in columns wide enough for most.
+fn columns(row: &[String]) -> String {
+    let cells = row.iter().zip(COLUMN_WIDTHS);
+    let line: Vec<String> = cells
+        .map(|(cell, width)| format!("{cell:width$}"))
+        .collect();
+    line.join("   ").trim_end().to_owned()
+}
+
 /// Shows every event after one until `see` has what it wants, or nothing when the cluster is gone.
 async fn follow<T>(
     client: &Client,
@@ -166,7 +205,9 @@ async fn follow<T>(
     after: u64,
     mut see: impl FnMut(&Event) -> ControlFlow<T>,
 ) -> Result<Option<T>> {
-    let mut watch = client.call(client.api.watch_events(cluster, Some(after), CALL_TIMEOUT)).await?;
+    let mut watch = client
+        .call(client.api.watch_events(cluster, Some(after), CALL_TIMEOUT))
+        .await?;
     while let Some(update) = watch.next().await {
         match update? {
             EventUpdate::Event(event) => {
@@ -175,7 +216,9 @@ async fn follow<T>(
                 }
             }
             EventUpdate::Closed(_) => return Ok(None),
-            EventUpdate::Reconnecting(error) => eprintln!("the connection was lost ({error}), trying again"),
+            EventUpdate::Reconnecting(error) => {
+                eprintln!("the connection was lost ({error}), trying again");
+            }
         }
     }
     Err(Error::unavailable("the watch ended"))

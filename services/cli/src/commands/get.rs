@@ -6,9 +6,9 @@ use drover_core::Error;
 use drover_proto::{
     common::v1::LabelSelector,
     orchestrator::v1::{
-        Cluster, GetClusterRequest, GetNodeRequest, GetPlatformRequest, ListDiscoveredClustersRequest,
-        ListDiscoveredClustersResponse, ListHostsRequest, ListHostsResponse, ListSecretsRequest, ListSecretsResponse,
-        Node,
+        Cluster, GetClusterRequest, GetNodeRequest, GetPlatformRequest,
+        ListDiscoveredClustersRequest, ListDiscoveredClustersResponse, ListHostsRequest,
+        ListHostsResponse, ListSecretsRequest, ListSecretsResponse, Node,
     },
 };
 use prost::{Message, Name};
@@ -32,9 +32,14 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
     let target = Target::parse(&args.target)?;
     let selector = args.selector.as_deref().map(target::selector).transpose()?;
     if selector.is_some() && !matches!(target.kind, Kind::Cluster | Kind::Host) {
-        return Err(Failure::usage("only clusters and hosts have labels to select by"));
+        return Err(Failure::usage(
+            "only clusters and hosts have labels to select by",
+        ));
     }
-    let view = View { format: args.output, header: !args.no_headers };
+    let view = View {
+        format: args.output,
+        header: !args.no_headers,
+    };
     match (target.kind, args.watch) {
         (Kind::Cluster, false) => clusters(client, target.name, selector, view).await?,
         (Kind::Cluster, true) => watch_clusters(client, target.name, selector, view).await?,
@@ -52,7 +57,11 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
             };
             return events::run(client, args).await;
         }
-        (_, true) => return Err(Failure::usage("only clusters, nodes and events can be watched")),
+        (_, true) => {
+            return Err(Failure::usage(
+                "only clusters, nodes and events can be watched",
+            ));
+        }
         (Kind::Platform, false) => platforms(client, target.name, view).await?,
         (Kind::Host, false) => hosts(client, target.name()?, selector, view).await?,
         (Kind::Discovered, false) => discovered(client, target.name, view).await?,
@@ -83,7 +92,12 @@ impl View {
         match self.format {
             Format::Json => output::print(&json::pretty(answer)?)?,
             Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(answer)?)))?,
-            Format::Name => output::print(&names().into_iter().map(|name| name + "\n").collect::<String>())?,
+            Format::Name => output::print(
+                &names()
+                    .into_iter()
+                    .map(|name| name + "\n")
+                    .collect::<String>(),
+            )?,
             Format::Table | Format::Wide => {
                 let table = table();
                 if table.rows.is_empty() {
@@ -97,12 +111,22 @@ impl View {
     }
 }
 
-async fn clusters(client: &Client, name: Option<String>, selector: Option<LabelSelector>, view: View) -> Outcome<()> {
+async fn clusters(
+    client: &Client,
+    name: Option<String>,
+    selector: Option<LabelSelector>,
+    view: View,
+) -> Outcome<()> {
     let now = SystemTime::now();
     let (found, answer): (Vec<Cluster>, Option<_>) = match name {
         Some(name) => {
-            let request = GetClusterRequest { name, min_revision: None };
-            let answer = client.call(client.api.get_cluster(request, CALL_TIMEOUT)).await?;
+            let request = GetClusterRequest {
+                name,
+                min_revision: None,
+            };
+            let answer = client
+                .call(client.api.get_cluster(request, CALL_TIMEOUT))
+                .await?;
             if view.format == Format::Json {
                 return Ok(output::print(&json::pretty(&answer)?)?);
             }
@@ -114,14 +138,25 @@ async fn clusters(client: &Client, name: Option<String>, selector: Option<LabelS
         }
     };
     if view.format == Format::Yaml {
-        let documents: Vec<Yaml> = found.iter().map(encode::cluster).collect::<anyhow::Result<_>>()?;
+        let documents: Vec<Yaml> = found
+            .iter()
+            .map(encode::cluster)
+            .collect::<anyhow::Result<_>>()?;
         let texts: Vec<String> = documents.iter().map(yaml::write).collect();
         return Ok(output::print(&texts.join("---\n"))?);
     }
-    let names = || found.iter().map(|cluster| format!("cluster/{}", cluster.name)).collect();
+    let names = || {
+        found
+            .iter()
+            .map(|cluster| format!("cluster/{}", cluster.name))
+            .collect()
+    };
     let table = || {
         let mut table = rows::clusters(view.wide());
-        table.rows = found.iter().map(|cluster| rows::cluster(cluster, view.wide(), now)).collect();
+        table.rows = found
+            .iter()
+            .map(|cluster| rows::cluster(cluster, view.wide(), now))
+            .collect();
         table
     };
     view.print(&answer.unwrap_or_default(), names, table)
@@ -132,18 +167,37 @@ async fn nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()>
     let now = SystemTime::now();
     let table = |nodes: &[Node]| {
         let mut table = rows::nodes(view.wide());
-        table.rows = nodes.iter().map(|node| rows::node(node, view.wide(), now)).collect();
+        table.rows = nodes
+            .iter()
+            .map(|node| rows::node(node, view.wide(), now))
+            .collect();
         table
     };
-    let names = |nodes: &[Node]| nodes.iter().map(|node| format!("node/{}/{}", node.cluster, node.name)).collect();
-    if let Some(name) = name.as_deref().filter(|name| target::cluster(name).contains('/')) {
+    let names = |nodes: &[Node]| {
+        nodes
+            .iter()
+            .map(|node| format!("node/{}/{}", node.cluster, node.name))
+            .collect()
+    };
+    if let Some(name) = name
+        .as_deref()
+        .filter(|name| target::cluster(name).contains('/'))
+    {
         let (cluster, id) = target::node(name)?;
-        let request = GetNodeRequest { cluster, id, min_revision: None };
-        let answer = client.call(client.api.get_node(request, CALL_TIMEOUT)).await?;
+        let request = GetNodeRequest {
+            cluster,
+            id,
+            min_revision: None,
+        };
+        let answer = client
+            .call(client.api.get_node(request, CALL_TIMEOUT))
+            .await?;
         let found: Vec<Node> = answer.node.iter().cloned().collect();
         return view.print(&answer, || names(&found), || table(&found));
     }
-    let answer = client.list_nodes(name.map(|name| target::cluster(&name).to_owned())).await?;
+    let answer = client
+        .list_nodes(name.map(|name| target::cluster(&name).to_owned()))
+        .await?;
     view.print(&answer, || names(&answer.nodes), || table(&answer.nodes))
 }
 
@@ -151,25 +205,49 @@ async fn platforms(client: &Client, name: Option<String>, view: View) -> Outcome
     let now = SystemTime::now();
     let table = |platforms: &[drover_proto::orchestrator::v1::Platform]| {
         let mut table = rows::platforms_table(view.wide());
-        table.rows = platforms.iter().map(|platform| rows::platform(platform, view.wide(), now)).collect();
+        table.rows = platforms
+            .iter()
+            .map(|platform| rows::platform(platform, view.wide(), now))
+            .collect();
         table
     };
     if let Some(name) = name {
-        let request = GetPlatformRequest { name, min_revision: None };
-        let answer = client.call(client.api.get_platform(request, CALL_TIMEOUT)).await?;
+        let request = GetPlatformRequest {
+            name,
+            min_revision: None,
+        };
+        let answer = client
+            .call(client.api.get_platform(request, CALL_TIMEOUT))
+            .await?;
         let found: Vec<_> = answer.platform.iter().cloned().collect();
         if let (Format::Yaml, Some(platform)) = (view.format, &answer.platform) {
             return Ok(output::print(&yaml::write(&encode::platform(platform)?))?);
         }
-        let names = || found.iter().map(|platform| format!("platform/{}", platform.name)).collect();
+        let names = || {
+            found
+                .iter()
+                .map(|platform| format!("platform/{}", platform.name))
+                .collect()
+        };
         return view.print(&answer, names, || table(&found));
     }
     let answer = client.list_platforms().await?;
-    let names = || answer.platforms.iter().map(|platform| format!("platform/{}", platform.name)).collect();
+    let names = || {
+        answer
+            .platforms
+            .iter()
+            .map(|platform| format!("platform/{}", platform.name))
+            .collect()
+    };
     view.print(&answer, names, || table(&answer.platforms))
 }
 
-async fn hosts(client: &Client, platform: &str, selector: Option<LabelSelector>, view: View) -> Outcome<()> {
+async fn hosts(
+    client: &Client,
+    platform: &str,
+    selector: Option<LabelSelector>,
+    view: View,
+) -> Outcome<()> {
     let mut all = ListHostsResponse::default();
     loop {
         let request = ListHostsRequest {
@@ -178,15 +256,25 @@ async fn hosts(client: &Client, platform: &str, selector: Option<LabelSelector>,
             page_token: std::mem::take(&mut all.next_page_token),
             ..Default::default()
         };
-        let page = client.call(client.api.list_hosts(request, CALL_TIMEOUT)).await?;
+        let page = client
+            .call(client.api.list_hosts(request, CALL_TIMEOUT))
+            .await?;
         all.hosts.extend(page.hosts);
         all.next_page_token = page.next_page_token;
         if all.next_page_token.is_empty() {
             break;
         }
     }
-    let names = || all.hosts.iter().map(|host| format!("host/{}", host.id)).collect();
-    view.print(&all, names, || Table { rows: all.hosts.iter().map(rows::host).collect(), ..rows::hosts() })
+    let names = || {
+        all.hosts
+            .iter()
+            .map(|host| format!("host/{}", host.id))
+            .collect()
+    };
+    view.print(&all, names, || Table {
+        rows: all.hosts.iter().map(rows::host).collect(),
+        ..rows::hosts()
+    })
 }
 
 async fn discovered(client: &Client, platform: Option<String>, view: View) -> Outcome<()> {
@@ -198,18 +286,27 @@ async fn discovered(client: &Client, platform: Option<String>, view: View) -> Ou
             page_token: std::mem::take(&mut all.next_page_token),
             ..Default::default()
         };
-        let page =
-            client.call(client.api.list_discovered_clusters(request, CALL_TIMEOUT)).await?;
+        let page = client
+            .call(client.api.list_discovered_clusters(request, CALL_TIMEOUT))
+            .await?;
         all.clusters.extend(page.clusters);
         all.next_page_token = page.next_page_token;
         if all.next_page_token.is_empty() {
             break;
         }
     }
-    let names =
-        || all.clusters.iter().map(|cluster| format!("discovered/{}/{}", cluster.platform, cluster.cluster_id)).collect();
+    let names = || {
+        all.clusters
+            .iter()
+            .map(|cluster| format!("discovered/{}/{}", cluster.platform, cluster.cluster_id))
+            .collect()
+    };
     view.print(&all, names, || Table {
-        rows: all.clusters.iter().map(|cluster| rows::discovered(cluster, now)).collect(),
+        rows: all
+            .clusters
+            .iter()
+            .map(|cluster| rows::discovered(cluster, now))
+            .collect(),
         ..rows::discovered_table()
     })
 }
@@ -223,7 +320,9 @@ async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<(
             page_token: std::mem::take(&mut all.next_page_token),
             ..Default::default()
         };
-        let page = client.call(client.api.list_secrets(request, CALL_TIMEOUT)).await?;
+        let page = client
+            .call(client.api.list_secrets(request, CALL_TIMEOUT))
+            .await?;
         all.secrets.extend(page.secrets);
         all.revision = page.revision;
         all.next_page_token = page.next_page_token;
@@ -234,9 +333,18 @@ async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<(
     if let (Some(name), true) = (name, all.secrets.is_empty()) {
         return Err(Error::not_found("secret", name).into());
     }
-    let names = || all.secrets.iter().map(|secret| format!("secret/{}", secret.name)).collect();
+    let names = || {
+        all.secrets
+            .iter()
+            .map(|secret| format!("secret/{}", secret.name))
+            .collect()
+    };
     view.print(&all, names, || Table {
-        rows: all.secrets.iter().map(|secret| rows::secret(secret, now)).collect(),
+        rows: all
+            .secrets
+            .iter()
+            .map(|secret| rows::secret(secret, now))
+            .collect(),
         ..rows::secrets()
     })
 }
@@ -251,18 +359,38 @@ struct Follower {
 
 impl Follower {
     fn new(view: View, table: Table) -> Self {
-        Self { view, table, shown: BTreeMap::new(), complete: false }
+        Self {
+            view,
+            table,
+            shown: BTreeMap::new(),
+            complete: false,
+        }
     }
 
     /// Columns that change by themselves say nothing new: only the age, the last of the narrow ones.
     fn changed(&mut self, key: &str, row: &[String]) -> bool {
-        let age = self.table.header.iter().position(|name| *name == "AGE").unwrap_or(row.len());
-        let stable: Vec<String> =
-            row.iter().enumerate().filter(|(position, _)| *position != age).map(|(_, cell)| cell.clone()).collect();
+        let age = self
+            .table
+            .header
+            .iter()
+            .position(|name| *name == "AGE")
+            .unwrap_or(row.len());
+        let stable: Vec<String> = row
+            .iter()
+            .enumerate()
+            .filter(|(position, _)| *position != age)
+            .map(|(_, cell)| cell.clone())
+            .collect();
         self.shown.insert(key.to_owned(), stable.clone()) != Some(stable)
     }
 
-    fn upsert<M: Message + Name>(&mut self, key: &str, name: &str, message: &M, row: Vec<String>) -> Outcome<()> {
+    fn upsert<M: Message + Name>(
+        &mut self,
+        key: &str,
+        name: &str,
+        message: &M,
+        row: Vec<String>,
+    ) -> Outcome<()> {
         if !self.changed(key, &row) {
             return Ok(());
         }
@@ -294,6 +422,9 @@ impl Follower {
     }
 
     fn flush(&mut self, header: bool) -> Outcome<()> {
+        if !matches!(self.view.format, Format::Table | Format::Wide) {
+            return Ok(());
+        }
         output::print(&self.table.render(header, output::colours()))?;
         self.table.rows.clear();
         Ok(())
@@ -332,18 +463,31 @@ async fn watch_clusters(
 
 async fn watch_nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
     let (cluster, only) = match name.as_deref().map(target::cluster) {
-        Some(name) if name.contains('/') => target::node(name).map(|(cluster, node)| (Some(cluster), Some(node)))?,
+        Some(name) if name.contains('/') => {
+            target::node(name).map(|(cluster, node)| (Some(cluster), Some(node)))?
+        }
         name => (name.map(str::to_owned), None),
     };
     let mut follower = Follower::new(view, rows::nodes(view.wide()));
     let failure = client
         .watch_nodes(cluster.as_deref(), |change| {
             flow(match change {
-                Change::Upsert(node) if only.as_ref().is_some_and(|only| node.name != *only && node.id != *only) => Ok(()),
+                Change::Upsert(node)
+                    if only
+                        .as_ref()
+                        .is_some_and(|only| node.name != *only && node.id != *only) =>
+                {
+                    Ok(())
+                }
                 Change::Upsert(node) => {
                     let row = rows::node(node, view.wide(), SystemTime::now());
                     let key = format!("node/{}/{}", node.cluster, node.id);
-                    follower.upsert(&key, &format!("node/{}/{}", node.cluster, node.name), node, row)
+                    follower.upsert(
+                        &key,
+                        &format!("node/{}/{}", node.cluster, node.name),
+                        node,
+                        row,
+                    )
                 }
                 Change::Removal(name) => follower.remove(&format!("node/{name}")),
                 Change::Complete => follower.complete(),

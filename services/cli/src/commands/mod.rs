@@ -11,6 +11,7 @@ mod plan;
 mod probe;
 mod report;
 mod target;
+mod tree;
 pub(crate) mod wait;
 
 use std::process::ExitCode;
@@ -36,7 +37,10 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Replace { node } => edit::replace(&client()?, &node).await,
         Command::Pause { cluster, reason } => edit::pause(&client()?, &cluster, &reason).await,
         Command::Resume { cluster } => edit::resume(&client()?, &cluster).await,
-        Command::Reconcile { cluster, reset_back_off } => edit::reconcile(&client()?, &cluster, reset_back_off).await,
+        Command::Reconcile {
+            cluster,
+            reset_back_off,
+        } => edit::reconcile(&client()?, &cluster, reset_back_off).await,
         Command::Delete(args) => edit::delete(&client()?, args).await,
         Command::Wait(args) => wait::run(&client()?, args).await,
         Command::Logs(args) => access::logs(&client()?, args).await,
@@ -52,7 +56,9 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Completion { shell } => offline::completion(shell),
         Command::Context(command) => context::run(command),
         // Each has a runtime of its own, or none.
-        Command::Agent(_) | Command::Launch { .. } => Err(Failure::failed("not a command of the client")),
+        Command::Agent(_) | Command::Launch { .. } => {
+            Err(Failure::failed("not a command of the client"))
+        }
     };
     exit.map(ExitCode::from)
 }

@@ -30,14 +30,20 @@ fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
     if objects.diagnostics.is_empty() {
         Ok(objects)
     } else {
-        Err(Failure::new(Exit::Failed, objects.diagnostics.render(outcome)))
+        Err(Failure::new(
+            Exit::Failed,
+            objects.diagnostics.render(outcome),
+        ))
     }
 }
 
 pub(crate) fn validate(filenames: &[String]) -> Outcome {
     let objects = decode(filenames, "")?;
     let all = objects.secrets.len() + objects.platforms.len() + objects.clusters.len();
-    output::line(&format!("{} valid (what only an orchestrator knows is not checked)", count(all, "document")))?;
+    output::line(&format!(
+        "{} valid (what only an orchestrator knows is not checked)",
+        count(all, "document")
+    ))?;
     Ok(Exit::Done)
 }
 
@@ -47,10 +53,18 @@ pub(crate) fn convert(filenames: &[String]) -> Outcome {
     for document in &objects.secrets {
         eprintln!("warning: secret/{} is not printed", document.object.name);
     }
-    let platforms = objects.platforms.iter().map(|document| encode::platform(&document.object));
-    let clusters = objects.clusters.iter().map(|document| encode::cluster(&document.object));
-    let documents: Vec<String> =
-        platforms.chain(clusters).map(|document| document.map(|document| yaml::write(&document))).collect::<anyhow::Result<_>>()?;
+    let platforms = objects
+        .platforms
+        .iter()
+        .map(|document| encode::platform(&document.object));
+    let clusters = objects
+        .clusters
+        .iter()
+        .map(|document| encode::cluster(&document.object));
+    let documents: Vec<String> = platforms
+        .chain(clusters)
+        .map(|document| document.map(|document| yaml::write(&document)))
+        .collect::<anyhow::Result<_>>()?;
     output::print(&documents.join("---\n"))?;
     Ok(Exit::Done)
 }
@@ -66,7 +80,10 @@ pub(crate) fn explain(field: &str) -> Outcome {
 }
 
 pub(crate) fn schema() -> Outcome {
-    output::print(&format!("{}\n", serde_json::to_string_pretty(&explain::json_schema()?).map_err(anyhow::Error::from)?))?;
+    output::print(&format!(
+        "{}\n",
+        serde_json::to_string_pretty(&explain::json_schema()?).map_err(anyhow::Error::from)?
+    ))?;
     Ok(Exit::Done)
 }
 

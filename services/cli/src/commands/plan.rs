@@ -4,7 +4,8 @@ use std::time::SystemTime;
 
 use drover_core::Reason;
 use drover_proto::orchestrator::v1::{
-    ApplyOutcome, Cluster, GetClusterRequest, Plan, PlanClusterRequest, plan_cluster_request::Subject,
+    ApplyOutcome, Cluster, GetClusterRequest, Plan, PlanClusterRequest,
+    plan_cluster_request::Subject,
 };
 
 use super::{
@@ -24,12 +25,21 @@ pub(crate) async fn run(client: &Client, args: PlanArgs) -> Outcome {
         Some(name) => stored(client, target::cluster(name), args.output).await?,
         None => documents(client, &args.filenames, args.output).await?,
     };
-    Ok(if changes && args.detailed_exitcode { Exit::Changes } else { Exit::Done })
+    Ok(if changes && args.detailed_exitcode {
+        Exit::Changes
+    } else {
+        Exit::Done
+    })
 }
 
 async fn stored(client: &Client, name: &str, format: Format) -> Outcome<bool> {
-    let request = PlanClusterRequest { subject: Some(Subject::Name(name.to_owned())), min_revision: None };
-    let answer = client.call(client.api.plan_cluster(request, CALL_TIMEOUT)).await?;
+    let request = PlanClusterRequest {
+        subject: Some(Subject::Name(name.to_owned())),
+        min_revision: None,
+    };
+    let answer = client
+        .call(client.api.plan_cluster(request, CALL_TIMEOUT))
+        .await?;
     let plan = answer.plan.clone().unwrap_or_default();
     match format {
         Format::Json => output::print(&json::pretty(&answer)?)?,
@@ -49,7 +59,10 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
     let mut changes = false;
     for (document, answer) in objects.clusters.iter().zip(planned) {
         let Some(answer) = answer else {
-            output::line(&format!("cluster/{}  planned when its secret is there", document.object.name))?;
+            output::line(&format!(
+                "cluster/{}  planned when its secret is there",
+                document.object.name
+            ))?;
             changes = true;
             continue;
         };
@@ -71,13 +84,21 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
         let generation = before.as_ref().map(|cluster| cluster.generation);
         let name = &document.object.name;
         match answer.outcome() {
-            ApplyOutcome::Created => output::line(&format!("cluster/{name}  new: {}", report::wanted(&after)))?,
+            ApplyOutcome::Created => {
+                output::line(&format!("cluster/{name}  new: {}", report::wanted(&after)))?;
+            }
             ApplyOutcome::Unchanged => {
-                output::line(&format!("cluster/{name}  unchanged (generation {})", after.generation))?;
+                output::line(&format!(
+                    "cluster/{name}  unchanged (generation {})",
+                    after.generation
+                ))?;
             }
             ApplyOutcome::Configured | ApplyOutcome::Unspecified => {
                 let from = generation.unwrap_or_default();
-                output::line(&format!("cluster/{name}  generation {from} -> {}", from + 1))?;
+                output::line(&format!(
+                    "cluster/{name}  generation {from} -> {}",
+                    from + 1
+                ))?;
             }
         }
         let differences = match &before {
@@ -87,10 +108,14 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
         output::print(&report::plan(&plan, &differences, SystemTime::now()))?;
         let mut line = summary(&plan);
         if let [file] = filenames
+            && file != "-"
             && objects.clusters.len() == 1
             && answer.outcome() != ApplyOutcome::Unchanged
         {
-            line.push_str(&format!(" Exactly this: drover apply -f {file} --expect-generation {}", generation.unwrap_or(0)));
+            line.push_str(&format!(
+                " Exactly this: drover apply -f {file} --expect-generation {}",
+                generation.unwrap_or(0)
+            ));
         }
         output::line(&line)?;
     }
@@ -103,8 +128,14 @@ fn summary(plan: &Plan) -> String {
 
 /// The cluster as it is now, if it is there.
 async fn existing(client: &Client, name: &str) -> Outcome<Option<Cluster>> {
-    let request = GetClusterRequest { name: name.to_owned(), min_revision: None };
-    match client.call(client.api.get_cluster(request, CALL_TIMEOUT)).await {
+    let request = GetClusterRequest {
+        name: name.to_owned(),
+        min_revision: None,
+    };
+    match client
+        .call(client.api.get_cluster(request, CALL_TIMEOUT))
+        .await
+    {
         Ok(answer) => Ok(answer.cluster),
         Err(error) if error.reason() == Reason::NotFound => Ok(None),
         Err(error) => Err(error.into()),

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use drover_client::Target;
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 
 use crate::{
     client::Client,
@@ -16,10 +18,16 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks grpc.health.v1. Exit code 0: serving, 1: not, 3: unknown service, 5: not reachable.
 pub(crate) async fn health(address: &str, service: &str) -> Outcome {
-    let url = if address.contains("://") { address.replacen("grpc://", "http://", 1) } else { format!("http://{address}") };
+    let url = if address.contains("://") {
+        address.replacen("grpc://", "http://", 1)
+    } else {
+        format!("http://{address}")
+    };
     let target: Target = url.parse()?;
     let mut client = HealthClient::new(drover_client::connect(&target));
-    let request = HealthCheckRequest { service: service.to_owned() };
+    let request = HealthCheckRequest {
+        service: service.to_owned(),
+    };
     let answer = match tokio::time::timeout(TIMEOUT, client.check(request)).await {
         Ok(Ok(answer)) => answer.into_inner(),
         Ok(Err(status)) => {
@@ -30,7 +38,11 @@ pub(crate) async fn health(address: &str, service: &str) -> Outcome {
                 error.into()
             });
         }
-        Err(_) => return Err(Failure::timed_out(format!("{target} did not answer within {TIMEOUT:?}"))),
+        Err(_) => {
+            return Err(Failure::timed_out(format!(
+                "{target} did not answer within {TIMEOUT:?}"
+            )));
+        }
     };
     let (word, exit) = match answer.status() {
         ServingStatus::Serving => ("serving", Exit::Done),
@@ -48,10 +60,20 @@ pub(crate) async fn version(client: &Client) -> Outcome {
     let answer = tokio::time::timeout(TIMEOUT, client.list_platforms()).await;
     match answer {
         Ok(Ok(answer)) => {
-            output::line(&format!("orchestrator at {}: API drover.orchestrator.v1", client.server()))?;
+            output::line(&format!(
+                "orchestrator at {}: API drover.orchestrator.v1",
+                client.server()
+            ))?;
             for platform in answer.platforms {
-                let handshake = platform.status.and_then(|status| status.handshake).unwrap_or_default();
-                let version = if handshake.version.is_empty() { "not known yet" } else { &handshake.version };
+                let handshake = platform
+                    .status
+                    .and_then(|status| status.handshake)
+                    .unwrap_or_default();
+                let version = if handshake.version.is_empty() {
+                    "not known yet"
+                } else {
+                    &handshake.version
+                };
                 output::line(&format!("platform/{}: {version}", platform.name))?;
             }
         }

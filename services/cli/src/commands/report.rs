@@ -1,6 +1,8 @@
 //! Plans in words: how many nodes come and go, and what happens to each.
 
-use drover_proto::orchestrator::v1::{Action, ActionKind, Cluster, GroupSpec, Plan, PlanActivity, StorageRetention};
+use drover_proto::orchestrator::v1::{
+    Action, ActionKind, Cluster, GroupSpec, Plan, PlanActivity, StorageRetention,
+};
 
 use crate::{
     manifest::{encode, yaml::Yaml},
@@ -8,7 +10,9 @@ use crate::{
 };
 
 /// Reasons of a removal after which another node comes.
-const REPLACING: [&str; 8] = ["Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby"];
+const REPLACING: [&str; 8] = [
+    "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
+];
 
 /// How many nodes a plan makes, replaces and deletes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +44,10 @@ impl Tally {
     }
 
     pub(crate) fn words(self) -> String {
-        format!("{} to create, {} to replace, {} to delete", self.create, self.replace, self.delete)
+        format!(
+            "{} to create, {} to replace, {} to delete",
+            self.create, self.replace, self.delete
+        )
     }
 }
 
@@ -56,22 +63,36 @@ pub(crate) fn wanted(cluster: &Cluster) -> String {
     let spec = cluster.spec.clone().unwrap_or_default();
     let platforms = rows::platforms(&spec);
     let nodes = count(nodes(&spec.groups), "node");
-    if platforms.is_empty() { nodes } else { format!("{nodes} on {}", platforms.join(", ")) }
+    if platforms.is_empty() {
+        nodes
+    } else {
+        format!("{nodes} on {}", platforms.join(", "))
+    }
 }
 
 /// The difference between two specs, field by field: path, before, after.
-pub(crate) fn differences(before: &Cluster, after: &Cluster) -> anyhow::Result<Vec<(String, String, String)>> {
+pub(crate) fn differences(
+    before: &Cluster,
+    after: &Cluster,
+) -> anyhow::Result<Vec<(String, String, String)>> {
     let (mut old, mut new) = (Vec::new(), Vec::new());
     flatten("", &encode::cluster(before)?, &mut old);
     flatten("", &encode::cluster(after)?, &mut new);
     let value = |fields: &[(String, String)], path: &str| {
-        fields.iter().find(|(other, _)| other == path).map(|(_, value)| value.clone())
+        fields
+            .iter()
+            .find(|(other, _)| other == path)
+            .map(|(_, value)| value.clone())
     };
     let mut out: Vec<(String, String, String)> = Vec::new();
     for (path, before) in &old {
         match value(&new, path) {
             Some(after) if after == *before => {}
-            after => out.push((path.clone(), before.clone(), after.unwrap_or_else(|| "none".into()))),
+            after => out.push((
+                path.clone(),
+                before.clone(),
+                after.unwrap_or_else(|| "none".into()),
+            )),
         }
     }
     for (path, after) in &new {
@@ -89,12 +110,19 @@ fn flatten(path: &str, value: &Yaml, out: &mut Vec<(String, String)>) {
                 flatten(&crate::manifest::path::join(path, key), value, out);
             }
         }
-        Yaml::List(items) if items.iter().any(|item| matches!(item, Yaml::Map(_) | Yaml::List(_))) => {
+        Yaml::List(items)
+            if items
+                .iter()
+                .any(|item| matches!(item, Yaml::Map(_) | Yaml::List(_))) =>
+        {
             for (position, item) in items.iter().enumerate() {
                 flatten(&crate::manifest::path::index(path, position), item, out);
             }
         }
-        other => out.push((path.to_owned(), crate::manifest::yaml::write(other).trim_end().to_owned())),
+        other => out.push((
+            path.to_owned(),
+            crate::manifest::yaml::write(other).trim_end().to_owned(),
+        )),
     }
 }
 
@@ -125,7 +153,11 @@ pub(crate) fn subject(action: &Action) -> String {
         (Some(name), _) => name.clone(),
         (None, Some(id)) => id.clone(),
         (None, None) if action.count > 0 && !action.group.is_empty() => {
-            format!("{} in {}", count(action.count as usize, "node"), action.group)
+            format!(
+                "{} in {}",
+                count(action.count as usize, "node"),
+                action.group
+            )
         }
         (None, None) if action.group.is_empty() => "cluster".into(),
         (None, None) => action.group.clone(),
@@ -143,10 +175,19 @@ pub(crate) fn action(action: &Action) -> String {
 }
 
 /// Every line of a plan: changed fields, actions, what waits.
-pub(crate) fn plan(plan: &Plan, differences: &[(String, String, String)], now: std::time::SystemTime) -> String {
+pub(crate) fn plan(
+    plan: &Plan,
+    differences: &[(String, String, String)],
+    now: std::time::SystemTime,
+) -> String {
     let mut lines: Vec<[String; 4]> = Vec::new();
     for (path, before, after) in differences {
-        lines.push(["~".into(), path.clone(), format!("{before} -> {after}"), String::new()]);
+        lines.push([
+            "~".into(),
+            path.clone(),
+            format!("{before} -> {after}"),
+            String::new(),
+        ]);
     }
     for item in &plan.actions {
         let (symbol, verb) = symbol(item);
@@ -159,16 +200,47 @@ pub(crate) fn plan(plan: &Plan, differences: &[(String, String, String)], now: s
             StorageRetention::Delete => why.push_str(" · data deleted"),
             StorageRetention::Unspecified => {}
         }
-        let place = if item.platform.is_empty() { verb.to_owned() } else { format!("{verb} on {}", item.platform) };
+        let place = if item.platform.is_empty() {
+            verb.to_owned()
+        } else {
+            format!("{verb} on {}", item.platform)
+        };
         lines.push([symbol.into(), subject(item), place, why]);
     }
-    for note in plan.report.iter().filter(|note| note.activity() == PlanActivity::Waiting) {
-        let who = note.node.clone().unwrap_or_else(|| if note.group.is_empty() { "cluster".into() } else { note.group.clone() });
-        let until = age::until(note.wait_until_time.as_ref(), now).map(|wait| format!(", at most {wait} more")).unwrap_or_default();
-        let why = if note.message.is_empty() { String::new() } else { format!(": {}", note.message) };
-        lines.push(["…".into(), who, "waits".into(), format!("{}{why}{until}", note.reason)]);
+    for note in plan
+        .report
+        .iter()
+        .filter(|note| note.activity() == PlanActivity::Waiting)
+    {
+        let who = note.node.clone().unwrap_or_else(|| {
+            if note.group.is_empty() {
+                "cluster".into()
+            } else {
+                note.group.clone()
+            }
+        });
+        let until = age::until(note.wait_until_time.as_ref(), now)
+            .map(|wait| format!(", at most {wait} more"))
+            .unwrap_or_default();
+        let why = if note.message.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", note.message)
+        };
+        lines.push([
+            "…".into(),
+            who,
+            "waits".into(),
+            format!("{}{why}{until}", note.reason),
+        ]);
     }
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default();
+    let width = |column: usize| {
+        lines
+            .iter()
+            .map(|line| line[column].chars().count())
+            .max()
+            .unwrap_or_default()
+    };
     let (first, second, third) = (width(0), width(1), width(2));
     let mut out = String::new();
     for [symbol, who, what, why] in &lines {
@@ -189,19 +261,31 @@ mod tests {
     use super::*;
 
     fn act(kind: ActionKind, name: &str, reason: &str) -> Action {
-        Action { kind: kind.into(), node_name: Some(name.into()), reason: reason.into(), count: 1, ..Default::default() }
+        Action {
+            kind: kind.into(),
+            node_name: Some(name.into()),
+            reason: reason.into(),
+            count: 1,
+            ..Default::default()
+        }
     }
 
     fn cluster(size: u32) -> Cluster {
         let group = GroupSpec {
             name: "web".into(),
             size: Some(size),
-            platforms: vec![PlatformChoice { name: "local".into(), ..Default::default() }],
+            platforms: vec![PlatformChoice {
+                name: "local".into(),
+                ..Default::default()
+            }],
             ..Default::default()
         };
         Cluster {
             name: "hello".into(),
-            spec: Some(ClusterSpec { groups: vec![group], ..Default::default() }),
+            spec: Some(ClusterSpec {
+                groups: vec![group],
+                ..Default::default()
+            }),
             ..Default::default()
         }
     }
@@ -210,7 +294,12 @@ mod tests {
     fn nodes_are_counted_by_what_becomes_of_them() {
         let plan = Plan {
             actions: vec![
-                Action { kind: ActionKind::Provision.into(), count: 3, reason: "ScaleUp".into(), ..Default::default() },
+                Action {
+                    kind: ActionKind::Provision.into(),
+                    count: 3,
+                    reason: "ScaleUp".into(),
+                    ..Default::default()
+                },
                 act(ActionKind::Deprovision, "db-1", "Outdated"),
                 act(ActionKind::Deprovision, "db-2", "ScaleDown"),
                 act(ActionKind::Promote, "db-3", "Promote"),
@@ -218,7 +307,14 @@ mod tests {
             ..Default::default()
         };
         let tally = Tally::of(&plan);
-        assert_eq!(tally, Tally { create: 3, replace: 1, delete: 1 });
+        assert_eq!(
+            tally,
+            Tally {
+                create: 3,
+                replace: 1,
+                delete: 1
+            }
+        );
         assert!(tally.removes());
         assert_eq!(tally.words(), "3 to create, 1 to replace, 1 to delete");
     }
@@ -229,7 +325,10 @@ mod tests {
         delete.message = "standby lowered, newest first".into();
         delete.storage = StorageRetention::Retain.into();
         let shown = plan(
-            &Plan { actions: vec![delete], ..Default::default() },
+            &Plan {
+                actions: vec![delete],
+                ..Default::default()
+            },
             &differences(&cluster(3), &cluster(5)).unwrap(),
             std::time::SystemTime::now(),
         );

@@ -32,17 +32,27 @@ const KINDS: [(&str, &str, Kind); 7] = [
 impl Kind {
     fn parse(word: &str) -> Outcome<Self> {
         let lower = word.to_lowercase();
-        let found = KINDS.iter().find(|(one, many, _)| *one == lower || *many == lower);
+        let found = KINDS
+            .iter()
+            .find(|(one, many, _)| *one == lower || *many == lower);
         found.map(|(.., kind)| *kind).ok_or_else(|| {
             let suggestion = closest(word, KINDS.iter().map(|(_, many, _)| *many));
-            let suggestion = suggestion.map(|name| format!(", did you mean `{name}`?")).unwrap_or_default();
+            let suggestion = suggestion
+                .map(|name| format!(", did you mean `{name}`?"))
+                .unwrap_or_default();
             let names: Vec<&str> = KINDS.iter().map(|(_, many, _)| *many).collect();
-            Failure::usage(format!("unknown kind `{word}`{suggestion} (kinds: {})", names.join(", ")))
+            Failure::usage(format!(
+                "unknown kind `{word}`{suggestion} (kinds: {})",
+                names.join(", ")
+            ))
         })
     }
 
     pub(crate) fn word(self) -> &'static str {
-        KINDS.iter().find(|(.., kind)| *kind == self).map_or("", |(one, ..)| one)
+        KINDS
+            .iter()
+            .find(|(.., kind)| *kind == self)
+            .map_or("", |(one, ..)| one)
     }
 }
 
@@ -57,15 +67,24 @@ impl Target {
     pub(crate) fn parse(words: &[String]) -> Outcome<Self> {
         match words {
             [one] => match one.split_once('/') {
-                Some((kind, name)) if !name.is_empty() => Ok(Self { kind: Kind::parse(kind)?, name: Some(name.into()) }),
+                Some((kind, name)) if !name.is_empty() => Ok(Self {
+                    kind: Kind::parse(kind)?,
+                    name: Some(name.into()),
+                }),
                 Some((_, _)) => Err(Failure::usage(format!("`{one}` has no name"))),
-                None => Ok(Self { kind: Kind::parse(one)?, name: None }),
+                None => Ok(Self {
+                    kind: Kind::parse(one)?,
+                    name: None,
+                }),
             },
             [kind, name] => {
                 let kind = Kind::parse(kind)?;
                 let prefix = format!("{}/", kind.word());
                 let name = name.strip_prefix(&prefix).unwrap_or(name);
-                Ok(Self { kind, name: Some(name.into()) })
+                Ok(Self {
+                    kind,
+                    name: Some(name.into()),
+                })
             }
             _ => Err(Failure::usage("expected KIND NAME or KIND/NAME")),
         }
@@ -73,18 +92,25 @@ impl Target {
 
     /// The name, where one must be given.
     pub(crate) fn name(&self) -> Outcome<&str> {
-        self.name.as_deref().ok_or_else(|| Failure::usage(format!("which {}? give its name", self.kind.word())))
+        self.name
+            .as_deref()
+            .ok_or_else(|| Failure::usage(format!("which {}? give its name", self.kind.word())))
     }
 }
 
 /// The name of a cluster, with or without `cluster/`.
 pub(crate) fn cluster(text: &str) -> &str {
-    text.strip_prefix("cluster/").or_else(|| text.strip_prefix("clusters/")).unwrap_or(text)
+    text.strip_prefix("cluster/")
+        .or_else(|| text.strip_prefix("clusters/"))
+        .unwrap_or(text)
 }
 
 /// Cluster and node of `CLUSTER/NODE`, with or without `node/`.
 pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
-    let text = match text.strip_prefix("node/").or_else(|| text.strip_prefix("nodes/")) {
+    let text = match text
+        .strip_prefix("node/")
+        .or_else(|| text.strip_prefix("nodes/"))
+    {
         // A cluster may be called `node`.
         Some(rest) if rest.contains('/') => rest,
         _ => text,
@@ -93,7 +119,9 @@ pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
         Some((cluster, node)) if !cluster.is_empty() && !node.is_empty() && !node.contains('/') => {
             Ok((cluster.into(), node.into()))
         }
-        _ => Err(Failure::usage(format!("`{text}` is no node; write CLUSTER/NODE, for example orders/db-1"))),
+        _ => Err(Failure::usage(format!(
+            "`{text}` is no node; write CLUSTER/NODE, for example orders/db-1"
+        ))),
     }
 }
 
@@ -105,9 +133,15 @@ pub(crate) fn selector(text: &str) -> Outcome<LabelSelector> {
         let requirement = |key: &str, operator: LabelOperator, values: Vec<String>| {
             let key = key.trim();
             if key.is_empty() {
-                return Err(Failure::usage(format!("`{part}` has no label; write a=b,c!=d,e,!f")));
+                return Err(Failure::usage(format!(
+                    "`{part}` has no label; write a=b,c!=d,e,!f"
+                )));
             }
-            Ok(LabelRequirement { key: key.into(), operator: operator.into(), values })
+            Ok(LabelRequirement {
+                key: key.into(),
+                operator: operator.into(),
+                values,
+            })
         };
         let found = if let Some((key, value)) = part.split_once("!=") {
             requirement(key, LabelOperator::NotIn, vec![value.trim().into()])?
@@ -130,7 +164,13 @@ pub(crate) fn selector(text: &str) -> Outcome<LabelSelector> {
 fn set<'a>(part: &'a str, word: &str) -> Option<(&'a str, Vec<String>)> {
     let (key, values) = part.split_once(word)?;
     let values = values.trim().strip_prefix('(')?.strip_suffix(')')?;
-    Some((key, values.split(',').map(|value| value.trim().to_owned()).collect()))
+    Some((
+        key,
+        values
+            .split(',')
+            .map(|value| value.trim().to_owned())
+            .collect(),
+    ))
 }
 
 fn split_outside_parentheses(text: &str) -> Vec<&str> {
@@ -161,20 +201,48 @@ mod tests {
 
     #[test]
     fn kinds_are_understood_in_every_spelling() {
-        for text in ["cluster orders", "clusters orders", "cluster/orders", "Clusters/orders", "cluster cluster/orders"] {
+        for text in [
+            "cluster orders",
+            "clusters orders",
+            "cluster/orders",
+            "Clusters/orders",
+            "cluster cluster/orders",
+        ] {
             let target = Target::parse(&words(text)).unwrap();
-            assert_eq!(target, Target { kind: Kind::Cluster, name: Some("orders".into()) }, "{text}");
+            assert_eq!(
+                target,
+                Target {
+                    kind: Kind::Cluster,
+                    name: Some("orders".into())
+                },
+                "{text}"
+            );
         }
         let target = Target::parse(&words("node/orders/db-1")).unwrap();
-        assert_eq!(target, Target { kind: Kind::Node, name: Some("orders/db-1".into()) });
+        assert_eq!(
+            target,
+            Target {
+                kind: Kind::Node,
+                name: Some("orders/db-1".into())
+            }
+        );
         let failure = Target::parse(&words("clutsers")).unwrap_err();
-        assert!(failure.message.contains("did you mean `clusters`?"), "{failure}");
+        assert!(
+            failure.message.contains("did you mean `clusters`?"),
+            "{failure}"
+        );
     }
 
     #[test]
     fn a_node_is_cluster_slash_node() {
-        assert_eq!(node("orders/db-1").unwrap(), ("orders".into(), "db-1".into()));
-        assert_eq!(node("node/orders/db-1").unwrap(), ("orders".into(), "db-1".into()));
+        assert_eq!(
+            node("orders/db-1").unwrap(),
+            ("orders".into(), "db-1".into())
+        );
+        assert_eq!(
+            node("node/orders/db-1").unwrap(),
+            ("orders".into(), "db-1".into())
+        );
         assert_eq!(node("node/db-1").unwrap(), ("node".into(), "db-1".into()));
         assert!(node("db-1").is_err() && node("a/b/c").is_err() && node("/b").is_err());
     }
@@ -185,7 +253,13 @@ mod tests {
         let found: Vec<(&str, LabelOperator, usize)> = selector
             .match_expressions
             .iter()
-            .map(|requirement| (requirement.key.as_str(), requirement.operator(), requirement.values.len()))
+            .map(|requirement| {
+                (
+                    requirement.key.as_str(),
+                    requirement.operator(),
+                    requirement.values.len(),
+                )
+            })
             .collect();
         assert_eq!(
             found,

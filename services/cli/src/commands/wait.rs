@@ -30,7 +30,11 @@ enum Goal {
 
 impl Goal {
     fn parse(text: &str) -> Outcome<Self> {
-        let wrong = || Failure::usage(format!("cannot wait for `{text}`; write ready, delete, condition=X or condition=X=false"));
+        let wrong = || {
+            Failure::usage(format!(
+                "cannot wait for `{text}`; write ready, delete, condition=X or condition=X=false"
+            ))
+        };
         match text {
             "ready" | "Ready" => Ok(Self::Ready),
             "delete" => Ok(Self::Gone),
@@ -38,21 +42,34 @@ impl Goal {
                 let condition = text.strip_prefix("condition=").ok_or_else(wrong)?;
                 let (name, value) = condition.split_once('=').unwrap_or((condition, "true"));
                 let value = value.to_lowercase().parse().map_err(|_| wrong())?;
-                if name.is_empty() { Err(wrong()) } else { Ok(Self::Condition(name.to_owned(), value)) }
+                if name.is_empty() {
+                    Err(wrong())
+                } else {
+                    Ok(Self::Condition(name.to_owned(), value))
+                }
             }
         }
     }
 
     /// Whether it is reached. What the status says of an earlier generation is not about the present spec.
     fn reached(&self, cluster: &Cluster) -> bool {
-        let Some(status) = &cluster.status else { return false };
+        let Some(status) = &cluster.status else {
+            return false;
+        };
         let current = status.observed_generation >= cluster.generation;
         match self {
             Self::Ready => current && status.phase() == ClusterPhase::Ready,
             Self::Gone => false,
             Self::Condition(name, value) => {
-                let found = status.conditions.iter().find(|c| c.r#type.eq_ignore_ascii_case(name));
-                current && found.and_then(|condition| condition.status).unwrap_or(false) == *value
+                let found = status
+                    .conditions
+                    .iter()
+                    .find(|c| c.r#type.eq_ignore_ascii_case(name));
+                current
+                    && found
+                        .and_then(|condition| condition.status)
+                        .unwrap_or(false)
+                        == *value
             }
         }
     }
@@ -71,7 +88,11 @@ pub(crate) async fn run(client: &Client, args: WaitArgs) -> Outcome {
     let goal = Goal::parse(&args.condition)?;
     let name = match Target::parse(&args.target) {
         Ok(target) if target.kind == Kind::Cluster => target.name()?.to_owned(),
-        _ => return Err(Failure::usage("only clusters can be waited for: drover wait cluster NAME")),
+        _ => {
+            return Err(Failure::usage(
+                "only clusters can be waited for: drover wait cluster NAME",
+            ));
+        }
     };
     until(client, &name, &goal, args.timeout).await?;
     output::line(&format!("cluster/{name} is {}", goal.words()))?;
@@ -109,12 +130,22 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
     progress.finish();
     match found {
         Ok(Ok(true)) => Ok(()),
-        Ok(Ok(false)) => Err(Failure::new(Exit::NotFound, format!("error: there is no cluster {name:?}"))),
+        Ok(Ok(false)) => Err(Failure::new(
+            Exit::NotFound,
+            format!("error: there is no cluster {name:?}"),
+        )),
         // Some orchestrators answer a watch of a missing cluster so.
-        Ok(Err(error)) if error.reason() == drover_core::Reason::NotFound && *goal == Goal::Gone => Ok(()),
+        Ok(Err(error))
+            if error.reason() == drover_core::Reason::NotFound && *goal == Goal::Gone =>
+        {
+            Ok(())
+        }
         Ok(Err(error)) => Err(error.into()),
         Err(_) => {
-            let state = last.as_ref().map(|cluster| format!("; {}", line(cluster))).unwrap_or_default();
+            let state = last
+                .as_ref()
+                .map(|cluster| format!("; {}", line(cluster)))
+                .unwrap_or_default();
             let waited = crate::output::age::short(timeout);
             Err(Failure::timed_out(format!(
                 "cluster {name} was not {} within {waited}{state}\nhint: drover describe cluster {name}",
@@ -133,7 +164,9 @@ fn line(cluster: &Cluster) -> String {
         rows::Readiness::of(cluster).words()
     );
     let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
-    if let Some(condition) = conditions.into_iter().find(|c| c.r#type == "Ready" && c.status != Some(true))
+    if let Some(condition) = conditions
+        .into_iter()
+        .find(|c| c.r#type == "Ready" && c.status != Some(true))
         && !condition.message.is_empty()
     {
         line.push_str(&format!(": {}", condition.message));
@@ -157,7 +190,10 @@ impl Progress {
             bar.enable_steady_tick(SPIN);
             bar
         });
-        Self { bar, last: String::new() }
+        Self {
+            bar,
+            last: String::new(),
+        }
     }
 
     fn say(&mut self, line: &str) {
@@ -184,7 +220,12 @@ mod tests {
 
     use super::*;
 
-    fn cluster(generation: u64, observed: u64, phase: ClusterPhase, conditions: &[(&str, bool)]) -> Cluster {
+    fn cluster(
+        generation: u64,
+        observed: u64,
+        phase: ClusterPhase,
+        conditions: &[(&str, bool)],
+    ) -> Cluster {
         Cluster {
             generation,
             status: Some(ClusterStatus {
@@ -192,7 +233,11 @@ mod tests {
                 observed_generation: observed,
                 conditions: conditions
                     .iter()
-                    .map(|(name, status)| Condition { r#type: (*name).into(), status: Some(*status), ..Default::default() })
+                    .map(|(name, status)| Condition {
+                        r#type: (*name).into(),
+                        status: Some(*status),
+                        ..Default::default()
+                    })
                     .collect(),
                 ..Default::default()
             }),
@@ -213,8 +258,15 @@ mod tests {
 
     #[test]
     fn goals_are_read_as_documented() {
-        assert_eq!(Goal::parse("condition=UpToDate").unwrap(), Goal::Condition("UpToDate".into(), true));
+        assert_eq!(
+            Goal::parse("condition=UpToDate").unwrap(),
+            Goal::Condition("UpToDate".into(), true)
+        );
         assert_eq!(Goal::parse("delete").unwrap(), Goal::Gone);
-        assert!(Goal::parse("condition=").is_err() && Goal::parse("done").is_err() && Goal::parse("condition=A=x").is_err());
+        assert!(
+            Goal::parse("condition=").is_err()
+                && Goal::parse("done").is_err()
+                && Goal::parse("condition=A=x").is_err()
+        );
     }
 }

@@ -26,21 +26,34 @@ const CLUSTER_FIELDS: [(&str, &str); 4] = [
     ("id", "a text"),
     ("version", "a text"),
     ("name", "a text"),
-    ("groups", "a map of groups by name, or a list of groups with a name"),
+    (
+        "groups",
+        "a map of groups by name, or a list of groups with a name",
+    ),
 ];
 const GROUP_FIELDS: [(&str, &str); 4] = [
     ("size", "a whole number"),
     ("resourcePlugin", "a map {name, version, url}"),
     ("resourceProperties", "a map"),
-    ("groups", "a map of groups by name, or a list of groups with a name"),
+    (
+        "groups",
+        "a map of groups by name, or a list of groups with a name",
+    ),
 ];
-const PLUGIN_FIELDS: [(&str, &str); 3] =
-    [("name", "a text"), ("version", "a text, default latest"), ("url", "a text")];
+const PLUGIN_FIELDS: [(&str, &str); 3] = [
+    ("name", "a text"),
+    ("version", "a text, default latest"),
+    ("url", "a text"),
+];
 
 /// Plugins that mean the same platform; the other name is tried only where the exact one is not registered.
 const ALIASES: [(&str, &str); 2] = [("gcd", "gcp"), ("gcp", "gcd")];
 
-pub(super) fn convert(decoder: &mut Decoder<'_>, root: &Node, registered: Option<&BTreeSet<String>>) -> Converted {
+pub(super) fn convert(
+    decoder: &mut Decoder<'_>,
+    root: &Node,
+    registered: Option<&BTreeSet<String>>,
+) -> Converted {
     let mut converter = Converter {
         decoder,
         registered,
@@ -49,8 +62,18 @@ pub(super) fn convert(decoder: &mut Decoder<'_>, root: &Node, registered: Option
         warnings: Vec::new(),
     };
     let cluster = converter.cluster(root);
-    let Converter { platforms, unresolved, warnings, .. } = converter;
-    Converted { cluster, platforms, unresolved, warnings }
+    let Converter {
+        platforms,
+        unresolved,
+        warnings,
+        ..
+    } = converter;
+    Converted {
+        cluster,
+        platforms,
+        unresolved,
+        warnings,
+    }
 }
 
 struct Converter<'a, 'd> {
@@ -75,7 +98,10 @@ impl Converter<'_, '_> {
             Some(version) => labels.extend(self.label("kadende.io/version", version)),
             None => self.missing(root.span, "version", "the cluster's version, a text"),
         }
-        labels.extend(root.entry("id").and_then(|id| self.label("kadende.io/id", id)));
+        labels.extend(
+            root.entry("id")
+                .and_then(|id| self.label("kadende.io/id", id)),
+        );
         if !labels.is_empty() {
             let span = labels[0].span;
             metadata.push(entry("labels", span, map(span, labels)));
@@ -84,9 +110,14 @@ impl Converter<'_, '_> {
         if let Some(groups) = root.entry("groups") {
             let children = self.groups(&groups.value, "groups", false);
             if children.is_empty() {
-                self.decoder.mismatch(&groups.value, "groups", "at least one group");
+                self.decoder
+                    .mismatch(&groups.value, "groups", "at least one group");
             }
-            spec.push(entry("groups", groups.span, map(groups.value.span, children)));
+            spec.push(entry(
+                "groups",
+                groups.span,
+                map(groups.value.span, children),
+            ));
         }
         let span = root.span;
         map(
@@ -100,18 +131,30 @@ impl Converter<'_, '_> {
         )
     }
 
-    fn check_fields(&mut self, entries: &[Entry], path: &str, known: &[(&'static str, &'static str)]) {
+    fn check_fields(
+        &mut self,
+        entries: &[Entry],
+        path: &str,
+        known: &[(&'static str, &'static str)],
+    ) {
         for entry in entries {
             if !known.iter().any(|(key, _)| *key == entry.key) {
-                let known: Vec<(&str, String)> =
-                    known.iter().map(|(key, expected)| (*key, (*expected).to_owned())).collect();
+                let known: Vec<(&str, String)> = known
+                    .iter()
+                    .map(|(key, expected)| (*key, (*expected).to_owned()))
+                    .collect();
                 self.decoder.unknown(entry, path, &known);
             }
         }
     }
 
     fn missing(&mut self, span: Span, field: &str, expected: &str) {
-        self.decoder.error(span, field, format!("`{field}` is missing"), &format!("expected {expected}"));
+        self.decoder.error(
+            span,
+            field,
+            format!("`{field}` is missing"),
+            &format!("expected {expected}"),
+        );
     }
 
     /// A text that is kept as a label, if labels can hold it.
@@ -120,7 +163,8 @@ impl Converter<'_, '_> {
         if !is_label_value(&text) {
             let expected = "expected at most 63 letters, digits, hyphens, underscores and dots, since it is kept as a label";
             let message = format!("`{}` cannot be kept as the label {key}", value.key);
-            self.decoder.error(value.value.span, &value.key, message, expected);
+            self.decoder
+                .error(value.value.span, &value.key, message, expected);
             return None;
         }
         Some(renamed(key, value))
@@ -140,17 +184,31 @@ impl Converter<'_, '_> {
             Value::List(items) => {
                 for item in items {
                     let Some(name) = item.entry("name") else {
-                        self.decoder.error(item.span, path, "a group in a list needs a `name`", "expected a name");
+                        self.decoder.error(
+                            item.span,
+                            path,
+                            "a group in a list needs a `name`",
+                            "expected a name",
+                        );
                         continue;
                     };
-                    let Some(key) = self.decoder.text(&name.value, &join(path, "name"), "a text") else { continue };
+                    let Some(key) = self
+                        .decoder
+                        .text(&name.value, &join(path, "name"), "a text")
+                    else {
+                        continue;
+                    };
                     let path = join(path, &key);
                     let group = self.group(item, &path, has_plugin, true);
                     groups.push(entry(&key, name.value.span, group));
                 }
             }
             Value::Scalar { .. } => {
-                self.decoder.mismatch(node, path, "a map of groups by name, or a list of groups with a name");
+                self.decoder.mismatch(
+                    node,
+                    path,
+                    "a map of groups by name, or a list of groups with a name",
+                );
             }
         }
         self.unique(groups, path)
@@ -164,7 +222,8 @@ impl Converter<'_, '_> {
                 unique.push(group);
             } else {
                 let message = format!("there are two groups named `{}`", group.key);
-                self.decoder.error(group.span, path, message, "expected different names");
+                self.decoder
+                    .error(group.span, path, message, "expected different names");
             }
         }
         unique
@@ -173,7 +232,11 @@ impl Converter<'_, '_> {
     fn group(&mut self, node: &Node, path: &str, inherited_plugin: bool, listed: bool) -> Node {
         let mut fields = Vec::new();
         let mut children = Vec::new();
-        let entries = self.decoder.map(node, path, "a group: a map with size, resourcePlugin and resourceProperties");
+        let entries = self.decoder.map(
+            node,
+            path,
+            "a group: a map with size, resourcePlugin and resourceProperties",
+        );
         let has_plugin = inherited_plugin || node.entry("resourcePlugin").is_some();
         for child in entries {
             let child_path = join(path, &child.key);
@@ -188,8 +251,10 @@ impl Converter<'_, '_> {
                     children.push(entry(key, child.span, group));
                 }
                 _ => {
-                    let known: Vec<(&str, String)> =
-                        GROUP_FIELDS.iter().map(|(key, expected)| (*key, (*expected).to_owned())).collect();
+                    let known: Vec<(&str, String)> = GROUP_FIELDS
+                        .iter()
+                        .map(|(key, expected)| (*key, (*expected).to_owned()))
+                        .collect();
                     self.decoder.unknown(child, path, &known);
                 }
             }
@@ -197,13 +262,23 @@ impl Converter<'_, '_> {
         if children.is_empty() {
             if !has_plugin && !entries.is_empty() {
                 let path = join(path, "resourcePlugin");
-                self.decoder.error(node.span, &path, "`resourcePlugin` is missing", "expected a map {name, version, url}");
+                self.decoder.error(
+                    node.span,
+                    &path,
+                    "`resourcePlugin` is missing",
+                    "expected a map {name, version, url}",
+                );
             }
         } else {
             let children = self.unique(children, path);
             if let Some(size) = node.entry("size") {
                 let message = "a group has a size or groups inside, never both";
-                self.decoder.error(size.span, &join(path, "size"), message, "move these nodes to a group of their own");
+                self.decoder.error(
+                    size.span,
+                    &join(path, "size"),
+                    message,
+                    "move these nodes to a group of their own",
+                );
             }
             fields.push(entry("groups", children[0].span, map(node.span, children)));
         }
@@ -212,7 +287,9 @@ impl Converter<'_, '_> {
 
     /// `platforms`, from a plugin.
     fn plugin(&mut self, plugin: &Entry, path: &str) -> Option<Entry> {
-        let entries = self.decoder.map(&plugin.value, path, "a map {name, version, url}");
+        let entries = self
+            .decoder
+            .map(&plugin.value, path, "a map {name, version, url}");
         self.check_fields(entries, path, &PLUGIN_FIELDS);
         let Some(name) = plugin.value.entry("name") else {
             if !entries.is_empty() {
@@ -220,9 +297,13 @@ impl Converter<'_, '_> {
             }
             return None;
         };
-        let plugin_name = self.decoder.text(&name.value, &join(path, "name"), "a text")?;
+        let plugin_name = self
+            .decoder
+            .text(&name.value, &join(path, "name"), "a text")?;
         let url = plugin.value.entry("url").and_then(|url| {
-            let text = self.decoder.text(&url.value, &join(path, "url"), "a text")?;
+            let text = self
+                .decoder
+                .text(&url.value, &join(path, "url"), "a text")?;
             Some((url.value.span, text))
         });
         let platform = self.platform(&plugin_name, url, path);
@@ -230,10 +311,21 @@ impl Converter<'_, '_> {
         if let Some(version) = plugin.value.entry("version")
             && let Some(requirement) = self.requirement(version, path)
         {
-            fields.push(entry("versionRequirement", version.span, text(version.value.span, &requirement)));
+            fields.push(entry(
+                "versionRequirement",
+                version.span,
+                text(version.value.span, &requirement),
+            ));
         }
         let choice = map(plugin.value.span, fields);
-        Some(entry("platforms", plugin.span, Node { span: plugin.value.span, value: Value::List(vec![choice]) }))
+        Some(entry(
+            "platforms",
+            plugin.span,
+            Node {
+                span: plugin.value.span,
+                value: Value::List(vec![choice]),
+            },
+        ))
     }
 
     /// The name of the platform that stands for a plugin.
@@ -241,20 +333,32 @@ impl Converter<'_, '_> {
         let registered = |name: &str| self.registered.is_none_or(|names| names.contains(name));
         if let Some((span, url)) = url {
             if let Some(endpoint) = endpoint(&url) {
-                if let Some(other) = self.platforms.insert(plugin.to_owned(), endpoint.clone()).filter(|other| *other != endpoint) {
+                if let Some(other) = self
+                    .platforms
+                    .insert(plugin.to_owned(), endpoint.clone())
+                    .filter(|other| *other != endpoint)
+                {
                     let message = format!("plugin `{plugin}` is at {other} too");
-                    self.decoder.error(span, &join(path, "url"), message, "expected one address for one name");
+                    self.decoder.error(
+                        span,
+                        &join(path, "url"),
+                        message,
+                        "expected one address for one name",
+                    );
                 }
                 return plugin.to_owned();
             }
             if !registered(plugin) {
                 self.unresolved.insert(plugin.to_owned());
-                let message = format!("plugin `{plugin}` is a file to load into a process, which Drover never does");
+                let message = format!(
+                    "plugin `{plugin}` is a file to load into a process, which Drover never does"
+                );
                 let advice = format!(
                     "serve it as a platform over gRPC and register it: {{apiVersion: drover.dev/v1, kind: Platform, \
                      metadata: {{name: {plugin}}}, spec: {{endpoint: \"http://HOST:PORT\"}}}}"
                 );
-                self.decoder.error(span, &join(path, "url"), message, &advice);
+                self.decoder
+                    .error(span, &join(path, "url"), message, &advice);
                 return plugin.to_owned();
             }
             self.warnings.push(if self.registered.is_some() {
@@ -264,9 +368,13 @@ impl Converter<'_, '_> {
             });
         }
         if !registered(plugin)
-            && let Some((_, alias)) = ALIASES.iter().find(|(name, alias)| *name == plugin && registered(alias))
+            && let Some((_, alias)) = ALIASES
+                .iter()
+                .find(|(name, alias)| *name == plugin && registered(alias))
         {
-            self.warnings.push(format!("plugin {plugin}: the registered platform {alias} is used"));
+            self.warnings.push(format!(
+                "plugin {plugin}: the registered platform {alias} is used"
+            ));
             return (*alias).to_owned();
         }
         plugin.to_owned()
@@ -275,7 +383,9 @@ impl Converter<'_, '_> {
     /// A plugin's version as a requirement on the platform server. A bare number is the lowest one that will do: it is
     /// the version of the plugin that the configuration was written for.
     fn requirement(&mut self, version: &Entry, path: &str) -> Option<String> {
-        let text = self.decoder.text(&version.value, &join(path, "version"), "a text")?;
+        let text = self
+            .decoder
+            .text(&version.value, &join(path, "version"), "a text")?;
         if text == "latest" {
             return None;
         }
@@ -287,9 +397,16 @@ impl Converter<'_, '_> {
 
 /// Whether it is a group rather than a misspelt field.
 fn is_group(node: &Node, depth: usize) -> bool {
-    let Some(entries) = node.map() else { return false };
-    GROUP_FIELDS.iter().any(|(key, _)| node.entry(key).is_some())
-        || (depth < 8 && entries.iter().any(|entry| is_group(&entry.value, depth + 1)))
+    let Some(entries) = node.map() else {
+        return false;
+    };
+    GROUP_FIELDS
+        .iter()
+        .any(|(key, _)| node.entry(key).is_some())
+        || (depth < 8
+            && entries
+                .iter()
+                .any(|entry| is_group(&entry.value, depth + 1)))
 }
 
 /// The endpoint of a platform, if the URL is the address of a server and no file to load.
@@ -303,7 +420,8 @@ fn endpoint(url: &str) -> Option<String> {
     let authority = rest.strip_suffix('/').unwrap_or(rest);
     let (host, port) = authority.rsplit_once(':')?;
     let plain = !host.is_empty() && !authority.contains(['/', '?', '#', '@']);
-    (plain && port.parse::<u16>().is_ok_and(|port| port > 0)).then(|| format!("{scheme}://{authority}"))
+    (plain && port.parse::<u16>().is_ok_and(|port| port > 0))
+        .then(|| format!("{scheme}://{authority}"))
 }
 
 fn is_label_value(text: &str) -> bool {
@@ -311,11 +429,17 @@ fn is_label_value(text: &str) -> bool {
     text.len() <= 63
         && edge(text.chars().next())
         && edge(text.chars().last())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
 fn entry(key: &str, span: Span, value: Node) -> Entry {
-    Entry { key: key.to_owned(), span, value }
+    Entry {
+        key: key.to_owned(),
+        span,
+        value,
+    }
 }
 
 fn renamed(key: &str, from: &Entry) -> Entry {
@@ -323,9 +447,18 @@ fn renamed(key: &str, from: &Entry) -> Entry {
 }
 
 fn map(span: Span, entries: Vec<Entry>) -> Node {
-    Node { span, value: Value::Map(entries) }
+    Node {
+        span,
+        value: Value::Map(entries),
+    }
 }
 
 fn text(span: Span, text: &str) -> Node {
-    Node { span, value: Value::Scalar { text: text.to_owned(), plain: false } }
+    Node {
+        span,
+        value: Value::Scalar {
+            text: text.to_owned(),
+            plain: false,
+        },
+    }
 }

@@ -21,8 +21,12 @@ pub(crate) enum Origin {
 }
 
 /// Kinds of Cluster API Provider Metal-Stack and of the Cluster API around it.
-const CAPM_GROUPS: &[&str] =
-    &["cluster.x-k8s.io/", "infrastructure.cluster.x-k8s.io/", "controlplane.cluster.x-k8s.io/", "bootstrap.cluster.x-k8s.io/"];
+const CAPM_GROUPS: &[&str] = &[
+    "cluster.x-k8s.io/",
+    "infrastructure.cluster.x-k8s.io/",
+    "controlplane.cluster.x-k8s.io/",
+    "bootstrap.cluster.x-k8s.io/",
+];
 
 /// Whose document it is.
 pub(crate) fn recognise(root: &Node) -> Origin {
@@ -37,14 +41,23 @@ pub(crate) fn recognise(root: &Node) -> Origin {
     if api.starts_with("replicante.io/") {
         return Origin::Unsupported(format!("{kind} (Replicante)"));
     }
-    let foreign = root.entry("apiVersion").is_none() && root.entry("kind").is_none() && root.entry("metadata").is_none();
-    if foreign && root.entry("groups").is_some() && (root.entry("name").is_some() || root.entry("version").is_some()) {
+    let foreign = root.entry("apiVersion").is_none()
+        && root.entry("kind").is_none()
+        && root.entry("metadata").is_none();
+    if foreign
+        && root.entry("groups").is_some()
+        && (root.entry("name").is_some() || root.entry("version").is_some())
+    {
         return Origin::Kadende;
     }
     Origin::Drover
 }
 
 /// Converts a Kadende cluster configuration. `registered` are the platforms that will be there, if that is known.
-pub(crate) fn kadende(decoder: &mut Decoder<'_>, root: &Node, registered: Option<&BTreeSet<String>>) -> Converted {
+pub(crate) fn kadende(
+    decoder: &mut Decoder<'_>,
+    root: &Node,
+    registered: Option<&BTreeSet<String>>,
+) -> Converted {
     kadende::convert(decoder, root, registered)
 }

@@ -11,6 +11,8 @@ use drover_platform_cloud::drivers::local;
 /// Marks a directory as ours; only such a one is ever removed. Keeps it out of repositories, too.
 const MARK: &str = "# Data of `drover dev`. Remove it with: drover dev --clean\n*\n";
 const MARK_FILE: &str = ".gitignore";
+/// How the state files of simulated platforms begin; the name follows.
+const SIMULATED: &str = "simulated-";
 
 /// The directory in which everything is kept between runs.
 #[derive(Clone, Debug)]
@@ -34,7 +36,10 @@ impl DataDir {
         let new = !root.join(MARK_FILE).exists();
         if new {
             if root.exists() && fs::read_dir(root).with_context(failed)?.next().is_some() {
-                bail!("{} has other things in it; choose another directory with --data-dir", root.display());
+                bail!(
+                    "{} has other things in it; choose another directory with --data-dir",
+                    root.display()
+                );
             }
             fs::create_dir_all(root).with_context(failed)?;
             fs::write(root.join(MARK_FILE), MARK).with_context(failed)?;
@@ -54,15 +59,37 @@ impl DataDir {
     }
 
     pub(super) fn simulated(&self, name: &str) -> PathBuf {
-        self.root.join(format!("simulated-{name}.json"))
+        self.root.join(format!("{SIMULATED}{name}.json"))
+    }
+
+    /// Names of the simulated platforms of earlier runs: their nodes are still wanted.
+    pub(super) fn known_simulated(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(&self.root) else {
+            return Vec::new();
+        };
+        let name = |entry: io::Result<fs::DirEntry>| {
+            let file = entry.ok()?.file_name().into_string().ok()?;
+            Some(
+                file.strip_prefix(SIMULATED)?
+                    .strip_suffix(".json")?
+                    .to_owned(),
+            )
+        };
+        let mut names: Vec<String> = entries.filter_map(name).collect();
+        names.sort();
+        names
     }
 }
 
 fn check_mark(root: &Path) -> anyhow::Result<()> {
     let mark = root.join(MARK_FILE);
-    let text = fs::read_to_string(&mark).with_context(|| format!("cannot read {}", mark.display()))?;
+    let text =
+        fs::read_to_string(&mark).with_context(|| format!("cannot read {}", mark.display()))?;
     if text != MARK {
-        bail!("{} is no directory of drover dev; it was left alone", root.display());
+        bail!(
+            "{} is no directory of drover dev; it was left alone",
+            root.display()
+        );
     }
     Ok(())
 }
@@ -71,14 +98,20 @@ fn check_mark(root: &Path) -> anyhow::Result<()> {
 pub(super) fn clean(root: &Path) -> anyhow::Result<Removed> {
     if !root.join(MARK_FILE).exists() {
         if root.exists() {
-            bail!("{} is no directory of drover dev; it was left alone", root.display());
+            bail!(
+                "{} is no directory of drover dev; it was left alone",
+                root.display()
+            );
         }
         return Ok(Removed::default());
     }
     check_mark(root)?;
     // Also refuses while a `drover dev` uses it.
     let nodes = local::remove_all(&root.join("local"))?;
-    let mut removed = Removed { processes: nodes.processes, files: nodes.files };
+    let mut removed = Removed {
+        processes: nodes.processes,
+        files: nodes.files,
+    };
     removed.files += count(root).with_context(|| format!("cannot read {}", root.display()))?;
     fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))?;
     Ok(removed)
@@ -88,7 +121,11 @@ fn count(directory: &Path) -> io::Result<usize> {
     let mut files = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        files += if entry.file_type()?.is_dir() { count(&entry.path())? } else { 1 };
+        files += if entry.file_type()?.is_dir() {
+            count(&entry.path())?
+        } else {
+            1
+        };
     }
     Ok(files)
 }
@@ -117,8 +154,16 @@ mod tests {
         assert!(data.new);
         fs::create_dir(data.store()).unwrap();
         fs::write(data.store().join("db"), "x").unwrap();
+        fs::write(data.simulated("aws"), "{}").unwrap();
         assert!(!DataDir::open(&root).unwrap().new, "kept between runs");
-        assert_eq!(clean(&root).unwrap(), Removed { processes: 0, files: 2 });
+        assert_eq!(data.known_simulated(), ["aws"]);
+        assert_eq!(
+            clean(&root).unwrap(),
+            Removed {
+                processes: 0,
+                files: 3
+            }
+        );
         assert!(!root.exists());
         assert_eq!(clean(&root).unwrap(), Removed::default());
     }

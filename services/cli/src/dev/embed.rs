@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use anyhow::Context;
-use self::drover_orchestrator::Orchestrator;
+use drover_orchestrator::Orchestrator;
 use drover_platform_cloud::{
     PlatformServer, Settings as PlatformSettings,
     drivers::{local, simulated::SimulatedSettings},
@@ -28,7 +28,10 @@ pub(super) async fn listen(address: SocketAddr) -> Result<TcpListener, StartErro
 }
 
 fn settings(listen: SocketAddr) -> ServerSettings {
-    ServerSettings { listen, ..ServerSettings::default() }
+    ServerSettings {
+        listen,
+        ..ServerSettings::default()
+    }
 }
 
 /// Any free port on loopback.
@@ -38,22 +41,41 @@ fn ephemeral() -> ServerSettings {
 
 impl Servers {
     /// Starts the local platform, the simulated ones and the orchestrator.
-    pub(super) async fn start(data: &DataDir, simulated: &[String], listener: TcpListener) -> anyhow::Result<Self> {
+    pub(super) async fn start(
+        data: &DataDir,
+        simulated: &[String],
+        listener: TcpListener,
+    ) -> anyhow::Result<Self> {
         let mut platforms = Vec::new();
         let mut endpoints = BTreeMap::new();
         let local = local::Settings::new(data.local())?;
         let mut kinds: Vec<(String, PlatformSettings)> = vec![("local".into(), local.into())];
         for name in simulated {
             let state_file = Some(data.simulated(name));
-            kinds.push((name.clone(), SimulatedSettings { name: name.clone(), state_file, ..Default::default() }.into()));
+            kinds.push((
+                name.clone(),
+                SimulatedSettings {
+                    name: name.clone(),
+                    state_file,
+                    ..Default::default()
+                }
+                .into(),
+            ));
         }
         for (name, settings) in kinds {
-            let (platform, running) = start_platform(settings).await.with_context(|| format!("platform {name}"))?;
+            let (platform, running) = start_platform(settings)
+                .await
+                .with_context(|| format!("platform {name}"))?;
             endpoints.insert(name, format!("http://{}", running.address()));
             platforms.push((platform, running));
         }
         let (orchestrator, api) = start_orchestrator(&data.store(), listener).await?;
-        Ok(Self { orchestrator, api, platforms, endpoints })
+        Ok(Self {
+            orchestrator,
+            api,
+            platforms,
+            endpoints,
+        })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -79,20 +101,15 @@ async fn start_platform(settings: PlatformSettings) -> anyhow::Result<(PlatformS
     Ok((platform, running))
 }
 
-async fn start_orchestrator(store: &Path, listener: TcpListener) -> anyhow::Result<(Orchestrator, Running)> {
-    let settings = drover_orchestrator::Settings { data_dir: store.to_path_buf() };
+async fn start_orchestrator(
+    store: &Path,
+    listener: TcpListener,
+) -> anyhow::Result<(Orchestrator, Running)> {
+    let settings = drover_orchestrator::Settings {
+        data_dir: store.to_path_buf(),
+    };
     let orchestrator = Orchestrator::open(&settings).await?;
     let server = ServerSettings::default();
     let running = drover_server::spawn(orchestrator.service(), listener, &server, Shutdown::new())?;
     Ok((orchestrator, running))
-}
-// H5TEMP-BEGIN
-mod drover_orchestrator {
-    pub struct Settings { pub data_dir: std::path::PathBuf }
-    pub struct Orchestrator;
-    impl Orchestrator {
-        pub async fn open(s: &Settings) -> drover_core::Result<Self> { let _ = &s.data_dir; Err(drover_core::Error::internal("stub")) }
-        pub fn service(&self) -> drover_server::Service { drover_server::Service::new("x", "y") }
-        pub async fn shutdown(self) {}
-    }
 }

@@ -10,11 +10,7 @@ use drover_proto::orchestrator::v1::{Platform, PlatformSpec};
 use parking_lot::Mutex;
 use tokio::{task::JoinSet, time::Instant};
 
-use self::{
-    data::DataDir,
-    embed::Servers,
-    stream::Lines,
-};
+use self::{data::DataDir, embed::Servers, stream::Lines};
 use crate::{
     cli::DevArgs,
     client::{Change, Client},
@@ -34,9 +30,11 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
         drover_server::telemetry::init(drover_server::settings::LogFormat::Auto);
     }
     let elsewhere = elsewhere(&args.platform)?;
-    let simulated = simulated(&args.simulate);
-    let listener = embed::listen(args.listen).await.map_err(|error| Failure::failed(error.to_string()))?;
+    let listener = embed::listen(args.listen)
+        .await
+        .map_err(|error| Failure::failed(error.to_string()))?;
     let data = DataDir::open(&args.data_dir)?;
+    let simulated = simulated(args.simulate.iter().cloned().chain(data.known_simulated()));
     let servers = Servers::start(&data, &simulated, listener).await?;
     // Whatever goes wrong from here on, the servers are ended in order.
     let result = serve(&args, &servers, &data, elsewhere).await;
@@ -53,17 +51,21 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
 /// Names and addresses of `--platform NAME=URL`.
 fn elsewhere(words: &[String]) -> Outcome<Vec<(String, String)>> {
     let parse = |word: &String| match word.split_once('=') {
-        Some((name, url)) if !name.is_empty() && url.contains("://") => Ok((name.to_owned(), url.to_owned())),
-        _ => Err(Failure::usage(format!("`{word}` is no platform; write NAME=http://HOST:PORT"))),
+        Some((name, url)) if !name.is_empty() && url.contains("://") => {
+            Ok((name.to_owned(), url.to_owned()))
+        }
+        _ => Err(Failure::usage(format!(
+            "`{word}` is no platform; write NAME=http://HOST:PORT"
+        ))),
     };
     words.iter().map(parse).collect()
 }
 
 /// Names of the simulated platforms, the one that is always there first.
-fn simulated(names: &[String]) -> Vec<String> {
+fn simulated(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = BTreeSet::from(["local".to_owned()]);
     std::iter::once("simulated".to_owned())
-        .chain(names.iter().map(|name| name.trim().to_owned()))
+        .chain(names.map(|name| name.trim().to_owned()))
         .filter(|name| !name.is_empty() && seen.insert(name.clone()))
         .collect()
 }
@@ -91,7 +93,10 @@ async fn serve(
     let client = Client::connect(&format!("http://{}", servers.address()))?;
     let mut names: Vec<String> = servers.endpoints.keys().cloned().collect();
     names.extend(elsewhere.iter().map(|(name, _)| name.clone()));
-    output::line(&format!("Drover {} dev: loopback only, no login, not for production", env!("CARGO_PKG_VERSION")))?;
+    output::line(&format!(
+        "Drover {} dev: loopback only, no login, not for production",
+        env!("CARGO_PKG_VERSION")
+    ))?;
     output::line(&format!(
         "  API {} (gRPC, reflection) · platforms {} · data {} ({})",
         servers.address(),
@@ -99,12 +104,27 @@ async fn serve(
         shown(&args.data_dir),
         if data.new { "new" } else { "kept" }
     ))?;
-    let endpoints = servers.endpoints.iter().map(|(name, endpoint)| (name.clone(), endpoint.clone()));
+    let endpoints = servers
+        .endpoints
+        .iter()
+        .map(|(name, endpoint)| (name.clone(), endpoint.clone()));
     for (name, endpoint) in endpoints.chain(elsewhere) {
-        let spec = PlatformSpec { endpoint, ..Default::default() };
-        let platform = Platform { name: name.clone(), spec: Some(spec), ..Default::default() };
-        let answer = client.call(apply::register(&client, platform, false)).await?;
-        answer.warnings.iter().for_each(|warning| eprintln!("warning: platform/{name}: {warning}"));
+        let spec = PlatformSpec {
+            endpoint,
+            ..Default::default()
+        };
+        let platform = Platform {
+            name: name.clone(),
+            spec: Some(spec),
+            ..Default::default()
+        };
+        let answer = client
+            .call(apply::register(&client, platform, false))
+            .await?;
+        answer
+            .warnings
+            .iter()
+            .for_each(|warning| eprintln!("warning: platform/{name}: {warning}"));
     }
     let lines = Arc::new(Mutex::new(Lines::new(output::colours())));
     let mut watches = JoinSet::new();
@@ -115,7 +135,11 @@ async fn serve(
         apply::check(&client, &objects, &Options::default(), ", nothing applied").await?;
         apply::apply(&client, &objects, &Options::default()).await?
     };
-    let hint = Arc::new(Mutex::new(Hint { address: servers.address(), expected: applied.len(), shown: false }));
+    let hint = Arc::new(Mutex::new(Hint {
+        address: servers.address(),
+        expected: applied.len(),
+        shown: false,
+    }));
     watches.spawn(watch_nodes(client.clone(), lines.clone()));
     watches.spawn(watch_clusters(client, lines.clone(), hint.clone()));
     if applied.is_empty() {
@@ -156,7 +180,11 @@ async fn watch_nodes(client: Client, lines: Arc<Mutex<Lines>>) -> Outcome<()> {
     Err(failure)
 }
 
-async fn watch_clusters(client: Client, lines: Arc<Mutex<Lines>>, hint: Arc<Mutex<Hint>>) -> Outcome<()> {
+async fn watch_clusters(
+    client: Client,
+    lines: Arc<Mutex<Lines>>,
+    hint: Arc<Mutex<Hint>>,
+) -> Outcome<()> {
     let failure = client
         .watch_clusters(None, None, |change| {
             let line = match change {
@@ -167,7 +195,11 @@ async fn watch_clusters(client: Client, lines: Arc<Mutex<Lines>>, hint: Arc<Mute
             say(line)?;
             let lines = lines.lock();
             let mut hint = hint.lock();
-            if hint.expected > 0 && lines.all_ready().is_some_and(|ready| ready >= hint.expected) {
+            if hint.expected > 0
+                && lines
+                    .all_ready()
+                    .is_some_and(|ready| ready >= hint.expected)
+            {
                 hint.show(&lines);
             }
             ControlFlow::Continue(())
@@ -203,7 +235,10 @@ impl Hint {
         match lines.nodes().next() {
             Some(node) if self.expected > 0 => {
                 let (cluster, group) = (&node.cluster, &node.group);
-                let size = lines.nodes().filter(|other| other.cluster == *cluster && other.group == *group).count();
+                let size = lines
+                    .nodes()
+                    .filter(|other| other.cluster == *cluster && other.group == *group)
+                    .count();
                 commands.extend(crate::output::rows::pid(node).map(|pid| format!("kill -9 {pid}")));
                 commands.push(format!("drover get nodes {cluster}"));
                 commands.push(format!("drover scale {cluster} {group} {}", size + 2));
@@ -215,7 +250,10 @@ impl Hint {
             }
         }
         // Nothing is lost with a hint that nobody reads.
-        let _ = output::line(&format!("Next, in another terminal:  {}", commands.join(" · ")));
+        let _ = output::line(&format!(
+            "Next, in another terminal:  {}",
+            commands.join(" · ")
+        ));
     }
 }
 
@@ -229,11 +267,23 @@ fn farewell(lines: &Mutex<Lines>, directory: &Path) -> String {
             Some(format!("{}/{} (pid {pid})", node.cluster, node.name))
         })
         .collect();
-    let data = if directory == Path::new(".drover") { String::new() } else { format!(" --data-dir {}", directory.display()) };
+    let data = if directory == Path::new(".drover") {
+        String::new()
+    } else {
+        format!(" --data-dir {}", directory.display())
+    };
     if running.is_empty() {
-        return format!("Stopped; no node is running. Data is kept in {}; remove it: drover dev{data} --clean", shown(directory));
+        return format!(
+            "Stopped; no node is running. Data is kept in {}; remove it: drover dev{data} --clean",
+            shown(directory)
+        );
     }
-    let mut named = running.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let mut named = running
+        .iter()
+        .take(MAX_NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
     if running.len() > MAX_NAMED {
         named.push_str(&format!(" and {} more", running.len() - MAX_NAMED));
     }

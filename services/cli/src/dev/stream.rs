@@ -15,6 +15,9 @@ const NAME_WIDTH: usize = 12;
 /// Width of states.
 const STATE_WIDTH: usize = 8;
 
+/// States of a cluster that is on its way to what is wanted.
+const QUIET: [&str; 3] = ["Progressing", "ScalingUp", "ScalingDown"];
+
 /// What was shown so far.
 pub(super) struct Lines {
     nodes: BTreeMap<String, Node>,
@@ -31,7 +34,11 @@ struct Shown {
 
 impl Lines {
     pub(super) fn new(colours: bool) -> Self {
-        Self { nodes: BTreeMap::new(), clusters: BTreeMap::new(), colours }
+        Self {
+            nodes: BTreeMap::new(),
+            clusters: BTreeMap::new(),
+            colours,
+        }
     }
 
     /// Nodes that are there now.
@@ -41,12 +48,17 @@ impl Lines {
 
     /// Whether every cluster that was shown is ready, and how many there are.
     pub(super) fn all_ready(&self) -> Option<usize> {
-        self.clusters.values().all(|shown| shown.waiting.is_none()).then_some(self.clusters.len())
+        self.clusters
+            .values()
+            .all(|shown| shown.waiting.is_none())
+            .then_some(self.clusters.len())
     }
 
     /// The line for a change of a node. Nothing for a step on the way.
     pub(super) fn node(&mut self, node: &Node) -> Option<String> {
-        let before = self.nodes.insert(format!("{}/{}", node.cluster, node.id), node.clone());
+        let before = self
+            .nodes
+            .insert(format!("{}/{}", node.cluster, node.id), node.clone());
         let told = |node: &Node| (node.state, node.reason.clone());
         if before.as_ref().map(told) == Some(told(node)) {
             return None;
@@ -62,29 +74,57 @@ impl Lines {
                 about.extend(took(node));
             }
             // On the way, and nothing to say but that.
-            NodeState::Requested | NodeState::Provisioning | NodeState::Starting if node.reason.is_empty() => return None,
+            NodeState::Requested | NodeState::Provisioning | NodeState::Starting
+                if node.reason.is_empty() =>
+            {
+                return None;
+            }
             _ => {
                 about.push(node.reason.clone());
                 about.push(node.message.clone());
             }
         }
-        let time = node.state_time.and_then(|time| SystemTime::try_from(time).ok()).unwrap_or_else(SystemTime::now);
+        let time = node
+            .state_time
+            .and_then(|time| SystemTime::try_from(time).ok())
+            .unwrap_or_else(SystemTime::now);
         let state = rows::node_state(node.state());
-        Some(self.line(time, &format!("{}/{}", node.cluster, node.name), &state, &about))
+        Some(self.line(
+            time,
+            &format!("{}/{}", node.cluster, node.name),
+            &state,
+            &about,
+        ))
     }
 
     /// The line for a node that is gone.
     pub(super) fn node_gone(&mut self, key: &str) -> Option<String> {
         let node = self.nodes.remove(key)?;
         let about = [node.reason.clone()];
-        Some(self.line(SystemTime::now(), &format!("{}/{}", node.cluster, node.name), "Gone", &about))
+        Some(self.line(
+            SystemTime::now(),
+            &format!("{}/{}", node.cluster, node.name),
+            "Gone",
+            &about,
+        ))
     }
 
     /// The line for a change of a cluster.
     pub(super) fn cluster(&mut self, cluster: &Cluster, now: Instant) -> Option<String> {
-        let current = cluster.status.as_ref().is_some_and(|status| status.observed_generation >= cluster.generation);
-        let ready = current && cluster.status.as_ref().is_some_and(|status| status.phase() == ClusterPhase::Ready);
-        let status = if ready { rows::cluster_status(cluster) } else { not_ready(cluster) };
+        let current = cluster
+            .status
+            .as_ref()
+            .is_some_and(|status| status.observed_generation >= cluster.generation);
+        let ready = current
+            && cluster
+                .status
+                .as_ref()
+                .is_some_and(|status| status.phase() == ClusterPhase::Ready);
+        let status = if ready {
+            rows::cluster_status(cluster)
+        } else {
+            not_ready(cluster)
+        };
         let before = self.clusters.remove(&cluster.name);
         let waiting = match (ready, before.as_ref().and_then(|shown| shown.waiting)) {
             (true, _) => None,
@@ -92,10 +132,17 @@ impl Lines {
         };
         let since = before.as_ref().and_then(|shown| shown.waiting);
         let unchanged = before.as_ref().is_some_and(|shown| shown.status == status);
-        // The first sight of a cluster that is on its way says nothing.
-        let first_steps = before.is_none() && !ready;
-        self.clusters.insert(cluster.name.clone(), Shown { status: status.clone(), waiting });
-        if unchanged || first_steps {
+        let was_ready = before.as_ref().is_some_and(|shown| shown.waiting.is_none());
+        // Steps on the way say nothing, unless it was there already.
+        let on_the_way = !ready && !was_ready && QUIET.contains(&status.as_str());
+        self.clusters.insert(
+            cluster.name.clone(),
+            Shown {
+                status: status.clone(),
+                waiting,
+            },
+        );
+        if unchanged || on_the_way {
             return None;
         }
         let mut about = rows::Readiness::of(cluster).words();
@@ -113,9 +160,21 @@ impl Lines {
 
     fn line(&self, time: SystemTime, name: &str, state: &str, about: &[String]) -> String {
         let padding = " ".repeat(STATE_WIDTH.saturating_sub(state.chars().count()));
-        let state = if self.colours { paint(state) } else { state.to_owned() };
-        let about: Vec<&str> = about.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
-        let line = format!("{}  {name:NAME_WIDTH$}  {state}{padding} {}", age::clock(time), about.join("  "));
+        let state = if self.colours {
+            paint(state)
+        } else {
+            state.to_owned()
+        };
+        let about: Vec<&str> = about
+            .iter()
+            .map(String::as_str)
+            .filter(|text| !text.is_empty())
+            .collect();
+        let line = format!(
+            "{}  {name:NAME_WIDTH$}  {state}{padding} {}",
+            age::clock(time),
+            about.join("  ")
+        );
         line.trim_end().to_owned()
     }
 }
@@ -162,8 +221,14 @@ mod tests {
             state: state.into(),
             agent_address: Some("grpc://127.0.0.1:41001".into()),
             provider_id: "local://host/41822".into(),
-            create_time: Some(Timestamp { seconds: 1_000, nanos: 0 }),
-            state_time: Some(Timestamp { seconds: 1_000, nanos: 190_000_000 }),
+            create_time: Some(Timestamp {
+                seconds: 1_000,
+                nanos: 0,
+            }),
+            state_time: Some(Timestamp {
+                seconds: 1_000,
+                nanos: 190_000_000,
+            }),
             ..Default::default()
         }
     }
@@ -184,10 +249,20 @@ mod tests {
         assert_eq!(lines.node(&node(NodeState::Ready)), None, "nothing new");
         let mut dead = node(NodeState::Failed);
         dead.reason = "Terminated".into();
-        assert_eq!(rest(lines.node(&dead)), "  hello/web-0   Failed   Terminated");
-        assert_eq!(rest(lines.node_gone("hello/web-0-x7k2p")), "  hello/web-0   Gone     Terminated");
+        assert_eq!(
+            rest(lines.node(&dead)),
+            "  hello/web-0   Failed   Terminated"
+        );
+        assert_eq!(
+            rest(lines.node_gone("hello/web-0-x7k2p")),
+            "  hello/web-0   Gone     Terminated"
+        );
 
-        let group = GroupStatus { size: 3, ready: 3, ..Default::default() };
+        let group = GroupStatus {
+            size: 3,
+            ready: 3,
+            ..Default::default()
+        };
         let cluster = |phase: ClusterPhase| Cluster {
             name: "hello".into(),
             generation: 1,
@@ -201,8 +276,14 @@ mod tests {
         };
         let start = Instant::now();
         let later = start + Duration::from_millis(300);
-        assert_eq!(lines.cluster(&cluster(ClusterPhase::Progressing), start), None);
-        assert_eq!(rest(lines.cluster(&cluster(ClusterPhase::Ready), later)), "  hello         Ready    3 of 3 in 0.30 s");
+        assert_eq!(
+            lines.cluster(&cluster(ClusterPhase::Progressing), start),
+            None
+        );
+        assert_eq!(
+            rest(lines.cluster(&cluster(ClusterPhase::Ready), later)),
+            "  hello         Ready    3 of 3 in 0.30 s"
+        );
         assert_eq!(lines.all_ready(), Some(1));
     }
 }

@@ -9,7 +9,9 @@ use std::{
 };
 
 use prost::Message;
-use prost_reflect::{DynamicMessage, Kind, MapKey, MessageDescriptor, ReflectMessage, Value as Dynamic};
+use prost_reflect::{
+    DynamicMessage, Kind, MapKey, MessageDescriptor, ReflectMessage, Value as Dynamic,
+};
 use prost_types::{Struct, Value as Free, value::Kind as FreeKind};
 
 use super::{
@@ -36,7 +38,13 @@ pub(crate) struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    pub(crate) fn error(&mut self, span: Span, path: &str, message: impl Into<String>, expected: &str) {
+    pub(crate) fn error(
+        &mut self,
+        span: Span,
+        path: &str,
+        message: impl Into<String>,
+        expected: &str,
+    ) {
         let mut diagnostic = Diagnostic::new(self.source, span, path, message).kind(self.kind);
         if !expected.is_empty() {
             diagnostic = diagnostic.expected(expected);
@@ -46,7 +54,12 @@ impl Decoder<'_> {
 
     pub(crate) fn mismatch(&mut self, node: &Node, path: &str, expected: &str) {
         let found = node.describe();
-        self.error(node.span, path, format!("wrong value: {found}"), &format!("expected {expected}"));
+        self.error(
+            node.span,
+            path,
+            format!("wrong value: {found}"),
+            &format!("expected {expected}"),
+        );
     }
 
     /// Reports every key that is not known.
@@ -56,15 +69,25 @@ impl Decoder<'_> {
         match suggestion.and_then(|name| known.iter().find(|(key, _)| *key == name)) {
             Some((name, expectation)) => {
                 let message = format!("unknown field `{}`, did you mean `{name}`?", entry.key);
-                self.error(entry.span, &path, message, &format!("expected {expectation}"));
+                self.error(
+                    entry.span,
+                    &path,
+                    message,
+                    &format!("expected {expectation}"),
+                );
             }
             None => {
-                let mut names: Vec<String> = known.iter().map(|(key, _)| (*key).to_owned()).collect();
+                let mut names: Vec<String> =
+                    known.iter().map(|(key, _)| (*key).to_owned()).collect();
                 if names.len() > MAX_LISTED_KEYS {
                     names.truncate(MAX_LISTED_KEYS);
                     names.push("…".into());
                 }
-                let expected = if names.is_empty() { "no field".into() } else { schema::one_of(&names) };
+                let expected = if names.is_empty() {
+                    "no field".into()
+                } else {
+                    schema::one_of(&names)
+                };
                 let message = format!("unknown field `{}`", entry.key);
                 self.error(entry.span, &path, message, &format!("expected {expected}"));
             }
@@ -83,26 +106,44 @@ impl Decoder<'_> {
     }
 
     /// A message from a map of its fields.
-    pub(crate) fn message(&mut self, descriptor: &MessageDescriptor, node: &Node, path: &str) -> DynamicMessage {
+    pub(crate) fn message(
+        &mut self,
+        descriptor: &MessageDescriptor,
+        node: &Node,
+        path: &str,
+    ) -> DynamicMessage {
         let entries = self.map(node, path, "a map");
         self.message_of(descriptor, entries, path)
     }
 
-    fn message_of(&mut self, descriptor: &MessageDescriptor, entries: &[Entry], path: &str) -> DynamicMessage {
+    fn message_of(
+        &mut self,
+        descriptor: &MessageDescriptor,
+        entries: &[Entry],
+        path: &str,
+    ) -> DynamicMessage {
         let fields = schema::fields(descriptor);
         let mut message = DynamicMessage::new(descriptor.clone());
         let mut given: BTreeMap<String, String> = BTreeMap::new();
         for entry in entries {
             let Some(field) = fields.iter().find(|field| field.key == entry.key) else {
-                let known: Vec<(&str, String)> =
-                    fields.iter().map(|field| (field.key.as_str(), schema::expectation(field))).collect();
+                let known: Vec<(&str, String)> = fields
+                    .iter()
+                    .map(|field| (field.key.as_str(), schema::expectation(field)))
+                    .collect();
                 self.unknown(entry, path, &known);
                 continue;
             };
             let path = join(path, &entry.key);
             // Two ways to write one field, or two members of a oneof.
-            let choice = field.descriptor.containing_oneof().filter(|oneof| !oneof.is_synthetic());
-            let place = choice.map_or_else(|| field.descriptor.name().to_owned(), |oneof| format!("oneof {}", oneof.name()));
+            let choice = field
+                .descriptor
+                .containing_oneof()
+                .filter(|oneof| !oneof.is_synthetic());
+            let place = choice.map_or_else(
+                || field.descriptor.name().to_owned(),
+                |oneof| format!("oneof {}", oneof.name()),
+            );
             if let Some(first) = given.insert(place, entry.key.clone()) {
                 let message = format!("`{}` and `{first}` exclude each other", entry.key);
                 self.error(entry.span, &path, message, "only one of them may be given");
@@ -120,7 +161,9 @@ impl Decoder<'_> {
                 if let Some(content) = self.file(node, path) {
                     match String::from_utf8(content) {
                         Ok(text) => message.set_field(&field.descriptor, Dynamic::String(text)),
-                        Err(_) => self.error(node.span, path, "the file is not text", "expected UTF-8"),
+                        Err(_) => {
+                            self.error(node.span, path, "the file is not text", "expected UTF-8");
+                        }
                     }
                 }
             }
@@ -163,7 +206,9 @@ impl Decoder<'_> {
             Shape::Amount => self.amount(field, node, path),
             Shape::Port => self.port(field, node, path),
             Shape::Quantity => match &node.value {
-                Value::Scalar { text, .. } if scalar::is_quantity(text) => Some(Dynamic::String(text.clone())),
+                Value::Scalar { text, .. } if scalar::is_quantity(text) => {
+                    Some(Dynamic::String(text.clone()))
+                }
                 _ => self.refuse(node, path, &expectation()),
             },
             Shape::Base64 => match node.text().and_then(scalar::from_base64) {
@@ -173,14 +218,24 @@ impl Decoder<'_> {
             Shape::Enum(descriptor) => {
                 let values = schema::enum_values(descriptor);
                 let text = node.text();
-                if let Some((_, number)) = values.iter().find(|(name, _)| Some(name.as_str()) == text) {
+                if let Some((_, number)) =
+                    values.iter().find(|(name, _)| Some(name.as_str()) == text)
+                {
                     return Some(Dynamic::EnumNumber(*number));
                 }
-                let suggestion = text.and_then(|text| schema::closest(text, values.iter().map(|(name, _)| name.as_str())));
+                let suggestion = text.and_then(|text| {
+                    schema::closest(text, values.iter().map(|(name, _)| name.as_str()))
+                });
                 match (text, suggestion) {
                     (Some(text), Some(suggestion)) => {
-                        let message = format!("unknown value `{text}`, did you mean `{suggestion}`?");
-                        self.error(node.span, path, message, &format!("expected {}", expectation()));
+                        let message =
+                            format!("unknown value `{text}`, did you mean `{suggestion}`?");
+                        self.error(
+                            node.span,
+                            path,
+                            message,
+                            &format!("expected {}", expectation()),
+                        );
                         None
                     }
                     _ => self.refuse(node, path, &expectation()),
@@ -193,11 +248,15 @@ impl Decoder<'_> {
                 Some(Dynamic::Message(self.message(descriptor, node, path)))
             }
             Shape::List(item) => {
-                let Value::List(items) = &node.value else { return self.refuse(node, path, &expectation()) };
+                let Value::List(items) = &node.value else {
+                    return self.refuse(node, path, &expectation());
+                };
                 let values = items
                     .iter()
                     .enumerate()
-                    .filter_map(|(position, node)| self.item(item, field, node, &index(path, position)))
+                    .filter_map(|(position, node)| {
+                        self.item(item, field, node, &index(path, position))
+                    })
                     .collect();
                 Some(Dynamic::List(values))
             }
@@ -212,11 +271,15 @@ impl Decoder<'_> {
             }
             Shape::Groups(descriptor) => Some(Dynamic::List(self.groups(descriptor, node, path))),
             Shape::Platforms(descriptor) => {
-                let Value::List(items) = &node.value else { return self.refuse(node, path, &expectation()) };
+                let Value::List(items) = &node.value else {
+                    return self.refuse(node, path, &expectation());
+                };
                 let values = items.iter().enumerate().filter_map(|(position, node)| {
                     let path = index(path, position);
                     match node.scalar() {
-                        Some(_) => self.text(node, &path, "the name of a platform").map(|name| named(descriptor, &name)),
+                        Some(_) => self
+                            .text(node, &path, "the name of a platform")
+                            .map(|name| named(descriptor, &name)),
                         None => Some(self.message(descriptor, node, &path)),
                     }
                 });
@@ -241,7 +304,11 @@ impl Decoder<'_> {
         for entry in self.map(node, path, "a map of groups by name") {
             let path = join(path, &entry.key);
             // `web:` alone is a group of which everything is inherited.
-            let entries = if entry.value.is_null() { &[] } else { self.map(&entry.value, &path, "a map") };
+            let entries = if entry.value.is_null() {
+                &[]
+            } else {
+                self.map(&entry.value, &path, "a map")
+            };
             let mut group = self.message_of(descriptor, entries, &path);
             group.set_field_by_name("name", Dynamic::String(entry.key.clone()));
             groups.push(Dynamic::Message(group));
@@ -259,54 +326,77 @@ impl Decoder<'_> {
     pub(crate) fn text(&mut self, node: &Node, path: &str, expected: &str) -> Option<String> {
         let advice = match node.scalar() {
             Some(Scalar::Text(text)) => return Some(text.to_owned()),
-            Some(Scalar::Float(number)) if number.is_finite() => format!("quote it: YAML reads {number}"),
+            Some(Scalar::Float(number)) if number.is_finite() => {
+                format!("quote it: YAML reads {number}")
+            }
             Some(Scalar::Integer(_) | Scalar::Bool(_) | Scalar::Float(_)) => "quote it".into(),
-            Some(Scalar::Ambiguous(text)) => format!("quote it: a bare {text} is not the same to all readers of YAML"),
+            Some(Scalar::Ambiguous(text)) => {
+                format!("quote it: a bare {text} is not the same to all readers of YAML")
+            }
             _ => {
                 self.mismatch(node, path, expected);
                 return None;
             }
         };
         let found = node.describe();
-        self.error(node.span, path, format!("wrong value: {found}, expected a text"), &advice);
+        self.error(
+            node.span,
+            path,
+            format!("wrong value: {found}, expected a text"),
+            &advice,
+        );
         None
     }
 
     fn integer(&mut self, field: &Field, max: u64, node: &Node, path: &str) -> Option<Dynamic> {
         let (min, max) = schema::range(field).unwrap_or((0, max));
         let number = match node.scalar() {
-            Some(Scalar::Integer(number)) => u64::try_from(number).ok().filter(|number| (min..=max).contains(number)),
+            Some(Scalar::Integer(number)) => u64::try_from(number)
+                .ok()
+                .filter(|number| (min..=max).contains(number)),
             _ => None,
         };
-        let Some(number) = number else { return self.refuse(node, path, &schema::expectation(field)) };
+        let Some(number) = number else {
+            return self.refuse(node, path, &schema::expectation(field));
+        };
         Some(match field.descriptor.kind() {
             Kind::Uint64 | Kind::Fixed64 => Dynamic::U64(number),
-            Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => Dynamic::I64(i64::try_from(number).ok()?),
-            Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => Dynamic::I32(i32::try_from(number).ok()?),
+            Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => {
+                Dynamic::I64(i64::try_from(number).ok()?)
+            }
+            Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => {
+                Dynamic::I32(i32::try_from(number).ok()?)
+            }
             _ => Dynamic::U32(u32::try_from(number).ok()?),
         })
     }
 
     fn amount(&mut self, field: &Field, node: &Node, path: &str) -> Option<Dynamic> {
-        let Kind::Message(descriptor) = field.descriptor.kind() else { return None };
+        let Kind::Message(descriptor) = field.descriptor.kind() else {
+            return None;
+        };
         let mut message = DynamicMessage::new(descriptor);
         match node.scalar() {
             Some(Scalar::Integer(count)) if (0..=10_000).contains(&count) => {
                 message.set_field_by_name("count", Dynamic::U32(u32::try_from(count).ok()?));
             }
-            Some(Scalar::Text(text)) => match text.strip_suffix('%').and_then(|share| share.parse().ok()) {
-                Some(percent @ 0..=100) if !text.starts_with('+') => {
-                    message.set_field_by_name("percent", Dynamic::U32(percent));
+            Some(Scalar::Text(text)) => {
+                match text.strip_suffix('%').and_then(|share| share.parse().ok()) {
+                    Some(percent @ 0..=100) if !text.starts_with('+') => {
+                        message.set_field_by_name("percent", Dynamic::U32(percent));
+                    }
+                    _ => return self.refuse(node, path, &schema::expectation(field)),
                 }
-                _ => return self.refuse(node, path, &schema::expectation(field)),
-            },
+            }
             _ => return self.refuse(node, path, &schema::expectation(field)),
         }
         Some(Dynamic::Message(message))
     }
 
     fn port(&mut self, field: &Field, node: &Node, path: &str) -> Option<Dynamic> {
-        let Kind::Message(descriptor) = field.descriptor.kind() else { return None };
+        let Kind::Message(descriptor) = field.descriptor.kind() else {
+            return None;
+        };
         let mut message = DynamicMessage::new(descriptor);
         match node.scalar() {
             Some(Scalar::Integer(number @ 1..=65_535)) => {
@@ -321,7 +411,9 @@ impl Decoder<'_> {
     }
 
     fn transcode(&mut self, field: &Field, value: &impl Message) -> Option<Dynamic> {
-        let Kind::Message(descriptor) = field.descriptor.kind() else { return None };
+        let Kind::Message(descriptor) = field.descriptor.kind() else {
+            return None;
+        };
         let mut message = DynamicMessage::new(descriptor);
         message.transcode_from(value).ok()?;
         Some(Dynamic::Message(message))
@@ -354,10 +446,19 @@ impl Decoder<'_> {
                 Scalar::Null => FreeKind::NullValue(0),
                 Scalar::Bool(value) => FreeKind::BoolValue(value),
                 Scalar::Text(text) => FreeKind::StringValue(text.to_owned()),
-                #[expect(clippy::cast_precision_loss, reason = "checked to be within what a double holds exactly")]
-                Scalar::Integer(number) if number.abs() <= MAX_SAFE_INTEGER => FreeKind::NumberValue(number as f64),
+                #[expect(
+                    clippy::cast_precision_loss,
+                    reason = "checked to be within what a double holds exactly"
+                )]
+                Scalar::Integer(number) if number.abs() <= MAX_SAFE_INTEGER => {
+                    FreeKind::NumberValue(number as f64)
+                }
                 Scalar::Integer(_) => {
-                    self.mismatch(node, path, "a number up to 2^53; quote it to keep its digits");
+                    self.mismatch(
+                        node,
+                        path,
+                        "a number up to 2^53; quote it to keep its digits",
+                    );
                     return None;
                 }
                 Scalar::Float(number) if number.is_finite() => FreeKind::NumberValue(number),
@@ -366,8 +467,15 @@ impl Decoder<'_> {
                     return None;
                 }
                 Scalar::Ambiguous(text) => {
-                    let message = format!("wrong value: a bare {text} is not the same to all readers of YAML");
-                    self.error(node.span, path, message, "quote it, or write true, false or the number meant");
+                    let message = format!(
+                        "wrong value: a bare {text} is not the same to all readers of YAML"
+                    );
+                    self.error(
+                        node.span,
+                        path,
+                        message,
+                        "quote it, or write true, false or the number meant",
+                    );
                     return None;
                 }
             },
@@ -376,16 +484,30 @@ impl Decoder<'_> {
     }
 
     fn user_data_from(&mut self, message: &mut DynamicMessage, node: &Node, path: &str) {
-        let known = [("file", "a path relative to the manifest".to_owned()), ("secretKeyRef", "a map".to_owned())];
-        let entries = self.map(node, path, "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}");
+        let known = [
+            ("file", "a path relative to the manifest".to_owned()),
+            ("secretKeyRef", "a map".to_owned()),
+        ];
+        let entries = self.map(
+            node,
+            path,
+            "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}",
+        );
         if entries.len() > 1 {
-            self.error(node.span, path, "more than one source", "expected file or secretKeyRef");
+            self.error(
+                node.span,
+                path,
+                "more than one source",
+                "expected file or secretKeyRef",
+            );
             return;
         }
         for entry in entries {
             match entry.key.as_str() {
                 "file" => {
-                    let Some(content) = self.file(node, path) else { continue };
+                    let Some(content) = self.file(node, path) else {
+                        continue;
+                    };
                     let (field, value) = match String::from_utf8(content) {
                         Ok(text) => ("text", Dynamic::String(text)),
                         Err(error) => ("binary", Dynamic::Bytes(error.into_bytes().into())),
@@ -396,7 +518,8 @@ impl Decoder<'_> {
                     if let Some(field) = message.descriptor().get_field_by_name("secret_key")
                         && let Kind::Message(descriptor) = field.kind()
                     {
-                        let value = self.message(&descriptor, &entry.value, &join(path, &entry.key));
+                        let value =
+                            self.message(&descriptor, &entry.value, &join(path, &entry.key));
                         message.set_field(&field, Dynamic::Message(value));
                     }
                 }
@@ -409,7 +532,11 @@ impl Decoder<'_> {
     fn file(&mut self, node: &Node, path: &str) -> Option<Vec<u8>> {
         let entries = self.map(node, path, "a map {file: PATH}");
         for entry in entries.iter().filter(|entry| entry.key != "file") {
-            self.unknown(entry, path, &[("file", "a path relative to the manifest".into())]);
+            self.unknown(
+                entry,
+                path,
+                &[("file", "a path relative to the manifest".into())],
+            );
         }
         let file = entries.iter().find(|entry| entry.key == "file")?;
         let path = join(path, "file");
@@ -417,7 +544,12 @@ impl Decoder<'_> {
         match read_limited(&self.base.join(&name), MAX_INCLUDED_BYTES) {
             Ok(content) => Some(content),
             Err(error) => {
-                self.error(file.value.span, &path, format!("cannot read {name}: {error}"), "");
+                self.error(
+                    file.value.span,
+                    &path,
+                    format!("cannot read {name}: {error}"),
+                    "",
+                );
                 None
             }
         }
@@ -444,7 +576,10 @@ pub(crate) fn read_stream(stream: impl Read, limit: u64) -> std::io::Result<Vec<
     let mut content = Vec::new();
     stream.take(limit + 1).read_to_end(&mut content)?;
     if content.len() as u64 > limit {
-        return Err(std::io::Error::other(format!("it is larger than {} KiB", limit / 1024)));
+        return Err(std::io::Error::other(format!(
+            "it is larger than {} KiB",
+            limit / 1024
+        )));
     }
     Ok(content)
 }

@@ -33,7 +33,14 @@ impl Diagnostic {
         path: impl Into<String>,
         message: impl Into<String>,
     ) -> Self {
-        Self { source: source.clone(), span, path: path.into(), message: message.into(), expected: None, kind: None }
+        Self {
+            source: source.clone(),
+            span,
+            path: path.into(),
+            message: message.into(),
+            expected: None,
+            kind: None,
+        }
     }
 
     #[must_use]
@@ -49,7 +56,10 @@ impl Diagnostic {
     }
 
     fn place(&self) -> String {
-        let mut place = format!("{}:{}:{}", self.source.name, self.span.line, self.span.column);
+        let mut place = format!(
+            "{}:{}:{}",
+            self.source.name, self.span.line, self.span.column
+        );
         if !self.path.is_empty() {
             let _ = write!(place, "  {}", self.path);
         }
@@ -69,7 +79,11 @@ pub(crate) struct Diagnostics {
 
 impl Diagnostics {
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
-        let same_file = self.items.iter().filter(|other| Arc::ptr_eq(&other.source, &diagnostic.source)).count();
+        let same_file = self
+            .items
+            .iter()
+            .filter(|other| Arc::ptr_eq(&other.source, &diagnostic.source))
+            .count();
         if same_file >= MAX_DIAGNOSTICS {
             self.omitted += 1;
         } else {
@@ -113,7 +127,9 @@ impl Diagnostics {
                 line.chars().count() <= MAX_LINE
                     && !self.is_hidden(item)
                     && !shown.is_some_and(|(source, shown)| {
-                        Arc::ptr_eq(source, &item.source) && shown == item.span.line && item.expected.is_none()
+                        Arc::ptr_eq(source, &item.source)
+                            && shown == item.span.line
+                            && item.expected.is_none()
                     })
             });
             match line {
@@ -123,7 +139,12 @@ impl Diagnostics {
                 }
                 None => match &item.expected {
                     Some(expected) => {
-                        let _ = writeln!(out, "error: {}: {expected}  --> {}", item.message, item.place());
+                        let _ = writeln!(
+                            out,
+                            "error: {}: {expected}  --> {}",
+                            item.message,
+                            item.place()
+                        );
                     }
                     None => {
                         let _ = writeln!(out, "error: {}  --> {}", item.message, item.place());
@@ -132,9 +153,16 @@ impl Diagnostics {
             }
         }
         let total = items.len() + self.omitted;
-        let _ = write!(out, "{total} error{}{outcome}.", if total == 1 { "" } else { "s" });
+        let _ = write!(
+            out,
+            "{total} error{}{outcome}.",
+            if total == 1 { "" } else { "s" }
+        );
         if self.omitted > 0 {
-            let _ = write!(out, " Only the first {MAX_DIAGNOSTICS} of a file are shown.");
+            let _ = write!(
+                out,
+                " Only the first {MAX_DIAGNOSTICS} of a file are shown."
+            );
         }
         if let Some(field) = items.iter().find_map(|item| item.explain()) {
             let _ = write!(out, " Fields: drover explain {field}");
@@ -146,22 +174,46 @@ impl Diagnostics {
 fn snippet(out: &mut String, item: &Diagnostic, line: &str) {
     let number = item.span.line.to_string();
     let _ = writeln!(out, "error: {}", item.message);
-    let _ = writeln!(out, "{:width$}--> {}", "", item.place(), width = number.len() + 1);
+    let _ = writeln!(
+        out,
+        "{:width$}--> {}",
+        "",
+        item.place(),
+        width = number.len() + 1
+    );
     let _ = writeln!(out, " {number} | {line}");
     // Tabs stay tabs, so that the carets stand below what they mean.
-    let indent: String =
-        line.chars().take(item.span.column.saturating_sub(1)).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
-    let room = line.chars().count().saturating_sub(item.span.column - 1).max(1);
+    let indent: String = line
+        .chars()
+        .take(item.span.column.saturating_sub(1))
+        .map(|c| if c == '\t' { '\t' } else { ' ' })
+        .collect();
+    let room = line
+        .chars()
+        .count()
+        .saturating_sub(item.span.column - 1)
+        .max(1);
     let carets = "^".repeat(item.span.length.clamp(1, room));
-    let note = item.expected.as_deref().map(|expected| format!(" {expected}")).unwrap_or_default();
-    let _ = writeln!(out, " {:width$} | {indent}{carets}{note}", "", width = number.len());
+    let note = item
+        .expected
+        .as_deref()
+        .map(|expected| format!(" {expected}"))
+        .unwrap_or_default();
+    let _ = writeln!(
+        out,
+        " {:width$} | {indent}{carets}{note}",
+        "",
+        width = number.len()
+    );
 }
 
 impl Diagnostic {
     /// Values of secrets have no line of their own to show when the file could not be read at all.
     fn path_is_readable(&self) -> bool {
         !(self.path.is_empty()
-            && ["kind: Secret", "stringData", "userData", "\"Secret\""].iter().any(|mark| self.source.text.contains(mark)))
+            && ["kind: Secret", "stringData", "userData", "\"Secret\""]
+                .iter()
+                .any(|mark| self.source.text.contains(mark)))
     }
 
     /// Where the fields beside an unknown one are explained: its path without names and positions.

@@ -15,21 +15,40 @@ use super::{
 pub(crate) fn cluster(cluster: &Cluster) -> anyhow::Result<Yaml> {
     let mut metadata = vec![("name".to_owned(), Yaml::text(&cluster.name))];
     if !cluster.labels.is_empty() {
-        let labels = cluster.labels.iter().map(|(key, value)| (key.clone(), Yaml::text(value))).collect();
+        let labels = cluster
+            .labels
+            .iter()
+            .map(|(key, value)| (key.clone(), Yaml::text(value)))
+            .collect();
         metadata.push(("labels".to_owned(), Yaml::Map(labels)));
     }
     let spec = cluster.spec.clone().unwrap_or_default();
-    document("Cluster", metadata, &spec, "drover.orchestrator.v1.ClusterSpec")
+    document(
+        "Cluster",
+        metadata,
+        &spec,
+        "drover.orchestrator.v1.ClusterSpec",
+    )
 }
 
 /// The manifest of a platform.
 pub(crate) fn platform(platform: &Platform) -> anyhow::Result<Yaml> {
     let metadata = vec![("name".to_owned(), Yaml::text(&platform.name))];
     let spec = platform.spec.clone().unwrap_or_default();
-    document("Platform", metadata, &spec, "drover.orchestrator.v1.PlatformSpec")
+    document(
+        "Platform",
+        metadata,
+        &spec,
+        "drover.orchestrator.v1.PlatformSpec",
+    )
 }
 
-fn document(kind: &str, metadata: Vec<(String, Yaml)>, spec: &impl Message, name: &str) -> anyhow::Result<Yaml> {
+fn document(
+    kind: &str,
+    metadata: Vec<(String, Yaml)>,
+    spec: &impl Message,
+    name: &str,
+) -> anyhow::Result<Yaml> {
     let descriptor = schema::message(name)?;
     let mut dynamic = DynamicMessage::new(descriptor.clone());
     dynamic.transcode_from(spec)?;
@@ -45,8 +64,10 @@ fn message(descriptor: &MessageDescriptor, message: &DynamicMessage) -> Yaml {
     let mut entries = Vec::new();
     for field in schema::fields(descriptor) {
         // The long form is written by the field itself.
-        if matches!(field.shape, Shape::PlatformName | Shape::File | Shape::FileOrSecret)
-            || !message.has_field(&field.descriptor)
+        if matches!(
+            field.shape,
+            Shape::PlatformName | Shape::File | Shape::FileOrSecret
+        ) || !message.has_field(&field.descriptor)
         {
             continue;
         }
@@ -62,14 +83,21 @@ fn message(descriptor: &MessageDescriptor, message: &DynamicMessage) -> Yaml {
 
 /// The name of the only platform, if it has no settings.
 fn single_platform(field: &Field, value: &Value) -> Option<String> {
-    let (Shape::Platforms(_), Value::List(choices)) = (&field.shape, value) else { return None };
-    let [Value::Message(choice)] = choices.as_slice() else { return None };
+    let (Shape::Platforms(_), Value::List(choices)) = (&field.shape, value) else {
+        return None;
+    };
+    let [Value::Message(choice)] = choices.as_slice() else {
+        return None;
+    };
     let named = choice.fields().all(|(field, _)| field.name() == "name");
     named.then(|| text_of(choice, "name"))
 }
 
 fn text_of(message: &DynamicMessage, field: &str) -> String {
-    message.get_field_by_name(field).and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+    message
+        .get_field_by_name(field)
+        .and_then(|value| value.as_str().map(str::to_owned))
+        .unwrap_or_default()
 }
 
 fn value(shape: &Shape, found: &Value) -> Option<Yaml> {
@@ -100,15 +128,26 @@ fn value(shape: &Shape, found: &Value) -> Option<Yaml> {
                 .map(|group| (text_of(group, "name"), message(descriptor, group)))
                 .collect(),
         ),
-        (Shape::List(item), Value::List(items)) => Yaml::List(items.iter().filter_map(|found| value(item, found)).collect()),
+        (Shape::List(item), Value::List(items)) => Yaml::List(
+            items
+                .iter()
+                .filter_map(|found| value(item, found))
+                .collect(),
+        ),
         (Shape::Message(descriptor), Value::Message(found)) => message(descriptor, found),
         (Shape::Platforms(descriptor), Value::List(choices)) => Yaml::List(
-            choices.iter().filter_map(Value::as_message).map(|choice| message(descriptor, choice)).collect(),
+            choices
+                .iter()
+                .filter_map(Value::as_message)
+                .map(|choice| message(descriptor, choice))
+                .collect(),
         ),
         (Shape::TextMap, Value::Map(entries)) => {
             let mut entries: Vec<(String, Yaml)> = entries
                 .iter()
-                .filter_map(|(key, value)| Some((key.as_str()?.to_owned(), Yaml::text(value.as_str()?))))
+                .filter_map(|(key, value)| {
+                    Some((key.as_str()?.to_owned(), Yaml::text(value.as_str()?)))
+                })
                 .collect();
             entries.sort_by(|a, b| a.0.cmp(&b.0));
             Yaml::Map(entries)
@@ -125,7 +164,13 @@ fn value(shape: &Shape, found: &Value) -> Option<Yaml> {
 }
 
 fn free_map(fields: &Struct) -> Yaml {
-    Yaml::Map(fields.fields.iter().map(|(key, value)| (key.clone(), free(value))).collect())
+    Yaml::Map(
+        fields
+            .fields
+            .iter()
+            .map(|(key, value)| (key.clone(), free(value)))
+            .collect(),
+    )
 }
 
 /// A free-form value.
@@ -147,5 +192,9 @@ fn format_number(number: f64) -> String {
     }
     let text = format!("{number:?}");
     // A reader of YAML takes `1e300` for a text.
-    if text.contains('e') && !text.contains('.') { text.replacen('e', ".0e", 1) } else { text }
+    if text.contains('e') && !text.contains('.') {
+        text.replacen('e', ".0e", 1)
+    } else {
+        text
+    }
 }

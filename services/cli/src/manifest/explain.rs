@@ -6,8 +6,14 @@ use serde_json::{Map, Value, json};
 use super::schema::{self, Field, Shape};
 
 /// Kinds that can be explained, and the message behind the spec of each.
-const KINDS: [(&str, &str, &str); 2] =
-    [("cluster", "Cluster", "drover.orchestrator.v1.ClusterSpec"), ("platform", "Platform", "drover.orchestrator.v1.PlatformSpec")];
+const KINDS: [(&str, &str, &str); 2] = [
+    ("cluster", "Cluster", "drover.orchestrator.v1.ClusterSpec"),
+    (
+        "platform",
+        "Platform",
+        "drover.orchestrator.v1.PlatformSpec",
+    ),
+];
 
 /// Widest line of an explanation.
 const WIDTH: usize = 110;
@@ -16,8 +22,13 @@ const WIDTH: usize = 110;
 pub(crate) fn explain(path: &str) -> Result<String, String> {
     let mut words = path.split('.').filter(|word| !word.is_empty());
     let kind = words.next().unwrap_or("cluster").to_lowercase();
-    let Some((_, name, message)) = KINDS.iter().find(|(word, ..)| *word == kind || format!("{word}s") == kind) else {
-        return Err(format!("there is no kind `{kind}` (kinds: cluster, platform)"));
+    let Some((_, name, message)) = KINDS
+        .iter()
+        .find(|(word, ..)| *word == kind || format!("{word}s") == kind)
+    else {
+        return Err(format!(
+            "there is no kind `{kind}` (kinds: cluster, platform)"
+        ));
     };
     let mut message = schema::message(message).map_err(|error| error.to_string())?;
     let mut done = vec![kind.clone()];
@@ -30,14 +41,23 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
             ));
         }
         Some("spec") => done.push("spec".into()),
-        Some(other) => return Err(format!("{kind} has no field `{other}` to explain; try {kind}.spec")),
+        Some(other) => {
+            return Err(format!(
+                "{kind} has no field `{other}` to explain; try {kind}.spec"
+            ));
+        }
     }
     for word in words {
         let fields = schema::fields(&message);
         let Some(found) = fields.iter().find(|field| field.key == word) else {
             let suggestion = schema::closest(word, fields.iter().map(|field| field.key.as_str()));
-            let suggestion = suggestion.map(|name| format!(", did you mean `{name}`?")).unwrap_or_default();
-            return Err(format!("{} has no field `{word}`{suggestion}", done.join(".")));
+            let suggestion = suggestion
+                .map(|name| format!(", did you mean `{name}`?"))
+                .unwrap_or_default();
+            return Err(format!(
+                "{} has no field `{word}`{suggestion}",
+                done.join(".")
+            ));
         };
         done.push(word.to_owned());
         if let Some(inner) = inner(&found.shape) {
@@ -46,7 +66,9 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
         field = Some(found.clone());
     }
     let path = done.join(".");
-    let Some(field) = field else { return Ok(format!("{path}\n\n{}", listing(&path, &message))) };
+    let Some(field) = field else {
+        return Ok(format!("{path}\n\n{}", listing(&path, &message)));
+    };
     let mut out = format!("{path}  ({})\n", schema::expectation(&field));
     out.push_str(&wrap(&about(&field), ""));
     if inner(&field.shape).is_some() {
@@ -58,7 +80,11 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
 
 fn listing(path: &str, message: &MessageDescriptor) -> String {
     let fields = schema::fields(message);
-    let width = fields.iter().map(|field| field.key.len()).max().unwrap_or_default();
+    let width = fields
+        .iter()
+        .map(|field| field.key.len())
+        .max()
+        .unwrap_or_default();
     let mut out = String::from("Fields:\n");
     for field in &fields {
         let text = format!("({}) {}", schema::expectation(field), about(field));
@@ -74,10 +100,16 @@ fn listing(path: &str, message: &MessageDescriptor) -> String {
 fn about(field: &Field) -> String {
     match field.shape {
         Shape::PlatformName => "The only platform; short for platforms with one name.".into(),
-        Shape::File | Shape::FileOrSecret => "Where the content is read from; paths are relative to the manifest.".into(),
+        Shape::File | Shape::FileOrSecret => {
+            "Where the content is read from; paths are relative to the manifest.".into()
+        }
         _ => {
-            let text = schema::comment(&field.descriptor.parent_message().parent_file(), field.descriptor.path());
-            text.replace("Unset:", "Absent:").replace("Empty:", "Absent:")
+            let text = schema::comment(
+                &field.descriptor.parent_message().parent_file(),
+                field.descriptor.path(),
+            );
+            text.replace("Unset:", "Absent:")
+                .replace("Empty:", "Absent:")
         }
     }
 }
@@ -102,7 +134,9 @@ fn wrap(text: &str, indent: &str) -> String {
 /// The message behind a shape, for the fields inside.
 fn inner(shape: &Shape) -> Option<MessageDescriptor> {
     match shape {
-        Shape::Message(message) | Shape::Groups(message) | Shape::Platforms(message) => Some(message.clone()),
+        Shape::Message(message) | Shape::Groups(message) | Shape::Platforms(message) => {
+            Some(message.clone())
+        }
         Shape::List(item) => inner(item),
         _ => None,
     }
@@ -120,7 +154,11 @@ pub(crate) fn json_schema() -> anyhow::Result<Value> {
         if name == "Cluster" {
             metadata["labels"] = labels;
         }
-        kinds.push(document(name, json!({"$ref": reference(&message)}), metadata));
+        kinds.push(document(
+            name,
+            json!({"$ref": reference(&message)}),
+            metadata,
+        ));
     }
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
     kinds.push(json!({
@@ -185,8 +223,7 @@ fn define(message: &MessageDescriptor, definitions: &mut Map<String, Value>) {
         properties.insert(field.key, value);
     }
     let about = schema::comment(&message.parent_file(), message.path());
-    let definition =
-        json!({"type": "object", "description": about, "properties": properties, "additionalProperties": false});
+    let definition = json!({"type": "object", "description": about, "properties": properties, "additionalProperties": false});
     definitions.insert(message.name().to_owned(), definition);
 }
 
@@ -195,16 +232,23 @@ fn of(shape: &Shape) -> Value {
         Shape::Text => json!({"type": "string"}),
         Shape::Bool => json!({"type": "boolean"}),
         Shape::Integer { max } => json!({"type": "integer", "minimum": 0, "maximum": max}),
-        Shape::Duration => json!({"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?(d|h|m|s|ms))+$"}),
+        Shape::Duration => {
+            json!({"type": "string", "pattern": "^([0-9]+(\\.[0-9]+)?(d|h|m|s|ms))+$"})
+        }
         Shape::Free => json!({"type": "object"}),
         Shape::Amount => {
             json!({"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^(100|[0-9]{1,2})%$"}]})
         }
-        Shape::Port => json!({"oneOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string"}]}),
+        Shape::Port => {
+            json!({"oneOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string"}]})
+        }
         Shape::Quantity => json!({"type": ["string", "integer"]}),
         Shape::Base64 => json!({"type": "string", "contentEncoding": "base64"}),
         Shape::Enum(descriptor) => {
-            let names: Vec<String> = schema::enum_values(descriptor).into_iter().map(|(name, _)| name).collect();
+            let names: Vec<String> = schema::enum_values(descriptor)
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect();
             json!({"enum": names})
         }
         Shape::Message(message) => json!({"$ref": reference(message)}),
@@ -218,7 +262,9 @@ fn of(shape: &Shape) -> Value {
         }
         Shape::PlatformName => json!({"type": "string"}),
         Shape::File => file(),
-        Shape::FileOrSecret => json!({"oneOf": [file(), {"type": "object", "required": ["secretKeyRef"]}]}),
+        Shape::FileOrSecret => {
+            json!({"oneOf": [file(), {"type": "object", "required": ["secretKeyRef"]}]})
+        }
     }
 }
 
@@ -233,12 +279,25 @@ mod tests {
     #[test]
     fn fields_are_explained_with_what_is_expected_and_the_comment_of_the_protos() {
         let text = explain("cluster.spec.groups.size").unwrap();
-        assert!(text.starts_with("cluster.spec.groups.size  (a whole number, 0 to 10000, default 1)\nActive nodes"), "{text}");
+        assert!(
+            text.starts_with(
+                "cluster.spec.groups.size  (a whole number, 0 to 10000, default 1)\nActive nodes"
+            ),
+            "{text}"
+        );
         let text = explain("cluster.spec.groups").unwrap();
-        assert!(text.contains("\n  size ") && text.contains("\n  health ") && text.contains("\n  platform "), "{text}");
+        assert!(
+            text.contains("\n  size ")
+                && text.contains("\n  health ")
+                && text.contains("\n  platform "),
+            "{text}"
+        );
         let text = explain("platform.spec.tls").unwrap();
         assert!(text.contains("caFrom"), "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(
+            text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
     }
 
     #[test]
@@ -269,7 +328,12 @@ mod tests {
         references(&schema, &mut found);
         assert!(found.len() > 10);
         for target in found {
-            assert!(schema.pointer(target.trim_start_matches('#')).is_some_and(Value::is_object), "{target}");
+            assert!(
+                schema
+                    .pointer(target.trim_start_matches('#'))
+                    .is_some_and(Value::is_object),
+                "{target}"
+            );
         }
     }
 }

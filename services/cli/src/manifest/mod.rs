@@ -2,6 +2,7 @@
 
 pub(crate) mod decode;
 pub(crate) mod diagnostic;
+mod document;
 pub(crate) mod encode;
 pub(crate) mod explain;
 pub(crate) mod path;
@@ -22,23 +23,18 @@ use std::{
 
 use anyhow::{Context, bail};
 use drover_core::error::Violation;
-use drover_proto::orchestrator::v1::{
-    ApplySecretRequest, Cluster, Platform, PlatformSpec, SecretValue, secret_value::Value as SecretContent,
-};
-use prost_reflect::DynamicMessage;
+use drover_proto::orchestrator::v1::{ApplySecretRequest, Cluster, Platform, PlatformSpec};
 
 use self::{
     decode::{Decoder, read_limited, read_stream},
     diagnostic::{Diagnostic, Diagnostics},
     path::join,
-    tree::{Entry, MAX_FILE_BYTES, Node, Source, Value},
+    tree::{MAX_FILE_BYTES, Node, Source},
 };
 use crate::convert::{self, Origin};
 
 /// The version that every manifest names.
 pub(crate) const API_VERSION: &str = "drover.dev/v1";
-/// Kinds of manifests.
-const KINDS: [&str; 3] = ["Cluster", "Platform", "Secret"];
 
 /// A document that was read but not yet decoded.
 #[derive(Debug)]
@@ -86,7 +82,8 @@ impl Manifests {
                 if std::io::stdin().is_terminal() {
                     eprintln!("reading a manifest from the terminal, end with Ctrl-D");
                 }
-                let content = read_stream(std::io::stdin().lock(), MAX_FILE_BYTES).context("cannot read standard input")?;
+                let content = read_stream(std::io::stdin().lock(), MAX_FILE_BYTES)
+                    .context("cannot read standard input")?;
                 manifests.add("stdin", PathBuf::from("."), content)?;
                 continue;
             }
@@ -108,25 +105,32 @@ impl Manifests {
     }
 
     fn add_file(&mut self, path: &Path) -> anyhow::Result<()> {
-        let content =
-            read_limited(path, MAX_FILE_BYTES).with_context(|| format!("cannot read {}", path.display()))?;
+        let content = read_limited(path, MAX_FILE_BYTES)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         let base = path.parent().map(Path::to_path_buf).unwrap_or_default();
         self.add(&path.display().to_string(), base, content)
     }
 
     fn add(&mut self, name: &str, base: PathBuf, content: Vec<u8>) -> anyhow::Result<()> {
-        let text = String::from_utf8(content).map_err(|_| anyhow::anyhow!("{name} is not UTF-8 text"))?;
+        let text =
+            String::from_utf8(content).map_err(|_| anyhow::anyhow!("{name} is not UTF-8 text"))?;
         self.add_text(name, base, text);
         Ok(())
     }
 
     /// Adds the documents of one text.
     pub(crate) fn add_text(&mut self, name: &str, base: PathBuf, text: String) {
-        let text = text.strip_prefix('\u{feff}').map_or(text.clone(), str::to_owned);
+        let text = text
+            .strip_prefix('\u{feff}')
+            .map_or(text.clone(), str::to_owned);
         let source = Source::new(name, text);
         let mut diagnostics = Diagnostics::default();
         for root in tree::parse(&source, &mut diagnostics) {
-            self.raw.push(Raw { source: source.clone(), base: base.clone(), root });
+            self.raw.push(Raw {
+                source: source.clone(),
+                base: base.clone(),
+                root,
+            });
         }
         self.unreadable.extend(diagnostics.items().iter().cloned());
         if !diagnostics.is_empty() {
@@ -141,8 +145,16 @@ impl Manifests {
             objects.diagnostics.push(diagnostic.clone());
         }
         let names = registered.map(|names| {
-            let own = self.raw.iter().filter(|raw| raw.kind() == Some("Platform")).filter_map(Raw::name);
-            names.iter().cloned().chain(own).collect::<BTreeSet<String>>()
+            let own = self
+                .raw
+                .iter()
+                .filter(|raw| raw.kind() == Some("Platform"))
+                .filter_map(Raw::name);
+            names
+                .iter()
+                .cloned()
+                .chain(own)
+                .collect::<BTreeSet<String>>()
         });
         for raw in &self.raw {
             objects.add(raw, names.as_ref());
@@ -161,11 +173,19 @@ impl Raw {
     }
 
     fn name(&self) -> Option<String> {
-        self.root.get("metadata")?.get("name")?.text().map(str::to_owned)
+        self.root
+            .get("metadata")?
+            .get("name")?
+            .text()
+            .map(str::to_owned)
     }
 
     fn document<T>(&self, object: T, root: &Node) -> Document<T> {
-        Document { object, source: self.source.clone(), root: root.clone() }
+        Document {
+            object,
+            source: self.source.clone(),
+            root: root.clone(),
+        }
     }
 }
 
@@ -174,7 +194,10 @@ fn manifest_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let extension = path
+            .extension()
+            .and_then(|extension| extension.to_str())
+            .unwrap_or_default();
         if matches!(extension, "yaml" | "yml" | "json") && path.is_file() {
             files.push(path);
         }
@@ -195,13 +218,22 @@ impl Objects {
             Origin::Drover => {}
             Origin::Kadende => {
                 let converted = convert::kadende(&mut decoder, &raw.root, registered);
-                if let Some(cluster) = cluster(&mut decoder, &converted.cluster) {
-                    self.clusters.push(raw.document(cluster, &converted.cluster));
+                if let Some(cluster) = document::cluster(&mut decoder, &converted.cluster) {
+                    self.clusters
+                        .push(raw.document(cluster, &converted.cluster));
                 }
                 for (name, endpoint) in converted.platforms {
-                    let spec = PlatformSpec { endpoint, ..Default::default() };
-                    let platform = Platform { name, spec: Some(spec), ..Default::default() };
-                    self.platforms.push(raw.document(platform, &converted.cluster));
+                    let spec = PlatformSpec {
+                        endpoint,
+                        ..Default::default()
+                    };
+                    let platform = Platform {
+                        name,
+                        spec: Some(spec),
+                        ..Default::default()
+                    };
+                    self.platforms
+                        .push(raw.document(platform, &converted.cluster));
                 }
                 self.warnings.extend(converted.warnings);
                 self.unresolved.extend(converted.unresolved);
@@ -213,22 +245,22 @@ impl Objects {
                 return;
             }
         }
-        match kind(&mut decoder, &raw.root) {
+        match document::kind(&mut decoder, &raw.root) {
             Some("Cluster") => {
-                if let Some(cluster) = cluster(&mut decoder, &raw.root) {
+                if let Some(cluster) = document::cluster(&mut decoder, &raw.root) {
                     self.clusters.push(raw.document(cluster, &raw.root));
                 }
             }
             Some("Platform") => {
                 decoder.kind = "platform";
-                if let Some(platform) = platform(&mut decoder, &raw.root) {
+                if let Some(platform) = document::platform(&mut decoder, &raw.root) {
                     self.platforms.push(raw.document(platform, &raw.root));
                 }
             }
             Some("Secret") => {
                 decoder.kind = "secret";
                 decoder.diagnostics.hide(&raw.source, raw.root.lines());
-                if let Some(secret) = secret(&mut decoder, &raw.root) {
+                if let Some(secret) = document::secret(&mut decoder, &raw.root) {
                     self.secrets.push(raw.document(secret, &raw.root));
                 }
             }
@@ -240,33 +272,59 @@ impl Objects {
     fn check_names(&mut self) {
         let mut seen = BTreeSet::new();
         let mut twice = Vec::new();
-        let secrets = self.secrets.iter().map(|d| ("secret", &d.object.name, &d.source, &d.root));
-        let platforms = self.platforms.iter().map(|d| ("platform", &d.object.name, &d.source, &d.root));
-        let clusters = self.clusters.iter().map(|d| ("cluster", &d.object.name, &d.source, &d.root));
+        let secrets = self
+            .secrets
+            .iter()
+            .map(|d| ("secret", &d.object.name, &d.source, &d.root));
+        let platforms = self
+            .platforms
+            .iter()
+            .map(|d| ("platform", &d.object.name, &d.source, &d.root));
+        let clusters = self
+            .clusters
+            .iter()
+            .map(|d| ("cluster", &d.object.name, &d.source, &d.root));
         for (kind, name, source, root) in secrets.chain(platforms).chain(clusters) {
             if !seen.insert((kind, name.clone())) {
-                let span = path::locate(root, "metadata.name");
-                twice.push(Diagnostic::new(source, span, "metadata.name", format!("{kind} `{name}` stands here twice")));
+                let (span, _) = path::locate(root, "metadata.name");
+                twice.push(Diagnostic::new(
+                    source,
+                    span,
+                    "metadata.name",
+                    format!("{kind} `{name}` stands here twice"),
+                ));
             }
         }
-        twice.into_iter().for_each(|diagnostic| self.diagnostics.push(diagnostic));
+        twice
+            .into_iter()
+            .for_each(|diagnostic| self.diagnostics.push(diagnostic));
     }
 
     /// Whether every platform that a cluster names will be there.
     fn check_platforms(&mut self, mut registered: BTreeSet<String>) {
-        registered.extend(self.platforms.iter().map(|document| document.object.name.clone()));
+        registered.extend(
+            self.platforms
+                .iter()
+                .map(|document| document.object.name.clone()),
+        );
         let list = if registered.is_empty() {
             "none is registered".to_owned()
         } else {
-            format!("registered: {}", registered.iter().cloned().collect::<Vec<_>>().join(", "))
+            format!(
+                "registered: {}",
+                registered.iter().cloned().collect::<Vec<_>>().join(", ")
+            )
         };
         for document in &self.clusters {
             for (path, name) in platform_names(&document.object) {
-                if !name.is_empty() && !registered.contains(&name) && !self.unresolved.contains(&name) {
-                    let span = path::locate(&document.root, &path);
-                    let shown = if document.uses_short_form(&path) { path.replace("platforms[0].name", "platform") } else { path };
+                if !name.is_empty()
+                    && !registered.contains(&name)
+                    && !self.unresolved.contains(&name)
+                {
+                    let (span, shown) = path::locate(&document.root, &path);
                     let message = format!("no platform `{name}` ({list})");
-                    self.diagnostics.push(Diagnostic::new(&document.source, span, shown, message));
+                    self.diagnostics
+                        .push(Diagnostic::new(&document.source, span, shown, message));
                 }
             }
         }
@@ -276,209 +334,68 @@ impl Objects {
 impl<T> Document<T> {
     /// What the server objects to, at the place in the manifest that it is about.
     pub(crate) fn violation(&self, violation: &Violation) -> Diagnostic {
-        let span = path::locate(&self.root, &violation.field);
-        Diagnostic::new(&self.source, span, violation.field.clone(), violation.description.clone())
+        let (span, path) = path::locate(&self.root, &violation.field);
+        Diagnostic::new(&self.source, span, path, violation.description.clone())
     }
 
     /// Something that is about the document as a whole.
     pub(crate) fn refusal(&self, message: impl Into<String>) -> Diagnostic {
-        Diagnostic::new(&self.source, path::locate(&self.root, "metadata.name"), "", message)
+        Diagnostic::new(
+            &self.source,
+            path::locate(&self.root, "metadata.name").0,
+            "",
+            message,
+        )
     }
 
     /// Where it came from.
     pub(crate) fn origin(&self) -> &str {
         &self.source.name
     }
-
-    fn uses_short_form(&self, path: &str) -> bool {
-        let Some(parent) = path.strip_suffix(".platforms[0].name") else { return false };
-        let mut node = &self.root;
-        for segment in path::parse(parent) {
-            let path::Segment::Key(key) = segment else { return false };
-            let Some(next) = node.get(&key) else { return false };
-            node = next;
-        }
-        node.entry("platform").is_some()
-    }
 }
 
 /// Every platform that a cluster names, with the path that names it.
 fn platform_names(cluster: &Cluster) -> Vec<(String, String)> {
     let mut names = Vec::new();
-    let Some(spec) = &cluster.spec else { return names };
-    let choices = |path: &str, choices: &[drover_proto::orchestrator::v1::PlatformChoice], names: &mut Vec<_>| {
+    let Some(spec) = &cluster.spec else {
+        return names;
+    };
+    let choices = |path: &str,
+                   choices: &[drover_proto::orchestrator::v1::PlatformChoice],
+                   names: &mut Vec<_>| {
         for (position, choice) in choices.iter().enumerate() {
-            names.push((format!("{path}.platforms[{position}].name"), choice.name.clone()));
+            names.push((
+                format!("{path}.platforms[{position}].name"),
+                choice.name.clone(),
+            ));
         }
     };
     choices("spec", &spec.platforms, &mut names);
-    let mut open: Vec<(String, &drover_proto::orchestrator::v1::GroupSpec)> =
-        spec.groups.iter().map(|group| (join("spec.groups", &group.name), group)).collect();
+    let mut open: Vec<(String, &drover_proto::orchestrator::v1::GroupSpec)> = spec
+        .groups
+        .iter()
+        .map(|group| (join("spec.groups", &group.name), group))
+        .collect();
     while let Some((path, group)) = open.pop() {
         choices(&path, &group.platforms, &mut names);
-        open.extend(group.groups.iter().map(|inner| (join(&format!("{path}.groups"), &inner.name), inner)));
+        open.extend(
+            group
+                .groups
+                .iter()
+                .map(|inner| (join(&format!("{path}.groups"), &inner.name), inner)),
+        );
     }
     for (position, infrastructure) in spec.infrastructure.iter().enumerate() {
-        names.push((format!("spec.infrastructure[{position}].platform"), infrastructure.platform.clone()));
+        names.push((
+            format!("spec.infrastructure[{position}].platform"),
+            infrastructure.platform.clone(),
+        ));
     }
     for (position, addon) in spec.addons.iter().enumerate() {
-        names.push((format!("spec.addons[{position}].platform"), addon.platform.clone()));
+        names.push((
+            format!("spec.addons[{position}].platform"),
+            addon.platform.clone(),
+        ));
     }
     names
-}
-
-/// The kind of one of our documents.
-fn kind(decoder: &mut Decoder<'_>, root: &Node) -> Option<&'static str> {
-    if root.map().is_none() {
-        decoder.mismatch(root, "", "a map with apiVersion, kind and metadata");
-        return None;
-    }
-    let expected = schema::one_of(&KINDS.map(str::to_owned));
-    let kind = match root.get("kind") {
-        Some(node) => {
-            let text = decoder.text(node, "kind", &expected)?;
-            let known = KINDS.into_iter().find(|kind| *kind == text);
-            if known.is_none() {
-                let message = match schema::closest(&text, KINDS) {
-                    Some(kind) => format!("unknown kind `{text}`, did you mean `{kind}`?"),
-                    None => format!("unknown kind `{text}`"),
-                };
-                decoder.error(node.span, "kind", message, &format!("expected {expected}"));
-            }
-            known?
-        }
-        None => {
-            decoder.error(path::follow(root, &[]), "kind", "`kind` is missing", &format!("expected {expected}"));
-            return None;
-        }
-    };
-    let expected = format!("expected {API_VERSION}");
-    match root.get("apiVersion") {
-        Some(node) if node.text() == Some(API_VERSION) => {}
-        Some(node) => {
-            let found = node.describe();
-            decoder.error(node.span, "apiVersion", format!("wrong apiVersion: {found}"), &expected);
-        }
-        None => decoder.error(path::follow(root, &[]), "apiVersion", "`apiVersion` is missing", &expected),
-    }
-    Some(kind)
-}
-
-/// Name and labels; the other keys of the document are checked against `keys`.
-fn metadata(decoder: &mut Decoder<'_>, root: &Node, keys: &[(&str, &str)], labels: bool) -> (String, Vec<(String, String)>) {
-    let known: Vec<(&str, String)> = [("apiVersion", API_VERSION), ("kind", "the kind"), ("metadata", "a map with a name")]
-        .iter()
-        .chain(keys)
-        .map(|(key, expected)| (*key, (*expected).to_owned()))
-        .collect();
-    for entry in root.map().unwrap_or_default() {
-        if !known.iter().any(|(key, _)| *key == entry.key) {
-            decoder.unknown(entry, "", &known);
-        }
-    }
-    let Some(metadata) = root.get("metadata") else {
-        decoder.error(path::follow(root, &[]), "metadata", "`metadata` is missing", "expected a map with a name");
-        return (String::new(), Vec::new());
-    };
-    let mut name = None;
-    let mut found = Vec::new();
-    for entry in decoder.map(metadata, "metadata", "a map with a name") {
-        match entry.key.as_str() {
-            "name" => name = Some(decoder.text(&entry.value, "metadata.name", "a name").unwrap_or_default()),
-            "labels" if labels => {
-                for label in decoder.map(&entry.value, "metadata.labels", "a map of texts") {
-                    let path = join("metadata.labels", &label.key);
-                    if let Some(value) = decoder.text(&label.value, &path, "a text") {
-                        found.push((label.key.clone(), value));
-                    }
-                }
-            }
-            _ => {
-                let mut known = vec![("name", "a name".to_owned())];
-                if labels {
-                    known.push(("labels", "a map of texts".to_owned()));
-                }
-                decoder.unknown(entry, "metadata", &known);
-            }
-        }
-    }
-    if name.is_none() && metadata.map().is_some() {
-        decoder.error(path::locate(root, "metadata"), "metadata.name", "`metadata.name` is missing", "expected a name");
-    }
-    (name.unwrap_or_default(), found)
-}
-
-fn cluster(decoder: &mut Decoder<'_>, root: &Node) -> Option<Cluster> {
-    let (name, labels) = metadata(decoder, root, &[("spec", "a map")], true);
-    let spec = spec(decoder, root, "drover.orchestrator.v1.ClusterSpec")?;
-    Some(Cluster {
-        name,
-        labels: labels.into_iter().collect(),
-        spec: spec.transcode_to().ok(),
-        ..Default::default()
-    })
-}
-
-fn platform(decoder: &mut Decoder<'_>, root: &Node) -> Option<Platform> {
-    let (name, _) = metadata(decoder, root, &[("spec", "a map with an endpoint")], false);
-    let spec = spec(decoder, root, "drover.orchestrator.v1.PlatformSpec")?;
-    let spec: PlatformSpec = spec.transcode_to().ok()?;
-    if spec.endpoint.is_empty() && root.get("spec").is_some_and(|spec| spec.get("endpoint").is_none()) {
-        let span = path::locate(root, "spec");
-        decoder.error(span, "spec.endpoint", "`spec.endpoint` is missing", "expected scheme://host:port with scheme http or https");
-    }
-    Some(Platform { name, spec: Some(spec), ..Default::default() })
-}
-
-fn spec(decoder: &mut Decoder<'_>, root: &Node, message: &str) -> Option<DynamicMessage> {
-    let descriptor = schema::message(message).ok()?;
-    let Some(spec) = root.get("spec") else {
-        decoder.error(path::follow(root, &[]), "spec", "`spec` is missing", "expected a map");
-        return None;
-    };
-    Some(decoder.message(&descriptor, spec, "spec"))
-}
-
-fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecretRequest> {
-    let keys = [
-        ("stringData", "a map of texts"),
-        ("data", "a map of bytes in base64"),
-        ("sha256", "a map of digests of stored values that are kept"),
-    ];
-    let (name, _) = metadata(decoder, root, &keys, false);
-    let mut secret = ApplySecretRequest { name, ..Default::default() };
-    for (section, expected) in keys {
-        let Some(values) = root.get(section) else { continue };
-        for entry in decoder.map(values, section, expected) {
-            let path = join(section, &entry.key);
-            let Some(content) = secret_value(decoder, section, entry, &path) else { continue };
-            if secret.data.insert(entry.key.clone(), SecretValue { value: Some(content) }).is_some() {
-                decoder.error(entry.span, &path, format!("key `{}` stands here twice", entry.key), "expected it once");
-            }
-        }
-    }
-    Some(secret)
-}
-
-/// One value of a secret. What it says appears in no message.
-fn secret_value(decoder: &mut Decoder<'_>, section: &str, entry: &Entry, path: &str) -> Option<SecretContent> {
-    let Value::Scalar { .. } = entry.value.value else {
-        decoder.error(entry.span, path, "wrong value", "expected a text");
-        return None;
-    };
-    let Some(text) = entry.value.text() else {
-        decoder.error(entry.value.span, path, "wrong value", "expected a text; quote it");
-        return None;
-    };
-    match section {
-        "stringData" => Some(SecretContent::Text(text.to_owned())),
-        "data" => match scalar::from_base64(text) {
-            Some(bytes) => Some(SecretContent::Binary(bytes)),
-            None => {
-                decoder.error(entry.value.span, path, "wrong value", "expected bytes in base64");
-                None
-            }
-        },
-        _ => Some(SecretContent::Sha256(text.to_owned())),
-    }
 }

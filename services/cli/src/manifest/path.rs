@@ -1,6 +1,6 @@
 //! Field paths (`spec.groups.db.platforms[0].name`): how they are written, and where they lead in a manifest.
 
-use super::tree::{Node, Span, Value};
+use super::tree::{Entry, Node, Span, Value};
 
 /// One step of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,10 @@ pub(crate) enum Segment {
 
 /// The path of a key below `path`. Keys that are no plain words are quoted.
 pub(crate) fn join(path: &str, key: &str) -> String {
-    let plain = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    let plain = !key.is_empty()
+        && key
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     match (path.is_empty(), plain) {
         (true, true) => key.to_owned(),
         (false, true) => format!("{path}.{key}"),
@@ -68,9 +71,9 @@ pub(crate) fn camel(key: &str) -> String {
     out
 }
 
-/// Where a path leads in a manifest, as far as it can be followed. Both spellings of groups are understood:
-/// `spec.groups[0]` and `spec.groups.db`.
-pub(crate) fn locate(root: &Node, path: &str) -> Span {
+/// Where a path leads in a manifest, as far as it can be followed, and how the manifest writes it. Both spellings of
+/// groups are understood: `spec.groups[0]` and `spec.groups.db`.
+pub(crate) fn locate(root: &Node, path: &str) -> (Span, String) {
     let mut segments = parse(path);
     if segments.first() == Some(&Segment::Key("cluster".into())) {
         segments.remove(0);
@@ -81,46 +84,92 @@ pub(crate) fn locate(root: &Node, path: &str) -> Span {
     {
         segments.insert(0, Segment::Key("metadata".into()));
     }
-    follow(root, &segments)
-}
-
-/// Follows segments from a node on. Values are pointed at where they are scalars, else their keys.
-pub(crate) fn follow(root: &Node, segments: &[Segment]) -> Span {
     let mut node = root;
     let mut span = first_line(root);
+    let mut written = String::new();
     let mut at = 0;
     while at < segments.len() {
-        let Some((entry_span, next, used)) = step(node, &segments[at..]) else { break };
-        span = if matches!(next.value, Value::Scalar { .. }) { next.span } else { entry_span };
-        node = next;
-        at += used;
+        let Some(step) = step(node, &segments[at..]) else {
+            break;
+        };
+        // Values are pointed at where they are scalars, else their keys.
+        span = match step.node.value {
+            Value::Scalar { .. } => step.node.span,
+            Value::List(_) | Value::Map(_) => step.span,
+        };
+        written = append(&written, &step.written);
+        node = step.node;
+        at += step.used;
     }
-    span
+    let rest = segments.iter().skip(at);
+    let written = rest.fold(written, |path, segment| append(&path, segment));
+    (span, written)
 }
 
-fn first_line(node: &Node) -> Span {
-    node.map().and_then(|entries| entries.first()).map_or(node.span, |entry| entry.span)
+fn append(path: &str, segment: &Segment) -> String {
+    match segment {
+        Segment::Key(key) => join(path, key),
+        Segment::Index(position) => index(path, *position),
+    }
 }
 
-fn step<'a>(node: &'a Node, segments: &[Segment]) -> Option<(Span, &'a Node, usize)> {
+/// Where a document begins.
+pub(crate) fn first_line(node: &Node) -> Span {
+    node.map()
+        .and_then(|entries| entries.first())
+        .map_or(node.span, |entry| entry.span)
+}
+
+/// One step into a manifest.
+struct Step<'a> {
+    span: Span,
+    node: &'a Node,
+    /// Segments of the path that it takes.
+    used: usize,
+    written: Segment,
+}
+
+impl<'a> Step<'a> {
+    fn into_entry(entry: &'a Entry, used: usize) -> Self {
+        Self {
+            span: entry.span,
+            node: &entry.value,
+            used,
+            written: Segment::Key(entry.key.clone()),
+        }
+    }
+
+    fn into_item(item: &'a Node, position: usize) -> Self {
+        Self {
+            span: first_line(item),
+            node: item,
+            used: 1,
+            written: Segment::Index(position),
+        }
+    }
+}
+
+fn step<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
     match (&segments[0], &node.value) {
-        (Segment::Index(position), Value::List(items)) => {
-            items.get(*position).map(|item| (first_line(item), item, 1))
+        (Segment::Index(position), Value::List(items)) => items
+            .get(*position)
+            .map(|item| Step::into_item(item, *position)),
+        (Segment::Index(position), Value::Map(entries)) => entries
+            .get(*position)
+            .map(|entry| Step::into_entry(entry, 1)),
+        (Segment::Key(name), Value::List(items)) => {
+            let named = |item: &&Node| item.get("name").and_then(Node::text) == Some(name);
+            let position = items.iter().position(|item| named(&item))?;
+            Some(Step::into_item(&items[position], position))
         }
-        (Segment::Index(position), Value::Map(entries)) => {
-            entries.get(*position).map(|entry| (entry.span, &entry.value, 1))
-        }
-        (Segment::Key(name), Value::List(items)) => items
-            .iter()
-            .find(|item| item.get("name").and_then(Node::text) == Some(name))
-            .map(|item| (first_line(item), item, 1)),
         (Segment::Key(name), Value::Map(_)) => {
-            let found = |key: &str| node.entry(key).map(|entry| (entry.span, &entry.value));
-            if let Some((span, value)) = found(name).or_else(|| found(&camel(name))) {
-                return Some((span, value, 1));
+            if let Some(entry) = node.entry(name).or_else(|| node.entry(&camel(name))) {
+                return Some(Step::into_entry(entry, 1));
             }
-            if name == "platforms" {
-                return found("platform").map(|(span, value)| (span, value, segments.len()));
+            if name == "platforms"
+                && let Some(entry) = node.entry("platform")
+            {
+                return Some(Step::into_entry(entry, segments.len()));
             }
             dotted(node, segments).or_else(|| nested(node, name))
         }
@@ -129,10 +178,12 @@ fn step<'a>(node: &'a Node, segments: &[Segment]) -> Option<(Span, &'a Node, usi
 }
 
 /// A name with dots in it that the server did not quote.
-fn dotted<'a>(node: &'a Node, segments: &[Segment]) -> Option<(Span, &'a Node, usize)> {
+fn dotted<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
     let mut name = String::new();
     for (used, segment) in segments.iter().enumerate() {
-        let Segment::Key(part) = segment else { return None };
+        let Segment::Key(part) = segment else {
+            return None;
+        };
         if used > 0 {
             name.push('.');
         }
@@ -140,21 +191,27 @@ fn dotted<'a>(node: &'a Node, segments: &[Segment]) -> Option<(Span, &'a Node, u
         if used > 0
             && let Some(entry) = node.entry(&name)
         {
-            return Some((entry.span, &entry.value, used + 1));
+            return Some(Step::into_entry(entry, used + 1));
         }
     }
     None
 }
 
 /// The path of a group (`data/hot`).
-fn nested<'a>(groups: &'a Node, path: &str) -> Option<(Span, &'a Node, usize)> {
+fn nested<'a>(groups: &'a Node, path: &str) -> Option<Step<'a>> {
     let mut parts = path.split('/');
-    let first = groups.entry(parts.next()?)?;
-    let mut entry = first;
+    let mut entry = groups.entry(parts.next()?)?;
     for part in parts {
-        entry = entry.value.get("groups").and_then(|groups| groups.entry(part)).or_else(|| entry.value.entry(part))?;
+        entry = entry
+            .value
+            .get("groups")
+            .and_then(|groups| groups.entry(part))?;
     }
-    Some((entry.span, &entry.value, 1))
+    let written = Segment::Key(path.to_owned());
+    Some(Step {
+        written,
+        ..Step::into_entry(entry, 1)
+    })
 }
 
 #[cfg(test)]
@@ -163,8 +220,9 @@ mod tests {
     use crate::manifest::{diagnostic::Diagnostics, tree};
 
     fn at(text: &str, path: &str) -> (usize, usize) {
-        let root = tree::parse(&tree::Source::new("x", text), &mut Diagnostics::default()).remove(0);
-        let span = locate(&root, path);
+        let root =
+            tree::parse(&tree::Source::new("x", text), &mut Diagnostics::default()).remove(0);
+        let (span, _) = locate(&root, path);
         (span.line, span.column)
     }
 
@@ -172,8 +230,14 @@ mod tests {
 
     #[test]
     fn both_spellings_of_a_group_lead_to_the_same_place() {
-        assert_eq!(at(TEXT, "spec.groups[1].groups[0].platforms[0].name"), (7, 25));
-        assert_eq!(at(TEXT, "cluster.spec.groups.data.groups.hot.platforms[0]"), (7, 25));
+        assert_eq!(
+            at(TEXT, "spec.groups[1].groups[0].platforms[0].name"),
+            (7, 25)
+        );
+        assert_eq!(
+            at(TEXT, "cluster.spec.groups.data.groups.hot.platforms[0]"),
+            (7, 25)
+        );
         assert_eq!(at(TEXT, "spec.groups.data/hot.node_class"), (7, 43));
         assert_eq!(at(TEXT, "spec.groups.v1.0.size"), (4, 18));
         assert_eq!(at(TEXT, "spec.groups[\"v1.0\"].size"), (4, 18));
@@ -187,7 +251,29 @@ mod tests {
 
     #[test]
     fn a_path_that_leads_nowhere_ends_at_the_last_known_key() {
-        assert_eq!(at(TEXT, "spec.groups.data.groups.hot.health.interval"), (7, 9));
+        assert_eq!(
+            at(TEXT, "spec.groups.data.groups.hot.health.interval"),
+            (7, 9)
+        );
         assert_eq!(at(TEXT, "nothing"), (1, 1));
+    }
+
+    #[test]
+    fn a_path_of_the_server_is_shown_as_the_manifest_writes_it() {
+        let root =
+            tree::parse(&tree::Source::new("x", TEXT), &mut Diagnostics::default()).remove(0);
+        for (path, written) in [
+            ("cluster.name", "metadata.name"),
+            (
+                "spec.groups[1].groups[0].platforms[0].name",
+                "spec.groups.data.groups.hot.platform",
+            ),
+            (
+                "spec.groups[0].node_class",
+                "spec.groups[\"v1.0\"].node_class",
+            ),
+        ] {
+            assert_eq!(locate(&root, path).1, written);
+        }
     }
 }

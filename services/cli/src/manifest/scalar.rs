@@ -1,6 +1,6 @@
 //! Values that are written in a form of their own: durations, free-form values, base64.
 
-use prost_types::{Duration, ListValue, Struct, Value as Free, value::Kind};
+use prost_types::{Duration, ListValue, Value as Free, value::Kind};
 
 /// Largest whole number that a free-form value may hold: beyond it a double loses digits.
 pub(crate) const MAX_SAFE_INTEGER: i128 = 1 << 53;
@@ -16,7 +16,9 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let (number, after) = rest.split_at(digits);
-        let unit_end = after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len());
+        let unit_end = after
+            .find(|c: char| !c.is_ascii_alphabetic())
+            .unwrap_or(after.len());
         let (unit, next) = after.split_at(unit_end);
         let scale: u128 = match unit {
             "d" => 86_400_000_000_000,
@@ -34,8 +36,13 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
         nanos = nanos.checked_add(scaled(number, scale)?)?;
         rest = next;
     }
-    let seconds = i64::try_from(nanos / 1_000_000_000).ok().filter(|seconds| *seconds <= MAX_SECONDS)?;
-    Some(Duration { seconds, nanos: i32::try_from(nanos % 1_000_000_000).ok()? })
+    let seconds = i64::try_from(nanos / 1_000_000_000)
+        .ok()
+        .filter(|seconds| *seconds <= MAX_SECONDS)?;
+    Some(Duration {
+        seconds,
+        nanos: i32::try_from(nanos % 1_000_000_000).ok()?,
+    })
 }
 
 /// What `google.protobuf.Duration` allows: about 10,000 years.
@@ -46,7 +53,11 @@ fn scaled(number: &str, scale: u128) -> Option<u128> {
     if whole.is_empty() || (number.contains('.') && fraction.is_empty()) || fraction.len() > 9 {
         return None;
     }
-    let whole = whole.parse::<u64>().ok().map(u128::from)?.checked_mul(scale)?;
+    let whole = whole
+        .parse::<u64>()
+        .ok()
+        .map(u128::from)?
+        .checked_mul(scale)?;
     if fraction.is_empty() {
         return Some(whole);
     }
@@ -80,12 +91,16 @@ pub(crate) fn format_duration(duration: &Duration) -> String {
 
 /// Whether a text is a quantity (`50Gi`, `1.5G`, `1024`).
 pub(crate) fn is_quantity(text: &str) -> bool {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let well_formed = number.starts_with(|c: char| c.is_ascii_digit())
         && number.ends_with(|c: char| c.is_ascii_digit())
         && number.matches('.').count() <= 1;
-    let units = ["", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let units = [
+        "", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
+    ];
     well_formed && units.contains(&unit)
 }
 
@@ -99,21 +114,20 @@ pub(crate) fn free_list(values: Vec<Free>) -> Free {
     free(Kind::ListValue(ListValue { values }))
 }
 
-/// A free-form map.
-pub(crate) fn free_map(fields: impl IntoIterator<Item = (String, Free)>) -> Struct {
-    Struct { fields: fields.into_iter().collect() }
-}
-
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Bytes as base64, padded.
 pub(crate) fn to_base64(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
-        let group = chunk.iter().enumerate().fold(0u32, |group, (i, byte)| group | u32::from(*byte) << (16 - 8 * i));
+        let group = chunk.iter().enumerate().fold(0u32, |group, (i, byte)| {
+            group | u32::from(*byte) << (16 - 8 * i)
+        });
         for position in 0..4 {
             if position <= chunk.len() {
-                out.push(char::from(ALPHABET[(group >> (18 - 6 * position) & 63) as usize]));
+                out.push(char::from(
+                    ALPHABET[(group >> (18 - 6 * position) & 63) as usize],
+                ));
             } else {
                 out.push('=');
             }
@@ -124,10 +138,16 @@ pub(crate) fn to_base64(bytes: &[u8]) -> String {
 
 /// Base64 as bytes; white space is skipped, as it stands in folded texts.
 pub(crate) fn from_base64(text: &str) -> Option<Vec<u8>> {
-    let clean: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
-    let data: &[u8] = clean.strip_suffix(b"==").or_else(|| clean.strip_suffix(b"=")).unwrap_or(&clean);
+    let clean: Vec<u8> = text
+        .bytes()
+        .filter(|byte| !byte.is_ascii_whitespace())
+        .collect();
+    let data: &[u8] = clean
+        .strip_suffix(b"==")
+        .or_else(|| clean.strip_suffix(b"="))
+        .unwrap_or(&clean);
     let padded = clean.len() != data.len();
-    if (padded && clean.len() % 4 != 0) || data.len() % 4 == 1 {
+    if (padded && !clean.len().is_multiple_of(4)) || data.len() % 4 == 1 {
         return None;
     }
     let mut out = Vec::with_capacity(data.len() * 3 / 4);
@@ -167,7 +187,20 @@ mod tests {
 
     #[test]
     fn what_is_no_duration_is_refused() {
-        for text in ["", "30", "s", "30x", "1m1h", "5s5s", "-1s", "1..5s", "1.s", ".5s", "99999999999999999999h", "é"] {
+        for text in [
+            "",
+            "30",
+            "s",
+            "30x",
+            "1m1h",
+            "5s5s",
+            "-1s",
+            "1..5s",
+            "1.s",
+            ".5s",
+            "99999999999999999999h",
+            "é",
+        ] {
             assert_eq!(parse_duration(text), None, "{text}");
         }
     }
@@ -175,7 +208,11 @@ mod tests {
     #[test]
     fn quantities_have_known_units() {
         assert!(["50Gi", "1.5G", "1024", "0"].into_iter().all(is_quantity));
-        assert!(!["", "Gi", "50GB", "1.", "-1", "1.2.3", "50 Gi"].into_iter().any(is_quantity));
+        assert!(
+            !["", "Gi", "50GB", "1.", "-1", "1.2.3", "50 Gi"]
+                .into_iter()
+                .any(is_quantity)
+        );
     }
 
     proptest! {

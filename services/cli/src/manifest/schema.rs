@@ -12,7 +12,8 @@ pub(crate) static POOL: LazyLock<DescriptorPool> =
 
 /// A message of the protos, by its full name.
 pub(crate) fn message(name: &str) -> anyhow::Result<MessageDescriptor> {
-    POOL.get_message_by_name(name).ok_or_else(|| anyhow::anyhow!("the protos have no message {name}"))
+    POOL.get_message_by_name(name)
+        .ok_or_else(|| anyhow::anyhow!("the protos have no message {name}"))
 }
 
 /// How a value is written.
@@ -20,7 +21,9 @@ pub(crate) fn message(name: &str) -> anyhow::Result<MessageDescriptor> {
 pub(crate) enum Shape {
     Text,
     Bool,
-    Integer { max: u64 },
+    Integer {
+        max: u64,
+    },
     /// `30s`, `1h30m`.
     Duration,
     /// Anything at all (`google.protobuf.Struct`).
@@ -60,9 +63,18 @@ pub(crate) struct Field {
 /// Fields that are written under another name.
 const RENAMED: &[(&str, &str)] = &[
     ("drover.orchestrator.v1.BootstrapSource.text", "userData"),
-    ("drover.orchestrator.v1.BootstrapSource.binary", "userDataBase64"),
-    ("drover.orchestrator.v1.BootstrapSource.sha256", "userDataSha256"),
-    ("drover.orchestrator.v1.BootstrapSource.secret_key", "secretKeyRef"),
+    (
+        "drover.orchestrator.v1.BootstrapSource.binary",
+        "userDataBase64",
+    ),
+    (
+        "drover.orchestrator.v1.BootstrapSource.sha256",
+        "userDataSha256",
+    ),
+    (
+        "drover.orchestrator.v1.BootstrapSource.secret_key",
+        "secretKeyRef",
+    ),
     ("drover.orchestrator.v1.PlatformTls.ca_pem", "ca"),
 ];
 
@@ -127,11 +139,17 @@ pub(crate) fn fields(message: &MessageDescriptor) -> Vec<Field> {
     let mut fields = Vec::new();
     for descriptor in message.fields() {
         // Given by the name in the metadata or in the map of groups.
-        if message.full_name() == "drover.orchestrator.v1.GroupSpec" && descriptor.name() == "name" {
+        if message.full_name() == "drover.orchestrator.v1.GroupSpec" && descriptor.name() == "name"
+        {
             continue;
         }
-        let renamed = RENAMED.iter().find(|(name, _)| *name == descriptor.full_name());
-        let key = renamed.map_or_else(|| descriptor.json_name().to_owned(), |(_, key)| (*key).to_owned());
+        let renamed = RENAMED
+            .iter()
+            .find(|(name, _)| *name == descriptor.full_name());
+        let key = renamed.map_or_else(
+            || descriptor.json_name().to_owned(),
+            |(_, key)| (*key).to_owned(),
+        );
         let shape = shape(&descriptor);
         let extra = match (&shape, key.as_str()) {
             (Shape::Platforms(_), _) => Some(("platform", Shape::PlatformName)),
@@ -140,9 +158,17 @@ pub(crate) fn fields(message: &MessageDescriptor) -> Vec<Field> {
             _ => None,
         };
         if let Some((key, shape)) = extra {
-            fields.push(Field { key: key.to_owned(), descriptor: descriptor.clone(), shape });
+            fields.push(Field {
+                key: key.to_owned(),
+                descriptor: descriptor.clone(),
+                shape,
+            });
         }
-        fields.push(Field { key, descriptor, shape });
+        fields.push(Field {
+            key,
+            descriptor,
+            shape,
+        });
     }
     fields
 }
@@ -154,12 +180,18 @@ fn shape(field: &FieldDescriptor) -> Shape {
     let one = match field.kind() {
         Kind::Bool => Shape::Bool,
         Kind::Int32 | Kind::Uint32 | Kind::Sint32 | Kind::Fixed32 | Kind::Sfixed32 => {
-            Shape::Integer { max: u64::from(u32::MAX) }
+            Shape::Integer {
+                max: u64::from(u32::MAX),
+            }
         }
-        Kind::Int64 | Kind::Uint64 | Kind::Sint64 | Kind::Fixed64 | Kind::Sfixed64 => Shape::Integer { max: u64::MAX },
+        Kind::Int64 | Kind::Uint64 | Kind::Sint64 | Kind::Fixed64 | Kind::Sfixed64 => {
+            Shape::Integer { max: u64::MAX }
+        }
         Kind::Bytes => Shape::Base64,
         Kind::Enum(descriptor) => Shape::Enum(descriptor),
-        Kind::String if field.full_name() == "drover.orchestrator.v1.StorageSpec.size" => Shape::Quantity,
+        Kind::String if field.full_name() == "drover.orchestrator.v1.StorageSpec.size" => {
+            Shape::Quantity
+        }
         // No field of a spec is a floating-point number.
         Kind::String | Kind::Float | Kind::Double => Shape::Text,
         Kind::Message(message) => match message.full_name() {
@@ -172,7 +204,11 @@ fn shape(field: &FieldDescriptor) -> Shape {
             _ => Shape::Message(message),
         },
     };
-    if field.is_list() { Shape::List(Box::new(one)) } else { one }
+    if field.is_list() {
+        Shape::List(Box::new(one))
+    } else {
+        one
+    }
 }
 
 /// The values of an enum as manifests write them, with their numbers.
@@ -182,7 +218,9 @@ pub(crate) fn enum_values(descriptor: &EnumDescriptor) -> Vec<(String, i32)> {
         .values()
         .filter(|value| value.number() != 0)
         .map(|value| {
-            let name = RENAMED_VALUES.iter().find(|(name, _)| *name == value.name());
+            let name = RENAMED_VALUES
+                .iter()
+                .find(|(name, _)| *name == value.name());
             let name = name.map_or_else(
                 || pascal(value.name().strip_prefix(&prefix).unwrap_or(value.name())),
                 |(_, short)| (*short).to_owned(),
@@ -222,14 +260,27 @@ fn short_name(field: &FieldDescriptor) -> String {
 /// Smallest and largest value of a number.
 pub(crate) fn range(field: &Field) -> Option<(u64, u64)> {
     let name = short_name(&field.descriptor);
-    LIMITS.iter().find(|(field, ..)| *field == name).map(|(_, min, max, _)| (*min, *max))
+    LIMITS
+        .iter()
+        .find(|(field, ..)| *field == name)
+        .map(|(_, min, max, _)| (*min, *max))
 }
 
 /// Value that is meant when the field is absent. Nothing where it depends.
 pub(crate) fn default(field: &Field) -> Option<&'static str> {
     let name = short_name(&field.descriptor);
-    let limits = LIMITS.iter().find(|(field, ..)| *field == name).map(|(.., default)| *default);
-    limits.or_else(|| DEFAULTS.iter().find(|(field, _)| *field == name).map(|(_, default)| *default)).filter(|d| !d.is_empty())
+    let limits = LIMITS
+        .iter()
+        .find(|(field, ..)| *field == name)
+        .map(|(.., default)| *default);
+    limits
+        .or_else(|| {
+            DEFAULTS
+                .iter()
+                .find(|(field, _)| *field == name)
+                .map(|(_, default)| *default)
+        })
+        .filter(|d| !d.is_empty())
 }
 
 /// What is expected of a field, as text that follows "expected".
@@ -257,7 +308,10 @@ pub(crate) fn describe(shape: &Shape) -> String {
         Shape::Quantity => "a quantity like 50Gi".into(),
         Shape::Base64 => "bytes in base64".into(),
         Shape::Enum(descriptor) => {
-            let names: Vec<String> = enum_values(descriptor).into_iter().map(|(name, _)| name).collect();
+            let names: Vec<String> = enum_values(descriptor)
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect();
             one_of(&names)
         }
         Shape::Message(_) => "a map".into(),
@@ -271,7 +325,9 @@ pub(crate) fn describe(shape: &Shape) -> String {
         Shape::Platforms(_) => "a list of platforms".into(),
         Shape::PlatformName => "the name of a platform".into(),
         Shape::File => "a map {file: PATH}".into(),
-        Shape::FileOrSecret => "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}".into(),
+        Shape::FileOrSecret => {
+            "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}".into()
+        }
     }
 }
 
@@ -287,13 +343,19 @@ pub(crate) fn one_of(names: &[String]) -> String {
 /// The comment of the protos about something at `path` in its file.
 pub(crate) fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> String {
     let info = file.file_descriptor_proto().source_code_info.as_ref();
-    let location = info.and_then(|info| info.location.iter().find(|location| location.path == path));
-    let text = location.map(|location| location.leading_comments().trim()).unwrap_or_default();
+    let location =
+        info.and_then(|info| info.location.iter().find(|location| location.path == path));
+    let text = location
+        .map(|location| location.leading_comments().trim())
+        .unwrap_or_default();
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// The closest of some names, if it is close enough to be meant.
-pub(crate) fn closest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn closest<'a>(
+    wrong: &str,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     let wrong = wrong.to_lowercase();
     let limit = (wrong.chars().count() / 3).max(1);
     names

@@ -5,24 +5,26 @@ use std::{collections::BTreeMap, path::PathBuf};
 use drover_core::error::Violation;
 use drover_proto::{
     orchestrator::v1::{
-        Addon, BootstrapSource, Cluster, ClusterSpec, CountOrPercent, GroupSpec, Infrastructure, Placement,
-        PlatformChoice, RemediationPolicy, SecretKeyRef, StorageSpec, StoreSpec, UpdatePolicy, bootstrap_source,
-        count_or_percent,
+        Addon, BootstrapSource, Cluster, ClusterSpec, CountOrPercent, GroupSpec, Infrastructure,
+        Placement, PlatformChoice, RemediationPolicy, SecretKeyRef, StorageSpec, StoreSpec,
+        UpdatePolicy, bootstrap_source, count_or_percent,
     },
     platform::v1::{
-        AddonKind, EndpointSpec, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle, LifecycleHook, NetworkSpec,
-        PhaseProbe, PortMapping, PortRef, Spread, TcpProbe, health_policy, port_ref,
+        AddonKind, EndpointSpec, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle,
+        LifecycleHook, NetworkSpec, PhaseProbe, PortMapping, PortRef, Spread, TcpProbe,
+        health_policy, port_ref,
     },
 };
-use prost_types::{Duration, Struct, Value as Free, value::Kind as FreeKind};
 use proptest::{collection::vec, option, prelude::*};
+use prost_types::{Duration, Struct, Value as Free, value::Kind as FreeKind};
 
 use super::{Manifests, Objects, encode, scalar, yaml};
 
 fn decode_with(name: &str, text: &str, registered: Option<&[&str]>) -> Objects {
     let mut manifests = Manifests::default();
     manifests.add_text(name, PathBuf::from("."), text.to_owned());
-    let names: Option<Vec<String>> = registered.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
+    let names: Option<Vec<String>> =
+        registered.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
     manifests.decode(names.as_deref())
 }
 
@@ -32,7 +34,11 @@ fn decode(text: &str) -> Objects {
 
 fn cluster(text: &str) -> Cluster {
     let objects = decode(text);
-    assert!(objects.diagnostics.is_empty(), "{}", objects.diagnostics.render(""));
+    assert!(
+        objects.diagnostics.is_empty(),
+        "{}",
+        objects.diagnostics.render("")
+    );
     objects.clusters.into_iter().next().unwrap().object
 }
 
@@ -76,7 +82,10 @@ error: wrong value: the number 16.10, expected a text
 #[test]
 fn a_bare_no_is_refused_where_a_text_is_expected() {
     let text = errors(&group("role: no"));
-    assert!(text.contains("quote it: a bare no is not the same to all readers of YAML"), "{text}");
+    assert!(
+        text.contains("quote it: a bare no is not the same to all readers of YAML"),
+        "{text}"
+    );
     let text = errors(&group("attributes: {country: no}"));
     assert!(text.contains("spec.groups.db.attributes.country"), "{text}");
     assert!(decode(&group("role: \"no\"")).diagnostics.is_empty());
@@ -84,9 +93,20 @@ fn a_bare_no_is_refused_where_a_text_is_expected() {
 
 #[test]
 fn every_error_of_a_file_is_reported_at_once_up_to_twenty() {
-    let text = errors(&group("sise: 1, standby: many, nodeclass: x, health: {intervall: 5s}, dependsOn: a"));
-    for path in ["sise", "standby", "nodeclass", "health.intervall", "dependsOn"] {
-        assert!(text.contains(&format!("spec.groups.db.{path}")), "{path} in {text}");
+    let text = errors(&group(
+        "sise: 1, standby: many, nodeclass: x, health: {intervall: 5s}, dependsOn: a",
+    ));
+    for path in [
+        "sise",
+        "standby",
+        "nodeclass",
+        "health.intervall",
+        "dependsOn",
+    ] {
+        assert!(
+            text.contains(&format!("spec.groups.db.{path}")),
+            "{path} in {text}"
+        );
     }
     assert!(text.contains("5 errors"), "{text}");
     let many: Vec<String> = (0..30).map(|i| format!("wrong{i}: 1")).collect();
@@ -97,8 +117,13 @@ fn every_error_of_a_file_is_reported_at_once_up_to_twenty() {
 
 #[test]
 fn duplicate_keys_are_refused() {
-    let text = errors("apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {name: x}\nspec:\n  groups:\n    a: {size: 1}\n    a: {size: 2}\n");
-    assert!(text.contains("error: duplicate key `a`\n  --> x.yaml:7:5\n"), "{text}");
+    let text = errors(
+        "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {name: x}\nspec:\n  groups:\n    a: {size: 1}\n    a: {size: 2}\n",
+    );
+    assert!(
+        text.contains("error: duplicate key `a`\n  --> x.yaml:7:5\n"),
+        "{text}"
+    );
     assert!(text.contains("first on line 6"), "{text}");
 }
 
@@ -106,11 +131,18 @@ fn duplicate_keys_are_refused() {
 fn the_document_itself_is_checked() {
     assert!(errors("kind: Cluster\n").contains("`apiVersion` is missing"));
     assert!(errors("apiVersion: v1\nkind: Clutser\n").contains("did you mean `Cluster`?"));
-    assert!(errors("apiVersion: drover.dev/v2\nkind: Cluster\n").contains("expected drover.dev/v1"));
+    assert!(
+        errors("apiVersion: drover.dev/v2\nkind: Cluster\n").contains("expected drover.dev/v1")
+    );
     assert!(errors("- a\n").contains("expected a map with apiVersion"));
     assert!(errors("a: [\n").contains("not readable as YAML or JSON"));
-    assert!(errors(&format!("{}status: {{}}\n", group("size: 1"))).contains("unknown field `status`"));
-    assert!(errors("apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {}\nspec: {}\n").contains("`metadata.name` is missing"));
+    assert!(
+        errors(&format!("{}status: {{}}\n", group("size: 1"))).contains("unknown field `status`")
+    );
+    assert!(
+        errors("apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {}\nspec: {}\n")
+            .contains("`metadata.name` is missing")
+    );
 }
 
 #[test]
@@ -122,9 +154,15 @@ fn one_object_stands_in_one_document() {
 #[test]
 fn two_probes_exclude_each_other() {
     let text = errors(&group("health: {tcp: {port: client}, http: {}}"));
-    assert!(text.contains("`http` and `tcp` exclude each other"), "{text}");
+    assert!(
+        text.contains("`http` and `tcp` exclude each other"),
+        "{text}"
+    );
     let text = errors(&group("platform: a, platforms: [b]"));
-    assert!(text.contains("`platforms` and `platform` exclude each other"), "{text}");
+    assert!(
+        text.contains("`platforms` and `platform` exclude each other"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -155,19 +193,40 @@ spec:
     );
     let spec = cluster.spec.unwrap();
     assert_eq!(cluster.labels["team"], "payments");
-    assert_eq!(spec.update.unwrap().max_surge.unwrap().amount, Some(count_or_percent::Amount::Percent(25)));
-    let names: Vec<&str> = spec.groups[0].groups.iter().map(|group| group.name.as_str()).collect();
+    assert_eq!(
+        spec.update.unwrap().max_surge.unwrap().amount,
+        Some(count_or_percent::Amount::Percent(25))
+    );
+    let names: Vec<&str> = spec.groups[0]
+        .groups
+        .iter()
+        .map(|group| group.name.as_str())
+        .collect();
     assert_eq!(names, ["b", "a"], "the order of the file is kept");
     let b = &spec.groups[0].groups[0];
-    assert_eq!((b.size, b.standby, b.platforms.len()), (Some(0), Some(1), 2));
+    assert_eq!(
+        (b.size, b.standby, b.platforms.len()),
+        (Some(0), Some(1), 2)
+    );
     assert_eq!(b.platforms[1].name, "gcp");
     assert_eq!(spec.groups[0].groups[1].size, None);
     let probe = &spec.groups[1];
     let health = probe.health.clone().unwrap();
-    assert_eq!(health.startup_timeout, Some(Duration { seconds: 5400, nanos: 0 }));
-    assert!(matches!(health.probe, Some(health_policy::Probe::Http(HttpProbe { ref path, .. })) if path == "/health"));
+    assert_eq!(
+        health.startup_timeout,
+        Some(Duration {
+            seconds: 5400,
+            nanos: 0
+        })
+    );
+    assert!(
+        matches!(health.probe, Some(health_policy::Probe::Http(HttpProbe { ref path, .. })) if path == "/health")
+    );
     assert_eq!(spec.addons[0].r#type(), AddonKind::LoadBalancer);
-    assert_eq!(spec.addons[0].target_port.clone().unwrap().port, Some(port_ref::Port::Number(8443)));
+    assert_eq!(
+        spec.addons[0].target_port.clone().unwrap().port,
+        Some(port_ref::Port::Number(8443))
+    );
 }
 
 #[test]
@@ -176,13 +235,32 @@ fn user_data_is_read_from_a_file_beside_the_manifest() {
     std::fs::create_dir(dir.path().join("m")).unwrap();
     std::fs::write(dir.path().join("boot.sh"), "#!/bin/sh\n").unwrap();
     let manifest = dir.path().join("m/x.yaml");
-    std::fs::write(&manifest, group("bootstrap: {userDataFrom: {file: ../boot.sh}}")).unwrap();
-    let objects = Manifests::read(&[manifest.display().to_string()]).unwrap().decode(None);
-    let group = objects.clusters[0].object.spec.clone().unwrap().groups.remove(0);
-    assert_eq!(group.bootstrap.unwrap().source, Some(bootstrap_source::Source::Text("#!/bin/sh\n".into())));
+    std::fs::write(
+        &manifest,
+        group("bootstrap: {userDataFrom: {file: ../boot.sh}}"),
+    )
+    .unwrap();
+    let objects = Manifests::read(&[manifest.display().to_string()])
+        .unwrap()
+        .decode(None);
+    let group = objects.clusters[0]
+        .object
+        .spec
+        .clone()
+        .unwrap()
+        .groups
+        .remove(0);
+    assert_eq!(
+        group.bootstrap.unwrap().source,
+        Some(bootstrap_source::Source::Text("#!/bin/sh\n".into()))
+    );
 
     std::fs::write(dir.path().join("boot.sh"), vec![b'x'; 600 * 1024]).unwrap();
-    let text = Manifests::read(&[manifest.display().to_string()]).unwrap().decode(None).diagnostics.render("");
+    let text = Manifests::read(&[manifest.display().to_string()])
+        .unwrap()
+        .decode(None)
+        .diagnostics
+        .render("");
     assert!(text.contains("larger than 512 KiB"), "{text}");
 }
 
@@ -192,8 +270,14 @@ fn a_directory_is_read_by_name_and_other_files_are_left_alone() {
     std::fs::write(dir.path().join("b.yaml"), group("size: 1")).unwrap();
     std::fs::write(dir.path().join("a.json"), r#"{"apiVersion":"drover.dev/v1","kind":"Platform","metadata":{"name":"p"},"spec":{"endpoint":"http://127.0.0.1:1"}}"#).unwrap();
     std::fs::write(dir.path().join("notes.txt"), "not yaml: [").unwrap();
-    let objects = Manifests::read(&[dir.path().display().to_string()]).unwrap().decode(None);
-    assert!(objects.diagnostics.is_empty(), "{}", objects.diagnostics.render(""));
+    let objects = Manifests::read(&[dir.path().display().to_string()])
+        .unwrap()
+        .decode(None);
+    assert!(
+        objects.diagnostics.is_empty(),
+        "{}",
+        objects.diagnostics.render("")
+    );
     assert_eq!((objects.platforms.len(), objects.clusters.len()), (1, 1));
 }
 
@@ -202,42 +286,72 @@ fn a_platform_in_the_file_counts_as_registered() {
     let platform = "apiVersion: drover.dev/v1\nkind: Platform\nmetadata: {name: own}\nspec: {endpoint: \"http://127.0.0.1:7402\"}\n";
     let text = format!("{}---\n{platform}", group("platform: own"));
     assert!(decode_with("x", &text, Some(&[])).diagnostics.is_empty());
-    let text = decode_with("x", &group("platform: own"), Some(&[])).diagnostics.render("");
-    assert!(text.contains("no platform `own` (none is registered)"), "{text}");
+    let text = decode_with("x", &group("platform: own"), Some(&[]))
+        .diagnostics
+        .render("");
+    assert!(
+        text.contains("no platform `own` (none is registered)"),
+        "{text}"
+    );
 }
 
 #[test]
 fn no_error_shows_what_a_secret_says() {
-    let text = errors("apiVersion: drover.dev/v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: hunter2, b: 4711, c: [hunter3]}\nextra: hunter4\n");
-    assert!(text.contains("2 errors") || text.contains("3 errors"), "{text}");
+    let text = errors(
+        "apiVersion: drover.dev/v1\nkind: Secret\nmetadata: {name: s}\nstringData: {a: hunter2, b: 4711, c: [hunter3]}\nextra: hunter4\n",
+    );
+    assert!(text.contains("3 errors"), "{text}");
     for secret in ["hunter2", "4711", "hunter3", "hunter4"] {
         assert!(!text.contains(secret), "{text}");
     }
     let text = errors("kind: Secret\nstringData: {a: hunter2\n");
     assert!(!text.contains("hunter2"), "{text}");
     let text = errors(&group("bootstrap: {userData: hunter2, rendr: true}"));
-    assert!(text.contains("rendr") && !text.contains("hunter2"), "{text}");
+    assert!(
+        text.contains("rendr") && !text.contains("hunter2"),
+        "{text}"
+    );
 }
 
 #[test]
 fn what_the_server_objects_to_is_shown_at_its_line() {
     let objects = decode_with("o.yaml", &group("size: 3, platform: local"), None);
-    for field in ["spec.groups[0].size", "spec.groups.db.size", "cluster.spec.groups[0].size"] {
-        let violation = Violation { field: field.into(), description: "is too large".into() };
+    for field in [
+        "spec.groups[0].size",
+        "spec.groups.db.size",
+        "cluster.spec.groups[0].size",
+    ] {
+        let violation = Violation {
+            field: field.into(),
+            description: "is too large".into(),
+        };
         let diagnostic = objects.clusters[0].violation(&violation);
-        assert_eq!((diagnostic.span.line, diagnostic.span.column), (6, 16), "{field}");
+        assert_eq!(
+            (diagnostic.span.line, diagnostic.span.column),
+            (6, 16),
+            "{field}"
+        );
     }
 }
 
 #[test]
 fn bombs_are_refused() {
     let mut text = String::from("a: &a [x, x, x, x, x, x, x, x, x, x]\n");
-    for (name, before) in ["b", "c", "d", "e", "f", "g"].iter().zip(["a", "b", "c", "d", "e", "f"]) {
-        text.push_str(&format!("{name}: &{name} [{}]\n", vec![format!("*{before}"); 10].join(", ")));
+    for (name, before) in ["b", "c", "d", "e", "f", "g"]
+        .iter()
+        .zip(["a", "b", "c", "d", "e", "f"])
+    {
+        text.push_str(&format!(
+            "{name}: &{name} [{}]\n",
+            vec![format!("*{before}"); 10].join(", ")
+        ));
     }
     assert!(errors(&text).contains("more than 200000 values"));
     assert!(errors(&format!("a: {}", "[".repeat(200))).contains("error"));
-    assert!(errors(&format!("{}1{}", "{a: ".repeat(100), "}".repeat(100))).contains("nested deeper than 64"));
+    assert!(
+        errors(&format!("{}1{}", "{a: ".repeat(100), "}".repeat(100)))
+            .contains("nested deeper than 64")
+    );
     assert!(errors("a: &a [*a]\n").contains("error"));
 }
 
@@ -254,19 +368,31 @@ fn numbers_that_lose_digits_are_refused() {
 #[test]
 fn the_examples_of_the_repository_are_valid() {
     let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
-    let objects = Manifests::read(&[examples.display().to_string()]).unwrap().decode(Some(&[
-        "local".into(),
-        "simulated".into(),
-        "aws".into(),
-        "gcd".into(),
-        "digitalOcean".into(),
-        "my-custom-plugin".into(),
-    ]));
-    assert!(objects.diagnostics.is_empty(), "{}", objects.diagnostics.render(""));
+    let objects = Manifests::read(&[examples.display().to_string()])
+        .unwrap()
+        .decode(Some(&[
+            "local".into(),
+            "simulated".into(),
+            "aws".into(),
+            "gcd".into(),
+            "digitalOcean".into(),
+            "my-custom-plugin".into(),
+        ]));
+    assert!(
+        objects.diagnostics.is_empty(),
+        "{}",
+        objects.diagnostics.render("")
+    );
     assert!(objects.clusters.len() >= 3);
 }
 
 // Random specs.
+
+fn free_map(fields: Vec<(String, Free)>) -> Struct {
+    Struct {
+        fields: fields.into_iter().collect(),
+    }
+}
 
 fn word() -> impl Strategy<Value = String> {
     "[a-z][a-z0-9-]{0,8}[a-z0-9]"
@@ -277,27 +403,41 @@ fn free_value() -> impl Strategy<Value = Free> {
         Just(FreeKind::NullValue(0)),
         any::<bool>().prop_map(FreeKind::BoolValue),
         (-(1i64 << 53)..=1i64 << 53).prop_map(|n| FreeKind::NumberValue(n as f64)),
-        any::<f64>().prop_filter("finite", |n| n.is_finite()).prop_map(|n| FreeKind::NumberValue(if n == 0.0 { 0.0 } else { n })),
+        any::<f64>()
+            .prop_filter("finite", |n| n.is_finite())
+            .prop_map(|n| FreeKind::NumberValue(if n == 0.0 { 0.0 } else { n })),
         any::<String>().prop_map(FreeKind::StringValue),
-        prop_oneof![Just("no"), Just("1.0"), Just("a: b"), Just("- x"), Just("#"), Just(""), Just("two\nlines\n"), Just("0x1F")]
-            .prop_map(|text| FreeKind::StringValue(text.into())),
+        prop_oneof![
+            Just("no"),
+            Just("1.0"),
+            Just("a: b"),
+            Just("- x"),
+            Just("#"),
+            Just(""),
+            Just("two\nlines\n"),
+            Just("0x1F")
+        ]
+        .prop_map(|text| FreeKind::StringValue(text.into())),
     ]
     .prop_map(scalar::free);
     leaf.prop_recursive(3, 16, 4, |inner| {
         prop_oneof![
             vec(inner.clone(), 0..4).prop_map(scalar::free_list),
             vec((any::<String>(), inner), 0..4)
-                .prop_map(|fields| scalar::free(FreeKind::StructValue(scalar::free_map(fields)))),
+                .prop_map(|fields| scalar::free(FreeKind::StructValue(free_map(fields)))),
         ]
     })
 }
 
 fn free_form() -> impl Strategy<Value = Option<Struct>> {
-    option::of(vec((word(), free_value()), 0..4).prop_map(scalar::free_map))
+    option::of(vec((word(), free_value()), 0..4).prop_map(free_map))
 }
 
 fn duration() -> impl Strategy<Value = Option<Duration>> {
-    option::of((0i64..1_000_000, prop_oneof![Just(0), 0i32..1_000_000_000]).prop_map(|(seconds, nanos)| Duration { seconds, nanos }))
+    option::of(
+        (0i64..1_000_000, prop_oneof![Just(0), 0i32..1_000_000_000])
+            .prop_map(|(seconds, nanos)| Duration { seconds, nanos }),
+    )
 }
 
 fn amount() -> impl Strategy<Value = Option<CountOrPercent>> {
@@ -305,48 +445,101 @@ fn amount() -> impl Strategy<Value = Option<CountOrPercent>> {
         (0u32..1000).prop_map(count_or_percent::Amount::Count),
         (0u32..=100).prop_map(count_or_percent::Amount::Percent),
     ])
-    .prop_map(|amount| amount.map(|amount| CountOrPercent { amount: Some(amount) }))
+    .prop_map(|amount| {
+        amount.map(|amount| CountOrPercent {
+            amount: Some(amount),
+        })
+    })
 }
 
 fn port() -> impl Strategy<Value = Option<PortRef>> {
-    option::of(prop_oneof![word().prop_map(port_ref::Port::Name), (1u32..65_536).prop_map(port_ref::Port::Number)])
-        .prop_map(|port| port.map(|port| PortRef { port: Some(port) }))
+    option::of(prop_oneof![
+        word().prop_map(port_ref::Port::Name),
+        (1u32..65_536).prop_map(port_ref::Port::Number)
+    ])
+    .prop_map(|port| port.map(|port| PortRef { port: Some(port) }))
 }
 
 fn health() -> impl Strategy<Value = Option<HealthPolicy>> {
     let probe = prop_oneof![
         Just(health_policy::Probe::Phase(PhaseProbe {})),
-        (port(), word()).prop_map(|(port, service)| health_policy::Probe::Grpc(GrpcProbe { port, service })),
-        (port(), any::<bool>()).prop_map(|(port, tls)| health_policy::Probe::Http(HttpProbe { port, path: "/a".into(), tls })),
+        (port(), word())
+            .prop_map(|(port, service)| health_policy::Probe::Grpc(GrpcProbe { port, service })),
+        (port(), any::<bool>()).prop_map(|(port, tls)| health_policy::Probe::Http(HttpProbe {
+            port,
+            path: "/a".into(),
+            tls
+        })),
         port().prop_map(|port| health_policy::Probe::Tcp(TcpProbe { port })),
-        vec(any::<String>(), 1..3).prop_map(|command| health_policy::Probe::Exec(ExecProbe { command })),
+        vec(any::<String>(), 1..3)
+            .prop_map(|command| health_policy::Probe::Exec(ExecProbe { command })),
     ];
-    option::of((option::of(probe), duration(), option::of(1u32..100)).prop_map(|(probe, interval, failure_threshold)| {
-        HealthPolicy { probe, interval, failure_threshold, ..Default::default() }
-    }))
+    option::of(
+        (option::of(probe), duration(), option::of(1u32..100)).prop_map(
+            |(probe, interval, failure_threshold)| HealthPolicy {
+                probe,
+                interval,
+                failure_threshold,
+                ..Default::default()
+            },
+        ),
+    )
 }
 
 fn bootstrap() -> impl Strategy<Value = Option<BootstrapSource>> {
     let source = prop_oneof![
         any::<String>().prop_map(bootstrap_source::Source::Text),
         vec(any::<u8>(), 0..20).prop_map(bootstrap_source::Source::Binary),
-        (word(), word()).prop_map(|(name, key)| bootstrap_source::Source::SecretKey(SecretKeyRef { name, key })),
+        (word(), word()).prop_map(|(name, key)| bootstrap_source::Source::SecretKey(
+            SecretKeyRef { name, key }
+        )),
         "[0-9a-f]{64}".prop_map(bootstrap_source::Source::Sha256),
     ];
-    option::of((source, any::<bool>()).prop_map(|(source, render)| BootstrapSource { source: Some(source), render }))
+    option::of(
+        (source, any::<bool>()).prop_map(|(source, render)| BootstrapSource {
+            source: Some(source),
+            render,
+        }),
+    )
 }
 
 fn platforms() -> impl Strategy<Value = Vec<PlatformChoice>> {
-    let choice = (word(), option::of(word()), option::of(0u32..10), free_form(), prop_oneof![Just(String::new()), Just("^1.2".into())])
-        .prop_map(|(name, node_class, max, properties, version_requirement)| PlatformChoice { name, node_class, max, properties, version_requirement });
+    let choice = (
+        word(),
+        option::of(word()),
+        option::of(0u32..10),
+        free_form(),
+        prop_oneof![Just(String::new()), Just("^1.2".into())],
+    )
+        .prop_map(
+            |(name, node_class, max, properties, version_requirement)| PlatformChoice {
+                name,
+                node_class,
+                max,
+                properties,
+                version_requirement,
+            },
+        );
     vec(choice, 0..3)
 }
 
 fn group_spec() -> impl Strategy<Value = GroupSpec> {
     let leaf = (
-        (option::of(0u32..100), option::of(0u32..100), vec(word(), 0..3), platforms(), option::of(any::<String>())),
+        (
+            option::of(0u32..100),
+            option::of(0u32..100),
+            vec(word(), 0..3),
+            platforms(),
+            option::of(any::<String>()),
+        ),
         (free_form(), free_form(), bootstrap(), health(), duration()),
-        (amount(), amount(), option::of(any::<bool>()), 0i32..3, 0i32..3),
+        (
+            amount(),
+            amount(),
+            option::of(any::<bool>()),
+            0i32..3,
+            0i32..3,
+        ),
         (option::of(vec(word(), 1..3)), option::of(0u32..3)),
     )
         .prop_map(|(a, b, c, d)| GroupSpec {
@@ -360,62 +553,114 @@ fn group_spec() -> impl Strategy<Value = GroupSpec> {
             bootstrap: b.2,
             health: b.3,
             expire_after: b.4,
-            update: Some(UpdatePolicy { max_surge: c.0, strategy: c.4, ..Default::default() }),
-            remediation: Some(RemediationPolicy { max_unhealthy: c.1, enabled: c.2, ..Default::default() }),
+            update: Some(UpdatePolicy {
+                max_surge: c.0,
+                strategy: c.4,
+                ..Default::default()
+            }),
+            remediation: Some(RemediationPolicy {
+                max_unhealthy: c.1,
+                enabled: c.2,
+                ..Default::default()
+            }),
             management_policy: c.3,
-            storage: Some(StorageSpec { size: "5Gi".into(), when_scaled: c.4, ..Default::default() }),
+            storage: Some(StorageSpec {
+                size: "5Gi".into(),
+                when_scaled: c.4,
+                ..Default::default()
+            }),
             placement: d.0.map(|domains| Placement {
                 failure_domains: domains,
-                spread: vec![Spread { topology_key: "zone".into(), max_skew: d.1.map(|n| n + 1), when_unsatisfiable: c.3, ..Default::default() }],
+                spread: vec![Spread {
+                    topology_key: "zone".into(),
+                    max_skew: d.1.map(|n| n + 1),
+                    when_unsatisfiable: c.3,
+                    ..Default::default()
+                }],
                 ..Default::default()
             }),
             lifecycle: d.1.map(|_| Lifecycle {
-                pre_stop: Some(LifecycleHook { exec: vec!["redis-cli".into(), "no".into()], timeout: None }),
+                pre_stop: Some(LifecycleHook {
+                    exec: vec!["redis-cli".into(), "no".into()],
+                    timeout: None,
+                }),
                 post_promote: None,
             }),
             ..Default::default()
         });
     leaf.prop_recursive(3, 8, 3, |inner| {
-        (named_groups(inner), free_form())
-            .prop_map(|(groups, attributes)| GroupSpec { groups, attributes, ..Default::default() })
+        (named_groups(inner), free_form()).prop_map(|(groups, attributes)| GroupSpec {
+            groups,
+            attributes,
+            ..Default::default()
+        })
     })
 }
 
 fn named_groups(group: impl Strategy<Value = GroupSpec>) -> impl Strategy<Value = Vec<GroupSpec>> {
-    vec(("[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,6}[a-zA-Z0-9])?", group), 1..4).prop_map(|groups| {
+    vec(
+        ("[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,6}[a-zA-Z0-9])?", group),
+        1..4,
+    )
+    .prop_map(|groups| {
         let unique: BTreeMap<String, GroupSpec> = groups.into_iter().collect();
-        unique.into_iter().map(|(name, group)| GroupSpec { name, ..group }).collect()
+        unique
+            .into_iter()
+            .map(|(name, group)| GroupSpec { name, ..group })
+            .collect()
     })
 }
 
 fn any_cluster() -> impl Strategy<Value = Cluster> {
-    (word(), vec((word(), any::<String>()), 0..3), named_groups(group_spec()), platforms(), free_form(), port()).prop_map(
-        |(name, labels, groups, platforms, attributes, port)| Cluster {
-            name: name.clone(),
-            labels: labels.into_iter().collect(),
-            spec: Some(ClusterSpec {
-                store: Some(StoreSpec { software: "pg".into(), version: "16.10".into() }),
-                groups,
-                platforms,
-                attributes,
-                infrastructure: vec![Infrastructure {
-                    platform: name.clone(),
-                    network: Some(NetworkSpec { prefix_length: Some(22), ..Default::default() }),
-                    endpoint: Some(EndpointSpec { port: 6443, targets: vec!["a/b".into()], ..Default::default() }),
-                    ..Default::default()
-                }],
-                addons: vec![Addon {
-                    name,
-                    r#type: 1,
-                    target_port: port.clone(),
-                    ports: vec![PortMapping { listen: Some(80), target: port, count: 2 }],
-                    ..Default::default()
-                }],
-                ..Default::default()
-            }),
-            ..Default::default()
-        },
+    (
+        word(),
+        vec((word(), any::<String>()), 0..3),
+        named_groups(group_spec()),
+        platforms(),
+        free_form(),
+        port(),
     )
+        .prop_map(
+            |(name, labels, groups, platforms, attributes, port)| Cluster {
+                name: name.clone(),
+                labels: labels.into_iter().collect(),
+                spec: Some(ClusterSpec {
+                    store: Some(StoreSpec {
+                        software: "pg".into(),
+                        version: "16.10".into(),
+                    }),
+                    groups,
+                    platforms,
+                    attributes,
+                    infrastructure: vec![Infrastructure {
+                        platform: name.clone(),
+                        network: Some(NetworkSpec {
+                            prefix_length: Some(22),
+                            ..Default::default()
+                        }),
+                        endpoint: Some(EndpointSpec {
+                            port: 6443,
+                            targets: vec!["a/b".into()],
+                            ..Default::default()
+                        }),
+                        ..Default::default()
+                    }],
+                    addons: vec![Addon {
+                        name,
+                        r#type: 1,
+                        target_port: port.clone(),
+                        ports: vec![PortMapping {
+                            listen: Some(80),
+                            target: port,
+                            count: 2,
+                        }],
+                        ..Default::default()
+                    }],
+                    ..Default::default()
+                }),
+                ..Default::default()
+            },
+        )
 }
 
 proptest! {

@@ -29,7 +29,10 @@ pub(crate) struct Source {
 
 impl Source {
     pub(crate) fn new(name: impl Into<String>, text: impl Into<String>) -> Arc<Self> {
-        Arc::new(Self { name: name.into(), text: text.into() })
+        Arc::new(Self {
+            name: name.into(),
+            text: text.into(),
+        })
     }
 
     pub(crate) fn line(&self, number: usize) -> Option<&str> {
@@ -97,13 +100,6 @@ impl Node {
         self.entry(key).map(|entry| &entry.value)
     }
 
-    pub(crate) fn list(&self) -> Option<&[Node]> {
-        match &self.value {
-            Value::List(items) => Some(items),
-            _ => None,
-        }
-    }
-
     pub(crate) fn scalar(&self) -> Option<Scalar<'_>> {
         match &self.value {
             Value::Scalar { text, plain: true } => Some(resolve(text)),
@@ -150,12 +146,18 @@ pub(crate) fn resolve(text: &str) -> Scalar<'_> {
         "" | "~" | "null" | "Null" | "NULL" => return Scalar::Null,
         "true" | "True" | "TRUE" => return Scalar::Bool(true),
         "false" | "False" | "FALSE" => return Scalar::Bool(false),
-        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => return Scalar::Float(f64::INFINITY),
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
+            return Scalar::Float(f64::INFINITY);
+        }
         "-.inf" | "-.Inf" | "-.INF" => return Scalar::Float(f64::NEG_INFINITY),
         ".nan" | ".NaN" | ".NAN" => return Scalar::Float(f64::NAN),
         _ => {}
     }
-    if text.len() <= 3 && ["yes", "no", "on", "off"].iter().any(|word| word.eq_ignore_ascii_case(text)) {
+    if text.len() <= 3
+        && ["yes", "no", "on", "off"]
+            .iter()
+            .any(|word| word.eq_ignore_ascii_case(text))
+    {
         return Scalar::Ambiguous(text);
     }
     if let Some(digits) = text.strip_prefix("0x")
@@ -177,11 +179,15 @@ pub(crate) fn resolve(text: &str) -> Scalar<'_> {
         if digits.len() > 1 && digits.starts_with('0') {
             return Scalar::Ambiguous(text);
         }
-        return text.parse().map_or(Scalar::Float(f64::INFINITY), Scalar::Integer);
+        return text
+            .parse()
+            .map_or(Scalar::Float(f64::INFINITY), Scalar::Integer);
     }
     let number_like = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.')
         && digits.contains(|c: char| c.is_ascii_digit())
-        && digits.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'));
+        && digits
+            .bytes()
+            .all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'));
     if number_like && let Ok(number) = text.parse::<f64>() {
         return Scalar::Float(number);
     }
@@ -190,8 +196,14 @@ pub(crate) fn resolve(text: &str) -> Scalar<'_> {
 
 /// Reads all documents of a source. What cannot be read as YAML is one diagnostic, since nothing after it means much.
 pub(crate) fn parse(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Vec<Node> {
-    match (Reader { parser: Parser::new_from_str(&source.text), anchors: BTreeMap::new(), nodes: 0, source, diagnostics })
-        .documents()
+    match (Reader {
+        parser: Parser::new_from_str(&source.text),
+        anchors: BTreeMap::new(),
+        nodes: 0,
+        source,
+        diagnostics,
+    })
+    .documents()
     {
         Ok(documents) => documents,
         Err(Stop { message, span }) => {
@@ -230,7 +242,10 @@ impl<'a> Reader<'a> {
                 (Event::StreamEnd, _) => return Ok(documents),
                 (Event::DocumentStart(..), span) => {
                     if documents.len() == MAX_DOCUMENTS {
-                        return Err(Stop { message: format!("more than {MAX_DOCUMENTS} documents in one file"), span });
+                        return Err(Stop {
+                            message: format!("more than {MAX_DOCUMENTS} documents in one file"),
+                            span,
+                        });
                     }
                     self.anchors.clear();
                     let node = self.node(0)?;
@@ -246,7 +261,10 @@ impl<'a> Reader<'a> {
     fn node(&mut self, depth: usize) -> Result<Node, Stop> {
         match self.node_or_end(depth)? {
             Some(node) => Ok(node),
-            None => Err(Stop { message: "a value is missing".into(), span: Span::default() }),
+            None => Err(Stop {
+                message: "a value is missing".into(),
+                span: Span::default(),
+            }),
         }
     }
 
@@ -257,7 +275,14 @@ impl<'a> Reader<'a> {
                 let text = text.into_owned();
                 let string_tag = check_tag(tag.as_deref(), span, "str")?;
                 let plain = style == ScalarStyle::Plain && !string_tag;
-                self.finish(anchor, Node { span, value: Value::Scalar { text, plain } }).map(Some)
+                self.finish(
+                    anchor,
+                    Node {
+                        span,
+                        value: Value::Scalar { text, plain },
+                    },
+                )
+                .map(Some)
             }
             Event::SequenceStart(_, anchor, tag) => {
                 check_tag(tag.as_deref(), span, "seq")?;
@@ -266,14 +291,28 @@ impl<'a> Reader<'a> {
                 while let Some(item) = self.node_or_end(depth + 1)? {
                     items.push(item);
                 }
-                self.finish(anchor, Node { span: extend(span, items.last()), value: Value::List(items) }).map(Some)
+                self.finish(
+                    anchor,
+                    Node {
+                        span: extend(span, items.last()),
+                        value: Value::List(items),
+                    },
+                )
+                .map(Some)
             }
             Event::MappingStart(_, anchor, tag) => {
                 check_tag(tag.as_deref(), span, "map")?;
                 self.descend(depth, span)?;
                 let entries = self.entries(depth)?;
                 let last = entries.last().map(|entry| &entry.value);
-                self.finish(anchor, Node { span: extend(span, last), value: Value::Map(entries) }).map(Some)
+                self.finish(
+                    anchor,
+                    Node {
+                        span: extend(span, last),
+                        value: Value::Map(entries),
+                    },
+                )
+                .map(Some)
             }
             Event::Alias(id) => match self.anchors.get(&id).cloned() {
                 Some(mut node) => {
@@ -281,7 +320,10 @@ impl<'a> Reader<'a> {
                     node.span = span;
                     Ok(Some(node))
                 }
-                None => Err(Stop { message: "an alias to something that it is part of".into(), span }),
+                None => Err(Stop {
+                    message: "an alias to something that it is part of".into(),
+                    span,
+                }),
             },
             Event::SequenceEnd | Event::MappingEnd => Ok(None),
             _ => self.node_or_end(depth),
@@ -295,12 +337,18 @@ impl<'a> Reader<'a> {
             let value = self.node(depth + 1)?;
             let span = key.span;
             let Value::Scalar { text: key, .. } = key.value else {
-                return Err(Stop { message: "a key must be a text".into(), span });
+                return Err(Stop {
+                    message: "a key must be a text".into(),
+                    span,
+                });
             };
             if seen.insert(key.clone()) {
                 entries.push(Entry { key, span, value });
             } else {
-                let first = entries.iter().find(|entry| entry.key == key).map_or(0, |entry| entry.span.line);
+                let first = entries
+                    .iter()
+                    .find(|entry| entry.key == key)
+                    .map_or(0, |entry| entry.span.line);
                 self.diagnostics.push(
                     Diagnostic::new(self.source, span, "", format!("duplicate key `{key}`"))
                         .expected(format!("first on line {first}; a key may stand once")),
@@ -312,7 +360,10 @@ impl<'a> Reader<'a> {
 
     fn descend(&self, depth: usize, span: Span) -> Result<(), Stop> {
         if depth >= MAX_DEPTH {
-            return Err(Stop { message: format!("nested deeper than {MAX_DEPTH}"), span });
+            return Err(Stop {
+                message: format!("nested deeper than {MAX_DEPTH}"),
+                span,
+            });
         }
         Ok(())
     }
@@ -328,7 +379,10 @@ impl<'a> Reader<'a> {
     fn count(&mut self, nodes: usize, span: Span) -> Result<(), Stop> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes > MAX_NODES {
-            return Err(Stop { message: format!("more than {MAX_NODES} values in one file, aliases unfolded"), span });
+            return Err(Stop {
+                message: format!("more than {MAX_NODES} values in one file, aliases unfolded"),
+                span,
+            });
         }
         Ok(())
     }
@@ -343,7 +397,9 @@ fn size(node: &Node) -> usize {
 }
 
 fn extend(mut span: Span, last: Option<&Node>) -> Span {
-    span.last_line = span.last_line.max(last.map_or(0, |node| node.span.last_line));
+    span.last_line = span
+        .last_line
+        .max(last.map_or(0, |node| node.span.last_line));
     span
 }
 
@@ -354,15 +410,31 @@ fn check_tag(tag: Option<&granit_parser::Tag>, span: Span, own: &str) -> Result<
     if name == format!("tag:yaml.org,2002:{own}") || name == format!("!!{own}") || name == "!" {
         return Ok(own == "str");
     }
-    Err(Stop { message: format!("the tag {name} is not supported"), span })
+    Err(Stop {
+        message: format!("the tag {name} is not supported"),
+        span,
+    })
 }
 
 fn to_span(span: &granit_parser::Span) -> Span {
     let (start, end) = (&span.start, &span.end);
-    let length = if end.line() == start.line() { end.col().saturating_sub(start.col()) } else { 1 };
+    let length = if end.line() == start.line() {
+        end.col().saturating_sub(start.col())
+    } else {
+        1
+    };
     // A block collection ends where the next thing begins; only what it contains counts.
-    let last_line = if end.col() == 0 && end.line() > start.line() { end.line() - 1 } else { end.line() };
-    Span { line: start.line(), column: start.col() + 1, length: length.max(1), last_line: last_line.max(start.line()) }
+    let last_line = if end.col() == 0 && end.line() > start.line() {
+        end.line() - 1
+    } else {
+        end.line()
+    };
+    Span {
+        line: start.line(),
+        column: start.col() + 1,
+        length: length.max(1),
+        last_line: last_line.max(start.line()),
+    }
 }
 
 fn syntax(error: &ScanError) -> Stop {
@@ -371,6 +443,11 @@ fn syntax(error: &ScanError) -> Stop {
     let message = text.split(" at byte ").next().unwrap_or(&text).to_owned();
     Stop {
         message: format!("not readable as YAML or JSON: {message}"),
-        span: Span { line: mark.line().max(1), column: mark.col() + 1, length: 1, last_line: mark.line().max(1) },
+        span: Span {
+            line: mark.line().max(1),
+            column: mark.col() + 1,
+            length: 1,
+            last_line: mark.line().max(1),
+        },
     }
 }

@@ -142,8 +142,12 @@ fn is_block(text: &str) -> bool {
 
 /// A text on one line, quoted where it must be.
 fn quote(text: &str) -> String {
-    let plain = text.starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.'))
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/' | '+' | '(' | ')' | '@' | ':' | ' '))
+    let plain = text
+        .starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.'))
+        && text.chars().all(|c| {
+            c.is_ascii_alphanumeric()
+                || matches!(c, '-' | '_' | '.' | '/' | '+' | '(' | ')' | '@' | ':' | ' ')
+        })
         && !text.contains(": ")
         && !text.ends_with([':', ' '])
         && matches!(resolve(text), Scalar::Text(_))
@@ -153,7 +157,9 @@ fn quote(text: &str) -> String {
 
 /// What other readers of YAML take for a number, a date or a truth value.
 fn looks_special(text: &str) -> bool {
-    let numeric = text.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-' | '+' | 'e' | 'E' | 'x'));
+    let numeric = text
+        .chars()
+        .all(|c| c.is_ascii_digit() || matches!(c, '.' | '_' | ':' | '-' | '+' | 'e' | 'E' | 'x'));
     (numeric && text.chars().any(|c| c.is_ascii_digit())) || matches!(text, "y" | "Y" | "n" | "N")
 }
 

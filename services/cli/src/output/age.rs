@@ -26,9 +26,11 @@ pub(crate) fn short(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..120 => format!("{seconds}s"),
-        120..600 if seconds % 60 != 0 => format!("{}m{}s", seconds / 60, seconds % 60),
+        120..600 if !seconds.is_multiple_of(60) => format!("{}m{}s", seconds / 60, seconds % 60),
         120..7_200 => format!("{}m", seconds / 60),
-        7_200..36_000 if seconds / 60 % 60 != 0 => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
+        7_200..36_000 if !(seconds / 60).is_multiple_of(60) => {
+            format!("{}h{}m", seconds / 3600, seconds / 60 % 60)
+        }
         7_200..172_800 => format!("{}h", seconds / 3600),
         172_800..63_072_000 => format!("{}d", seconds / 86_400),
         _ => format!("{}y", seconds / 31_536_000),
@@ -38,7 +40,11 @@ pub(crate) fn short(duration: Duration) -> String {
 /// A time of day of this machine, with milliseconds.
 pub(crate) fn clock(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time)
-        .map(|time| time.to_zoned(jiff::tz::TimeZone::system()).strftime("%H:%M:%S%.3f").to_string())
+        .map(|time| {
+            time.to_zoned(jiff::tz::TimeZone::system())
+                .strftime("%H:%M:%S%.3f")
+                .to_string()
+        })
         .unwrap_or_default()
 }
 

@@ -16,7 +16,10 @@ pub(crate) fn value<M: Message + Name>(message: &M) -> anyhow::Result<Value> {
 
 /// A message as JSON text, for people and programs.
 pub(crate) fn pretty<M: Message + Name>(message: &M) -> anyhow::Result<String> {
-    Ok(format!("{}\n", serde_json::to_string_pretty(&value(message)?)?))
+    Ok(format!(
+        "{}\n",
+        serde_json::to_string_pretty(&value(message)?)?
+    ))
 }
 
 /// A message as one line of JSON, for streams.
@@ -32,6 +35,11 @@ pub(crate) fn to_yaml(value: &Value) -> Yaml {
         Value::Number(number) => Yaml::Number(number.to_string()),
         Value::String(text) => Yaml::text(text),
         Value::Array(items) => Yaml::List(items.iter().map(to_yaml).collect()),
-        Value::Object(fields) => Yaml::Map(fields.iter().map(|(key, value)| (key.clone(), to_yaml(value))).collect()),
+        Value::Object(fields) => Yaml::Map(
+            fields
+                .iter()
+                .map(|(key, value)| (key.clone(), to_yaml(value)))
+                .collect(),
+        ),
     }
 }

@@ -39,7 +39,10 @@ const STATE_COLUMNS: [&str; 2] = ["STATUS", "TYPE"];
 
 impl Table {
     pub(crate) fn new(header: &[&'static str]) -> Self {
-        Self { header: header.to_vec(), rows: Vec::new() }
+        Self {
+            header: header.to_vec(),
+            rows: Vec::new(),
+        }
     }
 
     /// The table as text: no borders, three spaces between columns, none at the ends of lines.
@@ -49,21 +52,37 @@ impl Table {
         }
         let mut layout = Layout::new();
         layout.load_style(presets::NOTHING);
-        layout.add_row(self.header.iter().map(ToString::to_string).collect::<Vec<_>>());
+        layout.add_row(
+            self.header
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+        );
         for row in &self.rows {
             // A cell is one line; messages of platforms may be several.
-            layout.add_row(row.iter().map(|cell| cell.replace(['\n', '\r', '\t'], " ")).collect::<Vec<_>>());
+            layout.add_row(
+                row.iter()
+                    .map(|cell| cell.replace(['\n', '\r', '\t'], " "))
+                    .collect::<Vec<_>>(),
+            );
         }
         let widths = layout.column_max_content_widths();
         for column in layout.column_iter_mut() {
             column.set_padding((0, 3));
         }
         let text = layout.to_string();
-        let lines = text.lines().enumerate().filter(|(number, _)| header || *number > 0);
+        let lines = text
+            .lines()
+            .enumerate()
+            .filter(|(number, _)| header || *number > 0);
         lines
             .map(|(number, line)| {
                 let line = line.trim_end();
-                if colours && number > 0 { self.coloured(line, number - 1, &widths) } else { line.to_owned() }
+                if colours && number > 0 {
+                    self.coloured(line, number - 1, &widths)
+                } else {
+                    line.to_owned()
+                }
             })
             .fold(String::new(), |mut out, line| {
                 out.push_str(&line);
@@ -76,12 +95,19 @@ impl Table {
         let mut line = line.to_owned();
         // From the right, so that what is inserted moves nothing that is still to come.
         for (position, name) in self.header.iter().enumerate().rev() {
-            let Some(cell) = self.rows.get(row).and_then(|row| row.get(position)) else { continue };
+            let Some(cell) = self.rows.get(row).and_then(|row| row.get(position)) else {
+                continue;
+            };
             if !STATE_COLUMNS.contains(name) || cell.is_empty() {
                 continue;
             }
-            let start: usize = widths[..position].iter().map(|width| usize::from(*width) + 3).sum();
-            let Some(at) = line.char_indices().nth(start).map(|(at, _)| at) else { continue };
+            let start: usize = widths[..position]
+                .iter()
+                .map(|width| usize::from(*width) + 3)
+                .sum();
+            let Some(at) = line.char_indices().nth(start).map(|(at, _)| at) else {
+                continue;
+            };
             if line[at..].starts_with(cell.as_str()) {
                 line.replace_range(at..at + cell.len(), &paint(cell));
             }
@@ -95,8 +121,10 @@ pub(crate) fn paint(state: &str) -> String {
     let colour = match state {
         "Ready" | "Running" | "Free" | "Claimed" => "32",
         "Info" | "Normal" => return state.to_owned(),
-        "Progressing" | "Requested" | "Provisioning" | "Starting" | "Draining" | "Deprovisioning" | "Deleting"
-        | "Connecting" | "Paused" | "ScalingUp" | "ScalingDown" => "33",
+        "Progressing" | "Requested" | "Provisioning" | "Starting" | "Draining"
+        | "Deprovisioning" | "Deleting" | "Connecting" | "Paused" | "ScalingUp" | "ScalingDown" => {
+            "33"
+        }
         _ => "31",
     };
     format!("\x1b[{colour}m{state}\x1b[0m")

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, time::SystemTime};
 
 use drover_proto::{
     orchestrator::v1::{
-        Cluster, ClusterPhase, ClusterSpec, DiscoveredCluster, Event, EventSeverity, GroupSpec, Node, NodeState,
-        Platform, PlatformPhase, Secret,
+        Cluster, ClusterPhase, ClusterSpec, DiscoveredCluster, Event, EventSeverity, GroupSpec,
+        Node, NodeState, Platform, PlatformPhase, PlatformStatus, Secret,
     },
     platform::v1::{Host, HostState, NodeRole},
 };
@@ -25,7 +25,11 @@ pub(crate) fn node_state(state: NodeState) -> String {
 
 /// What the status column says of a node: the reason where it is not Ready.
 pub(crate) fn node_status(node: &Node) -> String {
-    if node.state() == NodeState::Ready || node.reason.is_empty() { node_state(node.state()) } else { node.reason.clone() }
+    if node.state() == NodeState::Ready || node.reason.is_empty() {
+        node_state(node.state())
+    } else {
+        node.reason.clone()
+    }
 }
 
 /// Conditions that say more than the phase, the gravest first.
@@ -46,14 +50,21 @@ pub(crate) fn cluster_status(cluster: &Cluster) -> String {
     if cluster.delete_time.is_some() {
         return "Deleting".into();
     }
-    let Some(status) = &cluster.status else { return "Progressing".into() };
+    let Some(status) = &cluster.status else {
+        return "Progressing".into();
+    };
     if status.pause.is_some() {
         return "Paused".into();
     }
     if status.phase() == ClusterPhase::Ready {
         return "Ready".into();
     }
-    let holds = |name: &&&str| status.conditions.iter().any(|c| c.r#type == **name && c.status == Some(true));
+    let holds = |name: &&&str| {
+        status
+            .conditions
+            .iter()
+            .any(|c| c.r#type == **name && c.status == Some(true))
+    };
     match TELLING.iter().find(holds) {
         Some(name) => (*name).into(),
         None => word(status.phase().as_str_name(), "CLUSTER_PHASE_"),
@@ -85,13 +96,20 @@ impl Readiness {
         if self.standby == 0 && self.standby_ready == 0 {
             format!("{}/{}", self.ready, self.size)
         } else {
-            format!("{}/{} +{}/{}", self.ready, self.size, self.standby_ready, self.standby)
+            format!(
+                "{}/{} +{}/{}",
+                self.ready, self.size, self.standby_ready, self.standby
+            )
         }
     }
 
     /// `2 of 3`, standby included.
     pub(crate) fn words(self) -> String {
-        format!("{} of {}", self.ready + self.standby_ready, self.size + self.standby)
+        format!(
+            "{} of {}",
+            self.ready + self.standby_ready,
+            self.size + self.standby
+        )
     }
 }
 
@@ -103,14 +121,30 @@ pub(crate) fn platforms(spec: &ClusterSpec) -> Vec<String> {
             walk(&group.groups, names);
         }
     }
-    let mut names: Vec<&str> = spec.platforms.iter().map(|choice| choice.name.as_str()).collect();
+    let mut names: Vec<&str> = spec
+        .platforms
+        .iter()
+        .map(|choice| choice.name.as_str())
+        .collect();
     walk(&spec.groups, &mut names);
     let mut seen = BTreeSet::new();
-    names.into_iter().filter(|name| seen.insert(*name)).map(str::to_owned).collect()
+    names
+        .into_iter()
+        .filter(|name| seen.insert(*name))
+        .map(str::to_owned)
+        .collect()
 }
 
 pub(crate) fn clusters(wide: bool) -> Table {
-    let mut header = vec!["NAME", "READY", "STATUS", "STORE", "VERSION", "PLATFORMS", "AGE"];
+    let mut header = vec![
+        "NAME",
+        "READY",
+        "STATUS",
+        "STORE",
+        "VERSION",
+        "PLATFORMS",
+        "AGE",
+    ];
     if wide {
         header.extend(["GENERATION", "UID"]);
     }
@@ -130,7 +164,10 @@ pub(crate) fn cluster(cluster: &Cluster, wide: bool, now: SystemTime) -> Vec<Str
         age::since(cluster.create_time.as_ref(), now),
     ];
     if wide {
-        let observed = cluster.status.as_ref().map_or(0, |status| status.observed_generation);
+        let observed = cluster
+            .status
+            .as_ref()
+            .map_or(0, |status| status.observed_generation);
         row.push(format!("{observed} of {}", cluster.generation));
         row.push(cluster.uid.clone());
     }
@@ -138,7 +175,9 @@ pub(crate) fn cluster(cluster: &Cluster, wide: bool, now: SystemTime) -> Vec<Str
 }
 
 pub(crate) fn nodes(wide: bool) -> Table {
-    let mut header = vec!["NAME", "GROUP", "ROLE", "STATUS", "PLATFORM", "CLASS", "VERSION", "ADDRESS", "AGE"];
+    let mut header = vec![
+        "NAME", "GROUP", "ROLE", "STATUS", "PLATFORM", "CLASS", "VERSION", "ADDRESS", "AGE",
+    ];
     if wide {
         header.extend(["ID", "FAILURE-DOMAIN", "PROVIDER-ID", "REQUEST-ID"]);
     }
@@ -156,13 +195,21 @@ pub(crate) fn role(node: &Node) -> &'static str {
 
 /// Where a node is reached: its agent, or the first of its ports.
 pub(crate) fn address(node: &Node) -> String {
-    let agent = node.agent_address.as_deref().map(|address| address.rsplit("://").next().unwrap_or(address).to_owned());
-    agent.or_else(|| node.endpoints.values().next().cloned()).unwrap_or_default()
+    let agent = node
+        .agent_address
+        .as_deref()
+        .map(|address| address.rsplit("://").next().unwrap_or(address).to_owned());
+    agent
+        .or_else(|| node.endpoints.values().next().cloned())
+        .unwrap_or_default()
 }
 
 /// Process id of a node on this machine (`local://HOST/PID`).
 pub(crate) fn pid(node: &Node) -> Option<&str> {
-    let (_, pid) = node.provider_id.strip_prefix("local://")?.rsplit_once('/')?;
+    let (_, pid) = node
+        .provider_id
+        .strip_prefix("local://")?
+        .rsplit_once('/')?;
     (!pid.is_empty()).then_some(pid)
 }
 
@@ -190,7 +237,9 @@ pub(crate) fn node(node: &Node, wide: bool, now: SystemTime) -> Vec<String> {
 }
 
 pub(crate) fn platforms_table(wide: bool) -> Table {
-    let mut header = vec!["NAME", "KIND", "STATUS", "NODES", "VERSION", "ENDPOINT", "AGE"];
+    let mut header = vec![
+        "NAME", "KIND", "STATUS", "NODES", "VERSION", "ENDPOINT", "AGE",
+    ];
     if wide {
         header.extend(["DRIVER", "UID", "MESSAGE"]);
     }
@@ -199,7 +248,10 @@ pub(crate) fn platforms_table(wide: bool) -> Table {
 
 /// State of a platform in one word.
 pub(crate) fn platform_status(platform: &Platform) -> String {
-    let phase = platform.status.as_ref().map_or(PlatformPhase::Connecting, |status| status.phase());
+    let phase = platform
+        .status
+        .as_ref()
+        .map_or(PlatformPhase::Connecting, PlatformStatus::phase);
     word(phase.as_str_name(), "PLATFORM_PHASE_")
 }
 
@@ -212,11 +264,19 @@ pub(crate) fn platform(platform: &Platform, wide: bool, now: SystemTime) -> Vec<
         platform_status(platform),
         status.node_count.to_string(),
         or_dash(&handshake.version),
-        platform.spec.as_ref().map(|spec| spec.endpoint.clone()).unwrap_or_default(),
+        platform
+            .spec
+            .as_ref()
+            .map(|spec| spec.endpoint.clone())
+            .unwrap_or_default(),
         age::since(platform.create_time.as_ref(), now),
     ];
     if wide {
-        row.extend([or_dash(&handshake.driver), or_dash(&status.uid), or_dash(&status.message)]);
+        row.extend([
+            or_dash(&handshake.driver),
+            or_dash(&status.uid),
+            or_dash(&status.message),
+        ]);
     }
     row
 }
@@ -258,7 +318,15 @@ pub(crate) fn event(event: &Event, now: SystemTime) -> Vec<String> {
 }
 
 pub(crate) fn hosts() -> Table {
-    Table::new(&["ID", "STATUS", "CLASS", "FAILURE-DOMAIN", "CLUSTER", "NODE", "MESSAGE"])
+    Table::new(&[
+        "ID",
+        "STATUS",
+        "CLASS",
+        "FAILURE-DOMAIN",
+        "CLUSTER",
+        "NODE",
+        "MESSAGE",
+    ])
 }
 
 pub(crate) fn host(host: &Host) -> Vec<String> {
@@ -303,5 +371,9 @@ pub(crate) fn secret(secret: &Secret, now: SystemTime) -> Vec<String> {
 }
 
 fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-".into() } else { text.to_owned() }
+    if text.is_empty() {
+        "-".into()
+    } else {
+        text.to_owned()
+    }
 }

@@ -3,27 +3,43 @@
 use std::time::{Duration, SystemTime};
 
 use drover_proto::orchestrator::v1::{
-    Cluster, ClusterPhase, ClusterSpec, ClusterStatus, GroupSpec, GroupStatus, ListNodesResponse, Node, NodeState,
-    Pause, PlatformChoice, StoreSpec,
+    Cluster, ClusterPhase, ClusterSpec, ClusterStatus, GroupSpec, GroupStatus, ListNodesResponse,
+    Node, NodeState, Pause, PlatformChoice, StoreSpec,
 };
 
 use super::{Table, age, json, rows};
 
 fn cluster(now: SystemTime) -> Cluster {
-    let choice = |name: &str| PlatformChoice { name: name.into(), ..Default::default() };
-    let group = GroupSpec { name: "db".into(), platforms: vec![choice("local"), choice("aws"), choice("local")], ..Default::default() };
+    let choice = |name: &str| PlatformChoice {
+        name: name.into(),
+        ..Default::default()
+    };
+    let group = GroupSpec {
+        name: "db".into(),
+        platforms: vec![choice("local"), choice("aws"), choice("local")],
+        ..Default::default()
+    };
     Cluster {
         name: "orders".into(),
         generation: 8,
         create_time: Some((now - Duration::from_secs(3 * 86_400)).into()),
         spec: Some(ClusterSpec {
-            store: Some(StoreSpec { software: "postgresql".into(), version: "16.4".into() }),
+            store: Some(StoreSpec {
+                software: "postgresql".into(),
+                version: "16.4".into(),
+            }),
             groups: vec![group],
             ..Default::default()
         }),
         status: Some(ClusterStatus {
             phase: ClusterPhase::Ready.into(),
-            groups: vec![GroupStatus { size: 1, ready: 1, standby: 2, standby_ready: 2, ..Default::default() }],
+            groups: vec![GroupStatus {
+                size: 1,
+                ready: 1,
+                standby: 2,
+                standby_ready: 2,
+                ..Default::default()
+            }],
             ..Default::default()
         }),
         ..Default::default()
@@ -40,31 +56,57 @@ fn a_table_has_no_borders_and_no_trailing_space() {
         "NAME     READY      STATUS   STORE        VERSION   PLATFORMS   AGE\n\
          orders   1/1 +2/2   Ready    postgresql   16.4      local,aws   3d\n"
     );
-    assert_eq!(table.render(false, false).lines().count(), 1, "without the line of column names");
+    assert_eq!(
+        table.render(false, false).lines().count(),
+        1,
+        "without the line of column names"
+    );
 }
 
 #[test]
 fn a_cell_is_one_line_whatever_a_platform_says() {
     let mut table = Table::new(&["NAME", "MESSAGE"]);
-    table.rows.push(vec!["a".into(), "two\nlines\tand a tab".into()]);
-    assert_eq!(table.render(true, false), "NAME   MESSAGE\na      two lines and a tab\n");
+    table
+        .rows
+        .push(vec!["a".into(), "two\nlines\tand a tab".into()]);
+    assert_eq!(
+        table.render(true, false),
+        "NAME   MESSAGE\na      two lines and a tab\n"
+    );
 }
 
 #[test]
 fn colours_change_no_column() {
     let mut table = Table::new(&["NAME", "STATUS", "AGE"]);
-    table.rows.push(vec!["ä".into(), "Failed".into(), "1s".into()]);
-    table.rows.push(vec!["Failed".into(), "Ready".into(), "2s".into()]);
+    table
+        .rows
+        .push(vec!["ä".into(), "Failed".into(), "1s".into()]);
+    table
+        .rows
+        .push(vec!["Failed".into(), "Ready".into(), "2s".into()]);
     let coloured = table.render(true, true);
-    assert!(coloured.contains("ä        \x1b[31mFailed\x1b[0m   1s"), "{coloured:?}");
-    assert!(coloured.contains("Failed   \x1b[32mReady\x1b[0m    2s"), "{coloured:?}");
-    let plain: String = coloured.replace("\x1b[31m", "").replace("\x1b[32m", "").replace("\x1b[0m", "");
+    assert!(
+        coloured.contains("ä        \x1b[31mFailed\x1b[0m   1s"),
+        "{coloured:?}"
+    );
+    assert!(
+        coloured.contains("Failed   \x1b[32mReady\x1b[0m    2s"),
+        "{coloured:?}"
+    );
+    let plain: String = coloured
+        .replace("\x1b[31m", "")
+        .replace("\x1b[32m", "")
+        .replace("\x1b[0m", "");
     assert_eq!(plain, table.render(true, false));
 }
 
 #[test]
 fn the_status_of_a_node_is_the_reason_where_it_is_not_ready() {
-    let mut node = Node { state: NodeState::Unhealthy.into(), reason: "ProbeFailed".into(), ..Default::default() };
+    let mut node = Node {
+        state: NodeState::Unhealthy.into(),
+        reason: "ProbeFailed".into(),
+        ..Default::default()
+    };
     assert_eq!(rows::node_status(&node), "ProbeFailed");
     node.state = NodeState::Ready.into();
     assert_eq!(rows::node_status(&node), "Ready");
@@ -84,7 +126,10 @@ fn a_paused_cluster_is_not_ready() {
 
 #[test]
 fn the_process_id_comes_from_the_provider_id_of_this_machine_only() {
-    let node = |provider_id: &str| Node { provider_id: provider_id.into(), ..Default::default() };
+    let node = |provider_id: &str| Node {
+        provider_id: provider_id.into(),
+        ..Default::default()
+    };
     assert_eq!(rows::pid(&node("local://host/41822")), Some("41822"));
     assert_eq!(rows::pid(&node("aws:///eu-central-1a/i-0abc")), None);
     assert_eq!(rows::pid(&node("")), None);
@@ -110,7 +155,10 @@ fn ages_are_short() {
 #[test]
 fn json_is_canonical_with_defaults_and_empty_lists() {
     let empty = json::value(&ListNodesResponse::default()).unwrap();
-    assert_eq!(empty, serde_json::json!({"nodes": [], "nextPageToken": "", "revision": "0"}));
+    assert_eq!(
+        empty,
+        serde_json::json!({"nodes": [], "nextPageToken": "", "revision": "0"})
+    );
     let answer = ListNodesResponse {
         nodes: vec![Node {
             id: "db-1-x7k2p".into(),
