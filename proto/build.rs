@@ -39,7 +39,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     compiler.include_source_info(true).include_imports(true);
     compiler.open_files(ROOTS)?;
     let descriptors = compiler.file_descriptor_set();
-    fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
+    fs::write(
+        out.join("descriptors.bin"),
+        compiler.encode_file_descriptor_set(),
+    )?;
     debug_assert!(descriptors.encoded_len() > 0);
 
     let mut prost = tonic_prost_build::Config::new();

@@ -22,6 +22,7 @@ use crate::{
     probes,
     queue::Urgency,
     shared::{Registered, Shared},
+    witness::Subject,
 };
 
 /// Deadline of a Deprovision call: the platform answers when it has begun, not when it is done.
@@ -45,7 +46,9 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
     let owner = shared.clone();
     owner.spawn(async move {
         let next = match call {
-            Call::Provision { request, deadline } => provision(&shared, &cluster, request, deadline, urgency).await,
+            Call::Provision { request, deadline } => {
+                provision(&shared, &cluster, request, deadline, urgency).await
+            }
             Call::Deprovision { slot } => deprovision(&shared, &cluster, slot, urgency).await,
             Call::Confirm { platform } => confirm(&shared, &cluster, &platform).await,
         };
@@ -59,7 +62,10 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
 fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, PlatformClient)> {
     let registered = shared.require_platform(name)?;
     if registered.platform.identity().0 != uid {
-        return Err(Error::new(Reason::PlatformRestarted, format!("{name} is another backend now")));
+        return Err(Error::new(
+            Reason::PlatformRestarted,
+            format!("{name} is another backend now"),
+        ));
     }
     let client = registered.platform.client().ok_or_else(|| not_sent(name))?;
     Ok((registered, client))
@@ -67,7 +73,10 @@ fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, Pla
 
 /// A call that was never made: it made nothing, and may be repeated as it is.
 fn not_sent(platform: &str) -> Error {
-    Error::new(Reason::PlatformRestarted, format!("{platform} could not be called in time"))
+    Error::new(
+        Reason::PlatformRestarted,
+        format!("{platform} could not be called in time"),
+    )
 }
 
 fn judged(shared: &Arc<Shared>, registered: &Registered, error: Option<&Error>) {
@@ -89,13 +98,29 @@ async fn provision(
     let (platform, uid, class, body, count) = {
         let inner = cluster.inner.lock();
         let request = inner.state.requests.get(&id)?;
-        let count = inner.state.nodes.iter().filter(|node| node.request == id).count();
+        let count = inner
+            .state
+            .nodes
+            .iter()
+            .filter(|node| node.request == id)
+            .count();
         let body = inner.bodies.get(&id).cloned().unwrap_or_default();
-        (request.platform.clone(), request.platform_uid.clone(), request.class.clone(), body, count)
+        (
+            request.platform.clone(),
+            request.platform_uid.clone(),
+            request.class.clone(),
+            body,
+            count,
+        )
     };
+    let began = shared.now();
     let answer = async {
         let (registered, client) = reach(shared, &platform, &uid)?;
-        let permit = registered.platform.permit(urgency, || shared.now()).await.ok_or_else(|| not_sent(&platform))?;
+        let permit = registered
+            .platform
+            .permit(urgency, || shared.now())
+            .await
+            .ok_or_else(|| not_sent(&platform))?;
         let left = shared.clock.until(deadline);
         if left < Duration::from_millis(500) {
             return Err(not_sent(&platform));
@@ -124,11 +149,26 @@ async fn provision(
     };
     note_capacity(shared, &platform, &class, &outcome, now);
     let mut inner = cluster.inner.lock();
+    if let Some(witness) = &inner.witness {
+        witness.answered(Subject::Request(id), failure(&outcome));
+    }
     let request = inner.state.requests.get_mut(&id)?;
     request.call.in_flight = false;
-    request.answer = Some(Answer { at: now, taken: false, outcome });
+    request.answer = Some(Answer {
+        at: now,
+        taken: false,
+        outcome,
+    });
     for node in &shown {
-        intake::show(shared, cluster, &mut inner, &platform, node, now);
+        intake::show(
+            shared,
+            cluster,
+            &mut inner,
+            &platform,
+            node,
+            (began, now),
+            false,
+        );
     }
     Some(urgency)
 }
@@ -139,7 +179,11 @@ fn outcomes(answer: wire::ProvisionResponse, count: usize) -> Result<Vec<Outcome
     let mut outcomes: Vec<Option<Outcome>> = vec![None; count];
     let mut put = |index: usize, outcome: Outcome| {
         if let Some(slot) = outcomes.get_mut(index) {
-            *slot = Some(if slot.is_some() { Outcome::Unknown(silent()) } else { outcome });
+            *slot = Some(if slot.is_some() {
+                Outcome::Unknown(silent())
+            } else {
+                outcome
+            });
         }
     };
     for node in answer.nodes {
@@ -150,19 +194,47 @@ fn outcomes(answer: wire::ProvisionResponse, count: usize) -> Result<Vec<Outcome
         }
     }
     let error = |status: Option<tonic_types::pb::Status>| {
-        status.map_or_else(silent, |status| drover_convert::error::from_rpc_status(&status))
+        status.map_or_else(silent, |status| {
+            drover_convert::error::from_rpc_status(&status)
+        })
     };
     for failure in answer.failures {
-        put(failure.index as usize, Outcome::Failed(error(failure.error)));
+        put(
+            failure.index as usize,
+            Outcome::Failed(error(failure.error)),
+        );
     }
     for unknown in answer.unknown {
-        put(unknown.index as usize, Outcome::Unknown(error(unknown.error)));
+        put(
+            unknown.index as usize,
+            Outcome::Unknown(error(unknown.error)),
+        );
     }
-    Ok(outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|| Outcome::Unknown(silent()))).collect())
+    Ok(outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(|| Outcome::Unknown(silent())))
+        .collect())
+}
+
+/// Why one of the nodes was not made.
+fn failure(outcome: &Result<Vec<Outcome>>) -> Option<&Error> {
+    match outcome {
+        Err(error) => Some(error),
+        Ok(outcomes) => outcomes.iter().find_map(|outcome| match outcome {
+            Outcome::Failed(error) | Outcome::Unknown(error) => Some(error),
+            Outcome::Made(_) => None,
+        }),
+    }
 }
 
 /// A platform without capacity is left alone by all clusters for a while.
-fn note_capacity(shared: &Shared, platform: &Sym, class: &Sym, outcome: &Result<Vec<Outcome>>, now: Millis) {
+fn note_capacity(
+    shared: &Shared,
+    platform: &Sym,
+    class: &Sym,
+    outcome: &Result<Vec<Outcome>>,
+    now: Millis,
+) {
     let error = match outcome {
         Err(error) => Some(error),
         Ok(outcomes) => outcomes.iter().find_map(|outcome| match outcome {
@@ -186,7 +258,12 @@ async fn deprovision(
     let (platform, uid, grace, mut message) = {
         let inner = cluster.inner.lock();
         let node = inner.state.node(slot)?;
-        let grace = inner.spec.groups.iter().find(|group| group.path == node.group).map(|group| group.grace);
+        let grace = inner
+            .spec
+            .groups
+            .iter()
+            .find(|group| group.path == node.group)
+            .map(|group| group.grace);
         let message = wire::DeprovisionRequest {
             expected_platform_uid: node.platform_uid.to_string(),
             request_id: Uuid::now_v7().to_string(),
@@ -195,14 +272,26 @@ async fn deprovision(
             node_request_id: node.request.to_string(),
             index: Some(node.index),
             node_id: node.node_id.as_ref()?.to_string(),
-            reason: node.removal.map_or("", |removal| removal.reason.as_str()).to_owned(),
+            reason: node
+                .removal
+                .map_or("", |removal| removal.reason.as_str())
+                .to_owned(),
             ..wire::DeprovisionRequest::default()
         };
-        (node.platform.clone(), node.platform_uid.clone(), grace, message)
+        (
+            node.platform.clone(),
+            node.platform_uid.clone(),
+            grace,
+            message,
+        )
     };
     let answer = async {
         let (registered, client) = reach(shared, &platform, &uid)?;
-        let permit = registered.platform.permit(urgency, || shared.now()).await.ok_or_else(|| not_sent(&platform))?;
+        let permit = registered
+            .platform
+            .permit(urgency, || shared.now())
+            .await
+            .ok_or_else(|| not_sent(&platform))?;
         message.fence = Some(shared.fence(cluster.uid));
         message.expected_instance_id = registered.platform.identity().1;
         if registered.platform.has(wire::Capability::GracePeriod) {
@@ -218,12 +307,19 @@ async fn deprovision(
     .await;
     let now = shared.now();
     let mut inner = cluster.inner.lock();
+    if let Some(witness) = &inner.witness {
+        witness.answered(Subject::Slot(slot), answer.as_ref().err());
+    }
     let node = inner.state.node_mut(slot)?;
     node.call.in_flight = false;
     match answer {
         Ok(_) => {
             let patience = REMOVAL_PATIENCE + grace.unwrap_or_default();
-            node.call = Attempt { in_flight: false, failures: 0, next: now + clock::millis(patience) };
+            node.call = Attempt {
+                in_flight: false,
+                failures: 0,
+                next: now + clock::millis(patience),
+            };
         }
         Err(error) => {
             if error.class() != Class::Stale {
@@ -238,7 +334,9 @@ async fn deprovision(
 
 fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
     let most = (RETRY_FIRST << call.failures.min(16)).min(RETRY_MOST);
-    let wait = error.retry_after().map_or_else(|| fastrand::u64(most / 2..=most), clock::millis);
+    let wait = error
+        .retry_after()
+        .map_or_else(|| fastrand::u64(most / 2..=most), clock::millis);
     call.failures = call.failures.saturating_add(1);
     call.next = now + wait.min(RETRY_MOST);
 }
@@ -254,7 +352,11 @@ async fn confirm(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -
     call.in_flight = false;
     match read {
         Ok(read) => {
-            *call = Attempt { in_flight: false, failures: 0, next: now + CONFIRM_PAUSE };
+            *call = Attempt {
+                in_flight: false,
+                failures: 0,
+                next: now + CONFIRM_PAUSE,
+            };
             take_in(shared, cluster, &mut inner, platform, &read, began, now);
         }
         Err(error) => retry_later(call, &error, now),
@@ -266,6 +368,8 @@ async fn confirm(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -
 struct Read {
     uid: String,
     nodes: Vec<wire::Node>,
+    /// So many of them, the first ones, were listed; the others were found by id.
+    listed: usize,
     warnings: Vec<wire::Warning>,
     /// Ids of nodes whose agents proved that they live.
     alive: HashSet<String>,
@@ -274,8 +378,15 @@ struct Read {
 async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Result<Read> {
     let registered = shared.require_platform(platform)?;
     let (uid, instance) = registered.platform.identity();
-    let client = registered.platform.client().ok_or_else(|| not_sent(platform))?;
-    let permit = registered.platform.permit(Urgency::Bulk, || shared.now()).await.ok_or_else(|| not_sent(platform))?;
+    let client = registered
+        .platform
+        .client()
+        .ok_or_else(|| not_sent(platform))?;
+    let permit = registered
+        .platform
+        .permit(Urgency::Bulk, || shared.now())
+        .await
+        .ok_or_else(|| not_sent(platform))?;
     shared.hooks.reach(Point::BeforeConfirm).await;
     let message = wire::DiscoverRequest {
         expected_platform_uid: uid.clone(),
@@ -286,12 +397,20 @@ async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> R
     let listed = client.discover_all(message.clone(), CONFIRM_TIMEOUT).await;
     judged(shared, &registered, listed.as_ref().err());
     let listed = listed?;
-    let shown: HashSet<&str> = listed.nodes.iter().map(|node| node.node_id.as_str()).collect();
+    let shown: HashSet<&str> = listed
+        .nodes
+        .iter()
+        .map(|node| node.node_id.as_str())
+        .collect();
     let (missing, agents) = missing(cluster, platform, &uid, &shown);
     let (mut nodes, mut warnings) = (listed.nodes, listed.warnings);
+    let listed = nodes.len();
     if !missing.is_empty() {
         // Looked for by id too: some backends list late what they know already.
-        let message = wire::DiscoverRequest { node_ids: missing, ..message };
+        let message = wire::DiscoverRequest {
+            node_ids: missing,
+            ..message
+        };
         let found = client.discover_all(message, CONFIRM_TIMEOUT).await?;
         nodes.extend(found.nodes);
         warnings.extend(found.warnings);
@@ -301,8 +420,18 @@ async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> R
         let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT).await;
         alive.then_some(id)
     });
-    let alive = futures::future::join_all(asked).await.into_iter().flatten().collect();
-    Ok(Read { uid, nodes, warnings, alive })
+    let alive = futures::future::join_all(asked)
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
+    Ok(Read {
+        uid,
+        nodes,
+        listed,
+        warnings,
+        alive,
+    })
 }
 
 /// Ids of recorded nodes that a list lacks, and the agents of those that nobody asked to go.
@@ -314,7 +443,12 @@ fn missing(
 ) -> (Vec<String>, Vec<(String, String)>) {
     let inner = cluster.inner.lock();
     let (mut ids, mut agents) = (Vec::new(), Vec::new());
-    for node in inner.state.nodes.iter().filter(|n| n.platform == *platform && *n.platform_uid == *uid) {
+    for node in inner
+        .state
+        .nodes
+        .iter()
+        .filter(|n| n.platform == *platform && *n.platform_uid == *uid)
+    {
         if let Some(id) = node.node_id.as_deref().filter(|id| !shown.contains(id)) {
             ids.push(id.to_owned());
             if node.removal.is_none() && !node.seen.agent_address.is_empty() {
@@ -335,24 +469,43 @@ fn take_in(
     now: Millis,
 ) {
     let mut shown = HashSet::new();
-    for node in &read.nodes {
+    for (at, node) in read.nodes.iter().enumerate() {
         if let Some((owner, request, index)) = drover_convert::node::slot(node)
             && owner == cluster.uid
         {
             shown.insert((request, index));
         }
-        intake::show(shared, cluster, inner, platform, node, now);
+        intake::show(
+            shared,
+            cluster,
+            inner,
+            platform,
+            node,
+            (began, now),
+            at < read.listed,
+        );
     }
     let uid = cluster.uid;
-    for node in inner.state.nodes.iter_mut().filter(|n| n.platform == *platform && *n.platform_uid == *read.uid) {
+    for node in inner
+        .state
+        .nodes
+        .iter_mut()
+        .filter(|n| n.platform == *platform && *n.platform_uid == *read.uid)
+    {
         if shown.contains(&(node.request, node.index)) {
             continue;
         }
         let id = node.node_id.as_deref();
         // A warning that could be about this very node explains why it is missing.
         let explained = read.warnings.iter().any(|warning| {
-            let cluster_fits = warning.cluster_id.as_deref().is_none_or(|c| c == &*cluster.name);
-            let node_fits = warning.id.as_deref().is_none_or(|w| id.is_none_or(|id| id == w));
+            let cluster_fits = warning
+                .cluster_id
+                .as_deref()
+                .is_none_or(|c| c == &*cluster.name);
+            let node_fits = warning
+                .id
+                .as_deref()
+                .is_none_or(|w| id.is_none_or(|id| id == w));
             cluster_fits && node_fits
         });
         if !explained {

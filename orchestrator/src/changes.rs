@@ -24,7 +24,13 @@ struct Ring {
 
 impl Default for Changes {
     fn default() -> Self {
-        Self { ring: Mutex::new(Ring { first: 1, uids: VecDeque::new() }), newest: watch::Sender::new(0) }
+        Self {
+            ring: Mutex::new(Ring {
+                first: 1,
+                uids: VecDeque::new(),
+            }),
+            newest: watch::Sender::new(0),
+        }
     }
 }
 
@@ -50,7 +56,11 @@ impl Changes {
     pub(crate) fn follow(self: &Arc<Self>) -> Follower {
         let changed = self.newest.subscribe();
         let ring = self.ring.lock();
-        Follower { changes: self.clone(), next: ring.first + ring.uids.len() as u64, changed }
+        Follower {
+            changes: self.clone(),
+            next: ring.first + ring.uids.len() as u64,
+            changed,
+        }
     }
 }
 

@@ -14,7 +14,10 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        Self { wall: wall(), start: Instant::now() }
+        Self {
+            wall: wall(),
+            start: Instant::now(),
+        }
     }
 
     /// Milliseconds since the Unix epoch.
@@ -41,7 +44,9 @@ impl Clock {
 /// What the clock on the wall shows, in milliseconds since the Unix epoch.
 #[cfg(not(feature = "crash-points"))]
 pub(crate) fn wall() -> Millis {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, millis)
 }
 
 /// The same under a clock that a test may pause: all starts of a test live in the same time, and it never jumps.
@@ -49,10 +54,17 @@ pub(crate) fn wall() -> Millis {
 pub(crate) fn wall() -> Millis {
     static FIRST: std::sync::OnceLock<(Millis, Instant)> = std::sync::OnceLock::new();
     let now = Instant::now();
-    let (wall, first) =
-        *FIRST.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, millis), now));
+    let (wall, first) = *FIRST.get_or_init(|| {
+        (
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, millis),
+            now,
+        )
+    });
     // Each runtime has a clock of its own, which may be behind that of the first.
-    wall + millis(now.saturating_duration_since(first)) - millis(first.saturating_duration_since(now))
+    wall + millis(now.saturating_duration_since(first))
+        - millis(first.saturating_duration_since(now))
 }
 
 pub(crate) fn millis(span: Duration) -> Millis {

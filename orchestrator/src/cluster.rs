@@ -17,7 +17,10 @@ use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::codec::{self, Interner};
+use crate::{
+    codec::{self, Interner},
+    witness::Witness,
+};
 
 /// How long an orphan is seen before it is deleted, unless the spec says so.
 const ORPHAN_GRACE: Millis = 120_000;
@@ -30,7 +33,12 @@ pub(crate) struct Cluster {
     pub(crate) inner: Mutex<Inner>,
     /// Held by whoever changes what is wanted, so that two of them do not take turns in failing.
     pub(crate) change: tokio::sync::Mutex<()>,
+    /// Held by whoever asked for a pass and waits for its end.
+    pub(crate) reconciling: tokio::sync::Mutex<()>,
 }
+
+/// The generation and etags that defaults of health were made from, and the defaults, by group.
+type Defaults = (u64, Vec<Sym>, Arc<Vec<Option<Health>>>);
 
 /// What is known of a cluster.
 #[derive(Debug)]
@@ -44,7 +52,9 @@ pub(crate) struct Inner {
     /// First slot of each request.
     pub(crate) first_slots: HashMap<Uuid, u64>,
     /// Defaults of health from templates, and what they were made from.
-    pub(crate) defaults: Option<(u64, Vec<Sym>, Arc<Vec<Option<Health>>>)>,
+    pub(crate) defaults: Option<Defaults>,
+    /// Who asked for a pass and wants to know what became of it.
+    pub(crate) witness: Option<Arc<Witness>>,
     /// Raised by every change that a reader could see.
     pub(crate) version: u64,
     /// Its record is gone.
@@ -74,6 +84,20 @@ impl Resolved {
         })
     }
 
+    /// The same with names that many clusters share kept once.
+    pub(crate) fn interned(mut self, interner: &Interner) -> Self {
+        for group in &mut self.groups {
+            group.path = interner.get(&group.path);
+            group.version = interner.get(&group.version);
+            for choice in &mut group.choices {
+                choice.platform = interner.get(&choice.platform);
+                choice.class = interner.get(&choice.class);
+                choice.spec_hash = interner.get(&choice.spec_hash);
+            }
+        }
+        self
+    }
+
     /// From a stored spec.
     pub(crate) fn from_stored(bytes: &[u8]) -> Result<Self> {
         Self::new(&drover_convert::spec::cluster_spec(&stored_spec(bytes)?)?)
@@ -81,22 +105,38 @@ impl Resolved {
 }
 
 pub(crate) fn stored_spec(bytes: &[u8]) -> Result<pb::ClusterSpec> {
-    pb::ClusterSpec::decode(bytes)
-        .map_err(|_| Error::internal("the stored spec cannot be read: it is damaged, or of a newer version"))
+    pb::ClusterSpec::decode(bytes).map_err(|_| {
+        Error::internal("the stored spec cannot be read: it is damaged, or of a newer version")
+    })
 }
 
 impl Cluster {
     /// From the store, at the start.
     pub(crate) fn load(row: ClusterRow, interner: &Interner) -> Result<Self> {
-        let ClusterRow { uid, desired, head, nodes, requests, .. } = row;
-        let head = head.unwrap_or_else(|| Versioned { value: empty_head(), revision: 0 });
-        let mut state = State { uid, ..State::default() };
+        let ClusterRow {
+            uid,
+            desired,
+            head,
+            nodes,
+            requests,
+            ..
+        } = row;
+        let head = head.unwrap_or_else(|| Versioned {
+            value: empty_head(),
+            revision: 0,
+        });
+        let mut state = State {
+            uid,
+            ..State::default()
+        };
         state.next_slot = head.value.next_slot;
         state.next_sequence = head.value.next_sequence;
         state.observed_generation = head.value.observed_generation;
         codec::decode_head(&head.value.state, &mut state, interner)?;
         for node in nodes {
-            state.nodes.push(codec::decode_node(node.slot, &node.value, interner)?);
+            state
+                .nodes
+                .push(codec::decode_node(node.slot, &node.value, interner)?);
         }
         state.nodes.sort_by_key(|node| node.slot);
         let mut bodies = HashMap::new();
@@ -105,7 +145,7 @@ impl Cluster {
             bodies.insert(request.id, body);
             state.requests.insert(request.id, request);
         }
-        let spec = Arc::new(Resolved::from_stored(&desired.value.spec)?);
+        let spec = Arc::new(Resolved::from_stored(&desired.value.spec)?.interned(interner));
         let name: Arc<str> = desired.value.name.as_str().into();
         let mut inner = Inner {
             first_slots: first_slots(&state),
@@ -115,18 +155,33 @@ impl Cluster {
             state,
             bodies,
             defaults: None,
+            witness: None,
             version: 1,
             finished: false,
         };
         inner.follow_desired();
-        Ok(Self { uid, name, inner: Mutex::new(inner), change: tokio::sync::Mutex::default() })
+        Ok(Self {
+            uid,
+            name,
+            inner: Mutex::new(inner),
+            change: tokio::sync::Mutex::default(),
+            reconciling: tokio::sync::Mutex::default(),
+        })
     }
 
     /// One that was just created.
     pub(crate) fn create(uid: Uuid, desired: Versioned<Desired>, spec: Arc<Resolved>) -> Self {
         let name: Arc<str> = desired.value.name.as_str().into();
-        let head = Versioned { value: empty_head(), revision: 0 };
-        let state = State { uid, next_slot: 1, next_sequence: 1, ..State::default() };
+        let head = Versioned {
+            value: empty_head(),
+            revision: 0,
+        };
+        let state = State {
+            uid,
+            next_slot: 1,
+            next_sequence: 1,
+            ..State::default()
+        };
         let mut inner = Inner {
             desired,
             spec,
@@ -135,11 +190,18 @@ impl Cluster {
             bodies: HashMap::new(),
             first_slots: HashMap::new(),
             defaults: None,
+            witness: None,
             version: 1,
             finished: false,
         };
         inner.follow_desired();
-        Self { uid, name, inner: Mutex::new(inner), change: tokio::sync::Mutex::default() }
+        Self {
+            uid,
+            name,
+            inner: Mutex::new(inner),
+            change: tokio::sync::Mutex::default(),
+            reconciling: tokio::sync::Mutex::default(),
+        }
     }
 }
 
@@ -153,7 +215,9 @@ fn empty_head() -> Head {
 fn first_slots(state: &State) -> HashMap<Uuid, u64> {
     let mut first = HashMap::new();
     for node in &state.nodes {
-        first.entry(node.request).or_insert(node.slot.saturating_sub(u64::from(node.index)));
+        first
+            .entry(node.request)
+            .or_insert(node.slot.saturating_sub(u64::from(node.index)));
     }
     first
 }
@@ -182,7 +246,11 @@ impl Inner {
 
     /// Groups wanted now.
     pub(crate) fn groups(&self) -> &[Group] {
-        if self.state.deleting { &[] } else { &self.spec.groups }
+        if self.state.deleting {
+            &[]
+        } else {
+            &self.spec.groups
+        }
     }
 
     /// Defaults of health that the templates of the groups' platforms give.
@@ -204,30 +272,50 @@ impl Inner {
         {
             return defaults.clone();
         }
-        let defaults = Arc::new(self.spec.groups.iter().map(|g| self.template_health(g, handshakes)).collect());
+        let defaults = Arc::new(
+            self.spec
+                .groups
+                .iter()
+                .map(|g| self.template_health(g, handshakes))
+                .collect(),
+        );
         self.defaults = Some((generation, etags, Arc::clone(&defaults)));
         defaults
     }
 
-    fn template_health(&self, group: &Group, handshakes: &BTreeMap<Sym, Arc<wire::Platform>>) -> Option<Health> {
+    fn template_health(
+        &self,
+        group: &Group,
+        handshakes: &BTreeMap<Sym, Arc<wire::Platform>>,
+    ) -> Option<Health> {
         let handshake = handshakes.get(&group.choices.first()?.platform)?;
         let entry = handshake.templates.iter().find(|entry| {
             let version = group.version.is_empty()
                 || drover_templates::Requirement::parse(&entry.version_requirement)
                     .is_ok_and(|requirement| requirement.accepts(&group.version));
-            !entry.addon && (entry.store == self.spec.software || entry.store == "*") && version && matches(entry, group)
+            !entry.addon
+                && (entry.store == self.spec.software || entry.store == "*")
+                && version
+                && matches(entry, group)
         })?;
-        drover_convert::spec::health_policy("health", entry.defaults.as_ref()?.health.as_ref()?).ok()
+        drover_convert::spec::health_policy("health", entry.defaults.as_ref()?.health.as_ref()?)
+            .ok()
     }
 }
 
 /// Whether the attributes of a group are among those that a template asks for.
 fn matches(entry: &wire::TemplateEntry, group: &Group) -> bool {
-    let Some(matchers) = &entry.matchers else { return true };
-    let Ok(matchers) = drover_convert::value::object("matchers", matchers) else { return false };
-    matchers.iter().all(|(key, wanted)| match (wanted, group.attributes.get(key)) {
-        (serde_json::Value::Array(any), Some(value)) => any.contains(value),
-        (wanted, Some(value)) => wanted == value,
-        (_, None) => false,
-    })
+    let Some(matchers) = &entry.matchers else {
+        return true;
+    };
+    let Ok(matchers) = drover_convert::value::object("matchers", matchers) else {
+        return false;
+    };
+    matchers
+        .iter()
+        .all(|(key, wanted)| match (wanted, group.attributes.get(key)) {
+            (serde_json::Value::Array(any), Some(value)) => any.contains(value),
+            (wanted, Some(value)) => wanted == value,
+            (_, None) => false,
+        })
 }

@@ -7,7 +7,9 @@ use drover_core::{
     Error, Millis, Node, NodeState, Result, Sym,
     node::{Call, ProbeResult, Removal, RemovalReason, Request, Seen},
 };
-use drover_planner::{BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, State};
+use drover_planner::{
+    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, State,
+};
 use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
@@ -21,6 +23,9 @@ const MAX_INTERNED: usize = 100_000;
 
 impl Interner {
     pub(crate) fn get(&self, text: &str) -> Sym {
+        if text.is_empty() {
+            return Sym::default();
+        }
         let mut known = self.0.lock();
         if let Some(sym) = known.get(text) {
             return sym.clone();
@@ -164,11 +169,13 @@ pub(crate) struct Used {
     pub(crate) uid: String,
 }
 
-/// Backends that a deleted cluster used.
+/// What is kept of a deleted cluster: backends that it used, and its last generation.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct UsedList {
     #[prost(message, repeated, tag = "1")]
     pub(crate) used: Vec<Used>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) generation: u64,
 }
 
 const STATES: [NodeState; 8] = [
@@ -205,11 +212,17 @@ const KINDS: [ConditionKind; 12] = [
     ConditionKind::Deleting,
 ];
 
-const BACK_OFFS: [BackOffKind; 3] = [BackOffKind::Failure, BackOffKind::Rejected, BackOffKind::Credentials];
+const BACK_OFFS: [BackOffKind; 3] = [
+    BackOffKind::Failure,
+    BackOffKind::Rejected,
+    BackOffKind::Credentials,
+];
 
 fn number<T: PartialEq>(list: &[T], item: &T) -> u32 {
     // Numbers begin at 1: 0 is a field that is not there.
-    list.iter().position(|one| one == item).map_or(0, |at| at as u32 + 1)
+    list.iter()
+        .position(|one| one == item)
+        .map_or(0, |at| at as u32 + 1)
 }
 
 fn item<T: Copy>(list: &[T], number: u32) -> Option<T> {
@@ -217,7 +230,9 @@ fn item<T: Copy>(list: &[T], number: u32) -> Option<T> {
 }
 
 fn damaged(what: &str) -> Error {
-    Error::internal(format!("the stored {what} cannot be read: it is damaged, or of a newer version"))
+    Error::internal(format!(
+        "the stored {what} cannot be read: it is damaged, or of a newer version"
+    ))
 }
 
 fn uuid(bytes: &[u8], what: &str) -> Result<Uuid> {
@@ -244,7 +259,9 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         message: node.message.to_string(),
         stable: node.stable,
         node_id: node.node_id.as_ref().map(ToString::to_string),
-        removal: node.removal.map_or(0, |removal| number(&REMOVALS, &removal.reason)),
+        removal: node
+            .removal
+            .map_or(0, |removal| number(&REMOVALS, &removal.reason)),
         removal_since: node.removal.map_or(0, |removal| removal.since),
         settled: node.settled,
         maybe_until: node.maybe_until,
@@ -362,7 +379,10 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
         used: state
             .used
             .iter()
-            .map(|(platform, uid)| Used { platform: platform.to_string(), uid: uid.to_string() })
+            .map(|(platform, uid)| Used {
+                platform: platform.to_string(),
+                uid: uid.to_string(),
+            })
             .collect(),
     }
     .encode_to_vec()
@@ -397,14 +417,23 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
         .into_iter()
         .map(|row| {
             let kind = item(&KINDS, row.kind).ok_or_else(|| damaged("condition"))?;
-            let key = ConditionKey { group: interner.get(&row.group), kind };
-            let condition =
-                Condition { reason: interner.get(&row.reason), message: row.message.into(), since: row.since as Millis };
+            let key = ConditionKey {
+                group: interner.get(&row.group),
+                kind,
+            };
+            let condition = Condition {
+                reason: interner.get(&row.reason),
+                message: row.message.into(),
+                since: row.since as Millis,
+            };
             Ok((key, condition))
         })
         .collect::<Result<BTreeMap<_, _>>>()?;
-    state.used =
-        head.used.into_iter().map(|used| (interner.get(&used.platform), interner.get(&used.uid))).collect();
+    state.used = head
+        .used
+        .into_iter()
+        .map(|used| (interner.get(&used.platform), interner.get(&used.uid)))
+        .collect();
     Ok(())
 }
 
@@ -437,14 +466,20 @@ mod tests {
                 marked: false,
                 stable: true,
                 node_id: Some("i-1".into()),
-                removal: REMOVALS.get(at).map(|reason| Removal { reason: *reason, since: 4 }),
+                removal: REMOVALS.get(at).map(|reason| Removal {
+                    reason: *reason,
+                    since: 4,
+                }),
                 settled: 13,
                 maybe_until: 14,
                 seen: Seen::default(),
                 probe: ProbeResult::default(),
                 call: Call::default(),
             };
-            assert_eq!(decode_node(7, &encode_node(&node), &interner).unwrap(), node);
+            assert_eq!(
+                decode_node(7, &encode_node(&node), &interner).unwrap(),
+                node
+            );
         }
     }
 

@@ -5,22 +5,56 @@ use drover_planner::{Condition, ConditionKey, ConditionKind, Op, State};
 use drover_proto::orchestrator::v1::EventSeverity;
 use drover_store::NewEvent;
 
+use crate::api::status::Steps;
+
 /// Most node names in one message; the rest is counted.
 const NAMED: usize = 10;
 
 struct Maker<'a> {
     state: &'a State,
     now: Millis,
+    /// Name of the step that the present operation is.
+    step: Option<String>,
     events: Vec<NewEvent>,
 }
 
 /// The events of operations on a record as it was before them.
-pub(crate) fn of(ops: &[Op], state: &State, author: &str, now: Millis) -> Vec<NewEvent> {
-    let mut maker = Maker { state, now, events: Vec::new() };
+pub(crate) fn of(
+    ops: &[Op],
+    state: &State,
+    author: &str,
+    mut steps: Steps,
+    now: Millis,
+) -> Vec<NewEvent> {
+    let mut maker = Maker {
+        state,
+        now,
+        step: None,
+        events: Vec::new(),
+    };
     for op in ops {
+        maker.step = is_step(op).then(|| steps.next());
         maker.op(op, author);
     }
     maker.events
+}
+
+/// Whether an operation is an action of the plan, as plans are answered.
+pub(crate) fn is_step(op: &Op) -> bool {
+    match op {
+        Op::Request { .. }
+        | Op::Remove { .. }
+        | Op::Forget { .. }
+        | Op::Close { .. }
+        | Op::TakeOrphan { .. } => true,
+        Op::Enter { .. }
+        | Op::Learn { .. }
+        | Op::Attempt { .. }
+        | Op::MadeNothing { .. }
+        | Op::BackOff { .. }
+        | Op::Condition { .. }
+        | Op::Observed { .. } => false,
+    }
 }
 
 impl Maker<'_> {
@@ -31,6 +65,7 @@ impl Maker<'_> {
             reason: reason.to_owned(),
             message: drover_core::error::cut(message),
             count: 1,
+            step: self.step.clone(),
             ..NewEvent::default()
         });
         let last = self.events.len() - 1;
@@ -38,8 +73,14 @@ impl Maker<'_> {
     }
 
     fn node(&mut self, slot: u64, severity: EventSeverity, reason: &str, message: String) {
-        let Some(node) = self.state.node(slot) else { return };
-        let (id, group, platform) = (node.id(self.state.uid), node.group.to_string(), node.platform.to_string());
+        let Some(node) = self.state.node(slot) else {
+            return;
+        };
+        let (id, group, platform) = (
+            node.id(self.state.uid),
+            node.group.to_string(),
+            node.platform.to_string(),
+        );
         let event = self.add(severity, reason, message);
         event.node = Some(id);
         event.group = Some(group);
@@ -49,9 +90,19 @@ impl Maker<'_> {
     fn op(&mut self, op: &Op, author: &str) {
         use EventSeverity::{Info, Warning};
         match op {
-            Op::Enter { slot, state, reason, message, .. } => self.enter(*slot, *state, reason, message),
+            Op::Enter {
+                slot,
+                state,
+                reason,
+                message,
+                ..
+            } => self.enter(*slot, *state, reason, message),
             Op::Request { request, nodes, .. } => {
-                let mut names: Vec<String> = nodes.iter().take(NAMED).map(drover_core::Node::name).collect();
+                let mut names: Vec<String> = nodes
+                    .iter()
+                    .take(NAMED)
+                    .map(drover_core::Node::name)
+                    .collect();
                 if nodes.len() > NAMED {
                     names.push(format!("{} more", nodes.len() - NAMED));
                 }
@@ -71,22 +122,41 @@ impl Maker<'_> {
                     RemovalReason::User | RemovalReason::Surplus => Info,
                     RemovalReason::Dead | RemovalReason::Sick | RemovalReason::Orphan => Warning,
                 };
-                self.node(*slot, severity, "NodeDeprovisioning", format!("is removed: {}", reason.as_str()));
+                self.node(
+                    *slot,
+                    severity,
+                    "NodeDeprovisioning",
+                    format!("is removed: {}", reason.as_str()),
+                );
             }
-            Op::Forget { slot, reason, message, lost } => {
-                let unmade = self.state.node(*slot).is_some_and(|n| n.node_id.is_none() && n.removal.is_none());
+            Op::Forget {
+                slot,
+                reason,
+                message,
+                lost,
+            } => {
+                let unmade = self
+                    .state
+                    .node(*slot)
+                    .is_some_and(|n| n.node_id.is_none() && n.removal.is_none());
                 let (severity, word) = match (lost, unmade) {
                     (_, true) => (Warning, "NodeFailed"),
                     (true, false) => (Warning, "NodeLost"),
                     (false, false) => (Info, "NodeGone"),
                 };
-                let message =
-                    if unmade || *lost { format!("{reason}: {message}") } else { message.to_string() };
+                let message = if unmade || *lost {
+                    format!("{reason}: {message}")
+                } else {
+                    message.to_string()
+                };
                 self.node(*slot, severity, word, message);
             }
             Op::TakeOrphan { node } => {
-                let (id, group, platform) =
-                    (node.id(self.state.uid), node.group.to_string(), node.platform.to_string());
+                let (id, group, platform) = (
+                    node.id(self.state.uid),
+                    node.group.to_string(),
+                    node.platform.to_string(),
+                );
                 let event = self.add(Warning, "OrphanSeen", node.message.to_string());
                 event.node = Some(id);
                 event.group = Some(group);
@@ -94,13 +164,29 @@ impl Maker<'_> {
             }
             Op::Condition { key, to } => self.condition(key, to.as_ref()),
             Op::Observed { generation } => {
-                let by = if author.is_empty() { String::new() } else { format!(" by {author}") };
-                if self.state.deleting {
-                    self.add(Info, "ClusterDeleting", format!("deletion was asked for{by}"));
-                } else if self.state.observed_generation == 0 {
-                    self.add(Info, "ClusterCreated", format!("generation {generation}{by}"));
+                let by = if author.is_empty() {
+                    String::new()
                 } else {
-                    self.add(Info, "ClusterChanged", format!("generation {generation}{by}"));
+                    format!(" by {author}")
+                };
+                if self.state.deleting {
+                    self.add(
+                        Info,
+                        "ClusterDeleting",
+                        format!("deletion was asked for{by}"),
+                    );
+                } else if self.state.observed_generation == 0 {
+                    self.add(
+                        Info,
+                        "ClusterCreated",
+                        format!("generation {generation}{by}"),
+                    );
+                } else {
+                    self.add(
+                        Info,
+                        "ClusterChanged",
+                        format!("generation {generation}{by}"),
+                    );
                 }
             }
             Op::Learn { .. }
@@ -113,17 +199,29 @@ impl Maker<'_> {
 
     fn enter(&mut self, slot: u64, state: NodeState, reason: &str, message: &str) {
         use EventSeverity::{Info, Warning};
-        if self.state.node(slot).is_some_and(|node| node.state == state) {
+        if self
+            .state
+            .node(slot)
+            .is_some_and(|node| node.state == state)
+        {
             // The same state in other words is no event.
             return;
         }
-        let words = if message.is_empty() { reason.to_owned() } else { format!("{reason}: {message}") };
+        let words = if message.is_empty() {
+            reason.to_owned()
+        } else {
+            format!("{reason}: {message}")
+        };
         match state {
             NodeState::Ready => {
                 let message = self.state.node(slot).map_or_else(String::new, |node| {
                     let took = self.now.saturating_sub(node.create_time);
                     let agent = &node.seen.agent_address;
-                    let agent = if agent.is_empty() { String::new() } else { format!("agent {agent} ") };
+                    let agent = if agent.is_empty() {
+                        String::new()
+                    } else {
+                        format!("agent {agent} ")
+                    };
                     #[expect(clippy::cast_precision_loss, reason = "a span for people")]
                     let took = took as f64 / 1000.0;
                     match node.state {
@@ -151,7 +249,9 @@ impl Maker<'_> {
         let began = to.is_some();
         let (severity, reason) = match (key.kind, began) {
             (ConditionKind::Ready, true) if key.group.is_empty() => (Info, "ClusterReady"),
-            (ConditionKind::Ready, false) if key.group.is_empty() && !self.state.deleting => (Info, "ClusterDegraded"),
+            (ConditionKind::Ready, false) if key.group.is_empty() && !self.state.deleting => {
+                (Info, "ClusterDegraded")
+            }
             // The generation says it already.
             (ConditionKind::Ready | ConditionKind::Deleting, _) => return,
             (ConditionKind::Paused, true) => (Info, "Paused"),
@@ -178,5 +278,200 @@ impl Maker<'_> {
         let message = to.map_or_else(String::new, |condition| condition.message.to_string());
         let group = (!key.group.is_empty()).then(|| key.group.to_string());
         self.add(severity, reason, message).group = group;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::{
+        Node,
+        node::{Call, ProbeResult, Request, Seen},
+    };
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn node(slot: u64, state: NodeState) -> Node {
+        Node {
+            slot,
+            request: Uuid::from_u128(3),
+            index: 0,
+            ordinal: u32::try_from(slot).unwrap(),
+            sequence: 1,
+            group: "data/hot".into(),
+            platform: "local".into(),
+            platform_uid: "u".into(),
+            class: "".into(),
+            version: "".into(),
+            spec_hash: "h".into(),
+            attempts: 1,
+            create_time: 1_000,
+            state,
+            state_time: 1_000,
+            reason: "".into(),
+            message: Box::default(),
+            marked: false,
+            stable: false,
+            node_id: Some("i-1".into()),
+            removal: None,
+            settled: 0,
+            maybe_until: 0,
+            seen: Seen {
+                provider_id: "local://host/7".into(),
+                ..Seen::default()
+            },
+            probe: ProbeResult::default(),
+            call: Call::default(),
+        }
+    }
+
+    fn told(state: &State, ops: &[Op]) -> Vec<NewEvent> {
+        of(ops, state, "ann", Steps::new(4, 9), 3_500)
+    }
+
+    fn enter(state: NodeState, reason: &'static str, message: &str) -> Op {
+        Op::Enter {
+            slot: 0,
+            state,
+            reason,
+            message: message.into(),
+            stable: false,
+        }
+    }
+
+    #[test]
+    fn a_state_is_told_once_with_what_helps() {
+        let state = State {
+            nodes: vec![node(0, NodeState::Starting)],
+            ..State::default()
+        };
+        let events = told(&state, &[enter(NodeState::Ready, "", "")]);
+        assert_eq!(
+            (events[0].reason.as_str(), events[0].message.as_str()),
+            ("NodeReady", "local://host/7 2.50 s")
+        );
+        assert_eq!(events[0].group.as_deref(), Some("data/hot"));
+        assert!(
+            events[0]
+                .node
+                .as_deref()
+                .is_some_and(|id| id.starts_with("data-hot-0-"))
+        );
+        assert!(told(&state, &[enter(NodeState::Starting, "Other", "words")]).is_empty());
+        let events = told(
+            &state,
+            &[enter(NodeState::Unhealthy, "ProbeFailed", "tcp: refused")],
+        );
+        assert_eq!(
+            (events[0].reason.as_str(), events[0].message.as_str()),
+            ("NodeUnhealthy", "ProbeFailed: tcp: refused")
+        );
+        assert_eq!(events[0].severity, i32::from(EventSeverity::Warning));
+    }
+
+    #[test]
+    fn events_name_the_step_that_did_it_as_the_plan_does() {
+        let state = State {
+            nodes: vec![node(0, NodeState::Ready), node(1, NodeState::Ready)],
+            ..State::default()
+        };
+        let ops = [
+            Op::Observed { generation: 4 },
+            Op::Remove {
+                slot: 0,
+                reason: RemovalReason::Surplus,
+            },
+            enter(NodeState::Failed, "Terminated", ""),
+            Op::Forget {
+                slot: 1,
+                reason: "Terminated",
+                message: "by its own word".into(),
+                lost: true,
+            },
+        ];
+        let steps: Vec<(String, Option<String>)> = told(&state, &ops)
+            .into_iter()
+            .map(|event| (event.reason, event.step))
+            .collect();
+        let named =
+            |reason: &str, step: Option<&str>| (reason.to_owned(), step.map(ToOwned::to_owned));
+        assert_eq!(
+            steps,
+            [
+                named("ClusterCreated", None),
+                named("NodeDeprovisioning", Some("4.9.1")),
+                named("NodeFailed", None),
+                named("NodeLost", Some("4.9.2")),
+            ]
+        );
+    }
+
+    #[test]
+    fn many_nodes_of_one_request_are_one_event_of_bounded_length() {
+        let request = Request {
+            id: Uuid::from_u128(3),
+            sequence: 1,
+            group: "data/hot".into(),
+            platform: "local".into(),
+            platform_uid: "u".into(),
+            class: "".into(),
+            spec_hash: "h".into(),
+            first_sent: 0,
+            deadline: 0,
+            attempts: 1,
+            made_nothing: 0,
+            call: Call::default(),
+            answer: None,
+        };
+        let nodes = (0..45)
+            .map(|slot| node(slot, NodeState::Requested))
+            .collect();
+        let op = Op::Request {
+            request: Box::new(request),
+            nodes,
+            group: 0,
+            choice: 0,
+        };
+        let events = told(&State::default(), &[op]);
+        assert_eq!((events.len(), events[0].count), (1, 45));
+        assert!(
+            events[0].message.ends_with("data-hot-9, 35 more"),
+            "{}",
+            events[0].message
+        );
+        assert!(events[0].node.is_none());
+    }
+
+    #[test]
+    fn a_condition_is_told_when_it_begins_and_when_it_ends_and_not_when_its_words_change() {
+        let key = ConditionKey {
+            group: "db".into(),
+            kind: ConditionKind::NoCapacity,
+        };
+        let holds = Condition {
+            reason: "NoCapacity".into(),
+            message: "none left".into(),
+            since: 1,
+        };
+        let change = |to: Option<Condition>| Op::Condition {
+            key: key.clone(),
+            to,
+        };
+        let mut state = State::default();
+        assert_eq!(
+            told(&state, &[change(Some(holds.clone()))])[0].reason,
+            "NoCapacity"
+        );
+        state.conditions.insert(key.clone(), holds.clone());
+        let reworded = Condition {
+            message: "still none".into(),
+            ..holds
+        };
+        assert!(told(&state, &[change(Some(reworded))]).is_empty());
+        let ended = told(&state, &[change(None)]);
+        assert_eq!(
+            (ended[0].reason.as_str(), ended[0].group.as_deref()),
+            ("NoCapacityEnded", Some("db"))
+        );
     }
 }

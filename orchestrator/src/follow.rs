@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     intake::{self, Foreign},
-    platform::{Phase, Registration, has},
+    platform::{Registration, has},
     queue::Urgency,
     shared::{Registered, Shared},
 };
@@ -43,21 +43,28 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
             ended = connection(&shared, &registered) => ended,
         };
         let Err(error) = ended else { continue };
-        let phase = match error.reason() {
-            Reason::PlatformMismatch | Reason::PlatformUidTaken => Phase::Refused,
-            _ => Phase::Unreachable,
-        };
         // What lasts is said once, not once an attempt.
         if said != error.message() {
             tracing::warn!(%platform, %error, "platform cannot be followed; tried again");
             error.message().clone_into(&mut said);
         }
-        if registered.platform.lost(phase, &format!("cannot be followed: {error}")) {
+        if registered
+            .platform
+            .lost(&error, &format!("cannot be followed: {error}"))
+        {
             shared.wake_users(&platform, Urgency::Bulk);
         }
-        failures = if began.elapsed() > RETRY_MOST { 0 } else { failures + 1 };
-        let most = RETRY_FIRST.saturating_mul(1 << failures.min(10)).min(RETRY_MOST);
-        let wait = error.retry_after().unwrap_or_else(|| most.mul_f64(fastrand::f64()));
+        failures = if began.elapsed() > RETRY_MOST {
+            0
+        } else {
+            failures + 1
+        };
+        let most = RETRY_FIRST
+            .saturating_mul(1 << failures.min(10))
+            .min(RETRY_MOST);
+        let wait = error
+            .retry_after()
+            .unwrap_or_else(|| most.mul_f64(fastrand::f64()));
         tokio::select! {
             () = registered.stop.cancelled() => return,
             () = shared.stop.cancelled() => return,
@@ -113,7 +120,10 @@ async fn accept(
     }
     let _registering = shared.registering.lock().await;
     crate::registry::refuse_taken(shared, name, &handshake.uid)?;
-    let registration = Registration { uid: handshake.uid.clone(), ..registered.platform.registration() };
+    let registration = Registration {
+        uid: handshake.uid.clone(),
+        ..registered.platform.registration()
+    };
     crate::registry::store(shared, registered, registration).await
 }
 
@@ -150,7 +160,12 @@ async fn follow(
         heartbeat_interval: Some(drover_convert::value::to_duration(HEARTBEAT)),
     };
     let mut watch = client.watch_nodes(message, HANDSHAKE_TIMEOUT).await?;
-    let mut state = Following { foreign: Foreign::new(), began, complete: false, visible: false };
+    let mut state = Following {
+        foreign: Foreign::new(),
+        began,
+        complete: false,
+        visible: false,
+    };
     loop {
         let event = timeout(TICK, watch.next()).await;
         match event {
@@ -178,18 +193,33 @@ async fn take(
 ) -> Result<()> {
     match event {
         Event::Started(_) => {}
-        Event::Upserts(upserts) => intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign),
+        Event::Upserts(upserts) => {
+            intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign);
+        }
         Event::Removals(removals) => intake::removals(shared, registered, &removals.nodes),
         Event::SnapshotComplete(mark) => {
             if !state.complete {
                 state.complete = true;
-                registered.platform.snapshot_complete(shared.now(), mark.observe_time);
-                intake::snapshot(shared, registered, state.began, std::mem::take(&mut state.foreign));
+                registered
+                    .platform
+                    .snapshot_complete(shared.now(), mark.observe_time);
+                intake::snapshot(
+                    shared,
+                    registered,
+                    state.began,
+                    std::mem::take(&mut state.foreign),
+                );
             }
         }
         Event::Heartbeat(mark) => {
-            registered.platform.heartbeat(shared.now(), mark.observe_time);
-            let etag = registered.platform.handshake().map(|h| h.etag.clone()).unwrap_or_default();
+            registered
+                .platform
+                .heartbeat(shared.now(), mark.observe_time);
+            let etag = registered
+                .platform
+                .handshake()
+                .map(|h| h.etag.clone())
+                .unwrap_or_default();
             if !mark.platform_etag.is_empty() && mark.platform_etag != etag {
                 refresh(shared, registered, client).await?;
             }
@@ -200,7 +230,11 @@ async fn take(
 }
 
 /// The catalogue or something else changed: whoever was refused may be accepted now.
-async fn refresh(shared: &Arc<Shared>, registered: &Arc<Registered>, client: &PlatformClient) -> Result<()> {
+async fn refresh(
+    shared: &Arc<Shared>,
+    registered: &Arc<Registered>,
+    client: &PlatformClient,
+) -> Result<()> {
     let handshake = client.get_platform(HANDSHAKE_TIMEOUT).await?;
     registered.platform.refreshed(handshake);
     shared.wake_users(&registered.platform.name, Urgency::Bulk);
@@ -228,7 +262,7 @@ async fn poll(
     let interval = registered
         .platform
         .handshake()
-        .and_then(|h| h.limits.clone()?.min_poll_interval)
+        .and_then(|h| h.limits?.min_poll_interval)
         .and_then(|interval| drover_convert::value::duration("", &interval).ok())
         .unwrap_or(Duration::from_secs(10))
         .max(Duration::from_millis(50));
@@ -245,9 +279,15 @@ async fn poll(
         let mut foreign = Foreign::new();
         intake::upserts(shared, registered, &read.nodes, &mut foreign);
         registered.platform.set_warnings(read.warnings);
-        registered.platform.snapshot_complete(shared.now(), read.observe_time);
+        registered
+            .platform
+            .snapshot_complete(shared.now(), read.observe_time);
         intake::snapshot(shared, registered, began, foreign);
-        let etag = registered.platform.handshake().map(|h| h.etag.clone()).unwrap_or_default();
+        let etag = registered
+            .platform
+            .handshake()
+            .map(|h| h.etag.clone())
+            .unwrap_or_default();
         if !read.platform_etag.is_empty() && read.platform_etag != etag {
             refresh(shared, registered, client).await?;
         }

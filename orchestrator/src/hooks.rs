@@ -35,7 +35,7 @@ mod imp {
 
     /// Does nothing.
     #[derive(Clone, Debug, Default)]
-    pub struct Hooks;
+    pub struct Hooks(());
 
     impl Hooks {
         #[expect(clippy::unused_async, reason = "the same shape as the one for tests")]

@@ -1,9 +1,6 @@
 //! What platforms show, taken into memory: which cluster, which slot, and who is to be planned for it.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{Millis, Phase, Sym};
 use drover_planner::Orphan;
@@ -20,14 +17,22 @@ use crate::{
 pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, u32>>;
 
 /// Takes in nodes that are there, or changed.
-pub(crate) fn upserts(shared: &Shared, registered: &Registered, nodes: &[wire::Node], foreign: &mut Foreign) {
+pub(crate) fn upserts(
+    shared: &Shared,
+    registered: &Registered,
+    nodes: &[wire::Node],
+    foreign: &mut Foreign,
+) {
     let platform = &registered.platform.name;
     let now = shared.now();
     let mut at = 0;
     while at < nodes.len() {
         // Nodes of one cluster come together: one lock for all of them.
         let owner = owner(&nodes[at]);
-        let same = nodes[at..].iter().take_while(|node| self::owner(node) == owner).count();
+        let same = nodes[at..]
+            .iter()
+            .take_while(|node| self::owner(node) == owner)
+            .count();
         let own = &nodes[at..at + same];
         at += same;
         let Some(cluster) = owner.and_then(|owner| shared.cluster(owner)) else {
@@ -39,7 +44,15 @@ pub(crate) fn upserts(shared: &Shared, registered: &Registered, nodes: &[wire::N
         let mut inner = cluster.inner.lock();
         let mut urgency = None;
         for node in own {
-            urgency = urgency.max(show(shared, &cluster, &mut inner, platform, node, now));
+            urgency = urgency.max(show(
+                shared,
+                &cluster,
+                &mut inner,
+                platform,
+                node,
+                (now, now),
+                true,
+            ));
         }
         if urgency.is_some() {
             shared.changed(&cluster, &mut inner);
@@ -56,25 +69,51 @@ fn owner(node: &wire::Node) -> Option<Uuid> {
 }
 
 /// Takes in one node that says to be of this cluster. Answers how soon the cluster is to be planned for it.
+///
+/// `(as_of, now)`: an answer shows how things were at some time since it was asked for; what a watch has shown since
+/// then is newer and stands. `listed`: by a list or a watch, which will also tell when it is gone.
 pub(crate) fn show(
     shared: &Shared,
     cluster: &Cluster,
     inner: &mut Inner,
     platform: &Sym,
     node: &wire::Node,
-    now: Millis,
+    (as_of, now): (Millis, Millis),
+    listed: bool,
 ) -> Option<Urgency> {
     let (owner, request, index) = drover_convert::node::slot(node)?;
     if owner != cluster.uid {
         return None;
     }
-    let Some(at) = inner.slot_at(request, index).or_else(|| taken_in(inner, request, index)) else {
+    let Some(at) = inner
+        .slot_at(request, index)
+        .or_else(|| taken_in(inner, request, index))
+    else {
         return orphan(shared, inner, platform, node, request, index, now);
     };
     let record = &mut inner.state.nodes[at];
+    if record.seen.vanished {
+        record.seen.vanished = false;
+        if let Some(registered) = shared.platform(platform) {
+            registered.platform.returned();
+        }
+    }
     let was = record.seen.phase;
-    let mut changed =
-        drover_convert::node::observe(&mut record.seen, node, now, &mut |text| shared.interner.get(text));
+    let newer = as_of < now && record.seen.last >= as_of && was != Phase::Unseen;
+    record.seen.unproven = !listed && (record.seen.unproven || record.seen.last == 0);
+    let mut changed = if newer {
+        // A doubt that came after the question is not answered by it.
+        let doubted =
+            record.seen.last == as_of && (record.seen.unlisted || record.seen.missing_from > 0);
+        if doubted {
+            (record.seen.unlisted, record.seen.missing_from) = (false, 0);
+        }
+        doubted
+    } else {
+        drover_convert::node::observe(&mut record.seen, node, now, &mut |text| {
+            shared.interner.get(text)
+        })
+    };
     if record.node_id.is_none() && *record.seen.node_id != *node.node_id {
         record.seen.node_id = node.node_id.as_str().into();
         changed = true;
@@ -84,15 +123,25 @@ pub(crate) fn show(
     }
     let (group, slot, seen) = (record.group.clone(), record.slot, record.seen.phase);
     if seen == Phase::Running && was != Phase::Running {
-        shared.probes.track(shared, cluster.uid, inner, &group, slot);
+        shared
+            .probes
+            .track(shared, cluster.uid, inner, &group, slot);
     }
     let death = matches!(seen, Phase::Failed | Phase::Terminated | Phase::Stopped);
-    Some(if death { Urgency::Urgent } else { Urgency::Bulk })
+    Some(if death {
+        Urgency::Urgent
+    } else {
+        Urgency::Bulk
+    })
 }
 
 /// The position of an orphan that was taken in.
 fn taken_in(inner: &Inner, request: Uuid, index: u32) -> Option<usize> {
-    inner.state.nodes.iter().position(|node| node.request == request && node.index == index)
+    inner
+        .state
+        .nodes
+        .iter()
+        .position(|node| node.request == request && node.index == index)
 }
 
 fn orphan(
@@ -135,15 +184,30 @@ fn stray(
     now: Millis,
 ) {
     if let Some(owner) = owner
-        && shared.tombstones.show(owner, &registered.platform, node, now)
+        && shared
+            .tombstones
+            .show(owner, &registered.platform, node, now)
     {
         return;
     }
-    let owner = node.slot.as_ref().map(|slot| slot.owner.clone()).unwrap_or_default();
-    *foreign.entry(node.cluster_id.clone()).or_default().entry(owner.clone()).or_default() += 1;
+    let owner = node
+        .slot
+        .as_ref()
+        .map(|slot| slot.owner.clone())
+        .unwrap_or_default();
+    *foreign
+        .entry(node.cluster_id.clone())
+        .or_default()
+        .entry(owner.clone())
+        .or_default() += 1;
     registered.platform.add_foreign(&node.cluster_id, &owner);
     if let Ok(cluster) = shared.find(&node.cluster_id) {
-        let new = cluster.inner.lock().state.foreign.insert(registered.platform.name.clone());
+        let new = cluster
+            .inner
+            .lock()
+            .state
+            .foreign
+            .insert(registered.platform.name.clone());
         if new {
             shared.queue.push(cluster.uid, Urgency::Bulk);
         }
@@ -157,9 +221,14 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
     for removed in nodes {
         let confirmed = removed.evidence == i32::from(wire::RemovalEvidence::Confirmed);
         shared.tombstones.gone(platform, &removed.node_id);
-        let Ok(cluster) = shared.find(&removed.cluster_id) else { continue };
+        let Ok(cluster) = shared.find(&removed.cluster_id) else {
+            continue;
+        };
         let mut inner = cluster.inner.lock();
-        inner.state.orphans.remove(&(platform.clone(), removed.node_id.as_str().into()));
+        inner
+            .state
+            .orphans
+            .remove(&(platform.clone(), removed.node_id.as_str().into()));
         let node = inner.state.nodes.iter_mut().find(|node| {
             let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
             node.platform == *platform && *id == *removed.node_id
@@ -171,7 +240,8 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
             node.seen.unlisted = true;
             // It was listed until now: the delay of the backend's list counts from here.
             node.seen.last = shared.now();
-            vanished += usize::from(node.removal.is_none());
+            node.seen.vanished = node.removal.is_none();
+            vanished += usize::from(node.seen.vanished);
         }
         shared.changed(&cluster, &mut inner);
         drop(inner);
@@ -186,29 +256,51 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
 /// A snapshot begins: orphans are those that it will show. Their grace begins anew, since nobody watched meanwhile.
 pub(crate) fn begin(shared: &Shared, registered: &Registered) {
     for cluster in shared.all() {
-        cluster.inner.lock().state.orphans.retain(|(platform, _), _| *platform != registered.platform.name);
+        cluster
+            .inner
+            .lock()
+            .state
+            .orphans
+            .retain(|(platform, _), _| *platform != registered.platform.name);
     }
 }
 
 /// A snapshot that began at `began` is complete: what it lacks is no longer listed, which proves nothing.
-pub(crate) fn snapshot(shared: &Shared, registered: &Arc<Registered>, began: Millis, foreign: Foreign) {
+pub(crate) fn snapshot(
+    shared: &Shared,
+    registered: &Arc<Registered>,
+    began: Millis,
+    foreign: Foreign,
+) {
     let platform = &registered.platform.name;
     let uid = registered.platform.identity().0;
+    let delay = registered.platform.view(began).limits.visibility_delay;
     let mut vanished = 0;
     for cluster in shared.all() {
         let mut inner = cluster.inner.lock();
-        let mut uses = inner.spec.groups.iter().any(|g| g.choices.iter().any(|c| c.platform == *platform));
+        let mut uses = inner
+            .spec
+            .groups
+            .iter()
+            .any(|g| g.choices.iter().any(|c| c.platform == *platform));
         for node in &mut inner.state.nodes {
             if node.platform != *platform || *node.platform_uid != *uid {
                 continue;
             }
             uses = true;
-            if node.seen.last < began && (node.seen.last > 0 || node.node_id.is_some()) && !node.seen.unlisted {
+            if node.seen.last < began
+                && (node.seen.last > 0 || node.node_id.is_some())
+                && !node.seen.unlisted
+            {
                 node.seen.unlisted = true;
                 if node.seen.last > 0 {
                     node.seen.last = began;
                 }
-                vanished += usize::from(node.removal.is_none());
+                // What is new may be listed late; it has not vanished.
+                let listed =
+                    node.seen.last > 0 || (node.settled > 0 && node.settled + delay < began);
+                node.seen.vanished = listed && node.removal.is_none();
+                vanished += usize::from(node.seen.vanished);
             }
         }
         let here = foreign.contains_key(&*cluster.name);

@@ -22,6 +22,7 @@ mod registry;
 mod request;
 mod shared;
 mod sweep;
+mod witness;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -52,7 +53,9 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { data_dir: PathBuf::from("drover-data") }
+        Self {
+            data_dir: PathBuf::from("drover-data"),
+        }
     }
 }
 
@@ -69,7 +72,8 @@ impl Orchestrator {
     /// The store is locked by another process, damaged, or of a newer version.
     pub async fn open(settings: &Settings) -> Result<Self> {
         let store = Store::open_directory(&settings.data_dir).await?;
-        let connector: Connector = Arc::new(|endpoint| Ok(drover_client::connect(&endpoint.parse()?)));
+        let connector: Connector =
+            Arc::new(|endpoint| Ok(drover_client::connect(&endpoint.parse()?)));
         Self::start(store, connector, Hooks::default()).await
     }
 
@@ -138,8 +142,13 @@ impl Orchestrator {
     pub async fn shutdown(self) {
         self.shared.stop.cancel();
         self.shared.tasks.close();
-        if tokio::time::timeout(STOP_GRACE, self.shared.tasks.wait()).await.is_err() {
-            tracing::debug!("cutting off work that takes too long; it goes on after the next start");
+        if tokio::time::timeout(STOP_GRACE, self.shared.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::debug!(
+                "cutting off work that takes too long; it goes on after the next start"
+            );
         }
         self.kill().await;
     }

@@ -14,13 +14,15 @@ use prost::Message;
 use uuid::Uuid;
 
 use crate::{
+    api::status,
     calls,
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, Inner, Resolved},
     codec, events,
     hooks::Point,
     queue::Urgency,
     request,
     shared::Shared,
+    witness::{Planned, Witness},
 };
 
 /// Wait after the store could not take a step: long enough to let it recover, short enough to go on soon.
@@ -58,24 +60,35 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) {
+    let broken = rounds(shared, cluster, urgency).await.err();
+    if let Some(witness) = &cluster.inner.lock().witness {
+        witness.planned(broken);
+    }
+}
+
+async fn rounds(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -> Result<()> {
     for _ in 0..MAX_ROUNDS {
         match round(shared, cluster, urgency).await {
-            Ok(Round::Done) => return,
+            Ok(Round::Done) => return Ok(()),
             Ok(Round::Again) => {}
             Err(error) if error.reason() == Reason::Fenced => {
                 tracing::error!(cluster = %cluster.name, "this process lost its clusters to another and stops");
                 shared.stop.cancel();
-                return;
+                return Err(error);
             }
             Err(error) => {
                 // Nothing was done. The same plan is made again once the store may be able to keep it.
                 tracing::warn!(cluster = %cluster.name, %error, "a step could not be stored");
-                shared.queue.wake(cluster.uid, Some(shared.now() + crate::clock::millis(STORE_RETRY)));
-                return;
+                shared.queue.wake(
+                    cluster.uid,
+                    Some(shared.now() + crate::clock::millis(STORE_RETRY)),
+                );
+                return Err(error);
             }
         }
     }
     shared.queue.push(cluster.uid, Urgency::Bulk);
+    Ok(())
 }
 
 enum Round {
@@ -91,12 +104,24 @@ struct Prepared {
     head: Head,
     expect_head: Revision,
     desired: Revision,
+    /// Who wants to know what becomes of it.
+    witness: Option<(Arc<Witness>, Planned)>,
 }
 
 async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -> Result<Round> {
     let now = shared.now();
-    let Some(prepared) = prepare(shared, cluster, now)? else { return Ok(Round::Done) };
-    let Prepared { plan, step, bodies, head, expect_head, desired } = prepared;
+    let Some(prepared) = prepare(shared, cluster, now)? else {
+        return Ok(Round::Done);
+    };
+    let Prepared {
+        plan,
+        step,
+        bodies,
+        head,
+        expect_head,
+        desired,
+        witness,
+    } = prepared;
     if plan.finished && plan.ops.is_empty() {
         return finish(shared, cluster, head, expect_head, desired, now).await;
     }
@@ -110,8 +135,13 @@ async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -
         let done = match shared.store.step(owned, step, lane).await {
             Ok(done) => done,
             // The user was quicker: plan for what is wanted now.
-            Err(error) if is_conflict(&error, "desired") => return Ok(Round::Again),
-            Err(error) if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable => {
+            Err(error) if is_conflict(&error, "desired") => {
+                refresh_desired(shared, cluster).await?;
+                return Ok(Round::Again);
+            }
+            Err(error)
+                if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable =>
+            {
                 reload(shared, cluster).await?;
                 return Ok(Round::Again);
             }
@@ -119,6 +149,9 @@ async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -
         };
         shared.hooks.reach(Point::AfterCommit).await;
         take_over(shared, cluster, &plan, bodies, done, now);
+    }
+    if let Some((witness, planned)) = witness {
+        witness.plan(planned);
     }
     for call in &plan.calls {
         calls::start(shared, cluster, call, urgency);
@@ -131,7 +164,11 @@ async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -
 }
 
 fn is_conflict(error: &drover_core::Error, what: &str) -> bool {
-    error.reason() == Reason::Conflict && error.metadata().get("changed").is_some_and(|changed| changed == what)
+    error.reason() == Reason::Conflict
+        && error
+            .metadata()
+            .get("changed")
+            .is_some_and(|changed| changed == what)
 }
 
 /// Plans a cluster as it is now.
@@ -172,9 +209,23 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     if inner.finished {
         return Ok(None);
     }
-    let plan = plan(shared, &mut inner, now, false);
+    let explain = inner.witness.is_some();
+    let plan = plan(shared, &mut inner, now, explain);
+    let witness = inner.witness.clone().map(|witness| {
+        let shown = status::plan(
+            &plan,
+            &inner.state,
+            inner.head.revision,
+            inner.state.generation,
+            now,
+        );
+        (witness, Planned::new(&plan, &inner.state, shown))
+    });
     if plan.is_empty() {
         drop(inner);
+        if let Some((witness, planned)) = witness {
+            witness.plan(planned);
+        }
         shared.queue.wake(cluster.uid, plan.wake);
         return Ok(None);
     }
@@ -182,33 +233,77 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     let (expect_head, desired) = (inner.head.revision, inner.desired.revision);
     if plan.ops.is_empty() {
         mark_called(&mut inner, &plan.calls);
-        return Ok(Some(Prepared { plan, step: None, bodies: Vec::new(), head, expect_head, desired }));
+        return Ok(Some(Prepared {
+            plan,
+            step: None,
+            bodies: Vec::new(),
+            head,
+            expect_head,
+            desired,
+            witness,
+        }));
     }
     let mut bodies = Vec::new();
     for op in &plan.ops {
-        if let Op::Request { request, nodes, group, choice } = op {
+        if let Op::Request {
+            request,
+            nodes,
+            group,
+            choice,
+        } = op
+        {
             let body = request::build(cluster, &inner, request, nodes, *group, *choice);
             bodies.push((request.id, Bytes::from(body.encode_to_vec())));
         }
     }
     let mut step = encode_step(&inner, &plan.ops, &bodies, now);
     step.uid = cluster.uid;
-    step.events = events::of(&plan.ops, &inner.state, &inner.desired.value.author, now);
-    Ok(Some(Prepared { plan, step: Some(step), bodies, head, expect_head, desired }))
+    let names = status::Steps::new(inner.state.generation, inner.head.revision);
+    step.events = events::of(
+        &plan.ops,
+        &inner.state,
+        &inner.desired.value.author,
+        names,
+        now,
+    );
+    Ok(Some(Prepared {
+        plan,
+        step: Some(step),
+        bodies,
+        head,
+        expect_head,
+        desired,
+        witness,
+    }))
 }
 
 /// The rows that operations change, made on a copy of what they touch.
-fn encode_step(inner: &Inner, ops: &[Op], bodies: &[(Uuid, Bytes)], now: Millis) -> Step {
+pub(crate) fn encode_step(
+    inner: &Inner,
+    ops: &[Op],
+    bodies: &[(Uuid, Bytes)],
+    now: Millis,
+) -> Step {
     let mut slots = BTreeSet::new();
     let mut requests = BTreeSet::new();
     for op in ops {
         match op {
-            Op::Enter { slot, .. } | Op::Learn { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => {
+            Op::Enter { slot, .. }
+            | Op::Learn { slot, .. }
+            | Op::Remove { slot, .. }
+            | Op::Forget { slot, .. } => {
                 slots.insert(*slot);
             }
             Op::Close { request, .. } => {
                 requests.insert(*request);
-                slots.extend(inner.state.nodes.iter().filter(|n| n.request == *request).map(|n| n.slot));
+                slots.extend(
+                    inner
+                        .state
+                        .nodes
+                        .iter()
+                        .filter(|n| n.request == *request)
+                        .map(|n| n.slot),
+                );
             }
             Op::Attempt { request, .. } | Op::MadeNothing { request } => {
                 requests.insert(*request);
@@ -229,8 +324,15 @@ fn encode_step(inner: &Inner, ops: &[Op], bodies: &[(Uuid, Bytes)], now: Millis)
         observed_generation: state.observed_generation,
         next_slot: state.next_slot,
         next_sequence: state.next_sequence,
-        nodes: slots.iter().filter_map(|slot| state.node(*slot)).cloned().collect(),
-        requests: requests.iter().filter_map(|id| Some((*id, state.requests.get(id)?.clone()))).collect(),
+        nodes: slots
+            .iter()
+            .filter_map(|slot| state.node(*slot))
+            .cloned()
+            .collect(),
+        requests: requests
+            .iter()
+            .filter_map(|id| Some((*id, state.requests.get(id)?.clone())))
+            .collect(),
         backoffs: state.backoffs.clone(),
         conditions: state.conditions.clone(),
         used: state.used.clone(),
@@ -238,7 +340,12 @@ fn encode_step(inner: &Inner, ops: &[Op], bodies: &[(Uuid, Bytes)], now: Millis)
     };
     drover_planner::apply(&mut touched, ops, now);
     let body = |id: &Uuid| {
-        bodies.iter().find(|(own, _)| own == id).map(|(_, body)| body).or_else(|| inner.bodies.get(id)).cloned()
+        bodies
+            .iter()
+            .find(|(own, _)| own == id)
+            .map(|(_, body)| body)
+            .or_else(|| inner.bodies.get(id))
+            .cloned()
     };
     let mut head = inner.head.value.clone();
     head.next_slot = touched.next_slot;
@@ -249,12 +356,24 @@ fn encode_step(inner: &Inner, ops: &[Op], bodies: &[(Uuid, Bytes)], now: Millis)
         expect_head: inner.head.revision,
         expect_desired: Some(inner.desired.revision),
         head,
-        put_nodes: touched.nodes.iter().map(|node| (node.slot, codec::encode_node(node))).collect(),
-        delete_nodes: slots.into_iter().filter(|slot| touched.at(*slot).is_none()).collect(),
+        put_nodes: touched
+            .nodes
+            .iter()
+            .map(|node| (node.slot, codec::encode_node(node)))
+            .collect(),
+        delete_nodes: slots
+            .into_iter()
+            .filter(|slot| touched.at(*slot).is_none())
+            .collect(),
         put_requests: touched
             .requests
             .values()
-            .map(|r| (r.id.to_string(), codec::encode_request(r, &body(&r.id).unwrap_or_default())))
+            .map(|r| {
+                (
+                    r.id.to_string(),
+                    codec::encode_request(r, &body(&r.id).unwrap_or_default()),
+                )
+            })
             .collect(),
         delete_requests: requests
             .iter()
@@ -266,7 +385,7 @@ fn encode_step(inner: &Inner, ops: &[Op], bodies: &[(Uuid, Bytes)], now: Millis)
 }
 
 /// What is durable becomes what memory shows.
-fn take_over(
+pub(crate) fn take_over(
     shared: &Shared,
     cluster: &Cluster,
     plan: &Plan,
@@ -278,7 +397,10 @@ fn take_over(
     let before = tally(&inner.state.nodes, &plan.ops);
     drover_planner::apply(&mut inner.state, &plan.ops, now);
     let after = tally(&inner.state.nodes, &plan.ops);
-    inner.head = drover_store::Versioned { value: done.head, revision: done.revision };
+    inner.head = drover_store::Versioned {
+        value: done.head,
+        revision: done.revision,
+    };
     inner.bodies.extend(bodies);
     for op in &plan.ops {
         match op {
@@ -295,11 +417,13 @@ fn take_over(
     }
     if plan.ops.iter().any(|op| matches!(op, Op::Forget { .. })) {
         let living: BTreeSet<Uuid> = inner.state.nodes.iter().map(|node| node.request).collect();
-        inner.first_slots.retain(|request, _| living.contains(request));
+        inner
+            .first_slots
+            .retain(|request, _| living.contains(request));
     }
     mark_called(&mut inner, &plan.calls);
-    shared.wrote(done.revision);
     shared.changed(cluster, &mut inner);
+    shared.wrote(done.revision);
     drop(inner);
     count(shared, before, after);
 }
@@ -319,7 +443,12 @@ fn mark_called(inner: &mut Inner, calls: &[Call]) {
                 }
             }
             Call::Confirm { platform } => {
-                inner.state.confirms.entry(platform.clone()).or_default().in_flight = true;
+                inner
+                    .state
+                    .confirms
+                    .entry(platform.clone())
+                    .or_default()
+                    .in_flight = true;
             }
         }
     }
@@ -335,11 +464,18 @@ fn tally(nodes: &[Node], ops: &[Op]) -> Tally {
         *total += 1;
         *sick += i64::from(node.state == NodeState::Unhealthy);
     };
-    let find = |slot: u64| nodes.binary_search_by_key(&slot, |node| node.slot).ok().map(|at| &nodes[at]);
+    let find = |slot: u64| {
+        nodes
+            .binary_search_by_key(&slot, |node| node.slot)
+            .ok()
+            .map(|at| &nodes[at])
+    };
     let mut seen = BTreeSet::new();
     for op in ops {
         let slots: Vec<u64> = match op {
-            Op::Enter { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => vec![*slot],
+            Op::Enter { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => {
+                vec![*slot]
+            }
             Op::Request { nodes, .. } => nodes.iter().map(|node| node.slot).collect(),
             Op::TakeOrphan { node } => vec![node.slot],
             _ => Vec::new(),
@@ -399,6 +535,24 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// Takes in what is wanted as the store has it: a change of unknown fate was made, or is not in memory yet.
+pub(crate) async fn refresh_desired(shared: &Shared, cluster: &Cluster) -> Result<()> {
+    let Some(desired) = shared.store.desired(cluster.uid).await? else {
+        return reload(shared, cluster).await;
+    };
+    let spec = Arc::new(Resolved::from_stored(&desired.value.spec)?);
+    let mut inner = cluster.inner.lock();
+    if desired.revision > inner.desired.revision {
+        let revision = desired.revision;
+        (inner.desired, inner.spec) = (desired, spec);
+        shared.probes.track_all(shared, cluster.uid, &mut inner);
+        inner.follow_desired();
+        shared.changed(cluster, &mut inner);
+        shared.wrote(revision);
+    }
+    Ok(())
+}
+
 async fn finish(
     shared: &Shared,
     cluster: &Cluster,
@@ -410,8 +564,15 @@ async fn finish(
     let (used, next_sequence) = {
         let inner = cluster.inner.lock();
         let used = inner.state.used.iter();
-        let used = used.map(|(platform, uid)| codec::Used { platform: platform.to_string(), uid: uid.to_string() });
-        (codec::UsedList { used: used.collect() }, inner.state.next_sequence)
+        let used = used.map(|(platform, uid)| codec::Used {
+            platform: platform.to_string(),
+            uid: uid.to_string(),
+        });
+        let kept = codec::UsedList {
+            used: used.collect(),
+            generation: inner.desired.value.generation,
+        };
+        (kept, inner.state.next_sequence)
     };
     shared.hooks.reach(Point::BeforeFinish).await;
     let time = i64::try_from(now).unwrap_or(i64::MAX);
@@ -433,20 +594,28 @@ async fn finish(
         delete_time_ms: time,
         platforms: used.encode_to_vec().into(),
     };
-    match shared.store.finish_cluster(shared.shards.of(cluster.uid), finish).await {
+    match shared
+        .store
+        .finish_cluster(shared.shards.of(cluster.uid), finish)
+        .await
+    {
         Ok(done) => {
             shared.hooks.reach(Point::AfterFinish).await;
             let mut inner = cluster.inner.lock();
             inner.finished = true;
-            shared.tombstones.add(cluster.uid, &cluster.name, next_sequence, now, used.used);
-            shared.wrote(done.revision);
+            shared
+                .tombstones
+                .add(cluster.uid, &cluster.name, next_sequence, now, used);
             shared.drop_cluster(cluster);
             shared.changed(cluster, &mut inner);
+            shared.wrote(done.revision);
             drop(inner);
             shared.queue.wake(cluster.uid, None);
             Ok(Round::Done)
         }
-        Err(error) if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable => {
+        Err(error)
+            if error.reason() == Reason::Conflict || error.reason() == Reason::Unavailable =>
+        {
             reload(shared, cluster).await?;
             Ok(Round::Again)
         }
@@ -456,5 +625,7 @@ async fn finish(
 
 /// A desired state with its marks cleaned of nodes that are gone.
 pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
-    desired.marks.retain(|id| state.nodes.iter().any(|node| node.id(state.uid) == *id));
+    desired
+        .marks
+        .retain(|id| state.nodes.iter().any(|node| node.id(state.uid) == *id));
 }

@@ -58,8 +58,13 @@ pub(crate) struct Platform {
 #[derive(Debug)]
 struct Inner {
     registration: Registration,
+    /// Uid and etag as plans and records share them.
+    uid: Sym,
+    etag: Sym,
     client: Option<PlatformClient>,
     phase: Phase,
+    /// Why it is refused, if it is.
+    refusal: &'static str,
     message: String,
     handshake: Option<Arc<wire::Platform>>,
     /// The last complete observation, by our clock; 0: none.
@@ -110,9 +115,12 @@ impl Platform {
         Self {
             name,
             inner: Mutex::new(Inner {
+                uid: registration.uid.as_str().into(),
+                etag: Sym::default(),
                 registration,
                 client: None,
                 phase: Phase::Connecting,
+                refusal: "",
                 message: "has not answered yet".into(),
                 handshake: None,
                 fresh_at: 0,
@@ -124,7 +132,9 @@ impl Platform {
                 suspended_until: 0,
                 probing: false,
                 capacity: BTreeMap::new(),
-                normal: Arc::new(Semaphore::new(DEFAULT_CONCURRENCY - DEFAULT_CONCURRENCY / URGENT_SHARE)),
+                normal: Arc::new(Semaphore::new(
+                    DEFAULT_CONCURRENCY - DEFAULT_CONCURRENCY / URGENT_SHARE,
+                )),
                 urgent: Arc::new(Semaphore::new(DEFAULT_CONCURRENCY / URGENT_SHARE)),
                 next_call: 0,
                 foreign: BTreeMap::new(),
@@ -142,7 +152,11 @@ impl Platform {
     }
 
     pub(crate) fn set_registration(&self, registration: Registration) {
-        self.inner.lock().registration = registration;
+        let mut inner = self.inner.lock();
+        if *inner.uid != *registration.uid {
+            inner.uid = registration.uid.as_str().into();
+        }
+        inner.registration = registration;
     }
 
     pub(crate) fn handshake(&self) -> Option<Arc<wire::Platform>> {
@@ -154,21 +168,28 @@ impl Platform {
     }
 
     pub(crate) fn has(&self, capability: wire::Capability) -> bool {
-        self.handshake().is_some_and(|handshake| has(&handshake, capability))
+        self.handshake()
+            .is_some_and(|handshake| has(&handshake, capability))
     }
 
     /// Uid of the backend and this start of its server, as calls have to name them.
     pub(crate) fn identity(&self) -> (String, String) {
         let inner = self.inner.lock();
-        let instance = inner.handshake.as_ref().map(|h| h.instance_id.clone()).unwrap_or_default();
+        let instance = inner
+            .handshake
+            .as_ref()
+            .map(|h| h.instance_id.clone())
+            .unwrap_or_default();
         (inner.registration.uid.clone(), instance)
     }
 
     /// A handshake was made. Calls may follow; what exists there is known with the first snapshot.
     pub(crate) fn connected(&self, client: PlatformClient, handshake: wire::Platform) {
         let mut inner = self.inner.lock();
-        let limits = handshake.limits.clone().unwrap_or_default();
-        let most = limits.max_concurrent_calls.map_or(DEFAULT_CONCURRENCY, |n| (n as usize).clamp(1, 1024));
+        let limits = handshake.limits.unwrap_or_default();
+        let most = limits
+            .max_concurrent_calls
+            .map_or(DEFAULT_CONCURRENCY, |n| (n as usize).clamp(1, 1024));
         let urgent = (most / URGENT_SHARE).max(1);
         inner.normal = Arc::new(Semaphore::new((most - urgent).max(1)));
         inner.urgent = Arc::new(Semaphore::new(urgent));
@@ -178,19 +199,33 @@ impl Platform {
         inner.failures = 0;
         inner.suspended_until = 0;
         inner.capacity.clear();
-        let poll = limits.min_poll_interval.and_then(|p| value::duration("", &p).ok()).unwrap_or(Duration::from_secs(10));
+        let poll = limits
+            .min_poll_interval
+            .and_then(|p| value::duration("", &p).ok())
+            .unwrap_or(Duration::from_secs(10));
         inner.patience = (3 * crate::clock::millis(poll)).max(15_000);
+        inner.etag = handshake.etag.as_str().into();
         inner.handshake = Some(Arc::new(handshake));
     }
 
     /// The catalogue or something else changed; the connection stays.
     pub(crate) fn refreshed(&self, handshake: wire::Platform) {
-        self.inner.lock().handshake = Some(Arc::new(handshake));
+        let mut inner = self.inner.lock();
+        inner.etag = handshake.etag.as_str().into();
+        inner.handshake = Some(Arc::new(handshake));
     }
 
     /// It cannot be seen any more.
-    pub(crate) fn lost(&self, phase: Phase, message: &str) -> bool {
+    pub(crate) fn lost(&self, error: &Error, message: &str) -> bool {
         let mut inner = self.inner.lock();
+        let phase = match error.reason() {
+            Reason::PlatformMismatch | Reason::PlatformUidTaken => Phase::Refused,
+            _ => Phase::Unreachable,
+        };
+        inner.refusal = match error.reason() {
+            Reason::PlatformUidTaken => "PLATFORM_UID_TAKEN",
+            _ => "PLATFORM_MISMATCH",
+        };
         let changed = inner.phase != phase || inner.snapshot;
         inner.phase = phase;
         message.clone_into(&mut inner.message);
@@ -199,7 +234,11 @@ impl Platform {
     }
 
     /// Everything that exists there was just shown.
-    pub(crate) fn snapshot_complete(&self, now: Millis, observe_time: Option<prost_types::Timestamp>) {
+    pub(crate) fn snapshot_complete(
+        &self,
+        now: Millis,
+        observe_time: Option<prost_types::Timestamp>,
+    ) {
         let mut inner = self.inner.lock();
         if !inner.visible(now) {
             inner.visible_since = now;
@@ -240,26 +279,39 @@ impl Platform {
     /// What planners may know of it.
     pub(crate) fn view(&self, now: Millis) -> PlatformView {
         let inner = self.inner.lock();
-        let limits = inner.handshake.as_ref().and_then(|h| h.limits.clone()).unwrap_or_default();
+        let limits = inner
+            .handshake
+            .as_ref()
+            .and_then(|h| h.limits)
+            .unwrap_or_default();
         let kind = inner.handshake.as_ref().map_or("", |h| h.kind.as_str());
         let visible = inner.visible(now);
         let suspended = inner.suspended_until > now || inner.probing;
         let trouble = match inner.phase {
-            _ if inner.mass_loss > 0 => format!("lost {} nodes at once; confirm the loss to go on", inner.mass_loss),
-            Phase::Ready if visible && suspended => "fails too many calls and is left alone for a while".to_owned(),
+            _ if inner.mass_loss > 0 => format!(
+                "lost {} nodes at once; confirm the loss to go on",
+                inner.mass_loss
+            ),
+            Phase::Ready if visible && suspended => {
+                "fails too many calls and is left alone for a while".to_owned()
+            }
             Phase::Ready if visible => String::new(),
             Phase::Ready => "has not shown its nodes for too long".to_owned(),
             Phase::Connecting | Phase::Unreachable | Phase::Refused => inner.message.clone(),
         };
         PlatformView {
-            uid: inner.registration.uid.as_str().into(),
+            uid: inner.uid.clone(),
             visible,
             visible_since: inner.visible_since,
             callable: visible && !suspended,
             trouble: trouble.into(),
-            etag: inner.handshake.as_ref().map_or("", |h| h.etag.as_str()).into(),
+            etag: inner.etag.clone(),
             limits: planner_limits(&limits),
-            provision_timeout: if kind == "metal" { PROVISION_TIMEOUT_METAL } else { PROVISION_TIMEOUT },
+            provision_timeout: if kind == "metal" {
+                PROVISION_TIMEOUT_METAL
+            } else {
+                PROVISION_TIMEOUT
+            },
             no_capacity: inner
                 .capacity
                 .iter()
@@ -268,7 +320,10 @@ impl Platform {
                 .collect(),
             sick: inner.sick,
             total: inner.total,
-            warns: inner.handshake.as_ref().is_some_and(|h| has(h, wire::Capability::GracePeriod)),
+            warns: inner
+                .handshake
+                .as_ref()
+                .is_some_and(|h| has(h, wire::Capability::GracePeriod)),
         }
     }
 
@@ -285,16 +340,30 @@ impl Platform {
         for _ in 0..count {
             inner.vanished.push_back(now);
         }
-        while inner.vanished.front().is_some_and(|at| at + LOSS_WINDOW < now) {
+        while inner
+            .vanished
+            .front()
+            .is_some_and(|at| at + LOSS_WINDOW < now)
+        {
             inner.vanished.pop_front();
         }
-        let most = drover_planner::PLATFORM_BREAKER_MIN
-            .max(inner.total * drover_planner::PLATFORM_BREAKER_PERCENT / 100) as usize;
-        if inner.vanished.len() > most {
+        if inner.vanished.len() > inner.most_vanished() {
             inner.mass_loss = u32::try_from(inner.vanished.len()).unwrap_or(u32::MAX);
             return true;
         }
         false
+    }
+
+    /// A vanished node is shown again. Once few enough are missing, what is shown is believed again.
+    pub(crate) fn returned(&self) {
+        let mut inner = self.inner.lock();
+        inner.vanished.pop_back();
+        if inner.mass_loss > 0 {
+            inner.mass_loss -= 1;
+            if inner.mass_loss as usize <= inner.most_vanished() {
+                inner.mass_loss = 0;
+            }
+        }
     }
 
     /// A person says that the vanished nodes are really gone.
@@ -302,7 +371,8 @@ impl Platform {
         let mut inner = self.inner.lock();
         if inner.mass_loss != count {
             let message = format!("{} nodes vanished, not {count}", inner.mass_loss);
-            return Err(Error::new(Reason::LossChanged, message).with_metadata("vanished_count", inner.mass_loss));
+            return Err(Error::new(Reason::LossChanged, message)
+                .with_metadata("vanished_count", inner.mass_loss));
         }
         inner.mass_loss = 0;
         inner.vanished.clear();
@@ -315,14 +385,26 @@ impl Platform {
     }
 
     /// Waits for a turn to call. None: none came in time.
-    pub(crate) async fn permit(&self, urgency: Urgency, now: impl Fn() -> Millis) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn permit(
+        &self,
+        urgency: Urgency,
+        now: impl Fn() -> Millis,
+    ) -> Option<OwnedSemaphorePermit> {
         let (normal, urgent, pause) = {
             let mut inner = self.inner.lock();
-            let rate = inner.handshake.as_ref().and_then(|h| h.limits.as_ref()).and_then(|l| l.calls_per_second);
+            let rate = inner
+                .handshake
+                .as_ref()
+                .and_then(|h| h.limits.as_ref())
+                .and_then(|l| l.calls_per_second);
             let mut pause = 0;
             if let Some(rate) = rate.filter(|rate| *rate > 0.0) {
                 let at = inner.next_call.max(now());
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a span in milliseconds")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a span in milliseconds"
+                )]
                 let gap = (1000.0 / rate).ceil() as Millis;
                 inner.next_call = at + gap;
                 pause = at.saturating_sub(now());
@@ -337,7 +419,10 @@ impl Platform {
         {
             return Some(permit);
         }
-        tokio::time::timeout(PERMIT_WAIT, normal.acquire_owned()).await.ok()?.ok()
+        tokio::time::timeout(PERMIT_WAIT, normal.acquire_owned())
+            .await
+            .ok()?
+            .ok()
     }
 
     /// Takes in how a call ended, for the circuit breaker.
@@ -345,7 +430,11 @@ impl Platform {
         let failed = error.is_some_and(|error| {
             matches!(
                 error.reason(),
-                Reason::Unavailable | Reason::DeadlineExceeded | Reason::Internal | Reason::RateLimited | Reason::Overloaded
+                Reason::Unavailable
+                    | Reason::DeadlineExceeded
+                    | Reason::Internal
+                    | Reason::RateLimited
+                    | Reason::Overloaded
             )
         });
         let mut inner = self.inner.lock();
@@ -355,7 +444,10 @@ impl Platform {
             inner.probing = false;
             if inner.failures >= BREAKER_FAILURES {
                 let wait = BREAKER_FIRST << (inner.failures - BREAKER_FAILURES).min(10);
-                let wait = error.and_then(Error::retry_after).map_or(wait, crate::clock::millis).min(BREAKER_MOST);
+                let wait = error
+                    .and_then(Error::retry_after)
+                    .map_or(wait, crate::clock::millis)
+                    .min(BREAKER_MOST);
                 inner.suspended_until = now + wait;
             }
             return Verdict::Same;
@@ -363,7 +455,11 @@ impl Platform {
         inner.failures = 0;
         inner.probing = false;
         inner.suspended_until = 0;
-        if suspended { Verdict::Changed } else { Verdict::Same }
+        if suspended {
+            Verdict::Changed
+        } else {
+            Verdict::Same
+        }
     }
 
     /// A suspension that is over: one call may try.
@@ -383,7 +479,8 @@ impl Platform {
         let (times, until) = inner.capacity.entry(class.clone()).or_insert((0, 0));
         if *until <= now {
             let wait = (CAPACITY_FIRST << (*times).min(16)).min(CAPACITY_MOST);
-            *until = now + after.map_or(wait, |after| crate::clock::millis(after).min(CAPACITY_MOST));
+            *until =
+                now + after.map_or(wait, |after| crate::clock::millis(after).min(CAPACITY_MOST));
             *times += 1;
         }
         *until
@@ -408,13 +505,22 @@ impl Platform {
     }
 
     pub(crate) fn foreign_owner(&self, cluster: &str) -> Option<String> {
-        self.inner.lock().foreign.get(cluster).and_then(|owners| owners.keys().next().cloned())
+        self.inner
+            .lock()
+            .foreign
+            .get(cluster)
+            .and_then(|owners| owners.keys().next().cloned())
     }
 
     pub(crate) fn add_foreign(&self, cluster: &str, owner: &str) {
         let mut inner = self.inner.lock();
         let owners = inner.foreign.entry(cluster.to_owned()).or_default();
         owners.entry(owner.to_owned()).or_insert(1);
+    }
+
+    /// When its backend was last known whole, by its own clock.
+    pub(crate) fn observe_time(&self) -> Option<prost_types::Timestamp> {
+        self.inner.lock().observe_time
     }
 
     /// It as the registry answers it.
@@ -428,22 +534,46 @@ impl Platform {
             Phase::Ready | Phase::Unreachable => pb::PlatformPhase::Unreachable,
             Phase::Refused => pb::PlatformPhase::Refused,
         };
-        let condition = |kind: &str, status: bool, message: &str| drover_proto::common::v1::Condition {
-            r#type: kind.to_owned(),
-            status: Some(status),
-            reason: "AsWanted".to_owned(),
-            message: message.to_owned(),
-            last_transition_time: value::to_timestamp_opt(inner.visible_since),
+        let condition = |kind: &str, status: bool, reason: &str, message: &str| {
+            drover_proto::common::v1::Condition {
+                r#type: kind.to_owned(),
+                status: Some(status),
+                reason: reason.to_owned(),
+                message: message.to_owned(),
+                last_transition_time: value::to_timestamp_opt(inner.visible_since),
+            }
         };
+        let reachable = match phase {
+            pb::PlatformPhase::Ready => "AsWanted",
+            pb::PlatformPhase::Connecting => "Connecting",
+            _ if inner.mass_loss > 0 => "Vanished",
+            _ => "Unreachable",
+        };
+        let accepted = inner.phase != Phase::Refused;
         let mut conditions = vec![
-            condition("Reachable", visible, &inner.message),
-            condition("Accepted", inner.phase != Phase::Refused, ""),
+            condition("Reachable", visible, reachable, &inner.message),
+            condition(
+                "Accepted",
+                accepted,
+                if accepted { "AsWanted" } else { inner.refusal },
+                "",
+            ),
         ];
         if inner.suspended_until > now {
-            conditions.push(condition("CallsSuspended", true, "too many calls failed in a row"));
+            let message = "too many calls failed in a row";
+            conditions.push(condition(
+                "CallsSuspended",
+                true,
+                "TooManyFailures",
+                message,
+            ));
         }
         if inner.mass_loss > 0 {
-            conditions.push(condition("MassLoss", true, "confirm the loss, or bring the nodes back"));
+            let message = format!(
+                "{} nodes vanished at once; confirm the loss, or bring the nodes back",
+                inner.mass_loss
+            );
+            conditions.push(condition("MassLoss", true, "Vanished", &message));
         }
         pb::Platform {
             name: self.name.to_string(),
@@ -465,6 +595,12 @@ impl Platform {
 }
 
 impl Inner {
+    /// So many may vanish within a minute and be believed to have.
+    fn most_vanished(&self) -> usize {
+        drover_planner::PLATFORM_BREAKER_MIN
+            .max(self.total * drover_planner::PLATFORM_BREAKER_PERCENT / 100) as usize
+    }
+
     fn visible(&self, now: Millis) -> bool {
         self.snapshot
             && self.mass_loss == 0
@@ -481,7 +617,9 @@ pub(crate) fn has(handshake: &wire::Platform, capability: wire::Capability) -> b
 fn planner_limits(limits: &wire::Limits) -> Limits {
     let default = Limits::default();
     let span = |span: &Option<prost_types::Duration>, default| {
-        span.as_ref().and_then(|span| value::duration("", span).ok()).map_or(default, crate::clock::millis)
+        span.as_ref()
+            .and_then(|span| value::duration("", span).ok())
+            .map_or(default, crate::clock::millis)
     };
     let visibility_delay = span(&limits.visibility_delay, default.visibility_delay);
     Limits {
@@ -491,5 +629,144 @@ fn planner_limits(limits: &wire::Limits) -> Limits {
         visibility_delay,
         replay_delay: span(&limits.replay_delay, visibility_delay),
         call_timeout: span(&limits.provision_timeout, default.call_timeout).max(1_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn platform() -> Platform {
+        let registration = Registration {
+            uid: "u".into(),
+            ..Registration::default()
+        };
+        let platform = Platform::new("p".into(), registration);
+        let routes = tonic::service::Routes::default();
+        let client = PlatformClient::new(drover_client::in_process(routes));
+        platform.connected(
+            client,
+            wire::Platform {
+                uid: "u".into(),
+                ..wire::Platform::default()
+            },
+        );
+        platform
+    }
+
+    fn time(seconds: i64) -> Option<prost_types::Timestamp> {
+        Some(prost_types::Timestamp { seconds, nanos: 0 })
+    }
+
+    #[test]
+    fn what_is_seen_is_believed_for_a_while_and_only_if_the_backend_was_read_since() {
+        let platform = platform();
+        assert!(!platform.is_visible(1_000), "nothing was shown yet");
+        platform.snapshot_complete(1_000, time(1));
+        assert!(
+            platform.is_visible(1_000 + 30_000) && !platform.is_visible(1_000 + 30_001),
+            "three poll intervals"
+        );
+        platform.heartbeat(20_000, time(1));
+        assert!(
+            !platform.is_visible(40_000),
+            "a live stream does not make old data look fresh"
+        );
+        platform.heartbeat(20_000, time(2));
+        assert!(platform.is_visible(40_000));
+        assert_eq!(platform.view(40_000).visible_since, 1_000);
+        platform.doubt();
+        assert!(!platform.is_visible(40_000));
+        platform.heartbeat(41_000, time(3));
+        assert_eq!(platform.view(41_000).visible_since, 41_000, "seen anew");
+        platform.lost(&Error::unavailable("gone"), "gone");
+        assert!(!platform.is_visible(41_000));
+        platform.heartbeat(42_000, time(4));
+        assert!(
+            !platform.is_visible(42_000),
+            "without a snapshot nothing is known"
+        );
+    }
+
+    #[test]
+    fn calls_are_suspended_after_failures_in_a_row_for_longer_each_time() {
+        let platform = platform();
+        platform.snapshot_complete(1_000, time(1));
+        let failure = Error::unavailable("down");
+        for _ in 1..BREAKER_FAILURES {
+            platform.judge(Some(&failure), 1_000);
+            assert!(platform.view(1_000).callable);
+        }
+        platform.judge(Some(&failure), 1_000);
+        assert!(!platform.view(1_000).callable);
+        assert!(!platform.end_suspension(1_000 + BREAKER_FIRST - 1));
+        assert!(platform.end_suspension(1_000 + BREAKER_FIRST));
+        assert!(platform.view(1_000 + BREAKER_FIRST).callable, "one may try");
+        platform.judge(Some(&failure), 3_000);
+        assert!(
+            !platform.end_suspension(3_000 + BREAKER_FIRST),
+            "twice as long"
+        );
+        assert!(platform.end_suspension(3_000 + 2 * BREAKER_FIRST));
+        // What a platform refuses it does answer.
+        platform.judge(Some(&Error::invalid("a", "b")), 9_000);
+        platform.judge(Some(&failure), 9_000);
+        assert!(platform.view(9_000).callable);
+    }
+
+    #[test]
+    fn capacity_is_asked_for_again_later_each_time_and_by_class() {
+        let platform = platform();
+        platform.snapshot_complete(1_000, time(1));
+        let (small, large): (Sym, Sym) = ("small".into(), "large".into());
+        assert_eq!(platform.out_of(&small, 1_000, None), 1_000 + CAPACITY_FIRST);
+        assert_eq!(
+            platform.out_of(&small, 2_000, None),
+            1_000 + CAPACITY_FIRST,
+            "many say the same at once"
+        );
+        let without = |now| {
+            platform
+                .view(now)
+                .no_capacity
+                .into_iter()
+                .map(|(class, _)| class)
+                .collect::<Vec<_>>()
+        };
+        assert!(without(2_000) == [&*small].map(Sym::from));
+        assert_eq!(
+            platform.out_of(&small, 10_000, None),
+            10_000 + 2 * CAPACITY_FIRST
+        );
+        assert_eq!(
+            platform.out_of(&large, 10_000, Some(Duration::from_secs(1))),
+            11_000,
+            "its own word counts"
+        );
+        assert!(without(11_000) == [&*small].map(Sym::from));
+        assert!(platform.has_again(&small) && !platform.has_again(&small));
+        assert_eq!(without(2_000), [large]);
+    }
+
+    #[test]
+    fn many_that_vanish_at_once_hide_the_platform_until_the_right_number_is_confirmed() {
+        let platform = platform();
+        platform.snapshot_complete(1_000, time(1));
+        platform.count(20, 0);
+        assert!(!platform.vanished(4, 1_000), "a fifth may vanish");
+        assert!(
+            !platform.vanished(4, 1_000 + LOSS_WINDOW + 1),
+            "not counted together with what was long ago"
+        );
+        assert!(platform.vanished(1, 1_000 + LOSS_WINDOW + 2));
+        assert_eq!(platform.vanished_count(), 5);
+        platform.snapshot_complete(70_000, time(2));
+        assert!(!platform.is_visible(70_000));
+        assert_eq!(
+            platform.confirm_loss(4, 70_000).unwrap_err().reason(),
+            Reason::LossChanged
+        );
+        platform.confirm_loss(5, 70_000).unwrap();
+        assert!(platform.is_visible(70_000));
     }
 }

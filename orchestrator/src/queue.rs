@@ -25,7 +25,10 @@ pub(crate) enum Urgency {
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Queued(Urgency),
-    Running { lane: Urgency, again: Option<Urgency> },
+    Running {
+        lane: Urgency,
+        again: Option<Urgency>,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +56,9 @@ impl Queue {
             let mut inner = self.inner.lock();
             match inner.places.get(&cluster).copied() {
                 None => inner.enqueue(cluster, urgency),
-                Some(Place::Queued(Urgency::Bulk)) if urgency == Urgency::Urgent => inner.enqueue(cluster, urgency),
+                Some(Place::Queued(Urgency::Bulk)) if urgency == Urgency::Urgent => {
+                    inner.enqueue(cluster, urgency);
+                }
                 Some(Place::Queued(_)) => return,
                 Some(Place::Running { lane, again }) => {
                     let again = again.max(Some(urgency));
@@ -104,14 +109,19 @@ impl Queue {
                 }
             }
         }
-        for (lane, limit) in [(Urgency::Urgent, URGENT_RUNNING), (Urgency::Bulk, BULK_RUNNING)] {
+        for (lane, limit) in [
+            (Urgency::Urgent, URGENT_RUNNING),
+            (Urgency::Bulk, BULK_RUNNING),
+        ] {
             if inner.running[lane as usize] >= limit {
                 continue;
             }
             while let Some(cluster) = inner.lane(lane).pop_front() {
                 // A promoted cluster is still in the queue that it left.
                 if matches!(inner.places.get(&cluster), Some(Place::Queued(at)) if *at == lane) {
-                    inner.places.insert(cluster, Place::Running { lane, again: None });
+                    inner
+                        .places
+                        .insert(cluster, Place::Running { lane, again: None });
                     inner.running[lane as usize] += 1;
                     return Some((cluster, lane));
                 }
@@ -146,7 +156,11 @@ impl Queue {
     /// Clusters that wait for a worker.
     pub(crate) fn depth(&self) -> usize {
         let inner = self.inner.lock();
-        inner.places.values().filter(|place| matches!(place, Place::Queued(_))).count()
+        inner
+            .places
+            .values()
+            .filter(|place| matches!(place, Place::Queued(_)))
+            .count()
     }
 }
 

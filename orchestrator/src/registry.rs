@@ -16,6 +16,9 @@ use crate::{
     shared::{Registered, Shared},
 };
 
+/// Longest endpoint: more than a scheme, the longest host name and a port.
+const MAX_ENDPOINT: usize = 512;
+
 /// Registers what is stored, at the start.
 pub(crate) async fn load(shared: &Arc<Shared>) -> Result<()> {
     for row in shared.store.platforms().await? {
@@ -32,7 +35,12 @@ pub(crate) async fn load(shared: &Arc<Shared>) -> Result<()> {
     Ok(())
 }
 
-fn start(shared: &Arc<Shared>, name: &str, registration: Registration, revision: Revision) -> Arc<Registered> {
+fn start(
+    shared: &Arc<Shared>,
+    name: &str,
+    registration: Registration,
+    revision: Revision,
+) -> Arc<Registered> {
     let name: Sym = shared.interner.get(name);
     let registered = Arc::new(Registered {
         platform: Platform::new(name.clone(), registration),
@@ -43,7 +51,14 @@ fn start(shared: &Arc<Shared>, name: &str, registration: Registration, revision:
     // Counted anew, since the task that counted before is gone.
     let (mut total, mut sick) = (0, 0);
     for cluster in shared.all() {
-        for node in cluster.inner.lock().state.nodes.iter().filter(|node| node.platform == name) {
+        for node in cluster
+            .inner
+            .lock()
+            .state
+            .nodes
+            .iter()
+            .filter(|node| node.platform == name)
+        {
             total += 1;
             sick += i64::from(node.state == drover_core::NodeState::Unhealthy);
         }
@@ -55,13 +70,17 @@ fn start(shared: &Arc<Shared>, name: &str, registration: Registration, revision:
 }
 
 /// Makes a changed registration durable.
-pub(crate) async fn store(shared: &Shared, registered: &Registered, registration: Registration) -> Result<()> {
+pub(crate) async fn store(
+    shared: &Shared,
+    registered: &Registered,
+    registration: Registration,
+) -> Result<()> {
     let row = row(&registered.platform.name, &registration);
     let expected = *registered.revision.lock();
     let revision = shared.store.put_platform(row, Some(expected)).await?;
     *registered.revision.lock() = revision;
-    shared.wrote(revision);
     registered.platform.set_registration(registration);
+    shared.wrote(revision);
     Ok(())
 }
 
@@ -79,7 +98,9 @@ fn row(name: &str, registration: &Registration) -> PlatformRow {
 /// Refuses a backend that is registered under another name.
 pub(crate) fn refuse_taken(shared: &Shared, name: &str, uid: &str) -> Result<()> {
     let platforms = shared.platforms.read();
-    let taken = platforms.iter().find(|(other, p)| ***other != *name && p.platform.registration().uid == uid);
+    let taken = platforms
+        .iter()
+        .find(|(other, p)| ***other != *name && p.platform.registration().uid == uid);
     taken.map_or(Ok(()), |(other, _)| {
         let message = format!("it is the same backend as {other}, which is registered already");
         Err(Error::new(Reason::PlatformUidTaken, message).with_metadata("platform", other))
@@ -91,14 +112,26 @@ pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::P
     name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
     let spec = spec.cloned().unwrap_or_default();
     if spec.tls.is_some() {
-        return Err(Error::invalid("platform.spec.tls", "TLS is not available in this version; leave the field out"));
+        return Err(Error::invalid(
+            "platform.spec.tls",
+            "TLS is not available in this version; leave the field out",
+        ));
     }
     if !spec.token_secret.is_empty() {
         let why = "secrets are not available in this version; leave the field out";
         return Err(Error::invalid("platform.spec.token_secret", why));
     }
+    if spec.endpoint.len() > MAX_ENDPOINT {
+        return Err(Error::invalid(
+            "platform.spec.endpoint",
+            format!("is longer than {MAX_ENDPOINT} bytes"),
+        ));
+    }
     if spec.endpoint.is_empty() {
-        return Err(Error::invalid("platform.spec.endpoint", "is empty; expected http://HOST:PORT"));
+        return Err(Error::invalid(
+            "platform.spec.endpoint",
+            "is empty; expected http://HOST:PORT",
+        ));
     }
     Ok(spec)
 }
@@ -112,10 +145,19 @@ pub(crate) async fn register(
 ) -> Result<(pb::ApplyOutcome, Arc<Registered>)> {
     let _registering = shared.registering.lock().await;
     let Some(registered) = shared.platform(name) else {
-        let registration = Registration { spec, generation: 1, uid: rebind.unwrap_or_default(), create_time: shared.now() };
-        let revision = shared.store.put_platform(row(name, &registration), Some(0)).await?;
+        let registration = Registration {
+            spec,
+            generation: 1,
+            uid: String::new(),
+            create_time: shared.now(),
+        };
+        let revision = shared
+            .store
+            .put_platform(row(name, &registration), Some(0))
+            .await?;
+        let registered = start(shared, name, registration, revision);
         shared.wrote(revision);
-        return Ok((pb::ApplyOutcome::Created, start(shared, name, registration, revision)));
+        return Ok((pb::ApplyOutcome::Created, registered));
     };
     let before = registered.platform.registration();
     let uid = rebind.unwrap_or_else(|| before.uid.clone());
@@ -126,24 +168,36 @@ pub(crate) async fn register(
         refuse_taken(shared, name, &uid)?;
         rebind_records(shared, name, &before.uid, &uid)?;
     }
-    let registration = Registration { spec, generation: before.generation + 1, uid, ..before };
+    let registration = Registration {
+        spec,
+        generation: before.generation + 1,
+        uid,
+        ..before
+    };
     let row = row(name, &registration);
     let expected = *registered.revision.lock();
     let revision = shared.store.put_platform(row, Some(expected)).await?;
-    shared.wrote(revision);
     registered.stop.cancel();
-    Ok((pb::ApplyOutcome::Configured, start(shared, name, registration, revision)))
+    let registered = start(shared, name, registration, revision);
+    shared.wrote(revision);
+    Ok((pb::ApplyOutcome::Configured, registered))
 }
 
 /// Records that refer to a backend under its old uid would have to be rewritten; that is not available yet.
 fn rebind_records(shared: &Shared, name: &str, old: &str, new: &str) -> Result<()> {
     let used = shared.all().iter().any(|cluster| {
         let inner = cluster.inner.lock();
-        inner.state.nodes.iter().any(|node| *node.platform == *name && *node.platform_uid == *old)
+        inner
+            .state
+            .nodes
+            .iter()
+            .any(|node| *node.platform == *name && *node.platform_uid == *old)
     });
     if used {
-        let message = format!("clusters have nodes on {name} under uid {old}; taking them over as {new} is not available in this version");
-        return Err(Error::new(Reason::PlatformInUse, message));
+        let message = format!(
+            "clusters have nodes on {name} under uid {old}; taking them over as {new} is not available in this version"
+        );
+        return Err(Error::new(Reason::Unimplemented, message));
     }
     Ok(())
 }
@@ -155,19 +209,39 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
     let mut users = Vec::new();
     for cluster in shared.by_name() {
         let inner = cluster.inner.lock();
-        let named = inner.spec.groups.iter().any(|g| g.choices.iter().any(|c| *c.platform == *name));
-        if named || inner.state.nodes.iter().any(|node| *node.platform == *name) {
+        let named = inner
+            .spec
+            .groups
+            .iter()
+            .any(|g| g.choices.iter().any(|c| *c.platform == *name));
+        let recorded = inner.state.nodes.iter().any(|node| *node.platform == *name)
+            || inner
+                .state
+                .requests
+                .values()
+                .any(|request| *request.platform == *name);
+        if named || recorded {
             users.push(cluster.name.to_string());
         }
     }
     if let Some(first) = users.first() {
-        let message = format!("{} clusters need {name}, the first of them {first}", users.len());
-        return Err(Error::new(Reason::PlatformInUse, message).with_metadata("clusters", users[..users.len().min(10)].join(",")));
+        let message = format!(
+            "{} clusters need {name}, the first of them {first}",
+            users.len()
+        );
+        return Err(Error::new(Reason::PlatformInUse, message)
+            .with_metadata("clusters", users[..users.len().min(10)].join(",")));
+    }
+    if let Some(cluster) = shared.tombstones.user(name) {
+        let message = format!(
+            "{name} still shows a node of {cluster}, which is deleted; it is about to be removed"
+        );
+        return Err(Error::new(Reason::PlatformInUse, message).with_metadata("clusters", cluster));
     }
     let expected = *registered.revision.lock();
     let revision = shared.store.delete_platform(name, Some(expected)).await?;
-    shared.wrote(revision);
     registered.stop.cancel();
     shared.platforms.write().remove(name);
+    shared.wrote(revision);
     Ok(revision)
 }

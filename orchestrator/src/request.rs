@@ -81,7 +81,12 @@ fn peer(node: &Node) -> wire::Peer {
         group: node.group.to_string(),
         ordinal: node.ordinal,
         role: wire::NodeRole::Active.into(),
-        endpoints: node.seen.endpoints.iter().map(|(name, to)| (name.to_string(), to.to_string())).collect(),
+        endpoints: node
+            .seen
+            .endpoints
+            .iter()
+            .map(|(name, to)| (name.to_string(), to.to_string()))
+            .collect(),
         ready: node.state == NodeState::Ready,
     }
 }

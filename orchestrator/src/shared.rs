@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     /// Ends them wherever they are.
     pub(crate) kill: CancellationToken,
     pub(crate) connector: Connector,
-    /// Revision of the newest change that memory shows, beyond what the store's own feed has delivered.
+    /// Revision of the newest change that memory shows.
     pub(crate) written: Mutex<Revision>,
     pub(crate) hooks: crate::hooks::Hooks,
 }
@@ -68,7 +68,9 @@ pub(crate) struct Registered {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("store", &self.store.id()).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("store", &self.store.id())
+            .finish_non_exhaustive()
     }
 }
 
@@ -83,13 +85,19 @@ impl Shared {
 
     pub(crate) fn find(&self, name: &str) -> Result<Arc<Cluster>> {
         let uid = self.names.read().get(name).copied();
-        uid.and_then(|uid| self.cluster(uid)).ok_or_else(|| Error::not_found("cluster", name))
+        uid.and_then(|uid| self.cluster(uid))
+            .ok_or_else(|| Error::not_found("cluster", name))
     }
 
     pub(crate) fn add(&self, cluster: Cluster) -> Arc<Cluster> {
-        let cluster = Arc::new(cluster);
+        // One that is there stays: others hold it.
+        let cluster = self
+            .clusters
+            .write()
+            .entry(cluster.uid)
+            .or_insert_with(|| Arc::new(cluster))
+            .clone();
         self.names.write().insert(cluster.name.clone(), cluster.uid);
-        self.clusters.write().insert(cluster.uid, cluster.clone());
         cluster
     }
 
@@ -110,7 +118,10 @@ impl Shared {
     pub(crate) fn by_name(&self) -> Vec<Arc<Cluster>> {
         let names = self.names.read();
         let clusters = self.clusters.read();
-        names.values().filter_map(|uid| clusters.get(uid).cloned()).collect()
+        names
+            .values()
+            .filter_map(|uid| clusters.get(uid).cloned())
+            .collect()
     }
 
     pub(crate) fn platform(&self, name: &str) -> Option<Arc<Registered>> {
@@ -118,7 +129,8 @@ impl Shared {
     }
 
     pub(crate) fn require_platform(&self, name: &str) -> Result<Arc<Registered>> {
-        self.platform(name).ok_or_else(|| Error::not_found("platform", name))
+        self.platform(name)
+            .ok_or_else(|| Error::not_found("platform", name))
     }
 
     /// The platforms that a cluster names or ever used, as planners see them.
@@ -126,7 +138,11 @@ impl Shared {
         let now = self.now();
         let platforms = self.platforms.read();
         let mut views = BTreeMap::new();
-        let wanted = inner.spec.groups.iter().flat_map(|group| group.choices.iter().map(|choice| &choice.platform));
+        let wanted = inner
+            .spec
+            .groups
+            .iter()
+            .flat_map(|group| group.choices.iter().map(|choice| &choice.platform));
         let used = inner.state.used.iter().map(|(platform, _)| platform);
         let shown = inner.state.orphans.keys().map(|(platform, _)| platform);
         for name in wanted.chain(used).chain(shown) {
@@ -141,7 +157,10 @@ impl Shared {
 
     pub(crate) fn handshakes(&self) -> BTreeMap<Sym, Arc<wire::Platform>> {
         let platforms = self.platforms.read();
-        platforms.iter().filter_map(|(name, p)| Some((name.clone(), p.platform.handshake()?))).collect()
+        platforms
+            .iter()
+            .filter_map(|(name, p)| Some((name.clone(), p.platform.handshake()?)))
+            .collect()
     }
 
     /// Plans every cluster that names or uses a platform.
@@ -150,7 +169,11 @@ impl Shared {
             let uses = {
                 let inner = cluster.inner.lock();
                 inner.state.used.iter().any(|(name, _)| **name == *platform)
-                    || inner.spec.groups.iter().any(|g| g.choices.iter().any(|c| *c.platform == *platform))
+                    || inner
+                        .spec
+                        .groups
+                        .iter()
+                        .any(|g| g.choices.iter().any(|c| *c.platform == *platform))
             };
             if uses {
                 self.queue.push(cluster.uid, urgency);
@@ -189,14 +212,16 @@ impl Shared {
 
     /// Revision that every answer from memory shows at least.
     pub(crate) fn revision(&self) -> Revision {
-        (*self.written.lock()).max(self.store.revision())
+        *self.written.lock()
     }
 
     /// Waits until memory shows a revision.
     pub(crate) async fn reach(&self, revision: Option<Revision>) -> Result<()> {
         match revision {
             // Whatever this replica wrote is in memory before its revision is answered.
-            Some(revision) if revision > *self.written.lock() => self.store.wait_revision(revision).await,
+            Some(revision) if revision > *self.written.lock() => {
+                self.store.wait_revision(revision).await
+            }
             _ => Ok(()),
         }
     }

@@ -8,11 +8,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::{
-    codec::{Used, UsedList},
-    platform::Platform,
-    shared::Shared,
-};
+use crate::{codec::UsedList, platform::Platform, shared::Shared};
 
 /// How long a deleted cluster is remembered.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -39,8 +35,7 @@ struct Tombstone {
     name: String,
     next_sequence: u64,
     deleted: Millis,
-    #[expect(dead_code, reason = "shown when a tombstone is dumped")]
-    used: Vec<Used>,
+    used: UsedList,
 }
 
 #[derive(Clone, Debug)]
@@ -51,12 +46,27 @@ struct Late {
 }
 
 impl Tombstones {
-    pub(crate) fn add(&self, uid: Uuid, name: &str, next_sequence: u64, deleted: Millis, used: Vec<Used>) {
-        self.clusters.lock().insert(uid, Tombstone { name: name.to_owned(), next_sequence, deleted, used });
+    pub(crate) fn add(
+        &self,
+        uid: Uuid,
+        name: &str,
+        next_sequence: u64,
+        deleted: Millis,
+        used: UsedList,
+    ) {
+        self.clusters.lock().insert(
+            uid,
+            Tombstone {
+                name: name.to_owned(),
+                next_sequence,
+                deleted,
+                used,
+            },
+        );
     }
 
     pub(crate) fn load(&self, uid: Uuid, stored: &drover_store::Tombstone) {
-        let used = UsedList::decode(stored.platforms.clone()).unwrap_or_default().used;
+        let used = UsedList::decode(stored.platforms.clone()).unwrap_or_default();
         let deleted = Millis::try_from(stored.delete_time_ms).unwrap_or(0);
         self.add(uid, &stored.name, stored.next_sequence, deleted, used);
     }
@@ -64,13 +74,52 @@ impl Tombstones {
     /// The newest deleted cluster of a name.
     pub(crate) fn find(&self, name: &str) -> Option<Uuid> {
         let clusters = self.clusters.lock();
-        clusters.iter().filter(|(_, t)| t.name == name).max_by_key(|(_, t)| t.deleted).map(|(uid, _)| *uid)
+        clusters
+            .iter()
+            .filter(|(_, t)| t.name == name)
+            .max_by_key(|(_, t)| t.deleted)
+            .map(|(uid, _)| *uid)
+    }
+
+    /// Highest generation of the deleted clusters of a name.
+    pub(crate) fn generation(&self, name: &str) -> u64 {
+        let clusters = self.clusters.lock();
+        clusters
+            .values()
+            .filter(|t| t.name == name)
+            .map(|t| t.used.generation)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// When a cluster was deleted.
+    pub(crate) fn deleted(&self, uid: Uuid) -> Option<Millis> {
+        self.clusters.lock().get(&uid).map(|t| t.deleted)
+    }
+
+    /// A deleted cluster of which a platform may still show something.
+    pub(crate) fn user(&self, platform: &str) -> Option<String> {
+        let late = self
+            .late
+            .lock()
+            .iter()
+            .find(|((p, _), _)| **p == *platform)
+            .map(|(_, late)| late.owner);
+        self.clusters.lock().get(&late?).map(|t| t.name.clone())
     }
 
     /// Whether a node belongs to a deleted cluster; if so, it is remembered for removal.
-    pub(crate) fn show(&self, owner: Uuid, platform: &Platform, node: &wire::Node, now: Millis) -> bool {
+    pub(crate) fn show(
+        &self,
+        owner: Uuid,
+        platform: &Platform,
+        node: &wire::Node,
+        now: Millis,
+    ) -> bool {
         let clusters = self.clusters.lock();
-        let Some(tombstone) = clusters.get(&owner) else { return false };
+        let Some(tombstone) = clusters.get(&owner) else {
+            return false;
+        };
         if node.sequence >= tombstone.next_sequence {
             tracing::error!(
                 platform = %platform.name,
@@ -86,7 +135,14 @@ impl Tombstones {
         let key = (platform.name.clone(), node.node_id.clone());
         let mut late = self.late.lock();
         let since = late.get(&key).map_or(now, |late| late.since);
-        late.insert(key, Late { owner, node: node.clone(), since });
+        late.insert(
+            key,
+            Late {
+                owner,
+                node: node.clone(),
+                since,
+            },
+        );
         true
     }
 
@@ -99,7 +155,10 @@ impl Tombstones {
 
     fn due(&self, now: Millis) -> Vec<((Sym, String), Late)> {
         let late = self.late.lock();
-        late.iter().filter(|(_, late)| late.since + GRACE <= now).map(|(k, v)| (k.clone(), v.clone())).collect()
+        late.iter()
+            .filter(|(_, late)| late.since + GRACE <= now)
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
     }
 }
 
@@ -137,9 +196,15 @@ async fn sweep(shared: &Arc<Shared>) {
         return;
     }
     for ((platform, node_id), late) in shared.tombstones.due(shared.now()) {
-        let Some(registered) = shared.platform(&platform) else { continue };
-        let Some(client) = registered.platform.client() else { continue };
-        let Some(slot) = late.node.slot.clone() else { continue };
+        let Some(registered) = shared.platform(&platform) else {
+            continue;
+        };
+        let Some(client) = registered.platform.client() else {
+            continue;
+        };
+        let Some(slot) = late.node.slot.clone() else {
+            continue;
+        };
         let (uid, instance) = registered.platform.identity();
         // The tombstone is the durable intent; compare-and-delete does the rest.
         let message = wire::DeprovisionRequest {
@@ -166,13 +231,27 @@ async fn sweep(shared: &Arc<Shared>) {
 }
 
 async fn tidy(shared: &Arc<Shared>) {
-    let late: Vec<Uuid> = shared.tombstones.late.lock().values().map(|late| late.owner).collect();
+    let late: Vec<Uuid> = shared
+        .tombstones
+        .late
+        .lock()
+        .values()
+        .map(|late| late.owner)
+        .collect();
     let settled = |uid: Uuid, _: &drover_store::Tombstone| !late.contains(&uid);
-    match shared.store.sweep_tombstones(shared.shards.all(), KEPT, settled).await {
+    match shared
+        .store
+        .sweep_tombstones(shared.shards.all(), KEPT, settled)
+        .await
+    {
         Ok(0) => {}
         Ok(_) => {
             let oldest = shared.now().saturating_sub(crate::clock::millis(KEPT));
-            shared.tombstones.clusters.lock().retain(|uid, t| t.deleted > oldest || late.contains(uid));
+            shared
+                .tombstones
+                .clusters
+                .lock()
+                .retain(|uid, t| t.deleted > oldest || late.contains(uid));
         }
         Err(error) => tracing::warn!(%error, "deleted clusters could not be forgotten"),
     }
@@ -188,7 +267,9 @@ const GAP: i128 = 30_000;
 
 impl Wall {
     fn new(shared: &Shared) -> Self {
-        Self { behind: Self::difference(shared) }
+        Self {
+            behind: Self::difference(shared),
+        }
     }
 
     fn difference(shared: &Shared) -> i128 {

@@ -4,7 +4,9 @@ use std::fmt;
 
 use crate::{
     common::v1::{Chunk, chunk},
-    orchestrator::v1::{BootstrapSource, ExecNodeStart, SecretValue, bootstrap_source, secret_value},
+    orchestrator::v1::{
+        BootstrapSource, ExecNodeStart, SecretValue, bootstrap_source, secret_value,
+    },
     platform::v1::{Bootstrap, ExecStart, bootstrap},
 };
 
@@ -18,7 +20,9 @@ impl fmt::Debug for Redacted {
 
 impl fmt::Debug for Chunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chunk").field("content", &self.content).finish()
+        f.debug_struct("Chunk")
+            .field("content", &self.content)
+            .finish()
     }
 }
 
@@ -33,7 +37,10 @@ impl fmt::Debug for chunk::Content {
 
 impl fmt::Debug for BootstrapSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BootstrapSource").field("source", &self.source).field("render", &self.render).finish()
+        f.debug_struct("BootstrapSource")
+            .field("source", &self.source)
+            .field("render", &self.render)
+            .finish()
     }
 }
 
@@ -50,7 +57,9 @@ impl fmt::Debug for bootstrap_source::Source {
 
 impl fmt::Debug for SecretValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecretValue").field("value", &self.value).finish()
+        f.debug_struct("SecretValue")
+            .field("value", &self.value)
+            .finish()
     }
 }
 
@@ -66,7 +75,10 @@ impl fmt::Debug for secret_value::Value {
 
 impl fmt::Debug for Bootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bootstrap").field("user_data", &self.user_data).field("render", &self.render).finish()
+        f.debug_struct("Bootstrap")
+            .field("user_data", &self.user_data)
+            .field("render", &self.render)
+            .finish()
     }
 }
 

@@ -29,7 +29,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                     node.state_time = now;
                 }
                 if *node.reason != **reason {
-                    node.reason = (*reason).into();
+                    node.reason = drover_core::name::sym(reason);
                 }
                 node.message.clone_from(message);
                 node.stable = *stable;

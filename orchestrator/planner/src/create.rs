@@ -148,7 +148,9 @@ impl Planner<'_> {
                     format!("{flying} on {}", wanted.platform)
                 });
             }
-            self.plan.again |= space == 0;
+            if space == 0 {
+                self.plan.again = true;
+            }
             return None;
         }
         let attempts = back_off.map_or(0, |b| b.failures) + 1;
@@ -214,7 +216,7 @@ impl Planner<'_> {
                 create_time: now,
                 state: NodeState::Requested,
                 state_time: now,
-                reason: "".into(),
+                reason: drover_core::Sym::default(),
                 message: "".into(),
                 marked: false,
                 stable: false,

@@ -341,8 +341,11 @@ impl<'a> Planner<'a> {
                     || node.state == NodeState::Ready
                     || node.stable
             });
-            let failing = nodes.iter().any(|&at| self.state.nodes[at].probe.bad > 0);
-            if answered || !failing {
+            // While nodes start nobody is judged, so there is nothing to say yet.
+            let judged = nodes
+                .iter()
+                .any(|&at| self.marks[at].sick && self.state.nodes[at].probe.bad > 0);
+            if answered || !judged {
                 continue;
             }
             for &at in &nodes {

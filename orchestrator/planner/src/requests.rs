@@ -22,6 +22,8 @@ const MAX_RESEND: Millis = 60_000;
 const FIRST_RESEND: Millis = 200;
 /// How long a platform may take to say by itself that a node is gone, before it is read completely to find out.
 const REMOVAL_PATIENCE: Millis = 2_000;
+/// How long after its visibility delay a node may still come up in a list before it is looked for: a heartbeat or two.
+const LISTING_PATIENCE: Millis = 5_000;
 /// How often a node is looked for that complete reads lack and whose agent answers.
 const GHOST_INTERVAL: Millis = 10_000;
 /// Wait before a call is repeated that the platform refused for being out of date.
@@ -420,6 +422,23 @@ impl Planner<'_> {
         }
     }
 
+    /// Whether a node that an answer showed should have been listed by now.
+    fn is_overdue(&mut self, node: &Node) -> bool {
+        let Some(view) = self
+            .input
+            .platforms
+            .get(&node.platform)
+            .filter(|_| node.seen.unproven)
+        else {
+            return false;
+        };
+        let due = node.seen.last + view.limits.visibility_delay + LISTING_PATIENCE;
+        if self.input.now < due {
+            self.wake(due);
+        }
+        self.input.now >= due
+    }
+
     /// Reads platforms completely on which slots may be absent.
     pub(crate) fn confirm_absence(&mut self) {
         let mut platforms: Vec<&drover_core::Sym> = Vec::new();
@@ -428,8 +447,9 @@ impl Planner<'_> {
             if mark.forgotten || !mark.visible || self.is_open(node.request) || node.settled == 0 {
                 continue;
             }
-            // Unseen, removal asked for, or no longer listed: whatever else is known to be there.
+            // Unseen, removal asked for, no longer or never listed: whatever else is known to be there.
             let doubtful = mark.leaving
+                || self.is_overdue(node)
                 || node.node_id.is_none()
                 || node.seen.unlisted
                 || node.seen.missing_from >= node.seen.last;

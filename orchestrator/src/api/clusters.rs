@@ -1,7 +1,8 @@
 //! Reading clusters, and changes that are no new spec: delete, pause, resume, scale, replace, reconcile.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use drover_convert::error::to_rpc_status;
 use drover_core::{Error, Reason, Result, spec::MAX_NODES};
 use drover_planner::State;
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
@@ -18,22 +19,34 @@ use crate::{
     hooks::Point,
     pass,
     queue::Urgency,
+    witness::{Outcome, Witness},
 };
 
 /// Longest reason that a caller can give.
 const MAX_REASON: usize = 4096;
+/// How long a caller who asked for a pass waits for what the platforms answer.
+const RECONCILE_WAIT: Duration = Duration::from_secs(10);
 
 impl Api {
-    pub(super) async fn get(&self, request: pb::GetClusterRequest) -> Result<pb::GetClusterResponse> {
+    pub(super) async fn get(
+        &self,
+        request: pb::GetClusterRequest,
+    ) -> Result<pb::GetClusterResponse> {
         self.shared.reach(request.min_revision).await?;
         let cluster = self.shared.find(&request.name)?;
         let visible = status::visible(&self.shared);
         let revision = self.shared.revision();
         let inner = cluster.inner.lock();
-        Ok(pb::GetClusterResponse { cluster: Some(status::cluster(&cluster, &inner, &visible, true)), revision })
+        Ok(pb::GetClusterResponse {
+            cluster: Some(status::cluster(&cluster, &inner, &visible, true)),
+            revision,
+        })
     }
 
-    pub(super) async fn list(&self, request: pb::ListClustersRequest) -> Result<pb::ListClustersResponse> {
+    pub(super) async fn list(
+        &self,
+        request: pb::ListClustersRequest,
+    ) -> Result<pb::ListClustersResponse> {
         self.shared.reach(request.min_revision).await?;
         let full = is_full(request.view)?;
         let selector = Selector::new(request.selector)?;
@@ -42,26 +55,46 @@ impl Api {
         let visible = status::visible(&self.shared);
         let revision = self.shared.revision();
         for cluster in self.shared.by_name() {
-            if after.as_deref().is_some_and(|after| &*cluster.name <= after) {
+            if after
+                .as_deref()
+                .is_some_and(|after| &*cluster.name <= after)
+            {
                 continue;
             }
             let inner = cluster.inner.lock();
             if selector.selects(&inner.desired.value.labels)
-                && !page.push(&*cluster.name, status::cluster(&cluster, &inner, &visible, full))
+                && !page.push(
+                    &*cluster.name,
+                    status::cluster(&cluster, &inner, &visible, full),
+                )
             {
                 break;
             }
         }
-        Ok(pb::ListClustersResponse { clusters: page.rows, next_page_token: page.next, revision })
+        Ok(pb::ListClustersResponse {
+            clusters: page.rows,
+            next_page_token: page.next,
+            revision,
+        })
     }
 
-    pub(super) async fn delete(&self, request: pb::DeleteClusterRequest) -> Result<pb::DeleteClusterResponse> {
+    pub(super) async fn delete(
+        &self,
+        request: pb::DeleteClusterRequest,
+    ) -> Result<pb::DeleteClusterResponse> {
         let cluster = self.shared.find(&request.name)?;
         let _change = cluster.change.lock().await;
         let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
         let desired = {
             let inner = cluster.inner.lock();
-            expect(&inner, request.expected_generation)?;
+            // The deletion itself raised it; who asks again may still name the one before.
+            let asked_before = inner.state.deleting
+                && request
+                    .expected_generation
+                    .is_some_and(|g| g.checked_add(1) == Some(inner.desired.value.generation));
+            if !asked_before {
+                expect(&inner, request.expected_generation)?;
+            }
             if !inner.state.deleting
                 && let Some(group) = inner.spec.groups.iter().find(|group| group.protection)
             {
@@ -75,40 +108,67 @@ impl Api {
             desired
         };
         let revision = self.store(&cluster, desired, None).await?;
-        Ok(pb::DeleteClusterResponse { cluster: Some(self.shown(&cluster)), revision })
+        Ok(pb::DeleteClusterResponse {
+            cluster: Some(self.shown(&cluster)),
+            revision,
+        })
     }
 
-    pub(super) async fn pause(&self, request: pb::PauseClusterRequest) -> Result<pb::PauseClusterResponse> {
+    pub(super) async fn pause(
+        &self,
+        request: pb::PauseClusterRequest,
+    ) -> Result<pb::PauseClusterResponse> {
         if request.reason.len() > MAX_REASON {
-            return Err(Error::invalid("reason", format!("is longer than {MAX_REASON} bytes")));
+            return Err(Error::invalid(
+                "reason",
+                format!("is longer than {MAX_REASON} bytes"),
+            ));
         }
         let cluster = self.shared.find(&request.name)?;
         let _change = cluster.change.lock().await;
         let mut desired = cluster.inner.lock().desired.clone();
         if desired.value.paused.is_none() {
             let time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
-            desired.value.paused = Some(Pause { reason: request.reason, time_ms });
+            desired.value.paused = Some(Pause {
+                reason: request.reason,
+                time_ms,
+            });
         }
         let revision = self.store(&cluster, desired, None).await?;
-        Ok(pb::PauseClusterResponse { cluster: Some(self.shown(&cluster)), revision })
+        Ok(pb::PauseClusterResponse {
+            cluster: Some(self.shown(&cluster)),
+            revision,
+        })
     }
 
-    pub(super) async fn resume(&self, request: pb::ResumeClusterRequest) -> Result<pb::ResumeClusterResponse> {
+    pub(super) async fn resume(
+        &self,
+        request: pb::ResumeClusterRequest,
+    ) -> Result<pb::ResumeClusterResponse> {
         let cluster = self.shared.find(&request.name)?;
         let _change = cluster.change.lock().await;
         let mut desired = cluster.inner.lock().desired.clone();
         desired.value.paused = None;
         let revision = self.store(&cluster, desired, None).await?;
-        Ok(pb::ResumeClusterResponse { cluster: Some(self.shown(&cluster)), revision })
+        Ok(pb::ResumeClusterResponse {
+            cluster: Some(self.shown(&cluster)),
+            revision,
+        })
     }
 
-    pub(super) async fn scale(&self, request: pb::ScaleGroupRequest) -> Result<pb::ScaleGroupResponse> {
+    pub(super) async fn scale(
+        &self,
+        request: pb::ScaleGroupRequest,
+    ) -> Result<pb::ScaleGroupResponse> {
         if request.standby.is_some_and(|standby| standby > 0) {
-            return Err(Error::invalid("standby", "standby is not available in this version; leave the field out"));
+            return Err(Error::invalid(
+                "standby",
+                "standby is not available in this version; leave the field out",
+            ));
         }
-        let Some(size) = request.size.or(request.standby.map(|_| u32::MAX)) else {
+        if request.size.is_none() && request.standby.is_none() {
             return Err(Error::invalid("size", "neither size nor standby is given"));
-        };
+        }
         let cluster = self.shared.find(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let (desired, spec) = {
@@ -120,31 +180,48 @@ impl Api {
             let group = find_group(&mut spec.groups, &request.group)
                 .ok_or_else(|| Error::not_found("group", request.group.as_str()))?;
             if !group.groups.is_empty() {
-                return Err(Error::invalid("group", format!("{:?} contains groups; name one of them", request.group)));
+                return Err(Error::invalid(
+                    "group",
+                    format!("{:?} contains groups; name one of them", request.group),
+                ));
             }
             let before = group.size.unwrap_or(1);
-            let size = if size == u32::MAX { before } else { size };
+            let size = request.size.unwrap_or(before);
             if size > MAX_NODES {
-                return Err(Error::invalid("size", format!("expected a whole number, 0 to {MAX_NODES}")));
+                return Err(Error::invalid(
+                    "size",
+                    format!("expected a whole number, 0 to {MAX_NODES}"),
+                ));
             }
             let resolved = inner.spec.groups.iter().find(|g| *g.path == *request.group);
             if size < before && resolved.is_some_and(|group| group.protection) {
                 return Err(protected(&request.group));
             }
             group.size = Some(size);
-            let resolved = Arc::new(Resolved::new(&drover_convert::spec::cluster_spec(&spec)?)?);
+            let resolved = Arc::new(
+                Resolved::new(&drover_convert::spec::cluster_spec(&spec)?)?
+                    .interned(&self.shared.interner),
+            );
             if size != before {
                 desired.value.spec = spec.encode_to_vec().into();
                 desired.value.generation += 1;
+                desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
             }
             (desired, resolved)
         };
         let revision = self.store(&cluster, desired, Some(spec)).await?;
         let plan = self.preview(&cluster);
-        Ok(pb::ScaleGroupResponse { cluster: Some(self.shown(&cluster)), plan: Some(plan), revision })
+        Ok(pb::ScaleGroupResponse {
+            cluster: Some(self.shown(&cluster)),
+            plan: Some(plan),
+            revision,
+        })
     }
 
-    pub(super) async fn replace(&self, request: pb::ReplaceNodeRequest) -> Result<pb::ReplaceNodeResponse> {
+    pub(super) async fn replace(
+        &self,
+        request: pb::ReplaceNodeRequest,
+    ) -> Result<pb::ReplaceNodeResponse> {
         let cluster = self.shared.find(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let (desired, slot) = {
@@ -163,45 +240,91 @@ impl Api {
         let plan = self.preview(&cluster);
         let visible = status::visible(&self.shared);
         let inner = cluster.inner.lock();
-        let node = inner.state.node(slot).map(|node| status::node(&cluster, &inner, &visible, node));
-        Ok(pb::ReplaceNodeResponse { node, plan: Some(plan), revision })
+        let node = inner
+            .state
+            .node(slot)
+            .map(|node| status::node(&cluster, &inner, &visible, node));
+        Ok(pb::ReplaceNodeResponse {
+            node,
+            plan: Some(plan),
+            revision,
+        })
     }
 
-    pub(super) async fn reconcile(&self, request: pb::ReconcileClusterRequest) -> Result<pb::ReconcileClusterResponse> {
+    pub(super) async fn reconcile(
+        &self,
+        request: pb::ReconcileClusterRequest,
+    ) -> Result<pb::ReconcileClusterResponse> {
         let cluster = self.shared.find(&request.name)?;
-        let plan = {
+        let _only = cluster.reconciling.lock().await;
+        let witness = Arc::new(Witness::default());
+        {
             let mut inner = cluster.inner.lock();
             if inner.state.paused {
                 let message = format!("{} is paused; resume it first", cluster.name);
                 return Err(Error::new(Reason::ClusterPaused, message));
             }
-            let now = self.shared.now();
-            for back_off in inner.state.backoffs.values_mut() {
-                let slow = back_off.next.saturating_sub(back_off.last) >= drover_planner::SLOW_CADENCE;
-                if request.reset_back_off {
-                    back_off.failures = 0;
-                }
-                if request.reset_back_off || slow {
-                    back_off.next = now;
-                }
-            }
-            if request.reset_back_off {
-                inner.state.backoffs.clear();
-                for node in &mut inner.state.nodes {
-                    node.call.next = 0;
-                }
-            }
-            let plan = pass::plan(&self.shared, &mut inner, now, true);
-            status::plan(&plan, &inner.state, inner.state.generation, now)
-        };
+            self.forget_back_offs(&mut inner, request.reset_back_off);
+            inner.witness = Some(witness.clone());
+        }
         self.shared.queue.push(cluster.uid, Urgency::Urgent);
-        let results = plan.actions.iter().map(|a| pb::StepResult { step: a.step.clone(), error: None }).collect();
+        let ended = tokio::time::timeout(RECONCILE_WAIT, witness.ended()).await;
+        cluster.inner.lock().witness = None;
+        let seen = witness.take();
+        if let Some(error) = seen.broken {
+            return Err(error);
+        }
+        let Some(plan) = seen.plan else {
+            let message = format!(
+                "{} was not planned within {RECONCILE_WAIT:?}; it will be",
+                cluster.name
+            );
+            return Err(Error::unavailable(message));
+        };
+        let late = || {
+            Error::new(
+                Reason::DeadlineExceeded,
+                "the platform has not answered yet; the call goes on",
+            )
+        };
+        let results = plan
+            .actions
+            .iter()
+            .zip(seen.results)
+            .map(|(action, result)| {
+                let error = match result {
+                    Outcome::Done => None,
+                    Outcome::Failed(error) => Some(error),
+                    Outcome::Open(_) => ended.is_err().then(late),
+                };
+                pb::StepResult {
+                    step: action.step.clone(),
+                    error: error.as_ref().map(to_rpc_status),
+                }
+            });
+        let results = results.collect();
         Ok(pb::ReconcileClusterResponse {
-            plan: Some(plan),
             results,
+            plan: Some(plan),
             cluster: Some(self.shown(&cluster)),
             revision: self.shared.revision(),
         })
+    }
+
+    /// Ends what waits for the slow cadence; all that waits, if `all`, and forgets why.
+    fn forget_back_offs(&self, inner: &mut Inner, all: bool) {
+        let now = self.shared.now();
+        if all {
+            inner.state.backoffs.clear();
+            for node in &mut inner.state.nodes {
+                node.call.next = 0;
+            }
+        }
+        for back_off in inner.state.backoffs.values_mut() {
+            if back_off.next.saturating_sub(back_off.last) >= drover_planner::SLOW_CADENCE {
+                back_off.next = now;
+            }
+        }
     }
 
     /// Makes a changed desired state durable, and memory follow it.
@@ -220,17 +343,36 @@ impl Api {
         }
         self.shared.hooks.reach(Point::BeforeApply).await;
         let value = desired.value.clone();
-        let revision = self.shared.store.update_desired(cluster.uid, desired.revision, value).await?;
+        let stored = self
+            .shared
+            .store
+            .update_desired(cluster.uid, desired.revision, value)
+            .await;
+        let revision = match stored {
+            Ok(revision) => revision,
+            Err(error) => {
+                // It may be durable all the same, or something else is: memory has to show what is.
+                if let Err(error) = pass::refresh_desired(&self.shared, cluster).await {
+                    tracing::warn!(cluster = %cluster.name, %error, "what is wanted could not be read again");
+                }
+                return Err(error);
+            }
+        };
         self.shared.hooks.reach(Point::AfterApply).await;
         let mut inner = cluster.inner.lock();
-        inner.desired = Versioned { value: desired.value, revision };
+        inner.desired = Versioned {
+            value: desired.value,
+            revision,
+        };
         if let Some(spec) = spec {
             inner.spec = spec;
-            self.shared.probes.track_all(&self.shared, cluster.uid, &mut inner);
+            self.shared
+                .probes
+                .track_all(&self.shared, cluster.uid, &mut inner);
         }
         inner.follow_desired();
-        self.shared.wrote(revision);
         self.shared.changed(cluster, &mut inner);
+        self.shared.wrote(revision);
         drop(inner);
         self.shared.queue.push(cluster.uid, Urgency::Bulk);
         Ok(revision)
@@ -246,7 +388,13 @@ impl Api {
         let mut inner = cluster.inner.lock();
         let now = self.shared.now();
         let plan = pass::plan(&self.shared, &mut inner, now, true);
-        status::plan(&plan, &inner.state, inner.state.generation, now)
+        status::plan(
+            &plan,
+            &inner.state,
+            inner.head.revision,
+            inner.state.generation,
+            now,
+        )
     }
 }
 
@@ -254,7 +402,10 @@ pub(super) fn is_full(view: i32) -> Result<bool> {
     match pb::ClusterView::try_from(view) {
         Ok(pb::ClusterView::Unspecified | pb::ClusterView::Basic) => Ok(false),
         Ok(pb::ClusterView::Full) => Ok(true),
-        Err(_) => Err(Error::invalid("view", format!("{view} is no view; expected BASIC or FULL"))),
+        Err(_) => Err(Error::invalid(
+            "view",
+            format!("{view} is no view; expected BASIC or FULL"),
+        )),
     }
 }
 
@@ -278,13 +429,21 @@ pub(super) fn refuse_deleting(inner: &Inner, name: &str) -> Result<()> {
 }
 
 pub(super) fn protected(group: &str) -> Error {
-    Error::new(Reason::Protected, format!("deletion protection of group {group} is on; apply it with `false` first"))
-        .with_metadata("group", group)
+    Error::new(
+        Reason::Protected,
+        format!("deletion protection of group {group} is on; apply it with `false` first"),
+    )
+    .with_metadata("group", group)
 }
 
 /// The group of a path in a spec.
-pub(super) fn find_group<'a>(groups: &'a mut [pb::GroupSpec], path: &str) -> Option<&'a mut pb::GroupSpec> {
-    let (first, rest) = path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest)));
+pub(super) fn find_group<'a>(
+    groups: &'a mut [pb::GroupSpec],
+    path: &str,
+) -> Option<&'a mut pb::GroupSpec> {
+    let (first, rest) = path
+        .split_once('/')
+        .map_or((path, None), |(first, rest)| (first, Some(rest)));
     let group = groups.iter_mut().find(|group| group.name == first)?;
     match rest {
         Some(rest) => find_group(&mut group.groups, rest),
@@ -293,7 +452,11 @@ pub(super) fn find_group<'a>(groups: &'a mut [pb::GroupSpec], path: &str) -> Opt
 }
 
 /// A node by its id, or by the name of the living one.
-pub(super) fn find_node<'a>(cluster: &Cluster, inner: &'a Inner, id: &str) -> Result<&'a drover_core::Node> {
+pub(super) fn find_node<'a>(
+    cluster: &Cluster,
+    inner: &'a Inner,
+    id: &str,
+) -> Result<&'a drover_core::Node> {
     let nodes = &inner.state.nodes;
     let by_id = nodes.iter().find(|node| node.id(cluster.uid) == id);
     // The living one of a name: not leaving, else whatever is left of it.
@@ -310,7 +473,11 @@ pub(super) struct Selector(Option<common::LabelSelector>);
 impl Selector {
     pub(super) fn new(selector: Option<common::LabelSelector>) -> Result<Self> {
         use common::LabelOperator;
-        for (at, requirement) in selector.iter().flat_map(|s| &s.match_expressions).enumerate() {
+        for (at, requirement) in selector
+            .iter()
+            .flat_map(|s| &s.match_expressions)
+            .enumerate()
+        {
             let field = |name: &str| format!("selector.match_expressions[{at}].{name}");
             if requirement.key.is_empty() {
                 return Err(Error::invalid(field("key"), "is empty"));
@@ -319,11 +486,17 @@ impl Selector {
                 Ok(LabelOperator::In | LabelOperator::NotIn) => true,
                 Ok(LabelOperator::Exists | LabelOperator::NotExists) => false,
                 Ok(LabelOperator::Unspecified) | Err(_) => {
-                    return Err(Error::invalid(field("operator"), "expected IN, NOT_IN, EXISTS or NOT_EXISTS"));
+                    return Err(Error::invalid(
+                        field("operator"),
+                        "expected IN, NOT_IN, EXISTS or NOT_EXISTS",
+                    ));
                 }
             };
             if wants == requirement.values.is_empty() {
-                return Err(Error::invalid(field("values"), "IN and NOT_IN need values, the others none"));
+                return Err(Error::invalid(
+                    field("values"),
+                    "IN and NOT_IN need values, the others none",
+                ));
             }
         }
         Ok(Self(selector))
@@ -332,13 +505,20 @@ impl Selector {
     pub(super) fn selects(&self, labels: &std::collections::BTreeMap<String, String>) -> bool {
         use common::LabelOperator;
         let Some(selector) = &self.0 else { return true };
-        let equal = selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value));
+        let equal = selector
+            .match_labels
+            .iter()
+            .all(|(key, value)| labels.get(key) == Some(value));
         equal
             && selector.match_expressions.iter().all(|requirement| {
                 let value = labels.get(&requirement.key);
                 match requirement.operator() {
-                    LabelOperator::In => value.is_some_and(|value| requirement.values.contains(value)),
-                    LabelOperator::NotIn => value.is_none_or(|value| !requirement.values.contains(value)),
+                    LabelOperator::In => {
+                        value.is_some_and(|value| requirement.values.contains(value))
+                    }
+                    LabelOperator::NotIn => {
+                        value.is_none_or(|value| !requirement.values.contains(value))
+                    }
                     LabelOperator::Exists => value.is_some(),
                     LabelOperator::NotExists | LabelOperator::Unspecified => value.is_none(),
                 }
@@ -348,7 +528,10 @@ impl Selector {
 
 /// The record as a document would find it, for plans that are not carried out.
 pub(super) fn hypothetical(state: &State) -> State {
-    State { paused: false, ..state.clone() }
+    State {
+        paused: false,
+        ..state.clone()
+    }
 }
 
 /// Visible platforms, for those who answer many nodes.

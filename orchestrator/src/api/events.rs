@@ -36,32 +36,58 @@ impl Api {
             Err(error) => self.shared.tombstones.find(name).ok_or(error)?,
         };
         if uid.is_empty() {
-            return Ok(Log { uid: found, name: name.to_owned() });
+            return Ok(Log {
+                uid: found,
+                name: name.to_owned(),
+            });
         }
-        let wanted = Uuid::parse_str(uid).map_err(|_| Error::invalid("cluster_uid", "is no UUID"))?;
+        let wanted =
+            Uuid::parse_str(uid).map_err(|_| Error::invalid("cluster_uid", "is no UUID"))?;
         if wanted != found {
             let message = format!("cluster {name:?} has another uid now, {found}");
             return Err(Error::new(Reason::NotFound, message).with_resource("cluster", name));
         }
-        Ok(Log { uid: found, name: name.to_owned() })
+        Ok(Log {
+            uid: found,
+            name: name.to_owned(),
+        })
     }
 
-    pub(super) async fn list_events(&self, request: pb::ListEventsRequest) -> Result<pb::ListEventsResponse> {
+    pub(super) async fn list_events(
+        &self,
+        request: pb::ListEventsRequest,
+    ) -> Result<pb::ListEventsResponse> {
         self.shared.reach(request.min_revision).await?;
         let log = self.log(&request.cluster, &request.cluster_uid)?;
         let mut page = Page::new(request.page_size)?;
         let mut after = request.after_sequence;
         if let Some(token) = paging::start(&request.page_token)? {
-            after = token.parse().map_err(|_| Error::new(Reason::PageTokenExpired, "the page token is none of ours"))?;
+            after = token.parse().map_err(|_| {
+                Error::new(Reason::PageTokenExpired, "the page token is none of ours")
+            })?;
         }
         let revision = self.shared.revision();
-        let (first, last) = bounds(&self.shared, log.uid).await?;
-        if after == 0 && first > 1 {
-            // From the oldest that is kept.
+        let (mut first, last) = bounds(&self.shared, log.uid).await?;
+        // From the oldest that is kept, wherever that is when it is read.
+        let mut oldest = after == 0;
+        if after > last {
+            // The store says what is wrong with that.
+            read(&self.shared, log.uid, after, 1).await?;
+        }
+        if oldest {
             after = first - 1;
         }
         'reading: while after < last {
-            let read = read(&self.shared, log.uid, after, BATCH).await?;
+            let read = match read(&self.shared, log.uid, after, BATCH).await {
+                Ok(read) => read,
+                Err(error) if oldest && error.reason() == Reason::EventsTrimmed => {
+                    (first, _) = bounds(&self.shared, log.uid).await?;
+                    after = first - 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            oldest = false;
             if read.is_empty() {
                 break;
             }
@@ -72,10 +98,18 @@ impl Api {
                 }
             }
         }
-        Ok(pb::ListEventsResponse { events: page.rows, next_page_token: page.next, oldest_sequence: first, revision })
+        Ok(pb::ListEventsResponse {
+            events: page.rows,
+            next_page_token: page.next,
+            oldest_sequence: first,
+            revision,
+        })
     }
 
-    pub(super) async fn watch_events(&self, request: pb::WatchEventsRequest) -> Result<Answers<pb::WatchEventsResponse>> {
+    pub(super) async fn watch_events(
+        &self,
+        request: pb::WatchEventsRequest,
+    ) -> Result<Answers<pb::WatchEventsResponse>> {
         self.shared.reach(request.min_revision).await?;
         let log = self.log(&request.cluster, &request.cluster_uid)?;
         let heartbeat = heartbeat(request.heartbeat_interval.as_ref())?;
@@ -90,9 +124,22 @@ impl Api {
             read(&self.shared, log.uid, after, 1).await?;
         }
         let watch = self.shared.store.watch_events(log.uid, after);
-        let state = Watching { api: self.clone(), log, watch, heartbeat, ready: vec![started(heartbeat)], ended: false };
+        let oldest = request.after_sequence == Some(0);
+        let ready = vec![started(heartbeat)];
+        let state = Watching {
+            api: self.clone(),
+            log,
+            watch,
+            oldest,
+            heartbeat,
+            ready,
+            ended: false,
+        };
         let stop = self.shared.stop.clone();
-        Ok(Box::pin(futures::StreamExt::take_until(stream::unfold(state, step), stop.cancelled_owned())))
+        Ok(Box::pin(futures::StreamExt::take_until(
+            stream::unfold(state, step),
+            stop.cancelled_owned(),
+        )))
     }
 }
 
@@ -100,13 +147,17 @@ struct Watching {
     api: Api,
     log: Log,
     watch: EventWatch,
+    /// It begins with the oldest event that is kept, and none was read yet.
+    oldest: bool,
     heartbeat: Duration,
     /// What is to be sent next, the last first.
     ready: Vec<pb::watch_events_response::Item>,
     ended: bool,
 }
 
-async fn step(mut state: Watching) -> Option<(Result<pb::WatchEventsResponse, tonic::Status>, Watching)> {
+async fn step(
+    mut state: Watching,
+) -> Option<(Result<pb::WatchEventsResponse, tonic::Status>, Watching)> {
     use pb::watch_events_response::Item;
     loop {
         if let Some(item) = state.ready.pop() {
@@ -115,17 +166,47 @@ async fn step(mut state: Watching) -> Option<(Result<pb::WatchEventsResponse, to
         if state.ended {
             return None;
         }
+        // From before the log is read: what came later may not have been sent.
+        let revision = state.api.shared.revision();
         match tokio::time::timeout(state.heartbeat, state.watch.next(BATCH)).await {
             Err(_) => {
-                let shared = &state.api.shared;
-                state.ready.push(Item::Heartbeat(mark(shared)));
+                let mark = pb::WatchMark {
+                    revision,
+                    ..mark(&state.api.shared)
+                };
+                state.ready.push(Item::Heartbeat(mark));
             }
             Ok(Ok(Some(rows))) => {
-                state.ready = rows.into_iter().rev().map(|row| Item::Event(event(&state.log, row))).collect();
+                state.oldest = false;
+                state.ready = rows
+                    .into_iter()
+                    .rev()
+                    .map(|row| Item::Event(event(&state.log, row)))
+                    .collect();
             }
             Ok(Ok(None)) => {
                 state.ended = true;
-                state.ready.push(Item::Closed(to_timestamp(state.api.shared.now())));
+                let shared = &state.api.shared;
+                let since = shared
+                    .tombstones
+                    .deleted(state.log.uid)
+                    .unwrap_or_else(|| shared.now());
+                state.ready.push(Item::Closed(to_timestamp(since)));
+            }
+            Ok(Err(error)) if state.oldest && error.reason() == Reason::EventsTrimmed => {
+                match bounds(&state.api.shared, state.log.uid).await {
+                    Ok((first, _)) => {
+                        state.watch = state
+                            .api
+                            .shared
+                            .store
+                            .watch_events(state.log.uid, first - 1);
+                    }
+                    Err(error) => {
+                        state.ended = true;
+                        return Some((Err(drover_convert::error::to_status(&error)), state));
+                    }
+                }
             }
             Ok(Err(error)) => {
                 state.ended = true;
@@ -136,30 +217,45 @@ async fn step(mut state: Watching) -> Option<(Result<pb::WatchEventsResponse, to
 }
 
 fn started(heartbeat: Duration) -> pb::watch_events_response::Item {
-    pb::watch_events_response::Item::Started(pb::WatchStarted { heartbeat_interval: Some(to_duration(heartbeat)) })
+    pb::watch_events_response::Item::Started(pb::WatchStarted {
+        heartbeat_interval: Some(to_duration(heartbeat)),
+    })
 }
 
 pub(super) fn mark(shared: &Shared) -> pb::WatchMark {
-    pb::WatchMark { send_time: Some(to_timestamp(shared.now())), revision: shared.revision() }
+    pb::WatchMark {
+        send_time: Some(to_timestamp(shared.now())),
+        revision: shared.revision(),
+    }
 }
 
 /// The interval that a watch will keep.
 pub(super) fn heartbeat(wanted: Option<&prost_types::Duration>) -> Result<Duration> {
-    let wanted = wanted.map(|span| value::duration("heartbeat_interval", span)).transpose()?;
-    Ok(wanted.unwrap_or(HEARTBEAT).clamp(HEARTBEATS.0, HEARTBEATS.1))
+    let wanted = wanted
+        .map(|span| value::duration("heartbeat_interval", span))
+        .transpose()?;
+    Ok(wanted
+        .unwrap_or(HEARTBEAT)
+        .clamp(HEARTBEATS.0, HEARTBEATS.1))
 }
 
 /// The oldest event that is kept, and the newest. A cluster that nobody has planned yet has none.
 async fn bounds(shared: &Shared, uid: Uuid) -> Result<(u64, u64)> {
     match shared.store.event_bounds(uid).await {
         Ok(page) => Ok((page.first_seq.max(1), page.last_seq)),
-        Err(error) if error.reason() == Reason::NotFound && shared.cluster(uid).is_some() => Ok((1, 0)),
+        Err(error) if error.reason() == Reason::NotFound && shared.cluster(uid).is_some() => {
+            Ok((1, 0))
+        }
         Err(error) => Err(error),
     }
 }
 
 async fn read(shared: &Shared, uid: Uuid, after: u64, limit: usize) -> Result<Vec<EventRow>> {
-    shared.store.events(uid, after, limit).await.map(|page| page.events)
+    shared
+        .store
+        .events(uid, after, limit)
+        .await
+        .map(|page| page.events)
 }
 
 fn event(log: &Log, row: EventRow) -> pb::Event {

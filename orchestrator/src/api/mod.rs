@@ -1,23 +1,30 @@
 //! What users and other services call.
 
+mod abandon;
 mod apply;
 mod clusters;
 mod events;
 mod nodes;
 mod paging;
 mod platforms;
+mod refusal;
 mod service;
-mod status;
+pub(crate) mod status;
+mod suggest;
 mod watch;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drover_proto::orchestrator::v1::{
-    cluster_service_server::ClusterServiceServer, platform_registry_service_server::PlatformRegistryServiceServer,
+    cluster_service_server::ClusterServiceServer,
+    platform_registry_service_server::PlatformRegistryServiceServer,
 };
 use drover_server::MAX_MESSAGE_BYTES;
 
 use crate::shared::Shared;
+
+/// Time between two looks at something that is about to change.
+const SHORT_WAIT: Duration = Duration::from_millis(2);
 
 /// The services of the orchestrator.
 #[derive(Clone, Debug)]
@@ -32,11 +39,20 @@ pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
 
 pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
     let (clusters, platforms) = servers(shared);
-    drover_server::Service::new("drover-orchestrator", crate::VERSION).add(clusters).add(platforms)
+    drover_server::Service::new("drover-orchestrator", crate::VERSION)
+        .add(clusters)
+        .add(platforms)
 }
 
-fn servers(shared: &Arc<Shared>) -> (ClusterServiceServer<Api>, PlatformRegistryServiceServer<Api>) {
-    let api = Api { shared: shared.clone() };
+fn servers(
+    shared: &Arc<Shared>,
+) -> (
+    ClusterServiceServer<Api>,
+    PlatformRegistryServiceServer<Api>,
+) {
+    let api = Api {
+        shared: shared.clone(),
+    };
     (
         ClusterServiceServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
         PlatformRegistryServiceServer::new(api).max_decoding_message_size(MAX_MESSAGE_BYTES),

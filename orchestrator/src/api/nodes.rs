@@ -6,6 +6,7 @@ use drover_client::PlatformClient;
 use drover_core::{Error, Reason, Result};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as wire};
 use futures::{Stream, StreamExt};
+use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 use super::{
@@ -28,10 +29,16 @@ impl Api {
         let revision = self.shared.revision();
         let inner = cluster.inner.lock();
         let node = find_node(&cluster, &inner, &request.id)?;
-        Ok(pb::GetNodeResponse { node: Some(status::node(&cluster, &inner, &visible, node)), revision })
+        Ok(pb::GetNodeResponse {
+            node: Some(status::node(&cluster, &inner, &visible, node)),
+            revision,
+        })
     }
 
-    pub(super) async fn nodes(&self, request: pb::ListNodesRequest) -> Result<pb::ListNodesResponse> {
+    pub(super) async fn nodes(
+        &self,
+        request: pb::ListNodesRequest,
+    ) -> Result<pb::ListNodesResponse> {
         self.shared.reach(request.min_revision).await?;
         let filter = Filter::new(self, request.cluster, request.group)?;
         let after = paging::start(&request.page_token)?;
@@ -46,9 +53,12 @@ impl Api {
             let inner = cluster.inner.lock();
             for node in &inner.state.nodes {
                 // Slots grow, so a page token stays good while nodes come and go.
-                let key = format!("{}/{:020}", cluster.name, node.slot);
+                let key = paging::key(&[&cluster.name, &format!("{:020}", node.slot)]);
                 let before = after.as_deref().is_some_and(|after| key.as_str() <= after);
-                let platform = request.platform.as_deref().is_none_or(|platform| *node.platform == *platform);
+                let platform = request
+                    .platform
+                    .as_deref()
+                    .is_none_or(|platform| *node.platform == *platform);
                 if before || !platform || !filter.has(&node.group) {
                     continue;
                 }
@@ -57,7 +67,11 @@ impl Api {
                 }
             }
         }
-        Ok(pb::ListNodesResponse { nodes: page.rows, next_page_token: page.next, revision })
+        Ok(pb::ListNodesResponse {
+            nodes: page.rows,
+            next_page_token: page.next,
+            revision,
+        })
     }
 
     /// The platform of a node, and how it knows the node.
@@ -96,15 +110,23 @@ impl Api {
             .ok_or_else(|| Error::unavailable(format!("platform {platform} does not answer")))?;
         if !registered.platform.has(capability) {
             let message = format!("platform {platform} cannot {what}");
-            return Err(Error::new(Reason::CapabilityMissing, message).with_metadata("capability", capability.as_str_name()));
+            return Err(Error::new(Reason::CapabilityMissing, message)
+                .with_metadata("capability", capability.as_str_name()));
         }
         Ok((client, target))
     }
 
-    pub(super) async fn logs(&self, request: pb::StreamNodeLogsRequest) -> Result<Answers<pb::StreamNodeLogsResponse>> {
+    pub(super) async fn logs(
+        &self,
+        request: pb::StreamNodeLogsRequest,
+    ) -> Result<Answers<pb::StreamNodeLogsResponse>> {
         use pb::stream_node_logs_request::Since;
-        let (client, target) =
-            self.target(&request.cluster, &request.id, wire::Capability::NodeLogs, "show logs")?;
+        let (client, target) = self.target(
+            &request.cluster,
+            &request.id,
+            wire::Capability::NodeLogs,
+            "show logs",
+        )?;
         let message = wire::StreamLogsRequest {
             node: Some(target),
             follow: request.follow,
@@ -117,19 +139,35 @@ impl Api {
             }),
         };
         let chunks = client.stream_logs(message, OPEN_TIMEOUT).await?;
-        Ok(self.until_stop(chunks.map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }))))
+        Ok(self.until_stop(
+            chunks
+                .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) })),
+        ))
     }
 
-    pub(super) async fn exec(&self, mut input: Streaming<pb::ExecNodeRequest>) -> Result<Answers<pb::ExecNodeResponse>> {
+    pub(super) async fn exec(
+        &self,
+        mut input: Streaming<pb::ExecNodeRequest>,
+    ) -> Result<Answers<pb::ExecNodeResponse>> {
         use pb::exec_node_request::Input;
-        let out_of_order = || Error::invalid("input", "the first message is `start`, and only the first");
-        let first = input.message().await.map_err(|status| drover_client::to_error(&status))?;
-        let Some(Input::Start(start)) = first.and_then(|message| message.input) else { return Err(out_of_order()) };
+        let out_of_order =
+            || Error::invalid("input", "the first message is `start`, and only the first");
+        let first = input
+            .message()
+            .await
+            .map_err(|status| drover_client::to_error(&status))?;
+        let Some(Input::Start(start)) = first.and_then(|message| message.input) else {
+            return Err(out_of_order());
+        };
         if start.command.is_empty() {
             return Err(Error::invalid("start.command", "is empty"));
         }
-        let (client, target) =
-            self.target(&start.cluster, &start.id, wire::Capability::NodeExec, "run commands in nodes")?;
+        let (client, target) = self.target(
+            &start.cluster,
+            &start.id,
+            wire::Capability::NodeExec,
+            "run commands in nodes",
+        )?;
         let first = wire::ExecStart {
             node: Some(target),
             fence: None,
@@ -139,18 +177,49 @@ impl Api {
             terminal_size: start.terminal_size,
             as_text: start.as_text,
         };
-        let first = wire::ExecRequest { input: Some(wire::exec_request::Input::Start(first)) };
-        // What comes out of order ends the input; the platform then ends the command.
-        let rest = input.map(|message| message.ok().and_then(passed_on)).take_while(|message| futures::future::ready(message.is_some())).filter_map(futures::future::ready);
+        let first = wire::ExecRequest {
+            input: Some(wire::exec_request::Input::Start(first)),
+        };
+        // What comes out of order ends both directions; the platform then ends the command.
+        let wrong = CancellationToken::new();
+        let refused = wrong.clone();
+        let rest = input
+            .map(move |message| {
+                let passed = passed_on(message.ok()?);
+                if passed.is_none() {
+                    refused.cancel();
+                }
+                passed
+            })
+            .take_while(|message| futures::future::ready(message.is_some()))
+            .filter_map(futures::future::ready);
         let requests = futures::stream::once(async move { first }).chain(rest);
         let outputs = client.exec(requests, OPEN_TIMEOUT).await?;
-        Ok(self.until_stop(outputs.map(|output| output.map(|output| pb::ExecNodeResponse { output: Some(output) }))))
+        let ended = wrong.clone();
+        let outputs = outputs
+            .map(|output| {
+                output.map(|output| pb::ExecNodeResponse {
+                    output: Some(output),
+                })
+            })
+            .take_until(wrong.cancelled_owned())
+            .chain(
+                futures::stream::once(
+                    async move { ended.is_cancelled().then(|| Err(out_of_order())) },
+                )
+                .filter_map(futures::future::ready),
+            );
+        Ok(self.until_stop(outputs))
     }
 
     /// A stream that ends when the orchestrator does.
-    fn until_stop<T: Send + 'static>(&self, stream: impl Stream<Item = Result<T>> + Send + 'static) -> Answers<T> {
+    fn until_stop<T: Send + 'static>(
+        &self,
+        stream: impl Stream<Item = Result<T>> + Send + 'static,
+    ) -> Answers<T> {
         let stop = self.shared.stop.clone();
-        let stream = stream.map(|item| item.map_err(|error| drover_convert::error::to_status(&error)));
+        let stream =
+            stream.map(|item| item.map_err(|error| drover_convert::error::to_status(&error)));
         Box::pin(stream.take_until(stop.cancelled_owned()))
     }
 }
@@ -184,7 +253,9 @@ impl Filter {
                     let inside = format!("{path}/");
                     let groups = inner.spec.groups.iter().map(|group| &group.path);
                     let nodes = inner.state.nodes.iter().map(|node| &node.group);
-                    groups.chain(nodes).any(|at| **at == *path || at.starts_with(&inside))
+                    groups
+                        .chain(nodes)
+                        .any(|at| **at == *path || at.starts_with(&inside))
                 };
                 if let Some(group) = group.as_ref().filter(|group| !known(group)) {
                     return Err(Error::not_found("group", group.as_str()));
@@ -197,7 +268,8 @@ impl Filter {
 
     pub(super) fn has(&self, group: &str) -> bool {
         self.group.as_deref().is_none_or(|wanted| {
-            group == wanted || (group.starts_with(wanted) && group.as_bytes().get(wanted.len()) == Some(&b'/'))
+            group == wanted
+                || (group.starts_with(wanted) && group.as_bytes().get(wanted.len()) == Some(&b'/'))
         })
     }
 }

@@ -1,16 +1,17 @@
 //! The generated services, each call handed to where it is answered, each error mapped once.
 
-use drover_convert::error::to_status;
-use drover_core::{Error, Reason};
+use drover_core::{Error, Result};
 use drover_proto::orchestrator::v1::{
-    self as pb, cluster_service_server::ClusterService, platform_registry_service_server::PlatformRegistryService,
+    self as pb, cluster_service_server::ClusterService,
+    platform_registry_service_server::PlatformRegistryService,
 };
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument;
 
-use super::{Api, nodes::Answers};
+use super::{Api, nodes::Answers, refusal::refusal};
 
-macro_rules! unary {
-    ($(#[doc = $doc:literal])* $($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
+macro_rules! calls {
+    ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
         $(
             fn $method<'a: 'b, 'b>(
                 &'a self,
@@ -20,7 +21,28 @@ macro_rules! unary {
                 Self: 'b,
             {
                 Box::pin(async move {
-                    self.$call(request.into_inner()).await.map(Response::new).map_err(|error| to_status(&error))
+                    self.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
+                })
+            }
+        )*
+    };
+}
+
+/// Calls that change something.
+macro_rules! changes {
+    ($($method:ident($request:ty) -> $answer:ty = $call:ident;)*) => {
+        $(
+            fn $method<'a: 'b, 'b>(
+                &'a self,
+                request: Request<$request>,
+            ) -> std::pin::Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
+            where
+                Self: 'b,
+            {
+                Box::pin(async move {
+                    let (api, request) = (self.clone(), request.into_inner());
+                    let change = async move { api.$call(request).await };
+                    self.carry_through(change).await.map(Response::new).map_err(refusal)
                 })
             }
         )*
@@ -34,21 +56,24 @@ impl ClusterService for Api {
     type WatchNodesStream = Answers<pb::WatchNodesResponse>;
     type WatchEventsStream = Answers<pb::WatchEventsResponse>;
 
-    unary! {
+    changes! {
         apply_cluster(pb::ApplyClusterRequest) -> pb::ApplyClusterResponse = apply;
-        plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plan;
-        get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
-        list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
-        watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
         delete_cluster(pb::DeleteClusterRequest) -> pb::DeleteClusterResponse = delete;
         reconcile_cluster(pb::ReconcileClusterRequest) -> pb::ReconcileClusterResponse = reconcile;
         pause_cluster(pb::PauseClusterRequest) -> pb::PauseClusterResponse = pause;
         resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = resume;
         scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = scale;
         replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = replace;
+        abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandon;
+    }
+
+    calls! {
+        plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plan;
+        get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
+        list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
+        watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
         stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = logs;
         exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = exec;
-        abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandon;
         get_node(pb::GetNodeRequest) -> pb::GetNodeResponse = node;
         list_nodes(pb::ListNodesRequest) -> pb::ListNodesResponse = nodes;
         watch_nodes(pb::WatchNodesRequest) -> Self::WatchNodesStream = watch_nodes;
@@ -58,11 +83,14 @@ impl ClusterService for Api {
 }
 
 impl PlatformRegistryService for Api {
-    unary! {
+    changes! {
         register_platform(pb::RegisterPlatformRequest) -> pb::RegisterPlatformResponse = register;
+        unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = unregister;
+    }
+
+    calls! {
         get_platform(pb::GetPlatformRequest) -> pb::GetPlatformResponse = get_platform;
         list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = list_platforms;
-        unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = unregister;
         confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
         list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = list_hosts;
         list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = list_discovered;
@@ -70,16 +98,25 @@ impl PlatformRegistryService for Api {
 }
 
 impl Api {
-    #[expect(clippy::unused_async, reason = "the shape of every call")]
-    async fn abandon(&self, request: pb::AbandonPlatformRequest) -> drover_core::Result<pb::AbandonPlatformResponse> {
-        self.shared.find(&request.cluster)?;
-        Err(Error::new(Reason::Unimplemented, "abandoning a platform is not available in this version"))
+    /// Carries a change through even if the caller goes away meanwhile: what is durable has to be what memory shows.
+    async fn carry_through<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let change = self.shared.kill.clone().run_until_cancelled_owned(change);
+        match self.shared.tasks.spawn(change.in_current_span()).await {
+            Ok(Some(answer)) => answer,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Ok(None) | Err(_) => Err(Error::unavailable(
+                "the orchestrator stops; ask again what became of the change",
+            )),
+        }
     }
 
     async fn unregister(
         &self,
         request: pb::UnregisterPlatformRequest,
-    ) -> drover_core::Result<pb::UnregisterPlatformResponse> {
+    ) -> Result<pb::UnregisterPlatformResponse> {
         let revision = crate::registry::unregister(&self.shared, &request.name).await?;
         Ok(pb::UnregisterPlatformResponse { revision })
     }
@@ -88,7 +125,7 @@ impl Api {
     async fn confirm_node_loss(
         &self,
         request: pb::ConfirmNodeLossRequest,
-    ) -> drover_core::Result<pb::ConfirmNodeLossResponse> {
+    ) -> Result<pb::ConfirmNodeLossResponse> {
         self.confirm_loss(&request)
     }
 
@@ -96,7 +133,7 @@ impl Api {
     async fn list_discovered(
         &self,
         request: pb::ListDiscoveredClustersRequest,
-    ) -> drover_core::Result<pb::ListDiscoveredClustersResponse> {
+    ) -> Result<pb::ListDiscoveredClustersResponse> {
         self.discovered(request)
     }
 }

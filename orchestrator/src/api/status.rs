@@ -6,7 +6,7 @@ use drover_convert::{
     node::{Around, to_node},
     value::{to_timestamp, to_timestamp_opt},
 };
-use drover_core::{Node, NodeState, Sym, error::cut, spec::Group};
+use drover_core::{Millis, Node, NodeState, Sym, error::cut, node::RemovalReason, spec::Group};
 use drover_planner::{Call, ConditionKind, Note, Op, Plan, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
 
@@ -18,28 +18,45 @@ use crate::{
 /// Most actions and notes in an answered plan, each.
 const MAX_PLAN: usize = 1_000;
 
-/// Uid of the backend of each platform that can be seen now.
-pub(super) type Visible = BTreeMap<Sym, String>;
+/// What can be seen now.
+#[derive(Debug)]
+pub(super) struct Visible {
+    now: Millis,
+    /// Uid of the backend of each visible platform.
+    uids: BTreeMap<Sym, String>,
+}
 
 pub(super) fn visible(shared: &Shared) -> Visible {
     let now = shared.now();
     let platforms = shared.platforms.read();
-    platforms
+    let uids = platforms
         .iter()
         .filter(|(_, p)| p.platform.is_visible(now))
         .map(|(name, p)| (name.clone(), p.platform.registration().uid))
-        .collect()
+        .collect();
+    Visible { now, uids }
+}
+
+impl Visible {
+    fn sees(&self, platform: &Sym, uid: &Sym) -> bool {
+        self.uids.get(platform).is_some_and(|seen| **seen == **uid)
+    }
 }
 
 fn sees(visible: &Visible, node: &Node) -> bool {
-    visible.get(&node.platform).is_some_and(|uid| **uid == *node.platform_uid)
+    visible.sees(&node.platform, &node.platform_uid)
 }
 
 fn outdated(groups: &[Group], node: &Node) -> bool {
     groups
         .iter()
         .find(|group| group.path == node.group)
-        .is_none_or(|group| group.choices.iter().all(|choice| choice.spec_hash != node.spec_hash))
+        .is_none_or(|group| {
+            group
+                .choices
+                .iter()
+                .all(|choice| choice.spec_hash != node.spec_hash)
+        })
 }
 
 pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &Node) -> pb::Node {
@@ -53,14 +70,23 @@ pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &N
 }
 
 /// A cluster; its spec only if asked for.
-pub(super) fn cluster(cluster: &Cluster, inner: &Inner, visible: &Visible, full: bool) -> pb::Cluster {
+pub(super) fn cluster(
+    cluster: &Cluster,
+    inner: &Inner,
+    visible: &Visible,
+    full: bool,
+) -> pb::Cluster {
     let desired = &inner.desired.value;
     let time = |ms: i64| to_timestamp(u64::try_from(ms).unwrap_or(0));
     pb::Cluster {
         name: cluster.name.to_string(),
         uid: cluster.uid.to_string(),
         labels: desired.labels.clone(),
-        spec: if full { stored_spec(&desired.spec).ok() } else { None },
+        spec: if full {
+            stored_spec(&desired.spec).ok()
+        } else {
+            None
+        },
         generation: desired.generation,
         status: Some(status(inner, visible)),
         create_time: Some(time(desired.create_time_ms)),
@@ -69,8 +95,12 @@ pub(super) fn cluster(cluster: &Cluster, inner: &Inner, visible: &Visible, full:
 }
 
 fn status(inner: &Inner, visible: &Visible) -> pb::ClusterStatus {
-    let groups: Vec<pb::GroupStatus> =
-        inner.spec.groups.iter().map(|group| group_status(inner, visible, group)).collect();
+    let groups: Vec<pb::GroupStatus> = inner
+        .spec
+        .groups
+        .iter()
+        .map(|group| group_status(inner, visible, group))
+        .collect();
     let pause = inner.desired.value.paused.as_ref().map(|pause| pb::Pause {
         reason: pause.reason.clone(),
         pause_time: Some(to_timestamp(u64::try_from(pause.time_ms).unwrap_or(0))),
@@ -102,9 +132,15 @@ fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
         pb::ClusterPhase::Ready
     } else if state.conditions.keys().any(|key| is_trouble(key.kind)) {
         pb::ClusterPhase::Blocked
-    } else if state.nodes.iter().any(|node| matches!(node.state, NodeState::Unhealthy | NodeState::Failed))
+    } else if state
+        .nodes
+        .iter()
+        .any(|node| matches!(node.state, NodeState::Unhealthy | NodeState::Failed))
         || groups.iter().any(|group| group.unknown > 0)
-        || state.backoffs.values().any(|back_off| back_off.failures > 0)
+        || state
+            .backoffs
+            .values()
+            .any(|back_off| back_off.failures > 0)
     {
         pb::ClusterPhase::Degraded
     } else {
@@ -128,11 +164,25 @@ fn is_trouble(kind: ConditionKind) -> bool {
     }
 }
 
-fn holds<'a>(state: &'a State, group: &str, kind: ConditionKind) -> Option<&'a drover_planner::Condition> {
-    state.conditions.iter().find(|(key, _)| *key.group == *group && key.kind == kind).map(|(_, condition)| condition)
+fn holds<'a>(
+    state: &'a State,
+    group: &str,
+    kind: ConditionKind,
+) -> Option<&'a drover_planner::Condition> {
+    state
+        .conditions
+        .iter()
+        .find(|(key, _)| *key.group == *group && key.kind == kind)
+        .map(|(_, condition)| condition)
 }
 
-fn condition(kind: &str, status: bool, reason: &str, message: String, since: u64) -> common::Condition {
+fn condition(
+    kind: &str,
+    status: bool,
+    reason: &str,
+    message: String,
+    since: u64,
+) -> common::Condition {
     common::Condition {
         r#type: kind.to_owned(),
         status: Some(status),
@@ -146,24 +196,66 @@ fn condition(kind: &str, status: bool, reason: &str, message: String, since: u64
 fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Condition> {
     let state = &inner.state;
     let ready = is_ready(state, groups);
-    let (have, want) = groups.iter().fold((0, 0), |(h, w), group| (h + group.ready, w + group.size));
+    let (have, want) = groups
+        .iter()
+        .fold((0, 0), |(h, w), group| (h + group.ready, w + group.size));
     let count = format!("{have} of {want} ready");
     let since = |kind| holds(state, "", kind).map_or(0, |condition| condition.since);
-    let words = |kind| holds(state, "", kind).map_or(String::new(), |condition| condition.message.to_string());
-    let reason = if ready { "AsWanted" } else { why_not_ready(inner) };
-    let mut list = vec![
-        condition("Ready", ready, reason, count.clone(), since(ConditionKind::Ready)),
-        condition("NodesReady", have >= want, reason, count, since(ConditionKind::Ready)),
-        condition("UpToDate", !groups.iter().any(|g| g.updated < g.present), "AsWanted", String::new(), 0),
-        condition("ScalingUp", groups.iter().any(|g| g.present < g.size), "ScaleUp", String::new(), 0),
+    let words = |kind| {
+        holds(state, "", kind).map_or(String::new(), |condition| condition.message.to_string())
+    };
+    let reason = if ready {
+        "AsWanted"
+    } else {
+        why_not_ready(inner)
+    };
+    let lasting = |kind: &str, status: bool, wanted: bool, word: &str| {
         condition(
-            "ScalingDown",
-            state.nodes.iter().any(|n| n.removal.is_some_and(|r| r.reason.as_str() == "Surplus")),
-            "ScaleDown",
+            kind,
+            status,
+            if status == wanted { "AsWanted" } else { word },
             String::new(),
             0,
+        )
+    };
+    let shrinks = state.nodes.iter().any(|n| {
+        n.removal
+            .is_some_and(|r| r.reason == RemovalReason::Surplus)
+    });
+    let mut list = vec![
+        condition(
+            "Ready",
+            ready,
+            reason,
+            count.clone(),
+            since(ConditionKind::Ready),
         ),
-        condition("Remediating", state.nodes.iter().any(|n| is_replaced(n)), "Replace", String::new(), 0),
+        condition(
+            "NodesReady",
+            have >= want,
+            if have >= want { "AsWanted" } else { reason },
+            count,
+            since(ConditionKind::Ready),
+        ),
+        lasting(
+            "UpToDate",
+            !groups.iter().any(|g| g.updated < g.present),
+            true,
+            "Update",
+        ),
+        lasting(
+            "ScalingUp",
+            groups.iter().any(|g| g.present < g.size),
+            false,
+            "ScaleUp",
+        ),
+        lasting("ScalingDown", shrinks, false, "ScaleDown"),
+        lasting(
+            "Remediating",
+            state.nodes.iter().any(is_replaced),
+            false,
+            "Replace",
+        ),
     ];
     for kind in [
         ConditionKind::Paused,
@@ -173,10 +265,19 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
         ConditionKind::DeletionBlocked,
     ] {
         if let Some(held) = holds(state, "", kind) {
-            list.push(condition(kind.as_str(), true, &held.reason, words(kind), held.since));
+            list.push(condition(
+                kind.as_str(),
+                true,
+                &held.reason,
+                words(kind),
+                held.since,
+            ));
         }
     }
-    let failed = state.conditions.iter().find(|(key, _)| key.kind == ConditionKind::Failed);
+    let failed = state
+        .conditions
+        .iter()
+        .find(|(key, _)| key.kind == ConditionKind::Failed);
     if let Some((key, held)) = failed {
         let message = format!("{}: {}", key.group, held.message);
         list.push(condition("Failed", true, &held.reason, message, held.since));
@@ -185,8 +286,10 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
 }
 
 fn is_replaced(node: &Node) -> bool {
-    matches!(node.removal.map(|removal| removal.reason.as_str()), Some("Dead" | "Sick"))
-        || matches!(node.state, NodeState::Unhealthy | NodeState::Failed)
+    matches!(
+        node.removal.map(|removal| removal.reason),
+        Some(RemovalReason::Dead | RemovalReason::Sick)
+    ) || matches!(node.state, NodeState::Unhealthy | NodeState::Failed)
 }
 
 fn why_not_ready(inner: &Inner) -> &'static str {
@@ -194,7 +297,11 @@ fn why_not_ready(inner: &Inner) -> &'static str {
     if let Some(key) = state.conditions.keys().find(|key| is_trouble(key.kind)) {
         return key.kind.as_str();
     }
-    if state.nodes.iter().any(is_replaced) { "Replace" } else { "ScaleUp" }
+    if state.nodes.iter().any(is_replaced) {
+        "Replace"
+    } else {
+        "ScaleUp"
+    }
 }
 
 fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupStatus {
@@ -203,28 +310,57 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         size: group.size.unwrap_or(1),
         ..pb::GroupStatus::default()
     };
-    for node in inner.state.nodes.iter().filter(|node| node.group == group.path) {
+    for node in inner
+        .state
+        .nodes
+        .iter()
+        .filter(|node| node.group == group.path)
+    {
         let seen = sees(visible, node);
-        let current = group.choices.iter().any(|choice| choice.spec_hash == node.spec_hash);
+        let current = group
+            .choices
+            .iter()
+            .any(|choice| choice.spec_hash == node.spec_hash);
         status.present += 1;
         status.ready += u32::from(seen && node.state == NodeState::Ready && node.removal.is_none());
         status.updated += u32::from(current);
         status.unknown += u32::from(!seen);
     }
-    let back_offs = inner.state.backoffs.iter().filter(|(key, _)| key.group == group.path);
-    status.wait_until_time = back_offs.map(|(_, back_off)| back_off.next).max().and_then(to_timestamp_opt);
-    let ready = holds(&inner.state, &group.path, ConditionKind::Ready).is_some() && status.ready >= status.size;
+    let back_offs = inner
+        .state
+        .backoffs
+        .iter()
+        .filter(|(key, _)| key.group == group.path);
+    status.wait_until_time = back_offs
+        .map(|(_, b)| b.next)
+        .filter(|next| *next > visible.now)
+        .max()
+        .and_then(to_timestamp_opt);
+    let ready = holds(&inner.state, &group.path, ConditionKind::Ready).is_some()
+        && status.ready >= status.size;
     status.conditions.push(condition(
         "Ready",
         ready,
         if ready { "AsWanted" } else { "ScaleUp" },
         format!("{} of {} ready", status.ready, status.size),
-        holds(&inner.state, &group.path, ConditionKind::Ready).map_or(0, |condition| condition.since),
+        holds(&inner.state, &group.path, ConditionKind::Ready)
+            .map_or(0, |condition| condition.since),
     ));
-    for (key, held) in inner.state.conditions.iter().filter(|(key, _)| key.group == group.path) {
+    for (key, held) in inner
+        .state
+        .conditions
+        .iter()
+        .filter(|(key, _)| key.group == group.path)
+    {
         if key.kind != ConditionKind::Ready {
             let message = held.message.to_string();
-            status.conditions.push(condition(key.kind.as_str(), true, &held.reason, message, held.since));
+            status.conditions.push(condition(
+                key.kind.as_str(),
+                true,
+                &held.reason,
+                message,
+                held.since,
+            ));
         }
     }
     status
@@ -232,19 +368,59 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
 
 fn platforms(inner: &Inner, visible: &Visible) -> Vec<pb::ClusterPlatform> {
     let count = |name: &Sym, uid: &Sym| {
-        inner.state.nodes.iter().filter(|node| node.platform == *name && node.platform_uid == *uid).count()
+        inner
+            .state
+            .nodes
+            .iter()
+            .filter(|node| node.platform == *name && node.platform_uid == *uid)
+            .count()
     };
-    let used = inner.state.used.iter().map(|(name, uid)| pb::ClusterPlatform {
-        platform: name.to_string(),
-        platform_uid: uid.to_string(),
-        node_count: u32::try_from(count(name, uid)).unwrap_or(u32::MAX),
-        visible: visible.get(name).is_some_and(|seen| **seen == **uid),
-    });
+    let used = inner
+        .state
+        .used
+        .iter()
+        .map(|(name, uid)| pb::ClusterPlatform {
+            platform: name.to_string(),
+            platform_uid: uid.to_string(),
+            node_count: u32::try_from(count(name, uid)).unwrap_or(u32::MAX),
+            visible: visible.sees(name, uid),
+        });
     used.collect()
 }
 
-/// A plan as it is answered. `state` is the record that it was made from.
-pub(super) fn plan(plan: &Plan, state: &State, generation: u64, now: u64) -> pb::Plan {
+/// Names of the steps of one plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    generation: u64,
+    revision: u64,
+    number: u32,
+}
+
+impl Steps {
+    /// `revision` is that of the head that the plan is made from: it changes with every step that is durable.
+    pub(crate) fn new(generation: u64, revision: u64) -> Self {
+        Self {
+            generation,
+            revision,
+            number: 0,
+        }
+    }
+
+    /// The name of the next one.
+    pub(crate) fn next(&mut self) -> String {
+        self.number += 1;
+        format!("{}.{}.{}", self.generation, self.revision, self.number)
+    }
+}
+
+/// A plan as it is answered. `state` is the record that it was made from, `revision` that of its head.
+pub(crate) fn plan(
+    plan: &Plan,
+    state: &State,
+    revision: u64,
+    generation: u64,
+    now: u64,
+) -> pb::Plan {
     let mut actions: Vec<pb::Action> = plan.ops.iter().filter_map(|op| action(op, state)).collect();
     for call in &plan.calls {
         let again = |op: &Op| matches!((op, call), (Op::Attempt { request, .. }, Call::Provision { request: r, .. }) if request == r);
@@ -258,13 +434,15 @@ pub(super) fn plan(plan: &Plan, state: &State, generation: u64, now: u64) -> pb:
                 platform: request.platform.to_string(),
                 count: 1,
                 reason: "ScaleUp".to_owned(),
-                message: "asks again under the same request: what became of it is not known".to_owned(),
+                message: "asks again under the same request: what became of it is not known"
+                    .to_owned(),
                 ..pb::Action::default()
             });
         }
     }
-    for (number, action) in actions.iter_mut().enumerate() {
-        action.step = format!("{generation}.{}.{}", state.next_slot, number + 1);
+    let mut steps = Steps::new(generation, revision);
+    for action in &mut actions {
+        action.step = steps.next();
     }
     let mut report: Vec<pb::PlanNote> = plan.report.iter().map(|one| note(one, state)).collect();
     let omitted = actions.len().saturating_sub(MAX_PLAN) + report.len().saturating_sub(MAX_PLAN);
@@ -320,7 +498,12 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
             };
             about(*slot, pb::ActionKind::Deprovision, word, "")
         }
-        Op::Forget { slot, reason, message, .. } => about(*slot, pb::ActionKind::Forget, reason, message),
+        Op::Forget {
+            slot,
+            reason,
+            message,
+            ..
+        } => about(*slot, pb::ActionKind::Forget, reason, message),
         Op::Close { request, .. } => {
             let request = state.requests.get(request)?;
             Some(pb::Action {
@@ -355,10 +538,17 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
 }
 
 fn note(from: &Note, state: &State) -> pb::PlanNote {
-    let activity = if from.acting { pb::PlanActivity::Acting } else { pb::PlanActivity::Waiting };
+    let activity = if from.acting {
+        pb::PlanActivity::Acting
+    } else {
+        pb::PlanActivity::Waiting
+    };
     pb::PlanNote {
         group: from.group.to_string(),
-        node: from.slot.and_then(|slot| state.node(slot)).map(|node| node.id(state.uid)),
+        node: from
+            .slot
+            .and_then(|slot| state.node(slot))
+            .map(|node| node.id(state.uid)),
         activity: activity.into(),
         reason: from.reason.to_owned(),
         message: cut(from.message.clone()),

@@ -9,7 +9,8 @@ use std::{
 use drover_convert::value::to_duration;
 use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
-use futures::stream;
+use futures::{FutureExt, stream};
+use prost::Message;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -24,6 +25,8 @@ use crate::{changes::Follower, cluster::Cluster};
 
 /// Objects in one message.
 const BATCH: usize = 256;
+/// Bytes in one message, if there is more than one object: well below the largest message.
+const BATCH_BYTES: usize = 1024 * 1024;
 /// Changes that come quickly after each other go out together.
 const GATHER: Duration = Duration::from_millis(5);
 
@@ -53,20 +56,34 @@ struct Watch<S: Subject> {
 fn open<S: Subject>(api: &Api, mut subject: S, interval: Duration) -> Answers<S::Answer> {
     // Before the snapshot, so that nothing between the two is missed.
     let follower = api.shared.changes.follow();
+    let mark = mark(&api.shared);
     let visible = status::visible(&api.shared);
     let mut ready = VecDeque::from([subject.started(interval)]);
     for cluster in api.shared.by_name() {
         subject.look(api, cluster.uid, Some(&cluster), &visible);
     }
     ready.extend(subject.take());
-    ready.push_back(subject.complete(mark(&api.shared)));
+    ready.push_back(subject.complete(mark));
     let next_heartbeat = Instant::now() + interval;
-    let watch = Watch { api: api.clone(), subject, follower, interval, next_heartbeat, ready, ended: false };
+    let watch = Watch {
+        api: api.clone(),
+        subject,
+        follower,
+        interval,
+        next_heartbeat,
+        ready,
+        ended: false,
+    };
     let stop = api.shared.stop.clone();
-    Box::pin(futures::StreamExt::take_until(stream::unfold(watch, step), stop.cancelled_owned()))
+    Box::pin(futures::StreamExt::take_until(
+        stream::unfold(watch, step),
+        stop.cancelled_owned(),
+    ))
 }
 
-async fn step<S: Subject>(mut watch: Watch<S>) -> Option<(Result<S::Answer, tonic::Status>, Watch<S>)> {
+async fn step<S: Subject>(
+    mut watch: Watch<S>,
+) -> Option<(Result<S::Answer, tonic::Status>, Watch<S>)> {
     loop {
         if let Some(answer) = watch.ready.pop_front() {
             return Some((Ok(answer), watch));
@@ -77,39 +94,77 @@ async fn step<S: Subject>(mut watch: Watch<S>) -> Option<(Result<S::Answer, toni
         tokio::select! {
             () = tokio::time::sleep_until(watch.next_heartbeat) => {
                 watch.next_heartbeat = Instant::now() + watch.interval;
+                // The mark says that everything up to it was sent.
                 let mark = mark(&watch.api.shared);
+                if let Some(changed) = watch.follower.next().now_or_never()
+                    && !watch.look(changed)
+                {
+                    return Some((Err(too_slow()), watch));
+                }
                 watch.ready.push_back(watch.subject.heartbeat(mark));
             }
             changed = watch.follower.next() => {
-                let Some(mut uids) = changed else {
-                    watch.ended = true;
-                    let error = Error::new(Reason::WatchTooSlow, "too much changed since the last read; watch again");
-                    return Some((Err(drover_convert::error::to_status(&error)), watch));
-                };
-                tokio::time::sleep(GATHER).await;
-                if let Some(Some(more)) = futures::FutureExt::now_or_never(watch.follower.next()) {
-                    uids.extend(more);
-                    uids.sort_unstable();
-                    uids.dedup();
+                let mut changed = changed;
+                if let Some(uids) = &mut changed {
+                    tokio::time::sleep(GATHER).await;
+                    match watch.follower.next().now_or_never() {
+                        None => {}
+                        Some(None) => changed = None,
+                        Some(Some(more)) => {
+                            uids.extend(more);
+                            uids.sort_unstable();
+                            uids.dedup();
+                        }
+                    }
                 }
-                let visible = status::visible(&watch.api.shared);
-                for uid in uids {
-                    let cluster = watch.api.shared.cluster(uid);
-                    watch.subject.look(&watch.api, uid, cluster.as_ref(), &visible);
+                if !watch.look(changed) {
+                    return Some((Err(too_slow()), watch));
                 }
-                let answers = watch.subject.take();
-                watch.ready.extend(answers);
             }
         }
     }
 }
 
-/// Splits what changed into messages.
-fn batches<T>(items: Vec<T>) -> impl Iterator<Item = Vec<T>> {
+impl<S: Subject> Watch<S> {
+    /// Looks at what changed. None: too much did, which ends the watch; answers false.
+    fn look(&mut self, changed: Option<Vec<Uuid>>) -> bool {
+        let Some(uids) = changed else {
+            self.ended = true;
+            return false;
+        };
+        let visible = status::visible(&self.api.shared);
+        for uid in uids {
+            let cluster = self.api.shared.cluster(uid);
+            self.subject
+                .look(&self.api, uid, cluster.as_ref(), &visible);
+        }
+        self.ready.extend(self.subject.take());
+        true
+    }
+}
+
+fn too_slow() -> tonic::Status {
+    let error = Error::new(
+        Reason::WatchTooSlow,
+        "too much changed since the last read; watch again",
+    );
+    drover_convert::error::to_status(&error)
+}
+
+/// Splits what changed into messages, by number and by size.
+fn batches<T: Message>(items: Vec<T>) -> impl Iterator<Item = Vec<T>> {
     let mut items = items.into_iter().peekable();
     std::iter::from_fn(move || {
-        items.peek()?;
-        Some(items.by_ref().take(BATCH).collect())
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < BATCH
+            && let Some(item) = items.next_if(|item| {
+                bytes += item.encoded_len();
+                batch.is_empty() || bytes <= BATCH_BYTES
+            })
+        {
+            batch.push(item);
+        }
+        (!batch.is_empty()).then_some(batch)
     })
 }
 
@@ -129,8 +184,12 @@ impl Subject for Clusters {
     fn look(&mut self, _: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
         let wanted = cluster.and_then(|cluster| {
             let inner = cluster.inner.lock();
-            let named = self.name.as_deref().is_none_or(|name| *name == *cluster.name);
-            let wanted = named && !inner.finished && self.selector.selects(&inner.desired.value.labels);
+            let named = self
+                .name
+                .as_deref()
+                .is_none_or(|name| *name == *cluster.name);
+            let wanted =
+                named && !inner.finished && self.selector.selects(&inner.desired.value.labels);
             wanted.then(|| status::cluster(cluster, &inner, visible, self.full))
         });
         match wanted {
@@ -144,23 +203,35 @@ impl Subject for Clusters {
 
     fn take(&mut self) -> Vec<Self::Answer> {
         use pb::watch_clusters_response::Event;
-        let removals = batches(std::mem::take(&mut self.removals)).map(|names| Event::Removals(pb::Removals { names }));
-        let upserts =
-            batches(std::mem::take(&mut self.upserts)).map(|clusters| Event::Upserts(pb::ClusterUpserts { clusters }));
-        removals.chain(upserts).map(|event| pb::WatchClustersResponse { event: Some(event) }).collect()
+        let removals = batches(std::mem::take(&mut self.removals))
+            .map(|names| Event::Removals(pb::Removals { names }));
+        let upserts = batches(std::mem::take(&mut self.upserts))
+            .map(|clusters| Event::Upserts(pb::ClusterUpserts { clusters }));
+        removals
+            .chain(upserts)
+            .map(|event| pb::WatchClustersResponse { event: Some(event) })
+            .collect()
     }
 
     fn started(&self, interval: Duration) -> Self::Answer {
-        let started = pb::WatchStarted { heartbeat_interval: Some(to_duration(interval)) };
-        pb::WatchClustersResponse { event: Some(pb::watch_clusters_response::Event::Started(started)) }
+        let started = pb::WatchStarted {
+            heartbeat_interval: Some(to_duration(interval)),
+        };
+        pb::WatchClustersResponse {
+            event: Some(pb::watch_clusters_response::Event::Started(started)),
+        }
     }
 
     fn complete(&self, mark: pb::WatchMark) -> Self::Answer {
-        pb::WatchClustersResponse { event: Some(pb::watch_clusters_response::Event::SnapshotComplete(mark)) }
+        pb::WatchClustersResponse {
+            event: Some(pb::watch_clusters_response::Event::SnapshotComplete(mark)),
+        }
     }
 
     fn heartbeat(&self, mark: pb::WatchMark) -> Self::Answer {
-        pb::WatchClustersResponse { event: Some(pb::watch_clusters_response::Event::Heartbeat(mark)) }
+        pb::WatchClustersResponse {
+            event: Some(pb::watch_clusters_response::Event::Heartbeat(mark)),
+        }
     }
 }
 
@@ -178,45 +249,81 @@ impl Subject for Nodes {
     fn look(&mut self, _: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
         let mut here = BTreeSet::new();
         if let Some(cluster) = cluster
-            && self.filter.cluster.as_deref().is_none_or(|name| *name == *cluster.name)
+            && self
+                .filter
+                .cluster
+                .as_deref()
+                .is_none_or(|name| *name == *cluster.name)
         {
             let inner = cluster.inner.lock();
-            for node in inner.state.nodes.iter().filter(|node| self.filter.has(&node.group)) {
+            for node in inner
+                .state
+                .nodes
+                .iter()
+                .filter(|node| self.filter.has(&node.group))
+            {
                 let answer = status::node(cluster, &inner, visible, node);
                 let print = fingerprint(&answer);
                 let sent = self.sent.entry(uid).or_default();
                 here.insert(node.slot);
-                if sent.get(&node.slot).is_some_and(|(_, before)| *before == print) {
+                if sent
+                    .get(&node.slot)
+                    .is_some_and(|(_, before)| *before == print)
+                {
                     continue;
                 }
-                sent.insert(node.slot, (format!("{}/{}", cluster.name, answer.id), print));
+                sent.insert(
+                    node.slot,
+                    (format!("{}/{}", cluster.name, answer.id), print),
+                );
                 self.upserts.push(answer);
             }
         }
         if let Some(sent) = self.sent.get_mut(&uid) {
-            let gone: Vec<u64> = sent.keys().filter(|slot| !here.contains(slot)).copied().collect();
-            self.removals.extend(gone.iter().filter_map(|slot| sent.remove(slot)).map(|(name, _)| name));
+            let gone: Vec<u64> = sent
+                .keys()
+                .filter(|slot| !here.contains(slot))
+                .copied()
+                .collect();
+            self.removals.extend(
+                gone.iter()
+                    .filter_map(|slot| sent.remove(slot))
+                    .map(|(name, _)| name),
+            );
         }
     }
 
     fn take(&mut self) -> Vec<Self::Answer> {
         use pb::watch_nodes_response::Event;
-        let removals = batches(std::mem::take(&mut self.removals)).map(|names| Event::Removals(pb::Removals { names }));
-        let upserts = batches(std::mem::take(&mut self.upserts)).map(|nodes| Event::Upserts(pb::NodeUpserts { nodes }));
-        removals.chain(upserts).map(|event| pb::WatchNodesResponse { event: Some(event) }).collect()
+        let removals = batches(std::mem::take(&mut self.removals))
+            .map(|names| Event::Removals(pb::Removals { names }));
+        let upserts = batches(std::mem::take(&mut self.upserts))
+            .map(|nodes| Event::Upserts(pb::NodeUpserts { nodes }));
+        removals
+            .chain(upserts)
+            .map(|event| pb::WatchNodesResponse { event: Some(event) })
+            .collect()
     }
 
     fn started(&self, interval: Duration) -> Self::Answer {
-        let started = pb::WatchStarted { heartbeat_interval: Some(to_duration(interval)) };
-        pb::WatchNodesResponse { event: Some(pb::watch_nodes_response::Event::Started(started)) }
+        let started = pb::WatchStarted {
+            heartbeat_interval: Some(to_duration(interval)),
+        };
+        pb::WatchNodesResponse {
+            event: Some(pb::watch_nodes_response::Event::Started(started)),
+        }
     }
 
     fn complete(&self, mark: pb::WatchMark) -> Self::Answer {
-        pb::WatchNodesResponse { event: Some(pb::watch_nodes_response::Event::SnapshotComplete(mark)) }
+        pb::WatchNodesResponse {
+            event: Some(pb::watch_nodes_response::Event::SnapshotComplete(mark)),
+        }
     }
 
     fn heartbeat(&self, mark: pb::WatchMark) -> Self::Answer {
-        pb::WatchNodesResponse { event: Some(pb::watch_nodes_response::Event::Heartbeat(mark)) }
+        pb::WatchNodesResponse {
+            event: Some(pb::watch_nodes_response::Event::Heartbeat(mark)),
+        }
     }
 }
 
@@ -226,12 +333,15 @@ fn fingerprint(node: &pb::Node) -> u64 {
     let mut node = node.clone();
     node.observe_time = None;
     let mut hasher = std::hash::DefaultHasher::new();
-    hasher.write(&prost::Message::encode_to_vec(&node));
+    hasher.write(&node.encode_to_vec());
     hasher.finish()
 }
 
 impl Api {
-    pub(super) async fn watch_clusters(&self, request: pb::WatchClustersRequest) -> Result<Answers<pb::WatchClustersResponse>> {
+    pub(super) async fn watch_clusters(
+        &self,
+        request: pb::WatchClustersRequest,
+    ) -> Result<Answers<pb::WatchClustersResponse>> {
         self.shared.reach(request.min_revision).await?;
         let subject = Clusters {
             name: request.name,
@@ -241,10 +351,17 @@ impl Api {
             upserts: Vec::new(),
             removals: Vec::new(),
         };
-        Ok(open(self, subject, heartbeat(request.heartbeat_interval.as_ref())?))
+        Ok(open(
+            self,
+            subject,
+            heartbeat(request.heartbeat_interval.as_ref())?,
+        ))
     }
 
-    pub(super) async fn watch_nodes(&self, request: pb::WatchNodesRequest) -> Result<Answers<pb::WatchNodesResponse>> {
+    pub(super) async fn watch_nodes(
+        &self,
+        request: pb::WatchNodesRequest,
+    ) -> Result<Answers<pb::WatchNodesResponse>> {
         self.shared.reach(request.min_revision).await?;
         let subject = Nodes {
             filter: Filter::new(self, request.cluster, request.group)?,
@@ -252,6 +369,10 @@ impl Api {
             upserts: Vec::new(),
             removals: Vec::new(),
         };
-        Ok(open(self, subject, heartbeat(request.heartbeat_interval.as_ref())?))
+        Ok(open(
+            self,
+            subject,
+            heartbeat(request.heartbeat_interval.as_ref())?,
+        ))
     }
 }

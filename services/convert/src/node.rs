@@ -2,7 +2,7 @@
 
 use drover_core::{
     Node, NodeState, Phase, Sym,
-    node::{Seen, SeenMore},
+    node::{Seen, SeenAddress},
 };
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as platform};
 use uuid::Uuid;
@@ -82,17 +82,21 @@ pub fn observe(
             changed = true;
         }
     }
-    let more = SeenMore {
-        addresses: node
-            .addresses
-            .iter()
-            .map(|a| (a.r#type, a.value.clone(), a.interface.clone()))
-            .collect(),
-        host_id: node.host_id.clone(),
-    };
-    let more = (more != SeenMore::default()).then(|| Box::new(more));
-    if seen.more != more {
-        seen.more = more;
+    let same = seen.addresses.len() == node.addresses.len()
+        && seen.addresses.iter().zip(&node.addresses).all(|(a, b)| {
+            a.kind == b.r#type && *a.value == *b.value && *a.interface == *b.interface
+        });
+    if !same {
+        let address = |a: &common::Address| SeenAddress {
+            kind: a.r#type,
+            value: a.value.as_str().into(),
+            interface: intern(&a.interface),
+        };
+        seen.addresses = node.addresses.iter().map(address).collect();
+        changed = true;
+    }
+    if seen.host_id.as_deref() != node.host_id.as_deref() {
+        seen.host_id = node.host_id.as_deref().map(Into::into);
         changed = true;
     }
     changed
@@ -142,15 +146,11 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         Phase::Terminated => platform::NodePhase::Terminated,
         Phase::Unknown => platform::NodePhase::Unknown,
     };
-    let addresses =
-        seen.more
-            .iter()
-            .flat_map(|more| &more.addresses)
-            .map(|(kind, value, interface)| common::Address {
-                r#type: *kind,
-                value: value.clone(),
-                interface: interface.clone(),
-            });
+    let addresses = seen.addresses.iter().map(|address| common::Address {
+        r#type: address.kind,
+        value: address.value.to_string(),
+        interface: address.interface.to_string(),
+    });
     pb::Node {
         id: node.id(around.uid),
         name: node.name(),
@@ -194,6 +194,6 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         spec_hash: node.spec_hash.to_string(),
         attempts: node.attempts,
         addresses: addresses.collect(),
-        host_id: seen.more.as_ref().and_then(|more| more.host_id.clone()),
+        host_id: seen.host_id.as_ref().map(ToString::to_string),
     }
 }

@@ -13,8 +13,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1 as platform};
 
 use crate::value;
 
-/// Largest spec, encoded.
-pub const MAX_SPEC: usize = 512 * 1024;
+pub use drover_core::spec::MAX_SPEC;
 
 struct Reader {
     wrong: Vec<Violation>,
@@ -79,10 +78,13 @@ pub fn cluster_spec(from: &pb::ClusterSpec) -> Result<ClusterSpec> {
     let mut reader = Reader { wrong: Vec::new() };
     let spec = reader.cluster(from);
     if reader.wrong.is_empty() {
-        Ok(spec)
-    } else {
-        Err(Error::violations(reader.wrong))
+        return Ok(spec);
     }
+    // Whoever has to correct a document wants to know all of it at once.
+    if let Err(more) = spec.resolve() {
+        reader.wrong.extend(more.fields().iter().cloned());
+    }
+    Err(Error::violations(reader.wrong))
 }
 
 type Unsupported = Vec<(String, &'static str)>;

@@ -8,6 +8,16 @@ use uuid::Uuid;
 /// Text that many records share: cloning it costs a counter.
 pub type Sym = Arc<str>;
 
+/// Shared text; an empty one costs nothing.
+#[must_use]
+pub fn sym(text: &str) -> Sym {
+    if text.is_empty() {
+        Sym::default()
+    } else {
+        text.into()
+    }
+}
+
 /// Longest cluster name: with what platforms put beside it, it must fit into a label of 63 characters.
 pub const MAX_CLUSTER_NAME: usize = 40;
 /// Longest name of a group or platform, that of a Kubernetes label value.
@@ -135,6 +145,11 @@ mod tests {
         for name in ["", "-a", "a-", "a b", "a/b", "ä", "_", &"x".repeat(41)] {
             assert!(check_cluster_name(name).is_err(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn empty_text_is_shared() {
+        assert!(Sym::ptr_eq(&sym(""), &sym("")));
     }
 
     #[test]

@@ -168,6 +168,10 @@ pub struct Seen {
     pub gone: bool,
     /// A watch said that it is no longer listed, which proves nothing.
     pub unlisted: bool,
+    /// Only answers to calls have shown it yet: no list or watch that would tell when it is gone.
+    pub unproven: bool,
+    /// It counts among the nodes that vanished from its platform, until it is shown again.
+    pub vanished: bool,
     /// Failure domain. Empty: not known.
     pub failure_domain: Sym,
     /// Named ports: name, host:port.
@@ -178,17 +182,21 @@ pub struct Seen {
     pub provider_id: Box<str>,
     /// Why it is in this phase, in the backend's words.
     pub message: Box<str>,
-    /// Rarely used parts.
-    pub more: Option<Box<SeenMore>>,
+    /// All its addresses.
+    pub addresses: Box<[SeenAddress]>,
+    /// Claimed host.
+    pub host_id: Option<Box<str>>,
 }
 
-/// What few nodes show.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SeenMore {
-    /// All addresses: type as in `common.v1.AddressType`, value, interface.
-    pub addresses: Vec<(i32, String, String)>,
-    /// Claimed host.
-    pub host_id: Option<String>,
+/// One address of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenAddress {
+    /// What kind of address it is, as in `common.v1.AddressType`.
+    pub kind: i32,
+    /// IP address or name.
+    pub value: Box<str>,
+    /// Network interface. Empty: not known.
+    pub interface: Sym,
 }
 
 /// What the network probes of a node have shown since this process started.

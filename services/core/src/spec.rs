@@ -19,6 +19,10 @@ pub type Object = Map<String, Value>;
 pub const MAX_GROUPS: usize = 256;
 /// Deepest nesting of groups.
 pub const MAX_DEPTH: usize = 8;
+/// Largest spec, encoded: two of them and a step's records fit into one transaction of the store.
+pub const MAX_SPEC: usize = 128 * 1024;
+/// Most platforms of a group: each is resolved and hashed for every group that inherits it.
+pub const MAX_CHOICES: usize = 32;
 /// Most nodes of a cluster.
 pub const MAX_NODES: u32 = 10_000;
 /// Raised when the hash below covers other fields, so that a changed formula never looks like a changed spec.

@@ -3,7 +3,7 @@
 use std::vec;
 
 use bytes::Bytes;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, spec::MAX_SPEC};
 use uuid::Uuid;
 
 use super::{
@@ -16,9 +16,6 @@ use crate::{
     keys::{self, Name},
     value::{Desired, Head, marked, new_txn_id},
 };
-
-/// Largest spec: two of them and a step's records fit into one transaction.
-const MAX_SPEC: usize = 128 * 1024;
 
 /// Everything that is stored about a cluster, events aside.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,10 @@
 //! `get`: lists, and what is in them as it changes.
 
-use std::{collections::BTreeMap, ops::ControlFlow, time::SystemTime};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::ControlFlow,
+    time::SystemTime,
+};
 
 use drover_core::Error;
 use drover_proto::{
@@ -162,20 +166,31 @@ async fn clusters(
     view.print(&answer.unwrap_or_default(), names, table)
 }
 
+/// Groups as they come, and in each the nodes by ordinal: a replacement stands where the node before it stood.
+fn in_order(nodes: &[Node]) -> Vec<&Node> {
+    let mut first = HashMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        first.entry((&node.cluster, &node.group)).or_insert(index);
+    }
+    let mut ordered: Vec<&Node> = nodes.iter().collect();
+    ordered.sort_by_key(|node| (first[&(&node.cluster, &node.group)], node.ordinal));
+    ordered
+}
+
 /// `get nodes`, `get nodes CLUSTER`, `get node CLUSTER/NODE`.
 async fn nodes(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
     let now = SystemTime::now();
     let table = |nodes: &[Node]| {
         let mut table = rows::nodes(view.wide());
-        table.rows = nodes
-            .iter()
+        table.rows = in_order(nodes)
+            .into_iter()
             .map(|node| rows::node(node, view.wide(), now))
             .collect();
         table
     };
     let names = |nodes: &[Node]| {
-        nodes
-            .iter()
+        in_order(nodes)
+            .into_iter()
             .map(|node| format!("node/{}/{}", node.cluster, node.name))
             .collect()
     };

@@ -193,7 +193,10 @@ pub(crate) fn plan(
         let (symbol, verb) = symbol(item);
         let mut why = item.message.clone();
         if why.is_empty() {
-            why.clone_from(&item.reason);
+            why = match item.reason.as_str() {
+                "ScaleDown" => "size lowered".into(),
+                other => other.into(),
+            };
         }
         match item.storage() {
             StorageRetention::Retain => why.push_str(" · data kept"),

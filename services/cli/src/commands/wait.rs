@@ -157,17 +157,18 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
 
 /// `cluster/orders Progressing 1 of 3 ready`, and the first thing in the way.
 fn line(cluster: &Cluster) -> String {
+    let ready = format!("{} ready", rows::Readiness::of(cluster).words());
     let mut line = format!(
-        "cluster/{} {} {} ready",
+        "cluster/{} {} {ready}",
         cluster.name,
         rows::cluster_status(cluster),
-        rows::Readiness::of(cluster).words()
     );
     let conditions = cluster.status.iter().flat_map(|status| &status.conditions);
     if let Some(condition) = conditions
         .into_iter()
         .find(|c| c.r#type == "Ready" && c.status != Some(true))
         && !condition.message.is_empty()
+        && condition.message != ready
     {
         line.push_str(&format!(": {}", condition.message));
     }

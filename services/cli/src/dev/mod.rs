@@ -140,10 +140,12 @@ async fn serve(
         expected: applied.len(),
         shown: false,
     }));
-    watches.spawn(watch_nodes(client.clone(), lines.clone()));
+    watches.spawn(watch_nodes(client.clone(), lines.clone(), hint.clone()));
     watches.spawn(watch_clusters(client, lines.clone(), hint.clone()));
     if applied.is_empty() {
-        hint.lock().show(&lines.lock());
+        // In the order in which the watches take them.
+        let lines = lines.lock();
+        hint.lock().show(&lines);
     }
     tokio::select! {
         signal = drover_server::shutdown_signal() => signal?,
@@ -167,14 +169,24 @@ fn shown(path: &Path) -> String {
     }
 }
 
-async fn watch_nodes(client: Client, lines: Arc<Mutex<Lines>>) -> Outcome<()> {
+async fn watch_nodes(
+    client: Client,
+    lines: Arc<Mutex<Lines>>,
+    hint: Arc<Mutex<Hint>>,
+) -> Outcome<()> {
     let failure = client
         .watch_nodes(None, |change| {
+            let mut lines = lines.lock();
             say(match change {
-                Change::Upsert(node) => lines.lock().node(node),
-                Change::Removal(key) => lines.lock().node_gone(key),
+                Change::Upsert(node) => lines.node(node),
+                Change::Removal(key) => lines.node_gone(key),
                 Change::Complete => None,
-            })
+            })?;
+            while let Some(line) = lines.released() {
+                say(Some(line))?;
+            }
+            hint.lock().offer(&lines);
+            ControlFlow::Continue(())
         })
         .await?;
     Err(failure)
@@ -187,21 +199,13 @@ async fn watch_clusters(
 ) -> Outcome<()> {
     let failure = client
         .watch_clusters(None, None, |change| {
-            let line = match change {
-                Change::Upsert(cluster) => lines.lock().cluster(cluster, Instant::now()),
-                Change::Removal(name) => lines.lock().cluster_gone(name),
+            let mut lines = lines.lock();
+            say(match change {
+                Change::Upsert(cluster) => lines.cluster(cluster, Instant::now()),
+                Change::Removal(name) => lines.cluster_gone(name),
                 Change::Complete => None,
-            };
-            say(line)?;
-            let lines = lines.lock();
-            let mut hint = hint.lock();
-            if hint.expected > 0
-                && lines
-                    .all_ready()
-                    .is_some_and(|ready| ready >= hint.expected)
-            {
-                hint.show(&lines);
-            }
+            })?;
+            hint.lock().offer(&lines);
             ControlFlow::Continue(())
         })
         .await?;
@@ -224,6 +228,14 @@ struct Hint {
 }
 
 impl Hint {
+    /// Shows it when all that was applied is ready.
+    fn offer(&mut self, lines: &Lines) {
+        let ready = lines.all_ready().unwrap_or(0);
+        if self.expected > 0 && ready >= self.expected {
+            self.show(lines);
+        }
+    }
+
     fn show(&mut self, lines: &Lines) {
         if std::mem::replace(&mut self.shown, true) {
             return;

@@ -22,6 +22,8 @@ const QUIET: [&str; 3] = ["Progressing", "ScalingUp", "ScalingDown"];
 pub(super) struct Lines {
     nodes: BTreeMap<String, Node>,
     clusters: BTreeMap<String, Shown>,
+    /// Ready clusters of which nodes have yet to be shown: they and their clusters come from different watches.
+    held: BTreeMap<String, (Cluster, Instant)>,
     colours: bool,
 }
 
@@ -37,6 +39,7 @@ impl Lines {
         Self {
             nodes: BTreeMap::new(),
             clusters: BTreeMap::new(),
+            held: BTreeMap::new(),
             colours,
         }
     }
@@ -109,8 +112,31 @@ impl Lines {
         ))
     }
 
-    /// The line for a change of a cluster.
+    /// The line of a cluster that became ready before its last node was shown.
+    pub(super) fn released(&mut self) -> Option<String> {
+        let name = self
+            .held
+            .iter()
+            .find(|(_, (cluster, _))| self.shows_all(cluster))
+            .map(|(name, _)| name.clone())?;
+        let (cluster, at) = self.held.remove(&name)?;
+        self.cluster(&cluster, at)
+    }
+
+    /// Whether as many nodes were shown to be ready as the cluster counts.
+    fn shows_all(&self, cluster: &Cluster) -> bool {
+        let counted = rows::Readiness::of(cluster);
+        let shown = self
+            .nodes
+            .values()
+            .filter(|node| node.cluster == cluster.name && node.state() == NodeState::Ready)
+            .count();
+        shown >= (counted.ready + counted.standby_ready) as usize
+    }
+
+    /// The line for a change of a cluster. Nothing yet if it became ready and some of its nodes have not been shown so.
     pub(super) fn cluster(&mut self, cluster: &Cluster, now: Instant) -> Option<String> {
+        self.held.remove(&cluster.name);
         let current = cluster
             .status
             .as_ref()
@@ -125,6 +151,15 @@ impl Lines {
         } else {
             not_ready(cluster)
         };
+        if ready && !self.shows_all(cluster) {
+            self.clusters.entry(cluster.name.clone()).or_insert(Shown {
+                status: String::new(),
+                waiting: Some(now),
+            });
+            self.held
+                .insert(cluster.name.clone(), (cluster.clone(), now));
+            return None;
+        }
         let before = self.clusters.remove(&cluster.name);
         let waiting = match (ready, before.as_ref().and_then(|shown| shown.waiting)) {
             (true, _) => None,
@@ -154,6 +189,7 @@ impl Lines {
 
     /// The line for a cluster that is gone.
     pub(super) fn cluster_gone(&mut self, name: &str) -> Option<String> {
+        self.held.remove(name);
         self.clusters.remove(name)?;
         Some(self.line(SystemTime::now(), name, "Gone", &[]))
     }
@@ -276,6 +312,11 @@ mod tests {
         };
         let start = Instant::now();
         let later = start + Duration::from_millis(300);
+        for index in 0..3 {
+            let mut other = node(NodeState::Ready);
+            other.id = format!("web-{index}");
+            lines.node(&other);
+        }
         assert_eq!(
             lines.cluster(&cluster(ClusterPhase::Progressing), start),
             None
@@ -284,6 +325,33 @@ mod tests {
             rest(lines.cluster(&cluster(ClusterPhase::Ready), later)),
             "  hello         Ready    3 of 3 in 0.30 s"
         );
+        assert_eq!(lines.all_ready(), Some(1));
+    }
+
+    #[test]
+    fn a_cluster_is_shown_ready_after_the_last_of_its_nodes() {
+        let mut lines = Lines::new(false);
+        let cluster = Cluster {
+            name: "hello".into(),
+            generation: 1,
+            status: Some(ClusterStatus {
+                phase: ClusterPhase::Ready.into(),
+                observed_generation: 1,
+                groups: vec![GroupStatus {
+                    size: 1,
+                    ready: 1,
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(lines.cluster(&cluster, Instant::now()), None);
+        assert_eq!(lines.released(), None);
+        assert_eq!(lines.all_ready(), None);
+        assert!(lines.node(&node(NodeState::Ready)).is_some());
+        assert!(lines.released().unwrap().contains("Ready    1 of 1"));
+        assert_eq!(lines.released(), None);
         assert_eq!(lines.all_ready(), Some(1));
     }
 }

@@ -120,7 +120,7 @@ impl Table {
 pub(crate) fn paint(state: &str) -> String {
     let colour = match state {
         "Ready" | "Running" | "Free" | "Claimed" => "32",
-        "Info" | "Normal" => return state.to_owned(),
+        "Info" | "Normal" | "Gone" => return state.to_owned(),
         "Progressing" | "Requested" | "Provisioning" | "Starting" | "Draining"
         | "Deprovisioning" | "Deleting" | "Connecting" | "Paused" | "ScalingUp" | "ScalingDown" => {
             "33"

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, time::Duration};
 
 use super::{
-    Choice, ClusterSpec, Group, GroupSpec, MAX_DEPTH, MAX_GROUPS, MAX_NODES, Settings, merge,
-    spec_hash,
+    Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES, Settings,
+    merge, spec_hash,
 };
 use crate::{
     error::{Error, Violation},
@@ -198,7 +198,7 @@ impl Walk<'_> {
             size: spec.size,
             choices: Vec::new(),
             role: settings.role.unwrap_or_default(),
-            version: version.into(),
+            version: name::sym(version),
             attributes: settings.attributes,
             placement: settings.placement.unwrap_or_default(),
             health: settings.health,
@@ -211,19 +211,20 @@ impl Walk<'_> {
             provision_timeout: settings.provision_timeout,
             stable_after: settings.stable_after.unwrap_or(DEFAULT_STABLE_AFTER),
         };
-        for choice in &settings.platforms {
+        for choice in settings.platforms.iter().take(MAX_CHOICES) {
             let mut choice = Choice {
                 platform: choice.name.as_str().into(),
-                class: choice
-                    .node_class
-                    .as_ref()
-                    .or(settings.node_class.as_ref())
-                    .map_or("", String::as_str)
-                    .into(),
+                class: name::sym(
+                    choice
+                        .node_class
+                        .as_ref()
+                        .or(settings.node_class.as_ref())
+                        .map_or("", String::as_str),
+                ),
                 max: choice.max,
                 properties: merge(&settings.properties, &choice.properties),
                 version_requirement: choice.version_requirement.clone(),
-                spec_hash: "".into(),
+                spec_hash: name::sym(""),
             };
             choice.spec_hash = spec_hash(self.cluster, &group, &choice);
             group.choices.push(choice);
@@ -232,6 +233,12 @@ impl Walk<'_> {
     }
 
     fn check_settings(&mut self, at: &str, settings: &Settings) {
+        if settings.platforms.len() > MAX_CHOICES {
+            self.refuse(
+                format!("{at}.platforms"),
+                format!("at most {MAX_CHOICES} platforms are possible"),
+            );
+        }
         for (index, choice) in settings.platforms.iter().enumerate() {
             if let Err(why) = name::check_name(&choice.name) {
                 self.refuse(format!("{at}.platforms[{index}].name"), why);

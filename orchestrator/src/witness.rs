@@ -1,0 +1,137 @@
+//! What became of one pass over a cluster, for whoever asked for it.
+
+use drover_core::Error;
+use drover_planner::{Op, Plan, State};
+use drover_proto::orchestrator::v1 as pb;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+/// Watches one pass and the calls that follow from it.
+#[derive(Debug, Default)]
+pub(crate) struct Witness {
+    seen: Mutex<Seen>,
+    changed: Notify,
+}
+
+/// What it has seen.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// What was planned. Absent: the pass has not begun.
+    pub(crate) plan: Option<pb::Plan>,
+    /// What became of each action.
+    pub(crate) results: Vec<Outcome>,
+    /// Why nothing of it could be made durable.
+    pub(crate) broken: Option<Error>,
+    planned: bool,
+}
+
+/// What became of an action.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done,
+    Failed(Error),
+    /// A call about this was not answered yet.
+    Open(Subject),
+}
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subject {
+    Request(Uuid),
+    Slot(u64),
+}
+
+/// A plan, as it is answered.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    shown: pb::Plan,
+    results: Vec<Outcome>,
+}
+
+impl Planned {
+    /// `shown` is how the plan is answered; both were made from `state`.
+    pub(crate) fn new(plan: &Plan, state: &State, shown: pb::Plan) -> Self {
+        let new = plan.ops.iter().filter_map(|op| match op {
+            Op::Request { request, .. } => Some(Outcome::Open(Subject::Request(request.id))),
+            Op::Remove { slot, .. }
+                if state.node(*slot).is_some_and(|node| node.node_id.is_some()) =>
+            {
+                Some(Outcome::Open(Subject::Slot(*slot)))
+            }
+            Op::TakeOrphan { node } => Some(Outcome::Open(Subject::Slot(node.slot))),
+            Op::Remove { .. } | Op::Forget { .. } | Op::Close { .. } => Some(Outcome::Done),
+            _ => None,
+        });
+        // Requests that are sent again are answered behind what is new.
+        let again = plan.ops.iter().filter_map(|op| match op {
+            Op::Attempt { request, .. } => Some(Outcome::Open(Subject::Request(*request))),
+            _ => None,
+        });
+        Self {
+            shown,
+            results: new.chain(again).collect(),
+        }
+    }
+}
+
+impl Witness {
+    /// A plan of the pass is carried out.
+    pub(crate) fn plan(&self, planned: Planned) {
+        let mut seen = self.seen.lock();
+        if seen.planned {
+            return;
+        }
+        seen.results.extend(planned.results);
+        match &mut seen.plan {
+            None => seen.plan = Some(planned.shown),
+            Some(before) => {
+                before.actions.extend(planned.shown.actions);
+                before.omitted += planned.shown.omitted;
+            }
+        }
+    }
+
+    /// The pass is over; its calls may go on.
+    pub(crate) fn planned(&self, broken: Option<Error>) {
+        let mut seen = self.seen.lock();
+        if seen.plan.is_some() || broken.is_some() {
+            seen.planned = true;
+            seen.broken = broken;
+        }
+        drop(seen);
+        self.changed.notify_one();
+    }
+
+    /// A call was answered.
+    pub(crate) fn answered(&self, about: Subject, error: Option<&Error>) {
+        for result in &mut self.seen.lock().results {
+            if matches!(result, Outcome::Open(open) if *open == about) {
+                *result = error.map_or(Outcome::Done, |error| Outcome::Failed(error.clone()));
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    /// Waits until everything has been answered.
+    pub(crate) async fn ended(&self) {
+        loop {
+            {
+                let seen = self.seen.lock();
+                if seen.planned
+                    && !seen
+                        .results
+                        .iter()
+                        .any(|result| matches!(result, Outcome::Open(_)))
+                {
+                    return;
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    pub(crate) fn take(&self) -> Seen {
+        std::mem::take(&mut *self.seen.lock())
+    }
+}

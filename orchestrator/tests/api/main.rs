@@ -1,0 +1,20 @@
+//! The services of the orchestrator, called as users call them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail when they cannot go on"
+)]
+
+mod abandon;
+mod apply;
+mod changes;
+mod events;
+mod fuzz;
+mod reads;
+mod registry;
+mod restart;
+mod support;
+mod unsupported;
+mod watch;

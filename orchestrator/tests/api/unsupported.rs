@@ -1,0 +1,279 @@
+//! What this version cannot do is refused by name, and never ignored.
+
+use drover_core::Reason;
+use drover_proto::{
+    common::v1::LabelSelector,
+    orchestrator::v1::{self as pb, ClusterSpec, GroupSpec},
+    platform::v1 as platform,
+};
+
+use crate::support::{World, document, invalid, refused, registration};
+
+fn group(spec: &mut ClusterSpec) -> &mut GroupSpec {
+    &mut spec.groups[0]
+}
+
+type Registration = (&'static str, fn(&mut pb::RegisterPlatformRequest));
+type Case = (&'static str, fn(&mut ClusterSpec));
+
+fn probe(probe: platform::health_policy::Probe) -> Option<platform::HealthPolicy> {
+    Some(platform::HealthPolicy {
+        probe: Some(probe),
+        ..Default::default()
+    })
+}
+
+const CASES: &[Case] = &[
+    ("spec.groups[0].standby", |s| group(s).standby = Some(1)),
+    ("spec.groups[0].depends_on", |s| {
+        group(s).depends_on = vec!["other".into()];
+    }),
+    ("spec.groups[0].storage", |s| {
+        group(s).storage = Some(pb::StorageSpec::default());
+    }),
+    ("spec.storage", |s| {
+        s.storage = Some(pb::StorageSpec::default());
+    }),
+    ("spec.infrastructure", |s| {
+        s.infrastructure = vec![pb::Infrastructure::default()];
+    }),
+    ("spec.addons", |s| s.addons = vec![pb::Addon::default()]),
+    ("spec.lifecycle", |s| {
+        s.lifecycle = Some(platform::Lifecycle::default());
+    }),
+    ("spec.groups[0].lifecycle", |s| {
+        group(s).lifecycle = Some(platform::Lifecycle::default());
+    }),
+    ("spec.bootstrap", |s| {
+        s.bootstrap = Some(pb::BootstrapSource {
+            source: Some(pb::bootstrap_source::Source::Text("hush".into())),
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].bootstrap", |s| {
+        group(s).bootstrap = Some(pb::BootstrapSource::default());
+    }),
+    ("spec.expire_after", |s| {
+        s.expire_after = Some(prost_types::Duration {
+            seconds: 60,
+            nanos: 0,
+        });
+    }),
+    ("spec.groups[0].expire_after", |s| {
+        group(s).expire_after = Some(prost_types::Duration {
+            seconds: 60,
+            nanos: 0,
+        });
+    }),
+    ("spec.groups[0].placement.hosts", |s| {
+        group(s).placement = Some(pb::Placement {
+            hosts: vec!["rack-1".into()],
+            ..Default::default()
+        });
+    }),
+    ("spec.placement.selector", |s| {
+        s.placement = Some(pb::Placement {
+            selector: Some(LabelSelector::default()),
+            ..Default::default()
+        });
+    }),
+    ("spec.management_policy", |s| {
+        s.management_policy = platform::ManagementPolicy::OrderedReady.into();
+    }),
+    ("spec.groups[0].management_policy", |s| {
+        group(s).management_policy = platform::ManagementPolicy::OrderedReady.into();
+    }),
+    ("spec.groups[0].health.exec", |s| {
+        group(s).health = probe(platform::health_policy::Probe::Exec(
+            platform::ExecProbe::default(),
+        ));
+    }),
+    ("spec.groups[0].health.http.tls", |s| {
+        let http = platform::HttpProbe {
+            tls: true,
+            ..Default::default()
+        };
+        group(s).health = probe(platform::health_policy::Probe::Http(http));
+    }),
+    ("spec.remediation.create_first", |s| {
+        s.remediation = Some(pb::RemediationPolicy {
+            create_first: Some(true),
+            ..Default::default()
+        });
+    }),
+    ("spec.update", |s| {
+        s.update = Some(pb::UpdatePolicy {
+            strategy: pb::UpdateStrategy::Rolling.into(),
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].update", |s| {
+        group(s).update = Some(pb::UpdatePolicy::default());
+    }),
+    ("spec.groups[0].update", |s| {
+        group(s).update = Some(pb::UpdatePolicy {
+            strategy: pb::UpdateStrategy::OnDelete.into(),
+            max_surge: Some(pb::CountOrPercent {
+                amount: Some(pb::count_or_percent::Amount::Count(1)),
+            }),
+            ..Default::default()
+        });
+    }),
+    ("spec.orphan_policy", |s| {
+        s.orphan_policy = pb::OrphanPolicy::Adopt.into();
+    }),
+    // Values of a newer version are no values.
+    ("spec.orphan_policy", |s| s.orphan_policy = 77),
+    ("spec.management_policy", |s| s.management_policy = 77),
+    ("spec.groups[0].removal_order", |s| {
+        group(s).removal_order = 77;
+    }),
+    ("spec.groups[0].update.strategy", |s| {
+        group(s).update = Some(pb::UpdatePolicy {
+            strategy: 77,
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].placement.spread[0].scope", |s| {
+        let spread = platform::Spread {
+            topology_key: "zone".into(),
+            scope: 77,
+            ..Default::default()
+        };
+        group(s).placement = Some(pb::Placement {
+            spread: vec![spread],
+            ..Default::default()
+        });
+    }),
+    (
+        "spec.groups[0].placement.spread[0].when_unsatisfiable",
+        |s| {
+            let spread = platform::Spread {
+                topology_key: "zone".into(),
+                when_unsatisfiable: 77,
+                ..Default::default()
+            };
+            group(s).placement = Some(pb::Placement {
+                spread: vec![spread],
+                ..Default::default()
+            });
+        },
+    ),
+    // Values that cannot be.
+    ("spec.groups", |s| s.groups.clear()),
+    ("spec.groups[0].platforms", |s| s.platforms.clear()),
+    ("spec.platforms", |s| {
+        s.platforms = vec![s.platforms[0].clone(); 33];
+    }),
+    ("spec.groups[0].size", |s| group(s).size = Some(10_001)),
+    ("spec.groups[0].size", |s| {
+        group(s).groups = vec![GroupSpec {
+            name: "in".into(),
+            ..Default::default()
+        }];
+    }),
+    ("spec.store.software", |s| {
+        s.store = Some(pb::StoreSpec {
+            version: "16".into(),
+            ..Default::default()
+        });
+    }),
+    ("spec.remediation.max_unhealthy", |s| {
+        s.remediation = Some(pb::RemediationPolicy {
+            max_unhealthy: Some(pb::CountOrPercent {
+                amount: Some(pb::count_or_percent::Amount::Percent(101)),
+            }),
+            ..Default::default()
+        });
+    }),
+    ("spec.remediation.max_retries", |s| {
+        s.remediation = Some(pb::RemediationPolicy {
+            max_retries: Some(0),
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].health.interval", |s| {
+        group(s).health = Some(platform::HealthPolicy {
+            interval: Some(prost_types::Duration::default()),
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].health.tcp.port", |s| {
+        let port = platform::PortRef {
+            port: Some(platform::port_ref::Port::Number(70_000)),
+        };
+        group(s).health = probe(platform::health_policy::Probe::Tcp(platform::TcpProbe {
+            port: Some(port),
+        }));
+    }),
+    ("spec.attributes.n", |s| {
+        let number = prost_types::Value {
+            kind: Some(prost_types::value::Kind::NumberValue(1e300)),
+        };
+        s.attributes = Some(prost_types::Struct {
+            fields: [("n".to_owned(), number)].into(),
+        });
+    }),
+];
+
+#[tokio::test]
+async fn every_field_that_cannot_be_kept_is_refused_with_its_path() {
+    let world = World::new().await;
+    for (field, change) in CASES {
+        let mut cluster = document("orders", &[("db", 1)]);
+        change(cluster.spec.as_mut().unwrap());
+        let status = invalid(world.apply(cluster.clone()).await, field);
+        assert!(!status.message().contains("hush"), "secrets are not told");
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            validate_only: true,
+            ..Default::default()
+        };
+        invalid(world.clusters().apply_cluster(request).await, field);
+        refused(world.get("orders").await, Reason::NotFound);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_registration_that_cannot_be_kept_is_refused_with_its_path() {
+    let world = World::new().await;
+    let cases: [Registration; 8] = [
+        ("platform", |r| r.platform = None),
+        ("platform.name", |r| {
+            r.platform.as_mut().unwrap().name = "-".into();
+        }),
+        ("platform.name", |r| {
+            r.platform.as_mut().unwrap().name = "x".repeat(64);
+        }),
+        ("platform.spec.endpoint", |r| {
+            r.platform.as_mut().unwrap().spec = None;
+        }),
+        ("platform.spec.endpoint", |r| {
+            r.platform.as_mut().unwrap().spec.as_mut().unwrap().endpoint = "ftp://x".into();
+        }),
+        ("platform.spec.endpoint", |r| {
+            r.platform.as_mut().unwrap().spec.as_mut().unwrap().endpoint =
+                format!("http://{}", "x".repeat(600));
+        }),
+        ("platform.spec.tls", |r| {
+            r.platform.as_mut().unwrap().spec.as_mut().unwrap().tls =
+                Some(pb::PlatformTls::default());
+        }),
+        ("platform.spec.token_secret", |r| {
+            r.platform
+                .as_mut()
+                .unwrap()
+                .spec
+                .as_mut()
+                .unwrap()
+                .token_secret = "token".into();
+        }),
+    ];
+    for (field, change) in cases {
+        let mut request = registration("other", "http://other");
+        change(&mut request);
+        invalid(world.platforms().register_platform(request).await, field);
+    }
+    world.stop().await;
+}
