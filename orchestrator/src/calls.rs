@@ -348,7 +348,7 @@ async fn confirm(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -
     shared.hooks.reach(Point::AfterConfirm).await;
     let now = shared.now();
     let mut inner = cluster.inner.lock();
-    let call = inner.state.confirms.entry(platform.clone()).or_default();
+    let call = inner.state.confirms.or_default(platform.clone());
     call.in_flight = false;
     match read {
         Ok(read) => {

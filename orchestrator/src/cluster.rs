@@ -272,13 +272,16 @@ impl Inner {
         {
             return defaults.clone();
         }
-        let defaults = Arc::new(
-            self.spec
-                .groups
-                .iter()
-                .map(|g| self.template_health(g, handshakes))
-                .collect(),
-        );
+        let mut defaults: Vec<Option<Health>> = self
+            .spec
+            .groups
+            .iter()
+            .map(|group| self.template_health(group, handshakes))
+            .collect();
+        if defaults.iter().all(Option::is_none) {
+            defaults = Vec::new();
+        }
+        let defaults = Arc::new(defaults);
         self.defaults = Some((generation, etags, Arc::clone(&defaults)));
         defaults
     }

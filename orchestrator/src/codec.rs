@@ -1,6 +1,6 @@
 //! The record of a cluster as it is stored: our own messages, independent of what travels.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use drover_core::{
@@ -8,7 +8,7 @@ use drover_core::{
     node::{Call, ProbeResult, Removal, RemovalReason, Request, Seen},
 };
 use drover_planner::{
-    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, State,
+    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, SmallMap, State,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -342,6 +342,7 @@ pub(crate) fn decode_request(bytes: &Bytes, interner: &Interner) -> Result<(Requ
         deadline: row.deadline,
         attempts: row.attempts,
         made_nothing: row.made_nothing,
+        sent: false,
         call: Call::default(),
         answer: None,
     };
@@ -411,7 +412,7 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
             };
             Ok((key, back_off))
         })
-        .collect::<Result<BTreeMap<_, _>>>()?;
+        .collect::<Result<SmallMap<_, _>>>()?;
     state.conditions = head
         .conditions
         .into_iter()
@@ -428,7 +429,7 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
             };
             Ok((key, condition))
         })
-        .collect::<Result<BTreeMap<_, _>>>()?;
+        .collect::<Result<SmallMap<_, _>>>()?;
     state.used = head
         .used
         .into_iter()

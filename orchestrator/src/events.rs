@@ -32,7 +32,10 @@ pub(crate) fn of(
         step: None,
         events: Vec::new(),
     };
-    for op in ops {
+    // What the user did comes before what follows from it.
+    let user = |op: &&Op| matches!(op, Op::Observed { .. });
+    let (first, rest): (Vec<&Op>, Vec<&Op>) = ops.iter().partition(user);
+    for op in first.into_iter().chain(rest) {
         maker.step = is_step(op).then(|| steps.next());
         maker.op(op, author);
     }
@@ -115,7 +118,6 @@ impl Maker<'_> {
                 event.node = only;
                 event.group = Some(request.group.to_string());
                 event.platform = Some(request.platform.to_string());
-                event.count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
             }
             Op::Remove { slot, reason } => {
                 let severity = match reason {
@@ -249,10 +251,14 @@ impl Maker<'_> {
         let began = to.is_some();
         let (severity, reason) = match (key.kind, began) {
             (ConditionKind::Ready, true) if key.group.is_empty() => (Info, "ClusterReady"),
-            (ConditionKind::Ready, false) if key.group.is_empty() && !self.state.deleting => {
+            (ConditionKind::Ready, false)
+                if key.group.is_empty()
+                    && !self.state.deleting
+                    && self.state.generation == self.state.observed_generation =>
+            {
                 (Info, "ClusterDegraded")
             }
-            // The generation says it already.
+            // The generation says it already, as it does when something else is wanted than what was ready.
             (ConditionKind::Ready | ConditionKind::Deleting, _) => return,
             (ConditionKind::Paused, true) => (Info, "Paused"),
             (ConditionKind::Paused, false) => (Info, "Resumed"),
@@ -420,6 +426,7 @@ mod tests {
             deadline: 0,
             attempts: 1,
             made_nothing: 0,
+            sent: true,
             call: Call::default(),
             answer: None,
         };

@@ -88,6 +88,7 @@ async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Resul
     registered.platform.connected(client.clone(), handshake);
     if fenced {
         fence(shared, &client, &uid, &instance).await?;
+        registered.platform.fenced();
     }
     tracing::info!(platform = %registered.platform.name, endpoint = %registration.spec.endpoint, "platform connected");
     if watch {

@@ -443,12 +443,7 @@ fn mark_called(inner: &mut Inner, calls: &[Call]) {
                 }
             }
             Call::Confirm { platform } => {
-                inner
-                    .state
-                    .confirms
-                    .entry(platform.clone())
-                    .or_default()
-                    .in_flight = true;
+                inner.state.confirms.or_default(platform.clone()).in_flight = true;
             }
         }
     }

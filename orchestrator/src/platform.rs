@@ -72,6 +72,8 @@ struct Inner {
     /// The same by the platform's clock, to see whether it advances.
     observe_time: Option<prost_types::Timestamp>,
     visible_since: Millis,
+    /// Calls of earlier processes of ours have ended there.
+    fenced: bool,
     /// A snapshot is complete and newer than any doubt.
     snapshot: bool,
     /// How old an observation may be.
@@ -126,6 +128,7 @@ impl Platform {
                 fresh_at: 0,
                 observe_time: None,
                 visible_since: 0,
+                fenced: false,
                 snapshot: false,
                 patience: 15_000,
                 failures: 0,
@@ -194,6 +197,7 @@ impl Platform {
         inner.normal = Arc::new(Semaphore::new((most - urgent).max(1)));
         inner.urgent = Arc::new(Semaphore::new(urgent));
         inner.client = Some(client);
+        inner.fenced = false;
         inner.phase = Phase::Ready;
         inner.message.clear();
         inner.failures = 0;
@@ -213,6 +217,11 @@ impl Platform {
         let mut inner = self.inner.lock();
         inner.etag = handshake.etag.as_str().into();
         inner.handshake = Some(Arc::new(handshake));
+    }
+
+    /// Calls of earlier processes of ours have ended there.
+    pub(crate) fn fenced(&self) {
+        self.inner.lock().fenced = true;
     }
 
     /// It cannot be seen any more.
@@ -320,10 +329,7 @@ impl Platform {
                 .collect(),
             sick: inner.sick,
             total: inner.total,
-            warns: inner
-                .handshake
-                .as_ref()
-                .is_some_and(|h| has(h, wire::Capability::GracePeriod)),
+            fenced: inner.fenced,
         }
     }
 

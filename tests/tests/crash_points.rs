@@ -126,7 +126,7 @@ fn in_all_variants(scenario: &str, least: usize, script: impl AsyncFn(&mut World
 #[test]
 fn three_nodes_are_created() {
     in_all_variants("create 3", 30, async |world| {
-        world.apply("one", &[("web", 3)]).await
+        world.apply("one", &[("web", 3)]).await;
     });
 }
 
@@ -344,7 +344,7 @@ async fn anything(world: &mut World, seed: u64) {
                         if random.bool() { "web" } else { "data" },
                         random.u32(0..7),
                     )
-                    .await
+                    .await;
             }
             3 if exists => world.delete("one").await,
             4 if exists => {
@@ -383,7 +383,7 @@ async fn anything(world: &mut World, seed: u64) {
             _ => {
                 world
                     .pass(Duration::from_millis(random.u64(..20_000)))
-                    .await
+                    .await;
             }
         }
     }

@@ -63,6 +63,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 request.deadline = *deadline;
                 request.answer = None;
                 request.call.in_flight = true;
+                request.sent = true;
             }
         }
         Op::MadeNothing { request } => {

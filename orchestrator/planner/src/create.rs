@@ -192,6 +192,7 @@ impl Planner<'_> {
             deadline,
             attempts: 1,
             made_nothing: 0,
+            sent: true,
             call: Attempt {
                 in_flight: true,
                 ..Attempt::default()

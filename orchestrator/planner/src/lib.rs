@@ -14,6 +14,7 @@ mod orphans;
 mod platform;
 mod remove;
 mod requests;
+mod small;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,7 @@ use uuid::Uuid;
 
 pub use apply::apply;
 pub use platform::{Limits, PlatformView};
+pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Orphan, State,
 };

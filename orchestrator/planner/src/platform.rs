@@ -28,8 +28,8 @@ pub struct PlatformView {
     pub sick: u32,
     /// Nodes on it, over all clusters.
     pub total: u32,
-    /// Whether it takes a grace period.
-    pub warns: bool,
+    /// Whether it has ended all calls of earlier processes of ours: none of them begins to make anything any more.
+    pub fenced: bool,
 }
 
 /// How a platform wants to be called.

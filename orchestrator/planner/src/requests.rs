@@ -245,12 +245,19 @@ impl Planner<'_> {
 
     /// Closes a request of which calls may still be under way.
     pub(crate) fn close(&mut self, request: Uuid, maybe_until: Millis) {
-        let settled = self
-            .state
-            .requests
-            .get(&request)
-            .map_or(0, |r| r.deadline)
-            .max(self.input.now);
+        let now = self.input.now;
+        let Some(open) = self.state.requests.get(&request) else {
+            return;
+        };
+        let view = self.input.platforms.get(&open.platform);
+        if let Some(view) =
+            view.filter(|view| view.fenced && !open.sent && view.sees(&open.platform_uid))
+        {
+            // Only earlier processes sent it, and their calls have ended: what they began may still come into being.
+            self.close_settled(request, now + view.limits.max_creation_time, now);
+            return;
+        }
+        let settled = open.deadline.max(now);
         self.close_settled(request, maybe_until, settled);
     }
 

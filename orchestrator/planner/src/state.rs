@@ -8,6 +8,8 @@ use drover_core::{
 };
 use uuid::Uuid;
 
+use crate::SmallMap;
+
 /// What is recorded of a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
@@ -28,11 +30,11 @@ pub struct State {
     /// Nodes, by slot.
     pub nodes: Vec<Node>,
     /// Open requests.
-    pub requests: BTreeMap<Uuid, Request>,
+    pub requests: SmallMap<Uuid, Request>,
     /// Back-offs.
-    pub backoffs: BTreeMap<BackOffKey, BackOff>,
+    pub backoffs: SmallMap<BackOffKey, BackOff>,
     /// Conditions that hold.
-    pub conditions: BTreeMap<ConditionKey, Condition>,
+    pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend that it ever used: name of the platform, uid.
     pub used: BTreeSet<(Sym, Sym)>,
 
@@ -41,7 +43,7 @@ pub struct State {
     /// Platforms that show nodes of this cluster id under another owner. Observed.
     pub foreign: BTreeSet<Sym>,
     /// Complete reads, by platform. Observed.
-    pub confirms: BTreeMap<Sym, Call>,
+    pub confirms: SmallMap<Sym, Call>,
 }
 
 impl State {

@@ -132,15 +132,12 @@ fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
         pb::ClusterPhase::Ready
     } else if state.conditions.keys().any(|key| is_trouble(key.kind)) {
         pb::ClusterPhase::Blocked
-    } else if state
-        .nodes
-        .iter()
-        .any(|node| matches!(node.state, NodeState::Unhealthy | NodeState::Failed))
+    } else if state.nodes.iter().any(is_replaced)
         || groups.iter().any(|group| group.unknown > 0)
         || state
             .backoffs
             .values()
-            .any(|back_off| back_off.failures > 0)
+            .any(|back_off| back_off.failures > 1)
     {
         pb::ClusterPhase::Degraded
     } else {

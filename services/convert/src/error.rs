@@ -10,34 +10,86 @@ use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
 /// Domain of every `ErrorInfo` of ours.
 pub const DOMAIN: &str = "drover.dev";
 
-/// An error as it travels.
+/// Most bytes of a message, percent-encoded as it travels. All headers of an answer together may have 16 KiB at most HTTP/2
+/// peers, and the message travels twice: by itself, and within the details.
+const MAX_MESSAGE: usize = 4 * 1024;
+/// Most bytes of a name, a value or the description of a field.
+const MAX_TEXT: usize = 512;
+/// Most bytes of all wrong fields together; details travel as base64.
+const MAX_FIELDS: usize = 3 * 1024;
+
+/// The beginning of a text, at most so many bytes by this measure.
+fn clipped(text: &str, most: usize, cost: impl Fn(char) -> usize) -> String {
+    if text.chars().map(&cost).sum::<usize>() <= most {
+        return text.to_owned();
+    }
+    let mut room = most.saturating_sub(cost('…'));
+    let whole = text.chars().take_while(|&c| {
+        let fits = cost(c) <= room;
+        room = room.saturating_sub(cost(c));
+        fits
+    });
+    whole.chain(['…']).collect()
+}
+
+fn short(text: &str) -> String {
+    clipped(text, MAX_TEXT, char::len_utf8)
+}
+
+fn message(text: &str) -> String {
+    // What may stand in a header costs one byte, everything else three for each of its own.
+    clipped(text, MAX_MESSAGE, |c| match c {
+        '%' => 3,
+        ' '..='~' => 1,
+        _ => 3 * c.len_utf8(),
+    })
+}
+
+/// As many wrong fields as there is room for, and how many more there are.
+fn violations(fields: &[Violation]) -> Vec<FieldViolation> {
+    let mut room = MAX_FIELDS;
+    let mut out = Vec::new();
+    for (index, violation) in fields.iter().enumerate() {
+        let (field, description) = (short(&violation.field), short(&violation.description));
+        let cost = field.len() + description.len() + 8;
+        if cost > room {
+            let more = fields.len() - index;
+            out.push(FieldViolation::new("", format!("and {more} more")));
+            break;
+        }
+        room -= cost;
+        out.push(FieldViolation::new(field, description));
+    }
+    out
+}
+
+/// An error as it travels. Long texts and long lists are cut, so that they fit into the headers of an answer.
 #[must_use]
 pub fn to_status(error: &Error) -> Status {
     let (code, reason) = wire(error.reason());
     let mut details = ErrorDetails::new();
     if let Some(reason) = reason {
-        let metadata: HashMap<String, String> = error.metadata().clone().into_iter().collect();
+        let metadata: HashMap<String, String> = error
+            .metadata()
+            .iter()
+            .map(|(key, value)| (short(key), short(value)))
+            .collect();
         details.set_error_info(name(reason), DOMAIN, metadata);
     }
     if !error.fields().is_empty() {
-        let violations = error
-            .fields()
-            .iter()
-            .map(|v| FieldViolation::new(&v.field, &v.description))
-            .collect::<Vec<_>>();
-        details.set_bad_request(violations);
+        details.set_bad_request(violations(error.fields()));
     }
     if let Some((kind, name)) = error.resource() {
-        details.set_resource_info(kind, name, "", "");
+        details.set_resource_info(short(kind), short(name), "", "");
     }
     if error.reason() == Reason::QuotaExceeded {
         let subject = error.metadata().get("subject").map_or("", String::as_str);
-        details.add_quota_failure_violation(subject, error.message());
+        details.add_quota_failure_violation(short(subject), short(error.message()));
     }
     if let Some(after) = error.retry_after() {
         details.set_retry_info(Some(after));
     }
-    Status::with_error_details(code, error.message(), details)
+    Status::with_error_details(code, message(error.message()), details)
 }
 
 /// A status as the domain sees it: by its reason where we know it, otherwise by its code.
@@ -278,6 +330,29 @@ mod tests {
             assert_eq!(back, error, "{reason:?}");
             assert_eq!(from_rpc_status(&to_rpc_status(&error)), error, "{reason:?}");
         }
+    }
+
+    #[test]
+    fn long_errors_fit_into_headers_and_keep_their_reason() {
+        let long = "\u{1f980}".repeat(10_000);
+        let mut error = Error::new(Reason::Invalid, &long)
+            .with_resource("cluster", &long)
+            .with_metadata("subject", &long);
+        for index in 0..1_000 {
+            error = error.with_violation(format!("labels[{index}]"), &long);
+        }
+        let status = to_status(&error);
+        let answer = status.clone().into_http::<()>();
+        let size: usize = answer
+            .headers()
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len() + 32)
+            .sum();
+        assert!(size < 16 * 1024, "{size} bytes");
+        let back = from_status(&status);
+        assert_eq!(back.reason(), Reason::Invalid);
+        let last = back.fields().last().unwrap();
+        assert!(last.description.ends_with(" more"), "{last:?}");
     }
 
     #[test]

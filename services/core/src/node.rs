@@ -249,6 +249,8 @@ pub struct Request {
     /// Attempts that are known to have made nothing.
     pub made_nothing: u32,
 
+    /// Whether this process has ever sent it.
+    pub sent: bool,
     /// Whether a call is under way, and when the next one may be.
     pub call: Call,
     /// What the last call answered, until the owner has taken it in.

@@ -35,7 +35,7 @@ pub fn view(name: &str) -> PlatformView {
         no_capacity: Vec::new(),
         sick: 0,
         total: 100,
-        warns: false,
+        fenced: false,
     }
 }
 

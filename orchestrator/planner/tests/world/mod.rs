@@ -312,7 +312,7 @@ impl World {
             Call::Provision { request, deadline } => self.provision(*request, *deadline),
             Call::Deprovision { slot } => self.deprovision(*slot),
             Call::Confirm { platform } => {
-                let confirm = self.state.confirms.entry(platform.clone()).or_default();
+                let confirm = self.state.confirms.or_default(platform.clone());
                 assert!(!confirm.in_flight, "one complete read at a time");
                 confirm.in_flight = true;
                 self.begin_read(platform);

@@ -131,7 +131,7 @@ impl Shared {
             limits: Limits {
                 max_batch: Some(MAX_BATCH),
                 min_poll_interval: span(Duration::from_millis(200)),
-                max_creation_time: span(Duration::from_secs(30)),
+                max_creation_time: span(Duration::from_secs(10)),
                 visibility_delay: span(Duration::ZERO),
                 replay_delay: span(Duration::from_millis(100)),
                 provision_timeout: span(Duration::from_secs(30)),

@@ -1,0 +1,190 @@
+//! A map for few entries: one sorted vector, and nothing at all when it is empty.
+//!
+//! A cluster has a handful of conditions and mostly no open request. A tree map keeps room for eleven of each as soon
+//! as there was one, which over many clusters is more memory than all their nodes take.
+
+use std::{borrow::Borrow, mem};
+
+/// A sorted map of few entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SmallMap<K, V>(Vec<(K, V)>);
+
+impl<K, V> Default for SmallMap<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: Ord, V> SmallMap<K, V> {
+    /// An empty map.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
+    where
+        K: Borrow<Q>,
+    {
+        self.0.binary_search_by(|(own, _)| own.borrow().cmp(key))
+    }
+
+    /// The value of a key.
+    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).ok().map(|at| &self.0[at].1)
+    }
+
+    /// The value of a key, to be changed.
+    pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).ok().map(|at| &mut self.0[at].1)
+    }
+
+    /// Whether a key is there.
+    pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).is_ok()
+    }
+
+    /// Sets the value of a key; answers the one before.
+    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        match self.find(&key) {
+            Ok(at) => Some(mem::replace(&mut self.0[at].1, value)),
+            Err(at) => {
+                if self.0.len() == self.0.capacity() {
+                    self.0.reserve_exact(1 + self.0.len() / 2);
+                }
+                self.0.insert(at, (key, value));
+                None
+            }
+        }
+    }
+
+    /// Removes a key; answers its value.
+    pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let at = self.find(key).ok()?;
+        let (_, value) = self.0.remove(at);
+        if self.0.is_empty() {
+            self.0 = Vec::new();
+        }
+        Some(value)
+    }
+
+    /// The value of a key, the default one if there was none.
+    pub fn or_default(&mut self, key: K) -> &mut V
+    where
+        V: Default,
+    {
+        let at = match self.find(&key) {
+            Ok(at) => at,
+            Err(at) => {
+                self.0.insert(at, (key, V::default()));
+                at
+            }
+        };
+        &mut self.0[at].1
+    }
+
+    /// Keeps what a rule says.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
+        self.0.retain_mut(|(key, value)| keep(key, value));
+    }
+
+    /// Removes everything.
+    pub fn clear(&mut self) {
+        self.0 = Vec::new();
+    }
+
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Entries, by key.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
+        self.0.iter().map(|(key, value)| (key, value))
+    }
+
+    /// Keys, in order.
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &K> {
+        self.0.iter().map(|(key, _)| key)
+    }
+
+    /// Values, by key.
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = &V> {
+        self.0.iter().map(|(_, value)| value)
+    }
+
+    /// Values, to be changed, by key.
+    pub fn values_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut V> {
+        self.0.iter_mut().map(|(_, value)| value)
+    }
+}
+
+impl<K: Ord, V> FromIterator<(K, V)> for SmallMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(iter: I) -> Self {
+        let mut map = Self::new();
+        map.extend(iter);
+        map
+    }
+}
+
+impl<K: Ord, V> Extend<(K, V)> for SmallMap<K, V> {
+    fn extend<I: IntoIterator<Item = (K, V)>>(&mut self, iter: I) {
+        for (key, value) in iter {
+            self.insert(key, value);
+        }
+    }
+}
+
+impl<K: Ord + Borrow<Q>, Q: Ord + ?Sized, V> std::ops::Index<&Q> for SmallMap<K, V> {
+    type Output = V;
+
+    fn index(&self, key: &Q) -> &V {
+        match self.find(key) {
+            Ok(at) => &self.0[at].1,
+            #[expect(clippy::panic, reason = "as of every map that is indexed")]
+            Err(_) => panic!("no entry for the key"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn it_does_what_a_tree_map_does() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut small, mut tree) = (SmallMap::new(), BTreeMap::new());
+        for _ in 0..10_000 {
+            let (key, value) = (random.u8(..20), random.u8(..));
+            if random.bool() {
+                assert_eq!(small.insert(key, value), tree.insert(key, value));
+            } else {
+                assert_eq!(small.remove(&key), tree.remove(&key));
+            }
+            assert!(small.iter().eq(tree.iter()));
+            assert_eq!(small.get(&key), tree.get(&key));
+        }
+    }
+}
