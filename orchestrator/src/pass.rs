@@ -421,6 +421,10 @@ pub(crate) fn take_over(
             .first_slots
             .retain(|request, _| living.contains(request));
     }
+    if inner.bodies.is_empty() {
+        // Most clusters have none for most of their life.
+        inner.bodies.shrink_to_fit();
+    }
     mark_called(&mut inner, &plan.calls);
     shared.changed(cluster, &mut inner);
     shared.wrote(done.revision);

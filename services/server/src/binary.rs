@@ -43,7 +43,10 @@ where
     let command = Command::new(binary.name)
         .version(binary.version)
         .about(binary.about);
-    let command = A::augment_args(ServerArgs::augment_args(command));
+    // The doc comments of the flags would replace it.
+    let command = A::augment_args(ServerArgs::augment_args(command))
+        .about(binary.about)
+        .long_about(None);
     let flags = command.try_get_matches().and_then(|matches| {
         let common = ServerArgs::from_arg_matches(&matches)?;
         Ok((common, A::from_arg_matches(&matches)?))

@@ -64,6 +64,8 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         walk.refuse("spec.groups", description);
     }
     if walk.wrong.is_empty() {
+        // Kept as long as the cluster is: without the room that it grew by.
+        walk.groups.shrink_to_fit();
         Ok(walk.groups)
     } else {
         Err(Error::violations(walk.wrong))
@@ -196,7 +198,7 @@ impl Walk<'_> {
             path: path.into(),
             field: at.to_owned(),
             size: spec.size,
-            choices: Vec::new(),
+            choices: Vec::with_capacity(settings.platforms.len()),
             role: settings.role.unwrap_or_default(),
             version: name::sym(version),
             attributes: settings.attributes,
