@@ -440,7 +440,7 @@ mod tests {
             choice: 0,
         };
         let events = told(&State::default(), &[op]);
-        assert_eq!((events.len(), events[0].count), (1, 45));
+        assert_eq!((events.len(), events[0].count), (1, 1));
         assert!(
             events[0].message.ends_with("data-hot-9, 35 more"),
             "{}",

@@ -1,117 +1,36 @@
 //! Applying a document: checked whole, by us and by every platform that can be reached, then made durable.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use drover_convert::spec::{MAX_SPEC, cluster_spec};
 use drover_core::{
-    Class, Error, Reason, Result, Sym,
-    error::Violation,
-    name::{self, node_id, node_name},
-    node::Request,
-    spec::{Choice, Group, UpdateStrategy, check_labels},
+    Error, Reason, Result, error::Violation, name, node::Request, spec::UpdateStrategy,
 };
 use drover_planner::{Call, Plan, State};
-use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
-use futures::StreamExt;
 use prost::Message;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
     Api,
+    check::Checked,
     clusters::{expect, find_group, hypothetical, refuse_deleting},
     status,
-    suggest::instead,
 };
 use crate::{
     cluster::{Cluster, Inner, Resolved, stored_spec},
     hooks::Point,
     pass,
-    platform::has,
     queue::Urgency,
-    request,
-    shared::Registered,
 };
 
-/// How long a platform may take to check a group: it makes nothing, and somebody waits.
-const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Questions to platforms under way at once for one document.
-const VALIDATE_AT_ONCE: usize = 16;
 /// How often an apply looks again after somebody else made the cluster meanwhile.
 const MAX_TURNS: usize = 8;
 /// How long whoever makes a cluster may take from durable to visible.
 const CREATION_WAIT: Duration = Duration::from_secs(1);
 /// Plans that a preview puts together; each is one step of the store.
 const MAX_PREVIEW: usize = 300;
-
-/// Where a group has from what it does not say itself: paths of the groups around it, or its own.
-struct Origin {
-    platforms: String,
-    /// Which of the choices name a class themselves.
-    own_class: Vec<bool>,
-    class: String,
-    placement: String,
-}
-
-impl Origin {
-    /// Of the group at this path of the spec (`spec.groups[0].groups[1]`).
-    fn of(spec: &pb::ClusterSpec, field: &str) -> Self {
-        let own_class = |choices: &[pb::PlatformChoice]| {
-            choices.iter().map(|c| c.node_class.is_some()).collect()
-        };
-        let top = || "spec".to_owned();
-        let mut origin = Self {
-            platforms: top(),
-            own_class: own_class(&spec.platforms),
-            class: top(),
-            placement: top(),
-        };
-        let (mut at, mut groups) = (top(), &spec.groups);
-        for part in field.split(".groups[").skip(1) {
-            let index = part.trim_end_matches(']').parse().unwrap_or(usize::MAX);
-            let Some(group) = groups.get(index) else {
-                break;
-            };
-            at = format!("{at}.groups[{index}]");
-            if !group.platforms.is_empty() {
-                origin.platforms.clone_from(&at);
-                origin.own_class = own_class(&group.platforms);
-            }
-            if group.node_class.is_some() {
-                origin.class.clone_from(&at);
-            }
-            if group.placement.is_some() {
-                origin.placement.clone_from(&at);
-            }
-            groups = &group.groups;
-        }
-        origin
-    }
-
-    fn choice(&self, index: usize) -> String {
-        format!("{}.platforms[{index}]", self.platforms)
-    }
-
-    fn node_class(&self, index: usize) -> String {
-        if self.own_class.get(index).copied().unwrap_or(false) {
-            return format!("{}.node_class", self.choice(index));
-        }
-        format!("{}.node_class", self.class)
-    }
-}
-
-/// A checked document.
-struct Checked {
-    labels: BTreeMap<String, String>,
-    spec: pb::ClusterSpec,
-    resolved: Arc<Resolved>,
-    warnings: Vec<String>,
-}
 
 impl Api {
     pub(super) async fn apply(
@@ -284,299 +203,6 @@ impl Api {
         Ok(())
     }
 
-    async fn check(
-        &self,
-        document: &pb::Cluster,
-        cluster: Option<&Arc<Cluster>>,
-        assumed: &[String],
-    ) -> Result<Checked> {
-        let mut checked = self.read(document, cluster, assumed)?;
-        self.ask_platforms(document, &mut checked, cluster).await?;
-        Ok(checked)
-    }
-
-    /// Reads a document and checks all that can be known without asking anybody.
-    fn read(
-        &self,
-        document: &pb::Cluster,
-        cluster: Option<&Arc<Cluster>>,
-        assumed: &[String],
-    ) -> Result<Checked> {
-        let mut wrong: Vec<Violation> = Vec::new();
-        check_labels("labels", &document.labels, &mut wrong);
-        let mut spec = document.spec.clone().unwrap_or_default();
-        keep_sizes(&mut spec, cluster);
-        if spec.encoded_len() > MAX_SPEC {
-            let description = format!(
-                "has {} bytes encoded, at most {MAX_SPEC} are possible; large attributes and properties belong into templates",
-                spec.encoded_len()
-            );
-            wrong.push(Violation {
-                field: "spec".to_owned(),
-                description,
-            });
-            return Err(Error::violations(wrong));
-        }
-        let resolved = match cluster_spec(&spec).and_then(|spec| Resolved::new(&spec)) {
-            Ok(resolved) => resolved,
-            Err(error) => {
-                wrong.extend(error.fields().iter().cloned());
-                return Err(Error::violations(wrong));
-            }
-        };
-        let mut warnings = Vec::new();
-        let known: Vec<String> = self
-            .shared
-            .platforms
-            .read()
-            .keys()
-            .map(ToString::to_string)
-            .collect();
-        for group in &resolved.groups {
-            let origin = Origin::of(&spec, &group.field);
-            for (index, choice) in group.choices.iter().enumerate() {
-                if let Some(registered) = self.shared.platform(&choice.platform) {
-                    self.check_choice(
-                        &origin,
-                        index,
-                        group,
-                        choice,
-                        &registered,
-                        &mut wrong,
-                        &mut warnings,
-                    );
-                } else if !assumed.iter().any(|assumed| **assumed == *choice.platform) {
-                    let description = format!(
-                        "no platform {:?} {}",
-                        &*choice.platform,
-                        instead(&choice.platform, "registered", &known)
-                    );
-                    wrong.push(Violation {
-                        field: format!("{}.name", origin.choice(index)),
-                        description,
-                    });
-                }
-            }
-        }
-        // What groups inherit is wrong once, not once a group.
-        let mut seen = BTreeSet::new();
-        wrong.retain(|one| seen.insert(one.clone()));
-        if wrong.is_empty() {
-            Ok(Checked {
-                labels: document.labels.clone(),
-                spec,
-                resolved: Arc::new(resolved.interned(&self.shared.interner)),
-                warnings,
-            })
-        } else {
-            Err(Error::violations(wrong))
-        }
-    }
-
-    /// What a handshake alone can tell.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what is checked, and what comes of it"
-    )]
-    fn check_choice(
-        &self,
-        origin: &Origin,
-        index: usize,
-        group: &Group,
-        choice: &Choice,
-        registered: &Registered,
-        wrong: &mut Vec<Violation>,
-        warnings: &mut Vec<String>,
-    ) {
-        let mut refuse =
-            |field: String, description: String| wrong.push(Violation { field, description });
-        let Some(handshake) = registered.platform.handshake() else {
-            let warning = format!(
-                "platform {} has not answered yet; what needs it waits",
-                choice.platform
-            );
-            if !warnings.contains(&warning) {
-                warnings.push(warning);
-            }
-            return;
-        };
-        if !choice.version_requirement.is_empty() {
-            match drover_templates::Requirement::parse(&choice.version_requirement) {
-                Err(error) => refuse(
-                    format!("{}.version_requirement", origin.choice(index)),
-                    error.to_string(),
-                ),
-                Ok(requirement) if !requirement.accepts(&handshake.version) => refuse(
-                    format!("{}.version_requirement", origin.choice(index)),
-                    format!(
-                        "{} has version {}, not {}",
-                        choice.platform, handshake.version, choice.version_requirement
-                    ),
-                ),
-                Ok(_) => {}
-            }
-        }
-        if !choice.class.is_empty()
-            && !handshake.node_classes.is_empty()
-            && !handshake
-                .node_classes
-                .iter()
-                .any(|class| *class.name == *choice.class)
-        {
-            let known: Vec<String> = handshake
-                .node_classes
-                .iter()
-                .map(|class| class.name.clone())
-                .collect();
-            let why = format!(
-                "{} has no node class {:?} {}",
-                choice.platform,
-                &*choice.class,
-                instead(&choice.class, "it has", &known)
-            );
-            refuse(origin.node_class(index), why);
-        }
-        let placement = &group.placement;
-        let required = placement.spread.iter().any(|spread| spread.required);
-        let preferred = placement.spread.iter().any(|spread| !spread.required);
-        for (wanted, capability, what) in [
-            (
-                !placement.failure_domains.is_empty(),
-                wire::Capability::FailureDomains,
-                "failure domains",
-            ),
-            (
-                required,
-                wire::Capability::SpreadRequired,
-                "a required spread",
-            ),
-            (
-                preferred,
-                wire::Capability::SpreadPreferred,
-                "a preferred spread",
-            ),
-        ] {
-            if wanted && !has(&handshake, capability) {
-                refuse(
-                    format!("{}.placement", origin.placement),
-                    format!("platform {} cannot do {what}", choice.platform),
-                );
-            }
-        }
-    }
-
-    /// Has every platform that can be reached check every group that it may get.
-    async fn ask_platforms(
-        &self,
-        document: &pb::Cluster,
-        checked: &mut Checked,
-        cluster: Option<&Arc<Cluster>>,
-    ) -> Result<()> {
-        // What was accepted before is not asked about again, nor is the same thing twice.
-        let mut known: BTreeSet<Sym> = cluster.map_or_else(BTreeSet::new, |cluster| {
-            let inner = cluster.inner.lock();
-            let choices = inner.spec.groups.iter().flat_map(|group| &group.choices);
-            choices.map(|choice| choice.spec_hash.clone()).collect()
-        });
-        let end = Instant::now() + VALIDATE_TIMEOUT;
-        let mut asked = Vec::new();
-        for group in &checked.resolved.groups {
-            let origin = Origin::of(&checked.spec, &group.field);
-            for (index, choice) in group.choices.iter().enumerate() {
-                if !known.insert(choice.spec_hash.clone()) {
-                    continue;
-                }
-                let Some(registered) = self.shared.platform(&choice.platform) else {
-                    continue;
-                };
-                let Some(client) = registered.platform.client() else {
-                    continue;
-                };
-                let message =
-                    self.probe_request(document, &checked.resolved, group, choice, &registered);
-                let (field, platform) = (origin.choice(index), choice.platform.clone());
-                asked.push(async move {
-                    let left = end.saturating_duration_since(Instant::now());
-                    let answer = client.provision(message, left).await;
-                    (field, platform, answer.err())
-                });
-            }
-        }
-        let mut answers: Vec<_> = futures::stream::iter(asked)
-            .buffered(VALIDATE_AT_ONCE)
-            .collect()
-            .await;
-        let mut wrong = Vec::new();
-        for (field, platform, error) in answers.drain(..) {
-            let Some(error) = error else { continue };
-            if error.class() == Class::Cannot {
-                if error.fields().is_empty() {
-                    wrong.push(Violation {
-                        field: field.clone(),
-                        description: format!("{platform}: {error}"),
-                    });
-                }
-                for inner in error.fields() {
-                    let description = format!("{platform}: {}: {}", inner.field, inner.description);
-                    wrong.push(Violation {
-                        field: field.clone(),
-                        description,
-                    });
-                }
-            } else {
-                let warning = format!("platform {platform} could not check the spec: {error}");
-                if !checked.warnings.contains(&warning) {
-                    checked.warnings.push(warning);
-                }
-            }
-        }
-        if wrong.is_empty() {
-            Ok(())
-        } else {
-            Err(Error::violations(wrong))
-        }
-    }
-
-    fn probe_request(
-        &self,
-        document: &pb::Cluster,
-        resolved: &Resolved,
-        group: &Group,
-        choice: &Choice,
-        registered: &Registered,
-    ) -> wire::ProvisionRequest {
-        let (owner, id) = (Uuid::now_v7(), Uuid::now_v7());
-        let uid = registered.platform.identity().0;
-        let slot = wire::Slot {
-            index: Some(0),
-            id: node_id(&group.path, 0, owner, id, 0),
-            name: node_name(&group.path, 0),
-            ordinal: Some(0),
-            role: wire::NodeRole::Active.into(),
-            host_id: None,
-        };
-        let cluster = wire::ClusterContext {
-            id: document.name.clone(),
-            store: resolved.software.clone(),
-            version: resolved.version.clone(),
-            attributes: Some(drover_convert::value::to_struct(&resolved.attributes)),
-            labels: document.labels.clone(),
-        };
-        wire::ProvisionRequest {
-            expected_platform_uid: uid,
-            fence: Some(self.shared.fence(owner)),
-            owner: owner.to_string(),
-            request_id: id.to_string(),
-            sequence: 1,
-            slots: vec![slot],
-            cluster: Some(cluster),
-            group: Some(request::resolved_group(group, choice)),
-            spec_hash: choice.spec_hash.to_string(),
-            validate_only: true,
-            ..wire::ProvisionRequest::default()
-        }
-    }
-
     async fn create(
         &self,
         name: &str,
@@ -747,32 +373,6 @@ fn what_if(inner: &Inner, desired: Versioned<Desired>, spec: Arc<Resolved>) -> I
     copy.follow_desired();
     copy.state.paused = false;
     copy
-}
-
-/// A size that is not said is 1 at first, and later as it is.
-fn keep_sizes(spec: &mut pb::ClusterSpec, cluster: Option<&Arc<Cluster>>) {
-    let mut before =
-        cluster.and_then(|cluster| stored_spec(&cluster.inner.lock().desired.value.spec).ok());
-    let mut open: Vec<(String, &mut pb::GroupSpec)> = spec
-        .groups
-        .iter_mut()
-        .map(|group| (group.name.clone(), group))
-        .collect();
-    while let Some((path, group)) = open.pop() {
-        if !group.groups.is_empty() {
-            open.extend(
-                group
-                    .groups
-                    .iter_mut()
-                    .map(|inner| (format!("{path}/{}", inner.name), inner)),
-            );
-        } else if group.size.is_none() {
-            let old = before
-                .as_mut()
-                .and_then(|spec| find_group(&mut spec.groups, &path)?.size);
-            group.size = Some(old.unwrap_or(1));
-        }
-    }
 }
 
 /// A group that is to be removed and wanted at once.

@@ -2,6 +2,7 @@
 
 mod abandon;
 mod apply;
+mod check;
 mod clusters;
 mod events;
 mod nodes;
