@@ -21,6 +21,7 @@ mod queue;
 mod registry;
 mod request;
 mod shared;
+mod show;
 mod sweep;
 mod witness;
 
@@ -34,6 +35,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use hooks::{Hooks, Point};
 pub use shared::Connector;
+pub use show::show;
 
 use crate::shared::Shared;
 

@@ -1,6 +1,10 @@
 //! The orchestrator server.
 
+mod store_command;
+
 use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
 
 use drover_orchestrator::{Orchestrator, Settings, VERSION};
 use drover_server::{Binary, ServerSettings, Shutdown};
@@ -18,10 +22,47 @@ fn main() -> ExitCode {
     let binary = Binary {
         name: "drover-orchestrator",
         version: VERSION,
-        about: "Keeps clusters as they are declared, on whatever platforms are registered",
+        about: "Keeps clusters as they are declared, on whatever platforms are registered \
+                (`store --help`: backup, restore, dump)",
         port: 7400,
     };
+    // Looking after the store is no part of serving: no settings, no port.
+    if std::env::args().nth(1).as_deref() == Some("store") {
+        return look_after_store();
+    }
     drover_server::run::<Flags, Settings, _>(binary, serve)
+}
+
+fn look_after_store() -> ExitCode {
+    let command = match store_command::Command::try_parse_from(std::env::args().skip(1)) {
+        Ok(command) => command,
+        Err(error) => {
+            // Nobody is left to tell when this fails.
+            let _ = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(64)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(store_command::run(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;

@@ -1,0 +1,68 @@
+//! What is stored, for people: how a dump shows the records that only the orchestrator can read.
+
+use drover_planner::State;
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::keys::Name;
+use prost::Message;
+use serde_json::{Value, json};
+
+use crate::codec::{self, Interner};
+
+/// A stored value as JSON. None: it is none of the orchestrator's, or it cannot be read.
+#[must_use]
+pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
+    let interner = Interner::default();
+    match name {
+        Name::Node(_, slot) => codec::decode_node(*slot, bytes, &interner).ok().map(|node| {
+            json!({
+                "name": node.name(), "request": node.request, "index": node.index, "sequence": node.sequence,
+                "group": *node.group, "platform": *node.platform, "platformUid": *node.platform_uid,
+                "nodeId": node.node_id, "state": format!("{:?}", node.state), "stateTimeMs": node.state_time,
+                "reason": *node.reason, "message": node.message, "specHash": *node.spec_hash,
+                "removal": node.removal.map(|removal| removal.reason.as_str()), "settledMs": node.settled,
+            })
+        }),
+        Name::Request(..) => {
+            let (request, body) = codec::decode_request(&bytes.to_vec().into(), &interner).ok()?;
+            Some(json!({
+                "sequence": request.sequence, "group": *request.group, "platform": *request.platform,
+                "platformUid": *request.platform_uid, "attempts": request.attempts,
+                "madeNothing": request.made_nothing, "deadlineMs": request.deadline, "bodyBytes": body.len(),
+            }))
+        }
+        Name::Head(_) => {
+            let mut state = State::default();
+            codec::decode_head(bytes, &mut state, &interner).ok()?;
+            let conditions = state.conditions.iter().map(|(key, condition)| {
+                json!({
+                    "group": *key.group, "type": key.kind.as_str(), "reason": *condition.reason,
+                    "message": condition.message, "sinceMs": condition.since,
+                })
+            });
+            let back_offs = state.backoffs.iter().map(|(key, back_off)| {
+                json!({
+                    "group": *key.group, "platform": *key.platform, "failures": back_off.failures,
+                    "nextMs": back_off.next, "message": back_off.message,
+                })
+            });
+            Some(json!({
+                "conditions": conditions.collect::<Vec<_>>(), "backOffs": back_offs.collect::<Vec<_>>(),
+                "used": state.used.iter().map(|(name, uid)| json!([**name, **uid])).collect::<Vec<_>>(),
+            }))
+        }
+        Name::Platform(_) => {
+            let spec = pb::PlatformSpec::decode(bytes).ok()?;
+            Some(json!({"endpoint": spec.endpoint}))
+        }
+        Name::Replica(_)
+        | Name::Desired(_)
+        | Name::Resource(..)
+        | Name::Epoch(_)
+        | Name::Owner(_)
+        | Name::Meta
+        | Name::ClusterName(_)
+        | Name::Secret(_)
+        | Name::Tombstone(_)
+        | Name::Events(..) => None,
+    }
+}

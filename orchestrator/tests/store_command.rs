@@ -1,0 +1,88 @@
+//! `drover-orchestrator store` as a person uses it.
+#![allow(missing_docs)]
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+fn store(directory: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_drover-orchestrator"))
+        .arg("store")
+        .args(arguments)
+        .arg("--data-dir")
+        .arg(directory)
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_is_copied_restored_held_and_confirmed() {
+    let home = tempfile::tempdir().unwrap();
+    let (first, second, copy) = (
+        home.path().join("a"),
+        home.path().join("b"),
+        home.path().join("copy"),
+    );
+    let opened = drover_store::Store::open_directory(&first).await.unwrap();
+    let desired = drover_store::Desired {
+        name: "orders".into(),
+        generation: 3,
+        ..Default::default()
+    };
+    opened.create_cluster(desired).await.unwrap();
+    // While somebody has it, nobody else gets it, and is told who.
+    let refused = store(&first, &["dump"]);
+    assert!(
+        !refused.status.success() && said(&refused).contains(&std::process::id().to_string()),
+        "{}",
+        said(&refused)
+    );
+    opened.close().await.unwrap();
+
+    let file = copy.to_str().unwrap();
+    assert!(store(&first, &["backup", file]).status.success());
+    assert!(
+        !store(&first, &["backup", file]).status.success(),
+        "a copy is never overwritten"
+    );
+    let restored = store(&second, &["restore", file]);
+    assert!(
+        restored.status.success() && said(&restored).contains("confirm-restore"),
+        "{}",
+        said(&restored)
+    );
+    assert!(
+        !store(&second, &["restore", file]).status.success(),
+        "a store is never overwritten"
+    );
+
+    let dump = store(&second, &["dump"]);
+    let lines = String::from_utf8(dump.stdout).unwrap();
+    assert!(
+        lines
+            .lines()
+            .all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok())
+    );
+    assert!(lines.contains("\"orders\""), "{lines}");
+
+    assert!(said(&store(&second, &["confirm-restore"])).contains("confirmed"));
+    assert!(said(&store(&second, &["confirm-restore"])).contains("nothing waits"));
+}
+
+#[test]
+fn a_directory_without_a_store_is_named_and_nothing_is_made_there() {
+    let home = tempfile::tempdir().unwrap();
+    let nowhere = home.path().join("nowhere");
+    let refused = store(&nowhere, &["dump"]);
+    assert!(
+        !refused.status.success() && said(&refused).contains("nowhere"),
+        "{}",
+        said(&refused)
+    );
+    assert!(!nowhere.exists());
+}
