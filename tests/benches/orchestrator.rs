@@ -37,7 +37,7 @@ const CALLERS: usize = 64;
 struct Orchestrator {
     child: Child,
     address: SocketAddr,
-    _data: tempfile::TempDir,
+    data: Option<tempfile::TempDir>,
     started: Duration,
 }
 
@@ -61,6 +61,10 @@ fn binary() -> PathBuf {
 impl Orchestrator {
     async fn start() -> Self {
         let data = tempfile::tempdir().unwrap();
+        Self::start_in(data).await
+    }
+
+    async fn start_in(data: tempfile::TempDir) -> Self {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
@@ -84,9 +88,17 @@ impl Orchestrator {
         Self {
             child,
             address,
-            _data: data,
+            data: Some(data),
             started: began.elapsed(),
         }
+    }
+
+    /// Kills it and starts it anew on what it has stored.
+    async fn restart(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let data = self.data.take().unwrap();
+        *self = Self::start_in(data).await;
     }
 
     fn channel(&self) -> Channel {
@@ -360,7 +372,7 @@ async fn main() {
     );
     drop(world);
 
-    let world = World::start().await;
+    let mut world = World::start().await;
     let (took, cpu) = world.bring_up(many, 10).await;
     row(
         &format!("{many} clusters x 10, apply to all Ready"),
@@ -383,6 +395,19 @@ async fn main() {
     );
     let bytes = (world.orchestrator.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
     row("the same: memory a node", format!("{bytes:.0} B"), "< 1 kB");
+    world.orchestrator.restart().await;
+    row(
+        "the same after kill -9: start with all of it",
+        ms(world.orchestrator.started),
+        "< 250 ms",
+    );
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let bytes = (world.orchestrator.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
+    row(
+        "the same after the restart: memory a node",
+        format!("{bytes:.0} B"),
+        "< 1 kB",
+    );
     drop(world);
 
     let world = World::start().await;
