@@ -133,10 +133,11 @@ impl Cluster {
         state.next_sequence = head.value.next_sequence;
         state.observed_generation = head.value.observed_generation;
         codec::decode_head(&head.value.state, &mut state, interner)?;
+        state.nodes.reserve_exact(nodes.len());
         for node in nodes {
-            state
-                .nodes
-                .push(codec::decode_node(node.slot, &node.value, interner)?);
+            let before = state.nodes.last();
+            let node = codec::decode_node(node.slot, &node.value, interner, before)?;
+            state.nodes.push(node);
         }
         state.nodes.sort_by_key(|node| node.slot);
         let mut bodies = HashMap::new();

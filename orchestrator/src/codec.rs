@@ -38,6 +38,16 @@ impl Interner {
     }
 }
 
+impl Interner {
+    /// The same, where it is likely to be this one: nodes that are stored together have most strings in common.
+    fn like(&self, text: &str, likely: Option<&Sym>) -> Sym {
+        match likely {
+            Some(likely) if **likely == *text => likely.clone(),
+            _ => self.get(text),
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
 struct NodeRow {
     #[prost(bytes = "bytes", tag = "1")]
@@ -270,7 +280,12 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
     .into()
 }
 
-pub(crate) fn decode_node(slot: u64, bytes: &[u8], interner: &Interner) -> Result<Node> {
+pub(crate) fn decode_node(
+    slot: u64,
+    bytes: &[u8],
+    interner: &Interner,
+    before: Option<&Node>,
+) -> Result<Node> {
     let row = NodeRow::decode(bytes).map_err(|_| damaged("node"))?;
     let removal = match row.removal {
         0 => None,
@@ -285,17 +300,17 @@ pub(crate) fn decode_node(slot: u64, bytes: &[u8], interner: &Interner) -> Resul
         index: row.index,
         ordinal: row.ordinal,
         sequence: row.sequence,
-        group: interner.get(&row.group),
-        platform: interner.get(&row.platform),
-        platform_uid: interner.get(&row.platform_uid),
-        class: interner.get(&row.class),
-        version: interner.get(&row.version),
-        spec_hash: interner.get(&row.spec_hash),
+        group: interner.like(&row.group, before.map(|node| &node.group)),
+        platform: interner.like(&row.platform, before.map(|node| &node.platform)),
+        platform_uid: interner.like(&row.platform_uid, before.map(|node| &node.platform_uid)),
+        class: interner.like(&row.class, before.map(|node| &node.class)),
+        version: interner.like(&row.version, before.map(|node| &node.version)),
+        spec_hash: interner.like(&row.spec_hash, before.map(|node| &node.spec_hash)),
         attempts: row.attempts,
         create_time: row.create_time,
         state: item(&STATES, row.state).ok_or_else(|| damaged("node"))?,
         state_time: row.state_time,
-        reason: interner.get(&row.reason),
+        reason: interner.like(&row.reason, before.map(|node| &node.reason)),
         message: row.message.into(),
         marked: false,
         stable: row.stable,
@@ -478,7 +493,7 @@ mod tests {
                 call: Call::default(),
             };
             assert_eq!(
-                decode_node(7, &encode_node(&node), &interner).unwrap(),
+                decode_node(7, &encode_node(&node), &interner, None).unwrap(),
                 node
             );
         }
@@ -490,7 +505,7 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..10_000 {
             let bytes: Vec<u8> = (0..random.usize(0..64)).map(|_| random.u8(..)).collect();
-            let _ = decode_node(1, &bytes, &interner);
+            let _ = decode_node(1, &bytes, &interner, None);
             let _ = decode_request(&bytes.clone().into(), &interner);
             let _ = decode_head(&bytes, &mut State::default(), &interner);
         }

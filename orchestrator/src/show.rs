@@ -13,7 +13,7 @@ use crate::codec::{self, Interner};
 pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
     let interner = Interner::default();
     match name {
-        Name::Node(_, slot) => codec::decode_node(*slot, bytes, &interner).ok().map(|node| {
+        Name::Node(_, slot) => codec::decode_node(*slot, bytes, &interner, None).ok().map(|node| {
             json!({
                 "name": node.name(), "request": node.request, "index": node.index, "sequence": node.sequence,
                 "group": *node.group, "platform": *node.platform, "platformUid": *node.platform_uid,

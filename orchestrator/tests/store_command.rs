@@ -1,5 +1,5 @@
 //! `drover-orchestrator store` as a person uses it.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{
     path::Path,
