@@ -209,6 +209,8 @@ impl Doc {
 #[derive(Debug, Default)]
 pub(super) struct Documents {
     docs: Vec<Doc>,
+    /// Whether all could be read. Else nobody knows what belongs to what.
+    pub(super) complete: bool,
     index: BTreeMap<(Kind, String, String), usize>,
 }
 
@@ -225,6 +227,7 @@ impl Documents {
             }
         }
         let mut documents = Self::default();
+        let before = decoder.diagnostics.count();
         for root in roots {
             let Some(doc) = document(decoder, root, warnings) else {
                 continue;
@@ -241,6 +244,7 @@ impl Documents {
                 documents.docs.push(doc);
             }
         }
+        documents.complete = decoder.diagnostics.count() == before;
         documents
     }
 

@@ -294,10 +294,7 @@ impl Reader<'_, '_> {
     /// User data as the manifest holds it. What it says is in no message.
     fn user_data(&mut self, node: &Node, path: &str, encoded: bool) -> Option<Entry> {
         let content = match &node.value {
-            Value::Scalar { text, .. } if encoded => {
-                let packed: String = text.split_whitespace().collect();
-                scalar::from_base64(&packed)
-            }
+            Value::Scalar { text, .. } if encoded => scalar::from_base64(text),
             Value::Scalar { text, .. } if node.text().is_some() || is_empty(node) => {
                 Some(text.clone().into_bytes())
             }

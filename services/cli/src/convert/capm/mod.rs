@@ -124,6 +124,7 @@ impl Bundle {
             warnings,
             unresolved: BTreeSet::new(),
             hosts: BTreeMap::new(),
+            missed: BTreeSet::new(),
         };
         let clusters = reader.clusters();
         let Reader {
@@ -217,6 +218,10 @@ impl Reader<'_, '_> {
                     continue;
                 }
             };
+            // The name that was missed may be a slip for this one.
+            if self.missed.contains(&doc.kind) || !documents.complete {
+                continue;
+            }
             let message = format!("{} belongs to no cluster", doc.title());
             self.decoder
                 .error(doc.name_span(), "metadata.name", message, way_out);

@@ -36,6 +36,8 @@ pub(super) struct Reader<'d, 'r> {
     pub(super) unresolved: BTreeSet<String>,
     /// Machines that are named, and where.
     pub(super) hosts: BTreeMap<String, Span>,
+    /// Kinds of documents that somebody refers to in vain.
+    pub(super) missed: BTreeSet<Kind>,
 }
 
 /// A text and where it stands.
@@ -183,6 +185,7 @@ impl<'r> Reader<'_, 'r> {
 
     /// Reports a reference to what is not there.
     pub(super) fn dangling(&mut self, kind: Kind, namespace: &str, name: &Word, path: &str) {
+        self.missed.insert(kind);
         let documents = self.documents;
         let elsewhere = documents
             .of(kind)
