@@ -522,13 +522,14 @@ impl<'a> Decoder<'a> {
             path,
             "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}",
         );
-        if entries.len() > 1 {
-            self.error(
-                node.span,
-                path,
-                "more than one source",
-                "expected file or secretKeyRef",
-            );
+        if entries.len() != 1 {
+            if node.map().is_some() {
+                let message = match entries {
+                    [] => "no source",
+                    _ => "more than one source",
+                };
+                self.error(node.span, path, message, "expected file or secretKeyRef");
+            }
             return;
         }
         for entry in entries {
@@ -567,7 +568,13 @@ impl<'a> Decoder<'a> {
                 &[("file", "a path relative to the manifest".into())],
             );
         }
-        let file = entries.iter().find(|entry| entry.key == "file")?;
+        let Some(file) = entries.iter().find(|entry| entry.key == "file") else {
+            if entries.is_empty() && node.map().is_some() {
+                let expected = "expected a path relative to the manifest";
+                self.error(node.span, path, "`file` is missing", expected);
+            }
+            return None;
+        };
         let path = join(path, "file");
         let name = self.text(&file.value, &path, "a path relative to the manifest")?;
         match read_limited(&self.base.join(&name), MAX_INCLUDED_BYTES) {
