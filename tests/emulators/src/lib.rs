@@ -5,6 +5,7 @@
 
 mod admin;
 pub mod control;
+pub mod digitalocean;
 pub mod prism;
 pub mod server;
 pub mod world;
