@@ -1,4 +1,7 @@
 //! The backends, one module each.
+
+#[cfg(feature = "digitalocean")]
+pub mod digitalocean;
 pub mod local;
 #[cfg(feature = "metal")]
 pub mod metal;

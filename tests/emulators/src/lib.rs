@@ -5,7 +5,9 @@
 
 mod admin;
 pub mod control;
+pub mod digitalocean;
 pub mod metal;
+pub mod prism;
 pub mod server;
 pub mod world;
 
