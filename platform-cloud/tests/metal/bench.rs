@@ -192,7 +192,7 @@ impl Bench {
             slots: slots.collect(),
             cluster: Some(ClusterContext {
                 id: self.cluster.clone(),
-                labels: [("team.io/one".to_owned(), "a=b".to_owned())].into(),
+                labels: [("team.io/one".to_owned(), "a_b".to_owned())].into(),
                 ..ClusterContext::default()
             }),
             group: Some(ResolvedGroup {

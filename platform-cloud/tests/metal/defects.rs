@@ -193,7 +193,7 @@ async fn defect_7_an_error_of_any_call_is_an_error_and_no_panic() {
 #[tokio::test]
 async fn defect_8_a_named_machine_of_somebody_else_is_not_adopted() {
     let bench = Bench::new().await;
-    let theirs = bench.metal.add_foreign(PROJECT, 200);
+    let theirs = bench.metal.add_foreign(PROJECT, 300);
     assert!(theirs.contains(&NAMED_MACHINE.to_owned()));
     let error = bench.refusal(&bench.on_host(NAMED_MACHINE)).await;
     assert_eq!(error.reason(), Reason::HostClaimed);

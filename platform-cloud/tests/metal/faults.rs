@@ -136,7 +136,7 @@ async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
             expected_slot: node.slot.clone(),
             update: Some(Update::Change(NodeChange {
                 role: NodeRole::Standby.into(),
-                set_labels: [("tier".to_owned(), "hot=1".to_owned())].into(),
+                set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
                 remove_labels: vec!["team.io/one".to_owned()],
             })),
             ..UpdateNodeRequest::default()
@@ -155,7 +155,7 @@ async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
         );
         assert_eq!(
             found.labels,
-            [("tier".to_owned(), "hot=1".to_owned())].into(),
+            [("tier".to_owned(), "hot".to_owned())].into(),
             "{what}"
         );
         bench.assert_nothing_leaked(&what).await;

@@ -344,7 +344,8 @@ async fn an_account_full_of_machines_of_others_is_read_whole() {
     })
     .await
     .unwrap();
-    let (settings, _directory) = super::bench::settings(&metal);
+    let (mut settings, _directory) = super::bench::settings(&metal);
+    settings.common.call_timeout_seconds = 120.0;
     let foreign = metal.add_foreign(PROJECT, 5_000);
     assert_eq!(foreign.len(), 5_000);
     let cloud = driver::open(settings).await.unwrap();

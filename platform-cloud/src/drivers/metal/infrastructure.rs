@@ -219,9 +219,14 @@ impl Metal {
         let is_nothing = |error: &Error| {
             error.class() != Class::Unknown || error.reason() == Reason::RateLimited
         };
+        let mut recent = self.recent.lock();
         if outcome.as_ref().is_err_and(is_nothing) {
-            self.recent.lock().remove(&key);
+            recent.remove(&key);
+        } else {
+            // The API may have begun as late as this.
+            recent.insert(key, Instant::now());
         }
+        drop(recent);
         outcome
     }
 

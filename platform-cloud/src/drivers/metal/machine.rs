@@ -279,9 +279,8 @@ impl Metal {
         }
         let (phase, ready, message) = phase(machine, allocation);
         let mut labels = pairs(&machine.tags);
-        // Of the API's own tags only what says where the machine is.
-        labels
-            .retain(|key, _| !key.starts_with("machine.metal-stack.io/") || key.ends_with("/rack"));
+        // The API's own are about the hardware, and differ from machine to machine.
+        labels.retain(|key, _| !key.starts_with("machine.metal-stack.io/"));
         Some(Machine {
             id: machine.id.clone(),
             provider_id: format!("metalstack://{}", machine.id),

@@ -254,7 +254,9 @@ impl World {
                 "min_client_version": "v0.15.0",
             })),
             "health" => one(json!({ "status": "healthy", "message": "", "services": {} })),
-            _ => return Err(fail(404, "404: Page Not Found")),
+            _ => {
+                return Err(Answer::text(404, "text/plain", "404: Page Not Found"));
+            }
         })
     }
 
