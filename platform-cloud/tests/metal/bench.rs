@@ -236,9 +236,10 @@ impl Bench {
         match self.provision(request).await {
             Err(error) => error,
             Ok(answer) => {
-                let failure = answer
-                    .failures
-                    .first()
+                let failures = answer.failures.iter().chain(&answer.unknown);
+                let failure = failures
+                    .into_iter()
+                    .next()
                     .unwrap_or_else(|| panic!("{answer:?}"));
                 let status = failure.error.clone().unwrap();
                 drover_convert::error::from_rpc_status(&status)

@@ -157,10 +157,7 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
         (Fault::Quota, Reason::QuotaExceeded),
     ] {
         control.fail_next("machine.allocate", fault);
-        let request = bench.request(1);
-        let answer = bench.provision(&request).await.unwrap();
-        let error = answer.failures.first().or(answer.unknown.first()).unwrap();
-        let error = drover_convert::error::from_rpc_status(error.error.as_ref().unwrap());
+        let error = bench.refusal(&bench.request(1)).await;
         assert_eq!(error.reason(), reason);
     }
     bench.assert_no_machine_leaked("through Prism").await;

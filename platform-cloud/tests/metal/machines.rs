@@ -225,7 +225,11 @@ async fn two_who_want_the_same_machine_at_once_do_not_both_get_it() {
 
 #[tokio::test]
 async fn one_list_is_one_call_however_many_machines_there_are() {
-    let bench = Bench::new().await;
+    let bench = Bench::set(MetalSettings::default(), |settings| {
+        settings.common.poll_interval_seconds = 3600.0;
+        settings.common.pending_poll_interval_seconds = 3600.0;
+    })
+    .await;
     let foreign = bench.metal.add_foreign(PROJECT, 40);
     bench.make(3).await;
     bench.metal.control().clear_requests();

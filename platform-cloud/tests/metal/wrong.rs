@@ -276,7 +276,7 @@ async fn what_somebody_does_behind_our_back_is_seen_and_nothing_of_others_is_fre
     let nodes = bench.make(3).await;
     // Freed by hand, and allocated by somebody else at once.
     bench.metal.terminate_behind(&nodes[0].node_id);
-    let taken = bench.metal.add_foreign(PROJECT, 128);
+    let taken = bench.metal.add_foreign(PROJECT, 300);
     assert!(taken.contains(&nodes[0].node_id));
     let gone = bench.deprovision(&bench.removal(&nodes[0])).await;
     assert!(

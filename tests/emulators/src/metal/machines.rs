@@ -310,7 +310,7 @@ impl World {
         host.tags.clear();
         host.crash_loop = false;
         host.powered = true;
-        if allocation.is_some() {
+        if allocation.is_some() && !self.settings.common.stopping_delay.is_zero() {
             host.reclaim_until = Some(until);
         }
         if let Some(allocation) = allocation {
