@@ -4,7 +4,9 @@
 //! the server, faults and the request log ([`Control`]), throttling, the clock, acts by hand ([`Emulator`]).
 
 mod admin;
+pub mod base64;
 pub mod control;
+pub mod ec2;
 pub mod server;
 pub mod world;
 
