@@ -16,7 +16,7 @@ mod read;
 mod state;
 mod write;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl Emulator<World> {
         let clock = Arc::new(Clock::default());
         let common = settings.common.clone();
         let world = World {
-            state: Mutex::new(State::new(&settings)),
+            state: Mutex::new(State::new()),
             ledger: Ledger::default(),
             clock: Arc::clone(&clock),
             settings,
@@ -118,6 +118,16 @@ impl Emulator<World> {
     #[must_use]
     pub fn default_vpc(&self, region: &str) -> Option<String> {
         self.api().state.lock().default_vpc(region)
+    }
+
+    /// Names of all droplets that requests ever made, gone ones included, by id. A name says which slot a droplet is for.
+    #[must_use]
+    pub fn names(&self) -> BTreeMap<String, String> {
+        let state = self.api().state.lock();
+        let names = state.names.iter();
+        names
+            .map(|(id, name)| (id.to_string(), name.clone()))
+            .collect()
     }
 
     /// Tags of the account, as they were first written, with the number of droplets that have them.
