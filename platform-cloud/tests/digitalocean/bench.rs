@@ -46,8 +46,8 @@ pub(crate) struct Bench {
     pub(crate) cluster: String,
     owner: Uuid,
     ordinals: AtomicU32,
-    /// Holds the token.
-    _directory: Arc<TempDir>,
+    /// Holds the file `token`.
+    pub(crate) directory: Arc<TempDir>,
 }
 
 /// Settings for tests: quick, with one region and the size that the sample of Kadende asks for.
@@ -109,7 +109,7 @@ impl Bench {
             cluster: format!("C-{}", &Uuid::new_v4().simple().to_string()[..8]),
             owner: Uuid::new_v4(),
             ordinals: AtomicU32::new(0),
-            _directory: directory,
+            directory,
         }
     }
 
@@ -149,7 +149,7 @@ impl Bench {
             slots: slots.collect(),
             cluster: Some(ClusterContext {
                 id: self.cluster.clone(),
-                labels: [("Team.io/One".to_owned(), "A b_c".to_owned())].into(),
+                labels: [("team.io/One".to_owned(), "A.b_C".to_owned())].into(),
                 ..ClusterContext::default()
             }),
             group: Some(ResolvedGroup {
@@ -296,14 +296,15 @@ impl Bench {
         made
     }
 
-    /// That no slot was made twice, ever: a droplet has the name of its slot.
+    /// That no slot was made twice, ever: a droplet has the tag of its request and the name of its slot.
     pub(crate) fn assert_nothing_doubled(&self, what: &str) {
+        let names = self.cloud.names();
         let mut seen = BTreeSet::new();
-        for (id, name) in self.cloud.names() {
-            assert!(
-                seen.insert(name.clone()),
-                "{what}: {name} was made twice: {id}"
-            );
+        for made in self.made() {
+            let is_request = |tag: &&String| tag.starts_with("drover:request:");
+            let slot = (made.tags.keys().find(is_request).cloned(), &names[&made.id]);
+            assert!(slot.0.is_some(), "{what}: {} has no request", made.id);
+            assert!(seen.insert(slot.clone()), "{what}: made twice: {slot:?}");
         }
     }
 

@@ -138,7 +138,7 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
         expected_slot: nodes[0].slot.clone(),
         ..UpdateNodeRequest::default()
     };
-    for (tier, remove) in [("Hot", vec![]), ("cold", vec!["Team.io/One".to_owned()])] {
+    for (tier, remove) in [("Hot", vec![]), ("cold", vec!["team.io/One".to_owned()])] {
         change.update = Some(update_node_request::Update::Change(NodeChange {
             role: NodeRole::Standby.into(),
             set_labels: [("tier".to_owned(), tier.to_owned())].into(),

@@ -109,6 +109,11 @@ impl Emulator<World> {
         self.api().state.lock().expired = expired;
     }
 
+    /// A token is refused from now on.
+    pub fn revoke(&self, token: &str) {
+        self.api().state.lock().revoked.push(token.to_owned());
+    }
+
     /// A droplet is locked by an administrator, or not any more. False: there is none.
     pub fn lock(&self, id: &str, locked: bool) -> bool {
         self.api().lock(id, locked)
@@ -277,9 +282,11 @@ impl World {
             .unwrap_or_default();
         let known = |tokens: &[String]| tokens.iter().any(|known| known == token);
         let reads = call.method == http::Method::GET;
-        if self.state.lock().expired {
+        let state = self.state.lock();
+        if state.expired || known(&state.revoked) {
             return Err(unauthenticated());
         }
+        drop(state);
         if known(&self.settings.tokens) || (reads && known(&self.settings.read_only_tokens)) {
             return Ok(());
         }

@@ -48,6 +48,7 @@ pub(super) struct State {
     pub(super) actions: BTreeMap<u64, Action>,
     pub(super) vpcs: Vec<Vpc>,
     pub(super) expired: bool,
+    pub(super) revoked: Vec<String>,
     /// Names of all droplets that requests ever made.
     pub(super) names: BTreeMap<u64, String>,
     /// When the calls of the last hour were made.
@@ -79,6 +80,7 @@ impl State {
             actions: BTreeMap::new(),
             vpcs,
             expired: false,
+            revoked: Vec::new(),
             names: BTreeMap::new(),
             calls: VecDeque::new(),
             // As large as real ones.
