@@ -5,6 +5,7 @@
 
 mod admin;
 pub mod control;
+pub mod gce;
 pub mod server;
 pub mod world;
 
