@@ -57,7 +57,7 @@ impl World {
                     .replayed(&self.settings, call.query("requestId"))
                     .cloned()
                 {
-                    return Ok(self.operation_json(&done, false));
+                    return Ok(self.operation_json(&done, done.is_done()));
                 }
                 let instance = state
                     .named(&route.zone, &route.name)
@@ -127,15 +127,9 @@ impl World {
                             route.project, route.zone, route.name
                         ))
                     })?;
-                Ok(
-                    self.operation_json(
-                        operation,
-                        operation.done_at <= tokio::time::Instant::now(),
-                    ),
-                )
+                Ok(self.operation_json(operation, operation.is_done()))
             }
             Verb::OperationList => {
-                let now = tokio::time::Instant::now();
                 let all = state
                     .operations
                     .values()
@@ -143,7 +137,7 @@ impl World {
                 let all = all.map(|operation| {
                     (
                         operation.id,
-                        self.operation_json(operation, operation.done_at <= now),
+                        self.operation_json(operation, operation.is_done()),
                     )
                 });
                 let (items, next) = page(&self.settings, call, all.collect())?;
@@ -244,7 +238,7 @@ impl World {
     fn insert(&self, state: &mut State, call: &Call, route: &Route) -> Result<Value, Problem> {
         let request_id = call.query("requestId");
         if let Some(done) = state.replayed(&self.settings, request_id).cloned() {
-            return Ok(self.operation_json(&done, false));
+            return Ok(self.operation_json(&done, done.is_done()));
         }
         let body = body(call)?;
         let new = self.check(state, &body, route)?;

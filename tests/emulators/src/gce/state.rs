@@ -281,6 +281,12 @@ impl Instance {
     }
 }
 
+impl Operation {
+    pub(super) fn is_done(&self) -> bool {
+        self.done_at <= Instant::now()
+    }
+}
+
 /// 8 bytes as the API writes them: base64.
 fn fingerprint<'a>(pairs: impl Iterator<Item = (&'a String, &'a String)>, changes: u64) -> String {
     let mut text = changes.to_string();
