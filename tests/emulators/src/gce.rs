@@ -81,6 +81,16 @@ impl Emulator<World> {
         }
     }
 
+    /// A machine as the API shows it, by id or name. `None`: there is none.
+    pub fn instance(&self, id: &str) -> Option<serde_json::Value> {
+        let world = self.api();
+        let state = world.state.lock();
+        let mut instances = state.instances.values();
+        let instance =
+            instances.find(|instance| instance.id.to_string() == id || instance.name == id)?;
+        Some(world.instance_json(instance))
+    }
+
     /// Protects a machine from deletion, as a person at the console would. False: there is none.
     pub fn protect_by_hand(&self, id: &str) -> bool {
         let mut state = self.api().state.lock();
