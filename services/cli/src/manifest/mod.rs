@@ -1,5 +1,6 @@
 //! Manifests: YAML or JSON from files, directories and standard input, as requests for the orchestrator.
 
+mod content;
 pub(crate) mod decode;
 pub(crate) mod diagnostic;
 mod document;
@@ -26,7 +27,8 @@ use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{ApplySecretRequest, Cluster, Platform, PlatformSpec};
 
 use self::{
-    decode::{Decoder, file, read_limited, read_stream},
+    content::{read_limited, read_stream},
+    decode::{Decoder, file},
     diagnostic::{Diagnostic, Diagnostics, Hidden},
     path::join,
     tree::{MAX_FILE_BYTES, Node, Source, Span},

@@ -285,16 +285,28 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
             }
         }
     }
+    let (name, namespace) = names(decoder, &root, metadata)?;
+    let doc = Doc {
+        kind,
+        namespace,
+        name,
+        root,
+        used: Cell::new(false),
+    };
+    if kind.is_read() {
+        annotations(decoder, &doc, warnings);
+    }
+    Some(doc)
+}
+
+/// Name and namespace. Nothing, and an error, if they cannot be read.
+fn names(decoder: &mut Decoder<'_>, root: &Node, metadata: &Node) -> Option<(String, String)> {
     let mut name = String::new();
     let mut namespace = "default".to_owned();
     for entry in decoder.map(metadata, "metadata", "a map with a name") {
         let at = join("metadata", &entry.key);
         match entry.key.as_str() {
-            "name" => {
-                name = decoder
-                    .text(&entry.value, &at, "a name")
-                    .unwrap_or_default()
-            }
+            "name" => name = decoder.text(&entry.value, &at, "a name")?,
             "namespace" if !entry.value.is_null() => {
                 namespace = decoder.text(&entry.value, &at, "a name")?;
             }
@@ -311,22 +323,12 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
         }
     }
     if name.is_empty() {
-        let (span, _) = path::locate(&root, "metadata");
+        let (span, _) = path::locate(root, "metadata");
         let message = "`metadata.name` is missing";
         decoder.error(span, "metadata.name", message, "expected a name");
         return None;
     }
-    let doc = Doc {
-        kind,
-        namespace,
-        name,
-        root,
-        used: Cell::new(false),
-    };
-    if kind.is_read() {
-        annotations(decoder, &doc, warnings);
-    }
-    Some(doc)
+    Some((name, namespace))
 }
 
 /// Annotations change nothing that is made, but who wrote them should know that they are gone.
