@@ -70,6 +70,11 @@ impl Diagnostic {
     }
 }
 
+/// Whether a line has a key whose value is secret. A damaged file may have it where no secret is expected.
+fn names_secret(line: &str) -> bool {
+    ["stringData", "userData"].iter().any(|key| line.contains(key))
+}
+
 /// All that is wrong with the manifests of one command.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
@@ -148,6 +153,7 @@ impl Diagnostics {
             let line = item.source.line(item.span.line).filter(|line| {
                 line.chars().count() <= MAX_LINE
                     && !self.is_hidden(item)
+                    && !names_secret(line)
                     && !shown.is_some_and(|(source, shown)| {
                         Arc::ptr_eq(source, &item.source)
                             && shown == item.span.line
