@@ -158,6 +158,9 @@ impl Manifests {
                 .chain(own)
                 .collect::<BTreeSet<String>>()
         });
+        for raw in &self.raw {
+            objects.diagnostics.hide_secrets(&raw.source, &raw.root);
+        }
         let mut bundle = capm::Bundle::default();
         for raw in &self.raw {
             if convert::recognise(&raw.root) == Origin::ClusterApi {
