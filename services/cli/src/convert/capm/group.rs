@@ -3,7 +3,7 @@
 use drover_core::name;
 
 use super::{
-    document::{CLUSTER_NAME, CONTROL_PLANE, Doc, Kind},
+    document::{CLUSTER_NAME, CONTROL_PLANE, Doc, Kind, lost},
     machine::{self, Recipe, Site},
     reader::{Reader, Word, given},
 };
@@ -239,7 +239,7 @@ impl<'r> Reader<'_, 'r> {
             return None;
         };
         self.fields(template, "spec.template", TEMPLATE, &[]);
-        let labels = self.template_labels(template);
+        let labels = self.template_labels(doc, template);
         let Some(inner) = template.get("spec") else {
             self.missing(template, "spec.template", "spec", "a map");
             return None;
@@ -290,12 +290,21 @@ impl<'r> Reader<'_, 'r> {
     }
 
     /// Labels that the template of a set gives to its machines.
-    fn template_labels<'n>(&mut self, template: &'n Node) -> &'n [Entry] {
+    fn template_labels<'n>(&mut self, doc: &Doc, template: &'n Node) -> &'n [Entry] {
         let path = "spec.template.metadata";
         let Some(metadata) = given(template, "metadata") else {
             return &[];
         };
         self.fields(&metadata.value, path, TEMPLATE_METADATA, &[]);
+        if let Some(annotations) = given(&metadata.value, "annotations") {
+            let annotations = annotations.value.map().unwrap_or_default();
+            lost(
+                &mut self.warnings,
+                doc,
+                "annotations of machines",
+                annotations,
+            );
+        }
         match given(&metadata.value, "labels") {
             Some(labels) => {
                 let path = join(path, "labels");

@@ -749,6 +749,29 @@ fn what_belongs_to_no_cluster_is_named() {
 }
 
 #[test]
+fn labels_and_annotations_that_are_lost_are_named() {
+    let text = sample(
+        "{name: metal-stack-workers, namespace: metal-stack}\nspec:\n  clusterName",
+        "{name: metal-stack-workers, namespace: metal-stack, labels: {pool: workers, team: a}}\nspec:\n  clusterName",
+    );
+    let text = edited(
+        &text,
+        "    metadata: {labels: {pool: workers}}",
+        "    metadata: {labels: {pool: workers}, annotations: {own/note: x}}",
+    );
+    let warnings = objects(&text).warnings;
+    for warning in [
+        "labels of MachineDeployment/metal-stack-workers are left out: team",
+        "annotations of machines of MachineDeployment/metal-stack-workers are left out: own/note",
+    ] {
+        assert!(
+            warnings.iter().any(|found| found == warning),
+            "{warnings:?}"
+        );
+    }
+}
+
+#[test]
 fn a_secret_of_kubernetes_alone_is_no_document_of_ours() {
     let secret =
         "apiVersion: v1\nkind: Secret\nmetadata: {name: x}\nstringData: {value: hunter2}\n";
