@@ -1,4 +1,6 @@
 //! The backends, one module each.
 
+#[cfg(feature = "aws")]
+pub mod aws;
 pub mod local;
 pub mod simulated;

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Placer, Removed,
-    address, launch, placement, tags,
+    address, gate, launch, placement, tags,
 };
 use crate::{
     driver::{
@@ -214,7 +214,7 @@ impl<C: Cloud> CloudDriver<C> {
         if !batch.may_start() {
             return (launch, None);
         }
-        let created = self.cloud.create(&launch).await;
+        let created = gate::within(batch.lifetime(), self.cloud.create(&launch)).await;
         (launch, Some(created))
     }
 
@@ -257,6 +257,7 @@ impl<C: Cloud> CloudDriver<C> {
                     }
                     Outcome::Failed(error)
                 }
+                Some(Created::Unknown(error)) if gate::not_started(&error) => Outcome::NotStarted,
                 Some(Created::Unknown(error)) => Outcome::Unknown(error),
                 None => {
                     Outcome::Unknown(Error::internal("the cloud did not say what became of it"))
