@@ -85,7 +85,9 @@ impl World {
             };
             state.remember(name.to_owned(), token);
         }
-        Ok(self.reservation(state, &reservation, &numbers, now))
+        let mut xml = Xml::new();
+        self.reservation(&mut xml, state, &reservation, &numbers, now);
+        Ok(xml)
     }
 
     /// The answer to a call that was made before.
@@ -120,7 +122,9 @@ impl World {
             return Err(wrong("IdempotentInstanceTerminated", message));
         }
         let reservation = token.reservation.clone();
-        Ok(Some(self.reservation(state, &reservation, &numbers, now)))
+        let mut xml = Xml::new();
+        self.reservation(&mut xml, state, &reservation, &numbers, now);
+        Ok(Some(xml))
     }
 
     fn plan(&self, state: &State, params: &Params) -> Outcome<Plan> {
