@@ -100,7 +100,7 @@ impl World {
         }
         for (id, numbers) in together {
             xml.nest("item", |xml| {
-                self.reservation(xml, state, &id, &numbers, now)
+                self.reservation(xml, state, &id, &numbers, now);
             });
         }
         xml.close("reservationSet");

@@ -244,7 +244,7 @@ impl World {
         let (page, next) = self.page(params, shown.map(|(id, _)| id).collect())?;
         let mut xml = Xml::new();
         xml.list("subnetSet", page, |xml, id| {
-            self.draw_subnet(xml, state, id)
+            self.draw_subnet(xml, state, id);
         });
         xml.maybe("nextToken", next.as_deref());
         Ok(xml)

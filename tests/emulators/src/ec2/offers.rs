@@ -241,7 +241,7 @@ fn draw_type(xml: &mut Xml, kind: &InstanceType) {
     xml.text("bareMetal", "false");
     xml.text("hypervisor", kind.hypervisor);
     xml.nest("processorInfo", |xml| {
-        xml.list("supportedArchitectures", [kind.architecture], item)
+        xml.list("supportedArchitectures", [kind.architecture], item);
     });
     xml.nest("vCpuInfo", |xml| {
         xml.value("defaultVCpus", kind.vcpus);
