@@ -2,6 +2,7 @@
 
 mod account;
 mod addresses;
+mod asked;
 mod attributes;
 mod catalogue;
 mod describe;

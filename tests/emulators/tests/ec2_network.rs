@@ -290,8 +290,8 @@ async fn an_address_belongs_to_one_instance_and_is_released_when_it_belongs_to_n
     assert_eq!(
         done(&ec2, "DescribeAddresses", &filter)
             .await
-            .all("allocationId"),
-        [id.clone()]
+            .text("allocationId"),
+        id
     );
     let first = done(
         &ec2,

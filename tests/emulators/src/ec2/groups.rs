@@ -2,10 +2,10 @@
 
 use tokio::time::Instant;
 
+use crate::ec2::asked::is_hex;
 use crate::ec2::model::{Cidr, Peer, Phase, Rule, SecurityGroup, State, new_id};
 use crate::ec2::network::{depends, find_vpc};
 use crate::ec2::params::{Filters, Outcome, Params, Wrong, invalid_value, wrong};
-use crate::ec2::run::is_hex;
 use crate::ec2::xml::Xml;
 use crate::ec2::{ACCOUNT, World};
 

@@ -2,6 +2,7 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    clippy::expect_used,
     reason = "each test binary uses a part of it"
 )]
 
