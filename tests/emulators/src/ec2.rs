@@ -368,8 +368,12 @@ impl Api for World {
 
     fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer {
         let params = Params::new(parameters(call));
-        let wrong = self.refusal(operation, &params, refusal);
-        if params.get("Version") == Some(account::STS_VERSION) {
+        let is_sts = params.get("Version") == Some(account::STS_VERSION);
+        let wrong = match refusal {
+            Refusal::Throttle { .. } if is_sts => wrong("Throttling", "Rate exceeded"),
+            refusal => self.refusal(operation, &params, refusal),
+        };
+        if is_sts {
             account::failure(&wrong)
         } else {
             failure(&wrong)
