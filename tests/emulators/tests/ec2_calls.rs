@@ -244,6 +244,7 @@ async fn images_are_found_by_owner_and_name() {
 }
 #[tokio::test]
 async fn who_may_not_call_is_told_why() {
+    type Headers<'a> = &'a [(&'a str, &'a str)];
     let settings = Ec2Settings {
         access_keys: vec!["AKIDEXAMPLE".into()],
         denied: vec!["TerminateInstances".into()],
@@ -258,7 +259,7 @@ async fn who_may_not_call_is_told_why() {
         time.strftime("%Y%m%dT%H%M%SZ").to_string()
     };
     let (now, past, future) = (date(0), date(-1000), date(1000));
-    let answers: &[(&[(&str, &str)], &str, &str)] = &[
+    let answers: &[(Headers<'_>, &str, &str)] = &[
         (
             &[("authorization", &good), ("x-amz-date", &now)],
             "200",
