@@ -18,7 +18,7 @@ use drover_proto::{
     common::v1::Address,
     platform::v1::{
         Capability, DeprovisionState, FailureDomain, InfrastructureOutputs, Limits, NodeClass,
-        NodePhase, Warning,
+        NodePhase, ProvisionRequest, Warning,
     },
 };
 use prost_types::Timestamp;
@@ -73,6 +73,13 @@ pub trait Cloud: Send + Sync + 'static {
     async fn console(&self, machine: &Machine) -> Result<Vec<u8>> {
         let _ = machine;
         Err(crate::driver::lacks(Capability::NodeLogs))
+    }
+
+    /// The failure domains that the request's infrastructure or properties leave, where these are tied to some. `None`:
+    /// all of them.
+    fn domains(&self, request: &ProvisionRequest) -> Option<Vec<String>> {
+        let _ = request;
+        None
     }
 
     /// Makes what a cluster needs before its nodes, if the cloud can.

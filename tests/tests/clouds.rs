@@ -11,7 +11,10 @@ use std::{
 
 use cloud::{World, group_on, on_ec2};
 use drover_convert::value::to_struct;
-use drover_emulators::{Ec2, Ec2Settings, Fault};
+use drover_emulators::{
+    Fault,
+    ec2::{Ec2, Ec2Settings},
+};
 use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{Spread, UnsatisfiableAction},

@@ -6,7 +6,11 @@
 mod admin;
 pub mod base64;
 pub mod control;
+pub mod digitalocean;
 pub mod ec2;
+pub mod gce;
+pub mod metal;
+pub mod prism;
 pub mod server;
 pub mod world;
 

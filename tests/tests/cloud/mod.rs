@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use drover_client::{OrchestratorClient, connect};
 use drover_core::{Reason, Result};
-use drover_emulators::Ec2;
+use drover_emulators::ec2::Ec2;
 use drover_orchestrator::Orchestrator;
 use drover_platform_cloud::{DriverSettings, PlatformServer, Settings, drivers::aws};
 use drover_proto::orchestrator::v1 as pb;
