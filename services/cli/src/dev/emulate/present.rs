@@ -186,7 +186,7 @@ fn quick(common: CloudSettings) -> CloudSettings {
 /// Public keys by the names in the examples, as Compute Engine (with a user) or metal-stack take them.
 fn public_keys(with_user: bool) -> BTreeMap<String, String> {
     let user = if with_user { "drover:" } else { "" };
-    let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEmulatedEmulatedEmulatedEmulatedEmulatedEmul";
+    let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGVtdWxhdGVkZW11bGF0ZWRlbXVsYXRlZGVtdWxhdGVk";
     KEYS.map(|name| (name.to_owned(), format!("{user}{key} {name}")))
         .into()
 }
