@@ -169,7 +169,7 @@ impl World {
         public
             .into_iter()
             .chain(private)
-            .find(|image| image["slug"].as_str() == Some(name) || image["id"].to_string() == name)
+            .find(|image| image["slug"].as_str() == Some(name) || image["id"].as_u64() == name.parse().ok())
     }
 
     pub(super) fn image(&self, name: &str) -> Result<Answer, Answer> {
