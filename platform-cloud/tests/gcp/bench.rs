@@ -9,7 +9,7 @@ use std::{
 };
 
 use drover_convert::error::from_status;
-use drover_core::{Result, name};
+use drover_core::{Class, Result, name};
 use drover_emulators::{
     Made,
     gce::{Gce, GceSettings},
@@ -131,7 +131,7 @@ impl Bench {
             slots: slots.collect(),
             cluster: Some(ClusterContext {
                 id: self.cluster.clone(),
-                labels: [("Team/One".to_owned(), "a b".to_owned())].into(),
+                labels: [("team.example/One".to_owned(), "A_b.1".to_owned())].into(),
                 ..ClusterContext::default()
             }),
             group: Some(ResolvedGroup {
@@ -159,12 +159,13 @@ impl Bench {
     ) -> ProvisionResponse {
         let end = Instant::now() + PATIENCE;
         loop {
-            if let Ok(answer) = self.provision(request).await
-                && answer.unknown.is_empty()
-            {
-                return answer;
+            let answer = self.provision(request).await;
+            match &answer {
+                Ok(known) if known.unknown.is_empty() => return answer.unwrap(),
+                Err(error) => assert_eq!(error.class(), Class::Unknown, "{error:?}"),
+                Ok(_) => {}
             }
-            assert!(Instant::now() < end, "the request is still unknown");
+            assert!(Instant::now() < end, "the request is still unknown: {answer:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -271,7 +271,7 @@ fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
         update: Some(Update::Change(NodeChange {
             role: NodeRole::Standby.into(),
             set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
-            remove_labels: vec!["Team/One".to_owned()],
+            remove_labels: vec!["team.example/One".to_owned()],
         })),
         ..UpdateNodeRequest::default()
     }
