@@ -13,7 +13,7 @@ use drover_platform_cloud::{
 };
 use drover_proto::platform::v1::NodePhase;
 
-use super::bench::{Bench, settings};
+use super::bench::{Bench, CALL_TIMEOUT, settings};
 
 const LIST: &str = "instances.list";
 
@@ -66,7 +66,7 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
         Fault::CutAnswer,
         Fault::LoseAnswer,
         Fault::Refused,
-        Fault::Stall(Duration::from_millis(2_500)),
+        Fault::Stall(CALL_TIMEOUT + Duration::from_millis(500)),
     ];
     for fault in faults {
         for good in [0, 3, 7] {
