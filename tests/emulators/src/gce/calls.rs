@@ -14,8 +14,8 @@ use super::route::{Route, Verb, route};
 use super::state::{Instance, Operation, State};
 use crate::server::Call;
 
-/// Instances with their zones, and the token of the next page.
-type Instances = (Vec<(String, Value)>, Option<String>);
+/// Instances with their zones, and the token of the page after them.
+type Page = (Vec<(String, Value)>, Option<String>);
 
 impl World {
     pub(super) fn answer(&self, state: &mut State, call: &Call) -> Result<Value, Problem> {
@@ -202,12 +202,7 @@ impl World {
     }
 
     /// One page of instances with their zones.
-    fn instances(
-        &self,
-        state: &State,
-        call: &Call,
-        zone: Option<&str>,
-    ) -> Result<Instances, Problem> {
+    fn instances(&self, state: &State, call: &Call, zone: Option<&str>) -> Result<Page, Problem> {
         let filter = Filter::parse(call.query("filter").unwrap_or_default())?;
         let settings = &self.settings;
         let all = state
