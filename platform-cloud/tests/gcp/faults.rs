@@ -38,6 +38,12 @@ fn faults() -> Vec<(&'static str, Fault)> {
         ("answer lost", Fault::LoseAnswer),
         ("answer cut", Fault::CutAnswer),
         ("throttled", Fault::Throttle { retry_after: None }),
+        (
+            "throttled for a time",
+            Fault::Throttle {
+                retry_after: Some(Duration::from_secs(1)),
+            },
+        ),
         ("connection refused", Fault::Refused),
         (
             "answer too late",
