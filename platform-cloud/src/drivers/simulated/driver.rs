@@ -9,7 +9,7 @@ use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
         Capability, DeprovisionState, ExecRequest, ExecStart, FailureDomain, Limits, Node,
-        NodeClass, NodePhase, StreamLogsRequest, exec_request::Input,
+        NodeClass, NodePhase, Slot, StreamLogsRequest, exec_request::Input,
     },
 };
 use futures::{StreamExt, stream};
@@ -72,13 +72,20 @@ impl Simulated {
         let mut world = self.world.lock();
         let mut placer = Placer::new(&world, &batch.request);
         let mut shared = None;
-        let mut make = |slot| {
+        let mut make = |slot: &Slot| {
             if !batch.may_start() {
                 return Outcome::NotStarted;
             }
-            let made = placer.choose(&world).and_then(|domain| {
-                let node =
-                    world.create(batch.identity(slot), domain, &mut shared, &self.settings)?;
+            let place = match &slot.host_id {
+                None => placer.choose(&world).map(|domain| (domain, None)),
+                Some(id) => world.host(id).and_then(|host| {
+                    let domain = world.hosts[host].domain;
+                    placer.check(&world, domain).map(|()| (domain, Some(host)))
+                }),
+            };
+            let made = place.and_then(|(domain, host)| {
+                let (identity, settings) = (batch.identity(slot), &self.settings);
+                let node = world.create(identity, domain, host, &mut shared, settings)?;
                 placer.placed(domain);
                 Ok(node)
             });
@@ -138,6 +145,9 @@ impl Driver for Simulated {
         ];
         if !self.settings.failure_domains.is_empty() {
             capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
+        }
+        if !self.settings.hosts.is_empty() {
+            capabilities.push(Capability::NamedHosts);
         }
         let world = self.world.lock();
         let domains = world.domains.iter().map(|room| FailureDomain {

@@ -64,6 +64,14 @@ impl SimulatedHandle {
         self.0.world.lock().capacity = capacity;
     }
 
+    /// Gives a machine to somebody else; empty: back to nobody. Answers whether there is such a machine.
+    pub fn claim_host(&self, id: &str, by: &str) -> bool {
+        let mut world = self.0.world.lock();
+        let host = world.hosts.iter_mut().find(|host| host.id == id);
+        host.map(|host| by.clone_into(&mut host.claimed_by))
+            .is_some()
+    }
+
     /// The most nodes of a failure domain from now on. Answers whether there is such a domain.
     pub fn set_domain_capacity(&self, domain: &str, capacity: Option<u32>) -> bool {
         let mut world = self.0.world.lock();
@@ -166,7 +174,7 @@ impl SimulatedHandle {
                 "no failure domain has room",
             ));
         }
-        let node = world.create(identity, domain, &mut None, &self.0.settings)?;
+        let node = world.create(identity, domain, None, &mut None, &self.0.settings)?;
         drop(world);
         self.wake();
         Ok(node)

@@ -4,7 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use super::{
     Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES, Settings,
-    merge, spec_hash,
+    merge, pool, spec_hash,
 };
 use crate::{
     error::{Error, Violation},
@@ -13,6 +13,8 @@ use crate::{
 
 /// Time that a node gets to stop by itself, unless it is said.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// Longest id of a named machine; platforms refuse longer words.
+const MAX_HOST: usize = 512;
 /// Time that a node must be Ready before a back-off is reset, unless it is said.
 const DEFAULT_STABLE_AFTER: Duration = Duration::from_secs(600);
 
@@ -47,6 +49,7 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         );
     }
     walk.check_settings("spec", &cluster.settings);
+    walk.refuse_hosts("spec", &cluster.settings);
     if cluster.groups.is_empty() {
         walk.refuse("spec.groups", "is empty; expected at least one group");
     }
@@ -130,6 +133,7 @@ impl Walk<'_> {
             self.leaf(at, path, group, settings, version);
             return;
         }
+        self.refuse_hosts(at, &group.settings);
         if group.size.is_some() {
             self.refuse(
                 format!("{at}.size"),
@@ -203,6 +207,7 @@ impl Walk<'_> {
             version: name::sym(version),
             attributes: settings.attributes,
             placement: settings.placement.unwrap_or_default(),
+            bootstrap: settings.bootstrap,
             health: settings.health,
             remediation: settings.remediation.unwrap_or_default(),
             update: settings.update.unwrap_or_default(),
@@ -226,12 +231,77 @@ impl Walk<'_> {
                 max: choice.max,
                 properties: merge(&settings.properties, &choice.properties),
                 version_requirement: choice.version_requirement.clone(),
+                pool: name::sym(""),
                 spec_hash: name::sym(""),
             };
+            choice.pool = pool(&choice.class, &choice.properties);
             choice.spec_hash = spec_hash(self.cluster, &group, &choice);
             group.choices.push(choice);
         }
+        self.check_hosts(at, &group);
         self.groups.push(group);
+    }
+
+    fn refuse_hosts(&mut self, at: &str, settings: &Settings) {
+        if settings
+            .placement
+            .as_ref()
+            .is_some_and(|placement| !placement.hosts.is_empty())
+        {
+            self.refuse(
+                format!("{at}.placement.hosts"),
+                "machines can be named in a group of nodes only",
+            );
+        }
+    }
+
+    /// Each named machine is for one group, and there are enough of them.
+    fn check_hosts(&mut self, at: &str, group: &Group) {
+        let hosts = &group.placement.hosts;
+        let Some(platform) = group.choices.first().map(|choice| &choice.platform) else {
+            return;
+        };
+        if hosts.is_empty() {
+            return;
+        }
+        let field = format!("{at}.placement.hosts");
+        if group.choices.iter().any(|c| c.platform != *platform) {
+            self.refuse(
+                field.clone(),
+                "are machines of one platform, but the group names several",
+            );
+        }
+        let size = group.size.unwrap_or(1) as usize;
+        if hosts.len() < size {
+            let description = format!(
+                "names {} machines for {size} nodes; expected at least as many",
+                hosts.len()
+            );
+            self.refuse(field.clone(), description);
+        }
+        let mut wrong = Vec::new();
+        for (index, host) in hosts.iter().enumerate() {
+            let others = self.groups.iter().filter(|other| {
+                other
+                    .choices
+                    .first()
+                    .is_some_and(|c| c.platform == *platform)
+                    && other.placement.hosts.contains(host)
+            });
+            let description = if host.is_empty() || host.len() > MAX_HOST {
+                format!("expected the platform's id of a machine, 1 to {MAX_HOST} bytes")
+            } else if hosts[..index].contains(host) {
+                format!("{host:?} stands there twice")
+            } else if let Some(other) = others.into_iter().next() {
+                format!("{host:?} is named by group {:?} already", other.path)
+            } else {
+                continue;
+            };
+            wrong.push((format!("{field}[{index}]"), description));
+        }
+        for (field, description) in wrong {
+            self.refuse(field, description);
+        }
     }
 
     fn check_settings(&mut self, at: &str, settings: &Settings) {
@@ -315,6 +385,7 @@ fn inherit(outer: &Settings, inner: &Settings) -> Settings {
         attributes: merge(&outer.attributes, &own.attributes),
         properties: merge(&outer.properties, &own.properties),
         placement: own.placement.or_else(|| outer.placement.clone()),
+        bootstrap: own.bootstrap.or_else(|| outer.bootstrap.clone()),
         health: own.health.or_else(|| outer.health.clone()),
         remediation: own.remediation.or(outer.remediation),
         update: own.update.or(outer.update),
