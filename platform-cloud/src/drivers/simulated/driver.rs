@@ -83,10 +83,20 @@ impl Simulated {
                     placer.check(&world, domain).map(|()| (domain, Some(host)))
                 }),
             };
-            let made = place.and_then(|(domain, host)| {
+            let data = match batch.request.bootstrap {
+                Some(_) => batch
+                    .render(slot, Place::default())
+                    .map(|rendered| rendered.bootstrap),
+                None => Ok(None),
+            };
+            let place = data.and_then(|data| place.map(|place| (place, data)));
+            let made = place.and_then(|((domain, host), data)| {
                 let (identity, settings) = (batch.identity(slot), &self.settings);
                 let node = world.create(identity, domain, host, &mut shared, settings)?;
                 placer.placed(domain);
+                if let (Some(data), Some(number)) = (data, number(&node.node_id)) {
+                    world.user_data.insert(number, data);
+                }
                 Ok(node)
             });
             match made {
@@ -113,6 +123,7 @@ impl Simulated {
             visibility_delay: Some(to_duration(
                 self.settings.scaled(self.settings.visibility_delay),
             )),
+            max_bootstrap_bytes: self.settings.max_bootstrap_bytes,
             // A repeat reads the nodes of its request as they really are.
             replay_delay: Some(to_duration(Duration::ZERO)),
             ..Limits::default()

@@ -64,6 +64,13 @@ impl SimulatedHandle {
         self.0.world.lock().capacity = capacity;
     }
 
+    /// The user data that a node was given, rendered if that was asked for. Secret.
+    #[must_use]
+    pub fn user_data(&self, node_id: &str) -> Option<Vec<u8>> {
+        let number = number(node_id)?;
+        self.0.world.lock().user_data.get(&number).cloned()
+    }
+
     /// Gives a machine to somebody else; empty: back to nobody. Answers whether there is such a machine.
     pub fn claim_host(&self, id: &str, by: &str) -> bool {
         let mut world = self.0.world.lock();

@@ -47,6 +47,8 @@ pub struct SimulatedSettings {
     pub capacity: Option<u32>,
     /// Failure domains. Default: none.
     pub failure_domains: Vec<DomainSettings>,
+    /// Most bytes of user data. Absent: no limit of its own.
+    pub max_bootstrap_bytes: Option<u32>,
     /// Machines that can be asked for by name. Default: none. Other nodes do not take them.
     pub hosts: Vec<HostSettings>,
     /// Node classes. Empty: every name is accepted.
@@ -148,6 +150,7 @@ impl Default for SimulatedSettings {
             visibility_delay: Duration::ZERO,
             capacity: None,
             failure_domains: Vec::new(),
+            max_bootstrap_bytes: None,
             hosts: Vec::new(),
             node_classes: Vec::new(),
             errors: ErrorRates::default(),

@@ -112,6 +112,8 @@ pub(super) struct World {
     pub(super) timers: Timers,
     pub(super) domains: Vec<Room>,
     pub(super) hosts: Vec<Host>,
+    /// What each node was given to start with. Secret.
+    pub(super) user_data: HashMap<u32, Vec<u8>>,
     pub(super) classes: HashMap<String, Room>,
     pub(super) capacity: Option<u32>,
     pub(super) paused: bool,
@@ -188,6 +190,7 @@ impl World {
             timers: Timers::default(),
             domains,
             hosts,
+            user_data: HashMap::new(),
             classes: classes.collect(),
             capacity: settings.capacity,
             paused: false,
@@ -694,6 +697,7 @@ impl World {
         if let Some(host) = self.hosts.get_mut(usize::from(node.host)) {
             host.node = None;
         }
+        self.user_data.remove(&number);
         if let Some(journal) = &mut self.journal {
             journal.gone(number);
         }
