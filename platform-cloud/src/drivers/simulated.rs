@@ -4,6 +4,7 @@
 mod driver;
 mod faults;
 mod handle;
+mod infrastructure;
 mod journal;
 mod placement;
 mod settings;
@@ -23,6 +24,7 @@ pub use settings::{
 };
 
 use crate::clock::Clock;
+use infrastructure::Estate;
 use world::World;
 
 /// The simulated backend and the driver for it.
@@ -31,6 +33,7 @@ pub struct Simulated {
     uid: String,
     schema: Option<Arc<serde_json::Value>>,
     world: Mutex<World>,
+    estate: Mutex<Estate>,
     /// Woken when an earlier timer was set, and when nodes changed.
     changed: watch::Sender<()>,
     timers: Mutex<Option<JoinHandle<()>>>,
@@ -55,6 +58,18 @@ impl Simulated {
                 (Some(journal), past)
             }
         };
+        let estate = Estate::open(
+            settings
+                .state_file
+                .as_ref()
+                .map(|file| file.with_extension("infrastructure")),
+        )
+        .map_err(|error| {
+            Error::new(
+                Reason::Precondition,
+                format!("state of the infrastructure: {error}"),
+            )
+        })?;
         let uid = match (&settings.uid, past.uid) {
             (Some(uid), _) => uid.clone(),
             (None, Some(uid)) => format!("simulated:{}:{uid}", settings.name),
@@ -66,6 +81,7 @@ impl Simulated {
             settings,
             uid,
             world: Mutex::new(world),
+            estate: Mutex::new(estate),
             changed: watch::Sender::new(()),
             timers: Mutex::new(None),
         });

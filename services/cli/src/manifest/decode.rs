@@ -1,17 +1,9 @@
 //! Trees to messages, field by field as the schema says, with every error of a document at once.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::Read,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use prost::Message;
-use prost_reflect::{
-    DynamicMessage, Kind, MapKey, MessageDescriptor, ReflectMessage, Value as Dynamic,
-};
+use prost_reflect::{DynamicMessage, Kind, MapKey, MessageDescriptor, Value as Dynamic};
 use prost_types::{Struct, Value as Free, value::Kind as FreeKind};
 
 use super::{
@@ -22,22 +14,47 @@ use super::{
     tree::{Entry, Node, Scalar, Source, Span, Value},
 };
 
-/// Largest file that a manifest may name: a spec is at most this large.
-const MAX_INCLUDED_BYTES: u64 = 512 * 1024;
 /// Most keys that are listed where an unknown one resembles none.
 const MAX_LISTED_KEYS: usize = 12;
 
 /// Decodes one document.
 pub(crate) struct Decoder<'a> {
     pub(crate) source: &'a Arc<Source>,
+    /// Files that parts of the document stand in besides, as [`Span::file`] counts them.
+    pub(crate) files: &'a [Arc<Source>],
     /// Directory that files are relative to.
     pub(crate) base: PathBuf,
     pub(crate) diagnostics: &'a mut Diagnostics,
-    /// The kind as `drover explain` calls it.
-    pub(crate) kind: &'static str,
+    /// The kind as `drover explain` calls it. Nothing where it cannot explain the document.
+    pub(crate) kind: Option<&'static str>,
 }
 
-impl Decoder<'_> {
+impl<'a> Decoder<'a> {
+    /// The file that something stands in.
+    pub(crate) fn source_of(&self, span: Span) -> &'a Arc<Source> {
+        file(self.source, self.files, span)
+    }
+
+    /// From here on no line of it is shown.
+    pub(crate) fn hide(&mut self, node: &Node) {
+        self.diagnostics
+            .hide(self.source_of(node.span), node.lines());
+    }
+
+    fn is_hidden(&self, node: &Node) -> bool {
+        let source = self.source_of(node.span);
+        self.diagnostics.is_secret(source, node.span.line)
+    }
+
+    /// What stands there instead of what was expected.
+    fn found(&self, node: &Node) -> String {
+        if self.is_hidden(node) {
+            "something that is not shown".into()
+        } else {
+            node.describe()
+        }
+    }
+
     pub(crate) fn error(
         &mut self,
         span: Span,
@@ -45,7 +62,8 @@ impl Decoder<'_> {
         message: impl Into<String>,
         expected: &str,
     ) {
-        let mut diagnostic = Diagnostic::new(self.source, span, path, message).kind(self.kind);
+        let mut diagnostic = Diagnostic::new(self.source_of(span), span, path, message);
+        diagnostic.kind = self.kind;
         if !expected.is_empty() {
             diagnostic = diagnostic.expected(expected);
         }
@@ -53,7 +71,7 @@ impl Decoder<'_> {
     }
 
     pub(crate) fn mismatch(&mut self, node: &Node, path: &str, expected: &str) {
-        let found = node.describe();
+        let found = self.found(node);
         self.error(
             node.span,
             path,
@@ -176,8 +194,8 @@ impl Decoder<'_> {
                 }
             }
             shape => {
-                if field.key.starts_with("userData") {
-                    self.diagnostics.hide(self.source, node.lines());
+                if field.key.starts_with("userData") || is_bootstrap(shape) {
+                    self.hide(node);
                 }
                 if let Some(value) = self.value(shape, field, node, path) {
                     message.set_field(&field.descriptor, value);
@@ -326,6 +344,7 @@ impl Decoder<'_> {
     pub(crate) fn text(&mut self, node: &Node, path: &str, expected: &str) -> Option<String> {
         let advice = match node.scalar() {
             Some(Scalar::Text(text)) => return Some(text.to_owned()),
+            _ if self.is_hidden(node) && node.scalar().is_some() => "quote it".to_owned(),
             Some(Scalar::Float(number)) if number.is_finite() => {
                 format!("quote it: YAML reads {number}")
             }
@@ -338,7 +357,7 @@ impl Decoder<'_> {
                 return None;
             }
         };
-        let found = node.describe();
+        let found = self.found(node);
         self.error(
             node.span,
             path,
@@ -482,104 +501,25 @@ impl Decoder<'_> {
         };
         Some(scalar::free(kind))
     }
+}
 
-    fn user_data_from(&mut self, message: &mut DynamicMessage, node: &Node, path: &str) {
-        let known = [
-            ("file", "a path relative to the manifest".to_owned()),
-            ("secretKeyRef", "a map".to_owned()),
-        ];
-        let entries = self.map(
-            node,
-            path,
-            "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}",
-        );
-        if entries.len() > 1 {
-            self.error(
-                node.span,
-                path,
-                "more than one source",
-                "expected file or secretKeyRef",
-            );
-            return;
-        }
-        for entry in entries {
-            match entry.key.as_str() {
-                "file" => {
-                    let Some(content) = self.file(node, path) else {
-                        continue;
-                    };
-                    let (field, value) = match String::from_utf8(content) {
-                        Ok(text) => ("text", Dynamic::String(text)),
-                        Err(error) => ("binary", Dynamic::Bytes(error.into_bytes().into())),
-                    };
-                    message.set_field_by_name(field, value);
-                }
-                "secretKeyRef" => {
-                    if let Some(field) = message.descriptor().get_field_by_name("secret_key")
-                        && let Kind::Message(descriptor) = field.kind()
-                    {
-                        let value =
-                            self.message(&descriptor, &entry.value, &join(path, &entry.key));
-                        message.set_field(&field, Dynamic::Message(value));
-                    }
-                }
-                _ => self.unknown(entry, path, &known),
-            }
-        }
-    }
+/// The file that something stands in: the document's own, or one of `files`.
+pub(crate) fn file<'a>(
+    own: &'a Arc<Source>,
+    files: &'a [Arc<Source>],
+    span: Span,
+) -> &'a Arc<Source> {
+    let other = span.file.checked_sub(1).and_then(|at| files.get(at));
+    other.unwrap_or(own)
+}
 
-    /// The content of the file that `{file: PATH}` names.
-    fn file(&mut self, node: &Node, path: &str) -> Option<Vec<u8>> {
-        let entries = self.map(node, path, "a map {file: PATH}");
-        for entry in entries.iter().filter(|entry| entry.key != "file") {
-            self.unknown(
-                entry,
-                path,
-                &[("file", "a path relative to the manifest".into())],
-            );
-        }
-        let file = entries.iter().find(|entry| entry.key == "file")?;
-        let path = join(path, "file");
-        let name = self.text(&file.value, &path, "a path relative to the manifest")?;
-        match read_limited(&self.base.join(&name), MAX_INCLUDED_BYTES) {
-            Ok(content) => Some(content),
-            Err(error) => {
-                self.error(
-                    file.value.span,
-                    &path,
-                    format!("cannot read {name}: {error}"),
-                    "",
-                );
-                None
-            }
-        }
-    }
+/// User data on one line with other fields would be shown with the errors about those.
+fn is_bootstrap(shape: &Shape) -> bool {
+    matches!(shape, Shape::Message(message) if message.name() == "BootstrapSource")
 }
 
 fn named(descriptor: &MessageDescriptor, name: &str) -> DynamicMessage {
     let mut choice = DynamicMessage::new(descriptor.clone());
     choice.set_field_by_name("name", Dynamic::String(name.to_owned()));
     choice
-}
-
-/// Reads a file that may not be larger than `limit`.
-pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
-    let file = File::open(path)?;
-    if file.metadata()?.is_dir() {
-        return Err(std::io::Error::other("it is a directory"));
-    }
-    read_stream(file, limit)
-}
-
-/// Reads a stream that may not be longer than `limit`.
-pub(crate) fn read_stream(stream: impl Read, limit: u64) -> std::io::Result<Vec<u8>> {
-    let mut content = Vec::new();
-    stream.take(limit + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > limit {
-        return Err(std::io::Error::other(format!(
-            "it is larger than {} KiB",
-            limit / 1024
-        )));
-    }
-    Ok(content)
 }
