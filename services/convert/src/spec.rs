@@ -610,3 +610,103 @@ pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
         failure_domains: from.failure_domains.clone(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(change: impl Fn(&mut pb::GroupSpec)) -> Result<ClusterSpec> {
+        let mut group = pb::GroupSpec {
+            name: "db".into(),
+            size: Some(1),
+            platforms: vec![pb::PlatformChoice {
+                name: "metal".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        change(&mut group);
+        let spec = cluster_spec(&pb::ClusterSpec {
+            groups: vec![group],
+            ..Default::default()
+        })?;
+        spec.resolve().map(|_| spec)
+    }
+
+    fn bootstrap(
+        source: Option<pb::bootstrap_source::Source>,
+        render: bool,
+    ) -> Result<ClusterSpec> {
+        spec(|group| {
+            group.bootstrap = Some(pb::BootstrapSource {
+                source: source.clone(),
+                render,
+            });
+        })
+    }
+
+    fn fields<T: std::fmt::Debug>(answer: Result<T>) -> Vec<String> {
+        let error = answer.unwrap_err();
+        error.fields().iter().map(|v| v.field.clone()).collect()
+    }
+
+    #[test]
+    fn user_data_becomes_its_digest() {
+        use pb::bootstrap_source::Source;
+        let digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+        for source in [
+            Source::Text("hello".into()),
+            Source::Binary(b"hello".to_vec()),
+            Source::Sha256(digest.to_ascii_uppercase()),
+        ] {
+            let spec = bootstrap(Some(source), true).unwrap();
+            let expected = Bootstrap {
+                sha256: digest.to_owned(),
+                render: true,
+            };
+            assert_eq!(spec.groups[0].settings.bootstrap, Some(expected));
+        }
+        let at = "spec.groups[0].bootstrap";
+        let key = pb::SecretKeyRef::default();
+        for (source, render, field) in [
+            (None, false, at.to_owned()),
+            (Some(Source::Text(String::new())), false, at.to_owned()),
+            (
+                Some(Source::Binary(vec![255])),
+                true,
+                format!("{at}.render"),
+            ),
+            (
+                Some(Source::Sha256("12".into())),
+                false,
+                format!("{at}.sha256"),
+            ),
+            (
+                Some(Source::SecretKey(key)),
+                false,
+                format!("{at}.secret_key"),
+            ),
+        ] {
+            assert_eq!(fields(bootstrap(source, render)), [field]);
+        }
+    }
+
+    #[test]
+    fn named_machines_are_read_and_travel_with_slots_alone() {
+        let hosts = |names: &[&str]| {
+            let hosts: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            spec(move |group| {
+                group.placement = Some(pb::Placement {
+                    hosts: hosts.clone(),
+                    ..Default::default()
+                });
+            })
+        };
+        let read = hosts(&["metalstack://1f", "m2"]).unwrap();
+        let placement = read.groups[0].settings.placement.clone().unwrap();
+        assert_eq!(&*placement.hosts[0], "metalstack://1f");
+        assert_eq!(to_placement(&placement), None);
+        let twice = "spec.groups[0].placement.hosts[1]";
+        assert_eq!(fields(hosts(&["m2", "m2"])), [twice]);
+    }
+}

@@ -403,7 +403,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::{Object, PlatformChoice};
+    use crate::spec::{Bootstrap, Object, Placement, PlatformChoice};
 
     fn object(value: serde_json::Value) -> Object {
         value.as_object().cloned().unwrap_or_default()
@@ -501,6 +501,128 @@ mod tests {
             ..Default::default()
         };
         assert!(spec.resolve().unwrap_err().message().contains("more than"));
+    }
+
+    fn wrong(groups: Vec<GroupSpec>, settings: Settings) -> Vec<String> {
+        let spec = ClusterSpec {
+            groups,
+            settings,
+            ..Default::default()
+        };
+        let error = spec.resolve().unwrap_err();
+        error.fields().iter().map(|v| v.field.clone()).collect()
+    }
+
+    fn on_machines(name: &str, size: u32, platform: &str, machines: &[&str]) -> GroupSpec {
+        let mut group = leaf(name, size);
+        group.settings.platforms = on(platform);
+        group.settings.placement = Some(Placement {
+            hosts: machines.iter().map(|host| (*host).into()).collect(),
+            ..Default::default()
+        });
+        group
+    }
+
+    #[test]
+    fn each_machine_is_for_one_group_and_there_are_enough_of_them() {
+        let none = Settings::default;
+        let few = on_machines("a", 3, "metal", &["m1", "m2"]);
+        assert_eq!(wrong(vec![few], none()), ["spec.groups[0].placement.hosts"]);
+        let twice = on_machines("a", 1, "metal", &["m1", "m2", "m1", ""]);
+        let fields = [
+            "spec.groups[0].placement.hosts[2]",
+            "spec.groups[0].placement.hosts[3]",
+        ];
+        assert_eq!(wrong(vec![twice], none()), fields);
+        let first = on_machines("a", 1, "metal", &["m1"]);
+        let shared = on_machines("b", 1, "metal", &["m2", "m1"]);
+        let fields = ["spec.groups[1].placement.hosts[1]"];
+        assert_eq!(wrong(vec![first.clone(), shared], none()), fields);
+        let mut several = first.clone();
+        several.settings.platforms.extend(on("other"));
+        assert_eq!(
+            wrong(vec![several], none()),
+            ["spec.groups[0].placement.hosts"]
+        );
+        let outer = Settings {
+            platforms: on("metal"),
+            placement: first.settings.placement.clone(),
+            ..Default::default()
+        };
+        let inside = GroupSpec {
+            name: "outer".into(),
+            settings: outer.clone(),
+            groups: vec![on_machines("in", 1, "metal", &["m3"])],
+            ..Default::default()
+        };
+        let fields = wrong(vec![inside], outer);
+        for field in ["spec.placement.hosts", "spec.groups[0].placement.hosts"] {
+            assert!(
+                fields.iter().any(|one| one == field),
+                "{field} in {fields:?}"
+            );
+        }
+        // The same name on another platform is another machine.
+        let elsewhere = on_machines("b", 1, "other", &["m1"]);
+        let spec = ClusterSpec {
+            groups: vec![first, elsewhere],
+            ..Default::default()
+        };
+        assert_eq!(spec.resolve().unwrap()[1].placement.hosts.len(), 1);
+    }
+
+    #[test]
+    fn user_data_is_inherited_and_part_of_what_makes_a_node() {
+        let data = |text: &str, render| Bootstrap {
+            sha256: crate::spec::digest(text.as_bytes()),
+            render,
+        };
+        let groups = |outer, inner| {
+            let mut group = leaf("g", 1);
+            group.settings.bootstrap = inner;
+            let settings = Settings {
+                platforms: on("local"),
+                bootstrap: outer,
+                ..Default::default()
+            };
+            let spec = ClusterSpec {
+                groups: vec![group],
+                settings,
+                ..Default::default()
+            };
+            spec.resolve().unwrap().remove(0)
+        };
+        let hash = |group: Group| group.choices[0].spec_hash.clone();
+        let plain = hash(groups(None, None));
+        let inherited = groups(Some(data("x", false)), None);
+        assert_eq!(inherited.bootstrap, Some(data("x", false)));
+        let own = groups(Some(data("y", true)), Some(data("x", false)));
+        assert_eq!(hash(inherited.clone()), hash(own));
+        assert_ne!(hash(inherited.clone()), plain);
+        assert_ne!(
+            hash(inherited.clone()),
+            hash(groups(Some(data("x", true)), None))
+        );
+        assert_ne!(hash(inherited), hash(groups(Some(data("z", false)), None)));
+    }
+
+    #[test]
+    fn choices_of_one_class_and_other_properties_take_other_capacity() {
+        let mut group = leaf("g", 1);
+        group.settings.node_class = Some("m6i".into());
+        let spot = PlatformChoice {
+            name: "aws".into(),
+            properties: object(json!({"capacityType": "spot"})),
+            ..Default::default()
+        };
+        group.settings.platforms = vec![spot, on("aws").remove(0)];
+        let spec = ClusterSpec {
+            groups: vec![group],
+            ..Default::default()
+        };
+        let choices = spec.resolve().unwrap().remove(0).choices;
+        assert_ne!(choices[0].pool, choices[1].pool);
+        assert_eq!(&*choices[1].pool, "m6i");
     }
 
     #[test]
