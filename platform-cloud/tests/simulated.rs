@@ -365,8 +365,7 @@ async fn a_named_machine_is_one_node_s_at_a_time_and_belongs_to_one_owner() {
 
     let mut other = world.request("y", 0, 1);
     on(&mut other, &["m1"]);
-    let answer = world.provision(&other).await.unwrap();
-    let error = from_rpc_status(answer.failures[0].error.as_ref().unwrap());
+    let error = world.provision(&other).await.unwrap_err();
     assert_eq!(error.reason(), Reason::HostClaimed);
     assert!(error.message().contains("cluster x"), "{error}");
     // Nobody takes a machine that is not asked for by its name.
