@@ -113,7 +113,6 @@ async fn a_machine_of_somebody_else_or_of_nobody_is_said_and_the_others_are_made
     let request = pb::ReconcileClusterRequest {
         name: "orders".to_owned(),
         reset_back_off: true,
-        ..Default::default()
     };
     world.clusters().reconcile_cluster(request).await.unwrap();
     until("it is taken when it is free", async || {
@@ -320,7 +319,6 @@ async fn what_spot_lacks_is_made_on_demand_and_a_dead_spot_node_comes_back() {
     let request = pb::ReconcileClusterRequest {
         name: "orders".to_owned(),
         reset_back_off: true,
-        ..Default::default()
     };
     world.clusters().reconcile_cluster(request).await.unwrap();
     world.site.backend().kill(&spot.node_id, Death::Terminated);
