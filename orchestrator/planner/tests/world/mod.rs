@@ -170,6 +170,7 @@ impl World {
             now,
             process_start: self.process_start,
             groups: &self.groups,
+            infrastructure: &[],
             health_defaults: &[],
             orphans: self.orphans,
             orphan_grace: 120_000,
@@ -317,6 +318,7 @@ impl World {
                 confirm.in_flight = true;
                 self.begin_read(platform);
             }
+            Call::Infrastructure { .. } => unreachable!("no group here asks for infrastructure"),
         }
     }
 
