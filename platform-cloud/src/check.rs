@@ -52,7 +52,7 @@ impl Checker {
         }
     }
 
-    fn uuid(&mut self, field: &str, value: &str) {
+    pub(crate) fn uuid(&mut self, field: &str, value: &str) {
         // Only the form with hyphens, since ids are compared as text.
         if value.is_empty() {
             self.wrong(field, "is required");
@@ -149,7 +149,7 @@ impl Checker {
         }
     }
 
-    fn known<E: TryFrom<i32>>(&mut self, field: &str, value: i32, required: bool) {
+    pub(crate) fn known<E: TryFrom<i32>>(&mut self, field: &str, value: i32, required: bool) {
         if E::try_from(value).is_err() {
             self.wrong(field, format!("{value} is not a known value"));
         } else if required && value == 0 {

@@ -14,6 +14,8 @@ use drover_proto::{
 };
 use futures::stream::BoxStream;
 
+use crate::infrastructure::Infrastructure;
+
 pub use crate::{
     batch::Batch,
     feed::Changes,
@@ -102,6 +104,16 @@ pub trait Driver: Send + Sync + 'static {
     /// The push side, if the driver hears of every change at once. Without it the backend is polled with
     /// [`Driver::list`].
     fn live(&self) -> Option<&dyn Live> {
+        None
+    }
+
+    /// Makes what a cluster needs before its nodes, if the backend can.
+    fn infrastructure(&self) -> Option<&dyn Infrastructure> {
+        None
+    }
+
+    /// When a polled backend is to be read again sooner than usual, as something there is on its way.
+    fn next_poll(&self) -> Option<Duration> {
         None
     }
 

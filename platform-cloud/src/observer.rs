@@ -1,12 +1,19 @@
 //! What is known of the backend: shared whole reads, and the log of changes that watchers follow.
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use drover_core::Result;
 use drover_proto::platform::v1::{Node, RemovalEvidence, Warning};
 use futures::{FutureExt, future::BoxFuture, future::Shared};
 use parking_lot::Mutex;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use crate::{
     changelog::{Changelog, Key, MAX_REMOVALS},
@@ -39,6 +46,8 @@ pub(crate) struct Observer {
     state: Mutex<State>,
     /// Warnings that stand, and how often they changed.
     warnings: watch::Sender<(u64, Vec<Warning>)>,
+    /// Told when the next read of a polled driver may be due sooner.
+    hurry: Notify,
 }
 
 struct State {
@@ -49,6 +58,8 @@ struct State {
 
 struct Polled {
     node: Arc<Node>,
+    /// A read that began before this shows an older state of it.
+    changed: Instant,
     /// A read that began before this may not show it yet.
     visible_from: Instant,
 }
@@ -73,6 +84,7 @@ impl Observer {
             reading: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
             warnings: watch::Sender::new((0, Vec::new())),
+            hurry: Notify::new(),
         })
     }
 
@@ -86,6 +98,12 @@ impl Observer {
     #[must_use]
     pub(crate) fn warnings(&self) -> watch::Receiver<(u64, Vec<Warning>)> {
         self.warnings.subscribe()
+    }
+
+    /// The time of this platform.
+    #[must_use]
+    pub(crate) fn now(&self) -> SystemTime {
+        self.clock.now()
     }
 
     /// When the backend was last known whole. Everything up to then is in the log.
@@ -195,11 +213,12 @@ impl Observer {
                 known => {
                     // What a call made since the read began is newer than what the read saw.
                     let node = match known {
-                        Some(known) if known.visible_from > began => known,
+                        Some(known) if known.changed > began => known,
                         _ => {
                             self.log.changed(&key.cluster_id, &key.node_id);
                             Polled {
                                 node: Arc::new(found.node.clone()),
+                                changed: began,
                                 visible_from: began,
                             }
                         }
@@ -223,16 +242,39 @@ impl Observer {
         if self.driver.live().is_some() {
             return;
         }
-        let visible_from =
-            Instant::now() + limits::visibility_delay(&self.driver.description().limits);
+        let changed = Instant::now();
+        let visible_from = changed + limits::visibility_delay(&self.driver.description().limits);
         let key = key(node);
         // First the node, then its news: a watcher reads the node as soon as it hears.
         let node = Polled {
             node: Arc::new(node.clone()),
+            changed,
             visible_from,
         };
         self.state.lock().polled.insert(key.clone(), node);
         self.log.changed(&key.cluster_id, &key.node_id);
+        self.hurry();
+    }
+
+    /// Something at the backend is on its way, which the driver knows by now.
+    pub(crate) fn hurry(&self) {
+        self.hurry.notify_one();
+    }
+
+    /// Waits until the backend is to be read again: after the usual interval, or after that of the driver while
+    /// something there is on its way.
+    pub(crate) async fn pause(&self, usual: Duration) {
+        let since = Instant::now();
+        loop {
+            let interval = self
+                .driver
+                .next_poll()
+                .map_or(usual, |soon| soon.min(usual));
+            tokio::select! {
+                () = tokio::time::sleep_until(since + interval) => return,
+                () = self.hurry.notified() => {}
+            }
+        }
     }
 }
 

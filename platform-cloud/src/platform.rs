@@ -19,6 +19,7 @@ use crate::{
     driver::{Description, Driver},
     fences::Fences,
     identity::hex,
+    infrastructure::Working,
     limits,
     observer::Observer,
     provision::{Memory, Requests},
@@ -40,6 +41,7 @@ pub struct Platform {
     pub(crate) requests: Requests,
     pub(crate) memory: Memory,
     pub(crate) pages: Pages,
+    pub(crate) working: Working,
     /// Calls that change something run here, so that a caller who goes away does not leave them half done.
     pub(crate) tasks: TaskTracker,
     pub(crate) shutdown: CancellationToken,
@@ -59,6 +61,7 @@ impl Platform {
             requests: Requests::default(),
             memory: Memory::default(),
             pages: Pages::default(),
+            working: Working::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
             instance_id: Uuid::new_v4().to_string(),
@@ -104,7 +107,9 @@ impl Platform {
             if let Err(error) = self.observer.read().await {
                 tracing::warn!(%error, "the backend could not be read");
             }
-            tokio::time::sleep(limits::min_poll_interval(&self.driver.description().limits)).await;
+            self.observer
+                .pause(limits::min_poll_interval(&self.driver.description().limits))
+                .await;
         }
     }
 
@@ -129,7 +134,11 @@ impl Platform {
                 description.capabilities.push(capability);
             }
         }
+        if self.driver.infrastructure().is_some() {
+            description.capabilities.push(Capability::Infrastructure);
+        }
         description.capabilities.sort_unstable();
+        description.capabilities.dedup();
         description
     }
 

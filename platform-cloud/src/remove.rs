@@ -35,7 +35,7 @@ impl Platform {
     }
 
     /// Runs what changes something to its end, even if the caller goes away.
-    async fn changing<T: Send + 'static>(
+    pub(crate) async fn changing<T: Send + 'static>(
         &self,
         fence: &Fence,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -84,6 +84,7 @@ impl Platform {
             reason: request.reason,
         };
         let deleted = self.driver.delete(&target, &options).await?;
+        self.observer.hurry();
         // A late repeat of the request that made the node must not make it again.
         self.remember(
             &slot.request_id,

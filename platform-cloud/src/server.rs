@@ -4,6 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use drover_core::Result;
 use drover_proto::platform::v1::{
+    infrastructure_service_server::InfrastructureServiceServer,
     node_access_service_server::NodeAccessServiceServer,
     platform_service_server::PlatformServiceServer,
 };
@@ -154,5 +155,6 @@ fn service(platform: &Arc<Platform>) -> Server {
     let service = Service(Arc::clone(platform));
     Server::new("drover-platform-cloud", env!("CARGO_PKG_VERSION"))
         .add(PlatformServiceServer::new(service.clone()))
-        .add(NodeAccessServiceServer::new(service))
+        .add(NodeAccessServiceServer::new(service.clone()))
+        .add(InfrastructureServiceServer::new(service))
 }

@@ -1,0 +1,575 @@
+//! [`Driver`] over a [`Cloud`].
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use drover_core::{Class, Error, Reason, Result};
+use drover_proto::platform::v1::{Capability, Node, NodePhase, Slot, StreamLogsRequest};
+use futures::{StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Placer, Removed,
+    address, launch, placement, tags,
+};
+use crate::{
+    driver::{
+        Batch, Change, Deleted, Deletion, Description, Driver, Found, Listing, LogStream, Outcome,
+        Target,
+    },
+    infrastructure::Infrastructure,
+};
+
+/// How long a failure domain that had no room is tried last.
+const FULL_FOR: Duration = Duration::from_secs(30);
+
+/// A cloud as a platform.
+pub struct CloudDriver<C> {
+    cloud: Arc<C>,
+    settings: CloudSettings,
+    /// Schema of properties and of templates, built once.
+    template_validator: jsonschema::Validator,
+    known: Mutex<Known>,
+}
+
+/// What calls have done and the API may not show yet.
+#[derive(Default)]
+struct Known {
+    /// Machines made a short while ago and not listed since, by id.
+    made: HashMap<String, (Machine, Instant)>,
+    /// Machines whose removal was accepted, by id.
+    removed: HashMap<String, Instant>,
+    /// Failure domains without room, by node class and domain.
+    full: HashMap<(String, String), Instant>,
+    /// Whether the last complete reading showed something on its way to another phase.
+    moving: bool,
+}
+
+impl<C: Cloud> CloudDriver<C> {
+    /// A platform over this cloud.
+    ///
+    /// # Errors
+    /// `Internal` if the schema of the cloud is none.
+    pub fn new(cloud: Arc<C>, settings: CloudSettings) -> Result<Self> {
+        let facts = cloud.facts();
+        let template_validator = jsonschema::validator_for(&facts.properties_schema)
+            .map_err(|error| Error::internal(format!("the properties schema is wrong: {error}")))?;
+        Ok(Self {
+            cloud,
+            settings,
+            template_validator,
+            known: Mutex::default(),
+        })
+    }
+
+    /// The cloud.
+    #[must_use]
+    pub fn cloud(&self) -> &Arc<C> {
+        &self.cloud
+    }
+
+    async fn read(&self, filter: &Filter) -> Result<Listed> {
+        let began = Instant::now();
+        let mut listed = self.cloud.list(filter).await?;
+        let mut known = self.known.lock();
+        known.forget(began, self.settings.visibility_delay());
+        for machine in &mut listed.machines {
+            known.made.remove(&machine.id);
+            if known.removed.contains_key(&machine.id)
+                && matches!(
+                    machine.phase,
+                    NodePhase::Pending | NodePhase::Running | NodePhase::Stopped
+                )
+            {
+                machine.phase = NodePhase::Deprovisioning;
+            }
+        }
+        // What was made and is not listed yet exists all the same.
+        let unseen = known
+            .made
+            .values()
+            .map(|(machine, _)| machine)
+            .filter(|machine| filter.fits(machine) && !known.removed.contains_key(&machine.id));
+        listed.machines.extend(unseen.cloned());
+        if *filter == Filter::All {
+            known.moving = listed.machines.iter().any(|machine| {
+                tags::decode(&machine.tags, machine.launch_index, &machine.name).is_some()
+                    && matches!(
+                        machine.phase,
+                        NodePhase::Pending | NodePhase::Deprovisioning
+                    )
+            });
+        }
+        Ok(listed)
+    }
+
+    fn found(&self, machine: &Machine) -> Found {
+        let identity = tags::decode(&machine.tags, machine.launch_index, &machine.name);
+        let mut found = match &identity {
+            Some(identity) => Found {
+                node: identity.node(&machine.id),
+                fingerprint: identity.fingerprint.clone(),
+            },
+            None => Found {
+                node: Node {
+                    node_id: machine.id.clone(),
+                    cluster_id: tags::cluster(&machine.tags).to_owned(),
+                    name: machine.name.clone(),
+                    labels: tags::labels(&machine.tags),
+                    ..Node::default()
+                },
+                fingerprint: String::new(),
+            },
+        };
+        let node = &mut found.node;
+        node.phase = machine.phase.into();
+        node.ready = Some(machine.ready.unwrap_or(true) && machine.phase == NodePhase::Running);
+        node.message.clone_from(&machine.message);
+        node.provider_id.clone_from(&machine.provider_id);
+        node.failure_domain.clone_from(&machine.failure_domain);
+        if !machine.node_class.is_empty() {
+            node.node_class.clone_from(&machine.node_class);
+        }
+        node.create_time = machine.create_time;
+        node.addresses.clone_from(&machine.addresses);
+        node.host_id.clone_from(&machine.host_id);
+        node.agent_address = address::agent_address(machine, &self.settings.agent);
+        node.endpoints = address::endpoints(machine, &self.settings.agent);
+        found
+    }
+
+    /// The machine that is meant, if it is still what the caller believes.
+    async fn target(&self, target: &Target) -> Result<Option<Machine>> {
+        let machines = self
+            .read(&Filter::Id(target.node_id.clone()))
+            .await?
+            .machines;
+        let Some(machine) = machines
+            .into_iter()
+            .find(|machine| machine.id == target.node_id)
+        else {
+            return Ok(None);
+        };
+        target.matches(&self.found(&machine).node)?;
+        Ok(Some(machine))
+    }
+
+    /// Distributes slots over failure domains and makes them. Slots that met a full domain go to another one, as their
+    /// failure was final.
+    async fn place(&self, batch: &Batch, placer: &mut Placer<'_>, facts: &Facts) -> Vec<Outcome> {
+        let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
+        let mut waiting: Vec<&Slot> = batch.slots().collect();
+        while !waiting.is_empty() {
+            let mut by_domain: BTreeMap<Option<&str>, Vec<&Slot>> = BTreeMap::new();
+            for slot in std::mem::take(&mut waiting) {
+                match placer.choose() {
+                    Ok(domain) => by_domain.entry(domain).or_default().push(slot),
+                    Err(error) => {
+                        // The words of the cloud say more than ours.
+                        outcomes
+                            .entry(index(slot))
+                            .or_insert(Outcome::Failed(error));
+                    }
+                }
+            }
+            let mut launches = Vec::new();
+            for (domain, slots) in by_domain {
+                match launch::launches(
+                    batch,
+                    &slots,
+                    domain,
+                    facts,
+                    &self.settings,
+                    &self.template_validator,
+                ) {
+                    Ok(made) => launches.extend(made),
+                    Err(error) => outcomes.extend(
+                        slots
+                            .iter()
+                            .map(|slot| (index(slot), Outcome::Failed(error.clone()))),
+                    ),
+                }
+            }
+            let made = stream::iter(launches)
+                .map(|launch| self.launch(batch, launch))
+                .buffer_unordered(facts.max_concurrent_launches.max(1));
+            let made: Vec<_> = made.collect().await;
+            for (launch, results) in made {
+                let again = self.settle(&launch, results, placer, &mut outcomes);
+                waiting.extend(batch.slots().filter(|slot| again.contains(&index(slot))));
+            }
+        }
+        batch
+            .slots()
+            .map(|slot| outcomes.remove(&index(slot)).unwrap_or(Outcome::NotStarted))
+            .collect()
+    }
+
+    async fn launch(&self, batch: &Batch, launch: Launch) -> (Launch, Option<Vec<Created>>) {
+        if !batch.may_start() {
+            return (launch, None);
+        }
+        let created = self.cloud.create(&launch).await;
+        (launch, Some(created))
+    }
+
+    /// Takes in what became of a launch. Answers the slots that may be tried in another failure domain.
+    fn settle(
+        &self,
+        launch: &Launch,
+        results: Option<Vec<Created>>,
+        placer: &mut Placer<'_>,
+        outcomes: &mut BTreeMap<u32, Outcome>,
+    ) -> Vec<u32> {
+        let mut again = Vec::new();
+        let Some(results) = results else {
+            let slots = launch.slots.iter().map(|slot| slot.identity.index);
+            outcomes.extend(slots.map(|index| (index, Outcome::NotStarted)));
+            return again;
+        };
+        let mut results = results.into_iter();
+        for slot in &launch.slots {
+            let index = slot.identity.index;
+            let outcome = match results.next() {
+                Some(Created::Made(machine)) => {
+                    let node = self.found(&machine).node;
+                    self.known
+                        .lock()
+                        .made
+                        .insert(machine.id.clone(), (*machine, Instant::now()));
+                    Outcome::Made(Box::new(node))
+                }
+                Some(Created::Failed(error)) => {
+                    if let Some(domain) = &launch.failure_domain
+                        && error.reason() == Reason::NoCapacity
+                        && slot.host_id.is_none()
+                    {
+                        placer.take_back(domain);
+                        placer.full(domain);
+                        let key = (launch.node_class.clone(), domain.clone());
+                        self.known.lock().full.insert(key, Instant::now());
+                        again.push(index);
+                    }
+                    Outcome::Failed(error)
+                }
+                Some(Created::Unknown(error)) => Outcome::Unknown(error),
+                None => {
+                    Outcome::Unknown(Error::internal("the cloud did not say what became of it"))
+                }
+            };
+            outcomes.insert(index, outcome);
+        }
+        again
+    }
+
+    /// A placer that knows what exists, read only if there is a choice.
+    async fn placer<'a>(&self, batch: &'a Batch, facts: &'a Facts) -> Result<Placer<'a>> {
+        let group = batch.request.group.as_ref();
+        let placement = group.and_then(|group| group.placement.as_ref());
+        let mut placer = Placer::new(&facts.failure_domains, placement);
+        if facts.failure_domains.len() > 1 {
+            let cluster = batch
+                .request
+                .cluster
+                .as_ref()
+                .map_or("", |cluster| &cluster.id);
+            let path = group.map_or("", |group| &group.path);
+            for machine in self
+                .read(&Filter::Cluster(cluster.to_owned()))
+                .await?
+                .machines
+            {
+                let dead = matches!(
+                    machine.phase,
+                    NodePhase::Deprovisioning | NodePhase::Terminated | NodePhase::Failed
+                );
+                if let Some(identity) =
+                    tags::decode(&machine.tags, machine.launch_index, &machine.name)
+                    && !dead
+                {
+                    placer.count(&machine.failure_domain, identity.group == path);
+                }
+            }
+        }
+        Ok(placer)
+    }
+}
+
+fn index(slot: &Slot) -> u32 {
+    crate::driver::index(slot)
+}
+
+impl Known {
+    fn forget(&mut self, now: Instant, visibility: Duration) {
+        self.made.retain(|_, (_, since)| *since + visibility > now);
+        self.removed.retain(|_, since| *since + visibility > now);
+        self.full.retain(|_, since| *since + FULL_FOR > now);
+    }
+}
+
+impl Filter {
+    fn fits(&self, machine: &Machine) -> bool {
+        match self {
+            Self::All => true,
+            Self::Cluster(cluster) => tags::cluster(&machine.tags) == cluster,
+            Self::Request { request_id, .. } => tags::request(&machine.tags) == request_id,
+            Self::Id(id) => machine.id == *id,
+        }
+    }
+}
+
+#[async_trait]
+impl<C: Cloud> Driver for CloudDriver<C> {
+    fn description(&self) -> Description {
+        let facts = self.cloud.facts();
+        let mut capabilities = facts.capabilities.clone();
+        capabilities.push(Capability::SpreadPreferred);
+        if !facts.failure_domains.is_empty() {
+            capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
+        }
+        Description {
+            uid: facts.uid.clone(),
+            name: facts.name.clone(),
+            kind: facts.kind.to_owned(),
+            driver: facts.driver.to_owned(),
+            backend_version: facts.backend_version.clone(),
+            scope: facts.scope.clone(),
+            capabilities,
+            limits: facts.limits,
+            failure_domains: facts.failure_domains.clone(),
+            node_classes: facts.node_classes.clone(),
+            properties_schema: Some(Arc::clone(&facts.properties_schema)),
+            properties_example: Some(Arc::clone(&facts.properties_example)),
+            warnings: facts.warnings.clone(),
+        }
+    }
+
+    async fn check(&self, batch: &Batch) -> Result<()> {
+        let facts = self.cloud.facts();
+        let group = batch.request.group.as_ref();
+        placement::check(
+            &facts.failure_domains,
+            group.and_then(|group| group.placement.as_ref()),
+        )?;
+        let Some(first) = batch.slots().next() else {
+            return Ok(());
+        };
+        let domain = Placer::new(
+            &facts.failure_domains,
+            group.and_then(|group| group.placement.as_ref()),
+        )
+        .choose()?;
+        let launches = launch::launches(
+            batch,
+            &[first],
+            domain,
+            &facts,
+            &self.settings,
+            &self.template_validator,
+        )?;
+        for launch in &launches {
+            self.cloud
+                .check(launch, batch.request.validate_only)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        let listed = self.read(&Filter::All).await?;
+        Ok(Listing {
+            nodes: listed
+                .machines
+                .iter()
+                .map(|machine| self.found(machine))
+                .collect(),
+            warnings: listed.warnings,
+        })
+    }
+
+    async fn list_cluster(&self, cluster_id: &str) -> Result<Option<Listing>> {
+        let listed = self.read(&Filter::Cluster(cluster_id.to_owned())).await?;
+        Ok(Some(Listing {
+            nodes: listed
+                .machines
+                .iter()
+                .map(|machine| self.found(machine))
+                .collect(),
+            warnings: listed.warnings,
+        }))
+    }
+
+    async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
+        let filter = Filter::Request {
+            cluster_id: None,
+            request_id: request_id.to_owned(),
+        };
+        let listed = self.read(&filter).await?;
+        if let Some(warning) = listed.warnings.first() {
+            return Err(Error::unavailable(format!(
+                "whether this request made something cannot be said now: {}",
+                warning.message
+            )));
+        }
+        Ok(listed
+            .machines
+            .iter()
+            .map(|machine| self.found(machine))
+            .collect())
+    }
+
+    async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
+        let listed = self.read(&Filter::Id(node_id.to_owned())).await?;
+        Ok(listed
+            .machines
+            .iter()
+            .filter(|machine| machine.id == node_id)
+            .map(|machine| self.found(machine))
+            .collect())
+    }
+
+    async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        let facts = self.cloud.facts();
+        let mut placer = match self.placer(batch, &facts).await {
+            Ok(placer) => placer,
+            Err(error) => {
+                // Reading has made nothing, but only its class may say so.
+                let outcome = match error.class() {
+                    Class::Unknown => Outcome::Unknown(error),
+                    _ => Outcome::Failed(error),
+                };
+                return batch.slots().map(|_| outcome.clone()).collect();
+            }
+        };
+        let class = batch
+            .request
+            .group
+            .as_ref()
+            .map_or("", |group| self.settings.node_class(&group.node_class));
+        let full: Vec<String> = {
+            let mut known = self.known.lock();
+            known.forget(Instant::now(), self.settings.visibility_delay());
+            let of_class = known.full.keys().filter(|(full, _)| full == class);
+            of_class.map(|(_, domain)| domain.clone()).collect()
+        };
+        // When all are full the cloud itself is asked again.
+        if full.len() < facts.failure_domains.len() {
+            for domain in &full {
+                placer.full(domain);
+            }
+        }
+        self.place(batch, &mut placer, &facts).await
+    }
+
+    async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
+        let removed = match self.target(target).await? {
+            None => Removed::Gone,
+            Some(machine) if machine.phase == NodePhase::Terminated => Removed::Gone,
+            Some(machine) => self.cloud.delete(&machine, options).await?,
+        };
+        let mut known = self.known.lock();
+        known.removed.insert(target.node_id.clone(), Instant::now());
+        known.made.remove(&target.node_id);
+        known.moving = true;
+        drop(known);
+        Ok(Deleted {
+            state: removed.into(),
+            retained_storage: Vec::new(),
+        })
+    }
+
+    async fn update(&self, target: &Target, change: &Change) -> Result<Node> {
+        let Some(mut machine) = self.target(target).await? else {
+            return Err(Error::not_found("node", &target.node_id));
+        };
+        let facts = self.cloud.facts();
+        let (set, remove) = match change {
+            Change::Edit {
+                role,
+                set_labels,
+                remove_labels,
+            } => {
+                let mut set = set_labels.clone();
+                set.extend(role.and_then(tags::role_tag));
+                (set, remove_labels.clone())
+            }
+            Change::Adopt(identity) => {
+                let set = tags::encode(std::slice::from_ref(identity.as_ref()), facts.tag_limits)?;
+                let remove = tags::of_former_life(&machine.tags, &set);
+                (set, remove)
+            }
+        };
+        self.cloud.retag(&machine, &set, &remove).await?;
+        machine.tags.extend(set);
+        machine.tags.retain(|key, _| !remove.contains(key));
+        Ok(self.found(&machine).node)
+    }
+
+    async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
+        if request.previous {
+            return Err(crate::access::not_running(&node.node_id));
+        }
+        let listed = self.read(&Filter::Id(node.node_id.clone())).await?;
+        let Some(machine) = listed
+            .machines
+            .iter()
+            .find(|machine| machine.id == node.node_id)
+        else {
+            return Err(Error::not_found("node", &node.node_id));
+        };
+        let text = self.cloud.console(machine).await?;
+        let text = match request.tail_lines {
+            Some(lines) => tail(&text, lines as usize).to_vec(),
+            None => text,
+        };
+        Ok(stream::once(async move { Ok(text) }).boxed())
+    }
+
+    fn infrastructure(&self) -> Option<&dyn Infrastructure> {
+        self.cloud.infrastructure()
+    }
+
+    fn next_poll(&self) -> Option<Duration> {
+        let known = self.known.lock();
+        (known.moving || !known.made.is_empty()).then(|| self.settings.pending_poll_interval())
+    }
+
+    async fn shutdown(&self) {
+        self.cloud.shutdown().await;
+    }
+}
+
+/// The last lines of a text.
+fn tail(text: &[u8], lines: usize) -> &[u8] {
+    if lines == 0 {
+        return &[];
+    }
+    let body = text.strip_suffix(b"\n").unwrap_or(text);
+    let newlines = body
+        .iter()
+        .enumerate()
+        .rev()
+        .filter(|(_, byte)| **byte == b'\n');
+    let start = newlines.map(|(at, _)| at + 1).nth(lines - 1).unwrap_or(0);
+    &text[start..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tail;
+
+    #[test]
+    fn the_tail_of_a_text_is_its_last_lines() {
+        let text = b"one\ntwo\nthree\n";
+        assert_eq!(tail(text, 0), b"");
+        assert_eq!(tail(text, 1), b"three\n");
+        assert_eq!(tail(text, 2), b"two\nthree\n");
+        assert_eq!(tail(text, 9), text);
+        assert_eq!(tail(b"no end", 1), b"no end");
+    }
+}

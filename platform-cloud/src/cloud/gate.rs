@@ -1,0 +1,252 @@
+//! The one choke point in front of an API: all calls to one account and region pass here, so that throttling of one
+//! slows down all.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::{Error, Reason, Result};
+use parking_lot::Mutex;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep_until},
+};
+
+/// Calls that may be made at once before the rate counts: a person who starts ten nodes does not wait.
+const BURST: f64 = 20.0;
+/// Slowest rate that throttling leads to. Slower, a person would believe that nothing happens.
+const MIN_RATE: f64 = 0.5;
+/// What a throttled call waits at first, if the API does not say it.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// What it waits at most.
+const MAX_PAUSE: Duration = Duration::from_secs(20);
+/// How long a call is kept back by throttling in all. Longer, and its caller has given up.
+const MAX_WAIT: Duration = Duration::from_secs(45);
+/// Calls that succeed until the full rate is back.
+const RECOVERY: f64 = 50.0;
+
+/// The choke point. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Gate(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    max_rate: f64,
+    concurrent: Semaphore,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    rate: f64,
+    /// When the next call may go, by the rate.
+    next: Instant,
+    /// Nothing goes before.
+    paused_until: Instant,
+    /// When the rate was last lowered. Calls begun before say nothing new.
+    lowered: Instant,
+}
+
+impl Gate {
+    /// At most so many calls a second and at once.
+    #[must_use]
+    pub fn new(calls_per_second: f64, max_concurrent: usize) -> Self {
+        let max_rate = if calls_per_second.is_finite() {
+            calls_per_second.max(MIN_RATE)
+        } else {
+            MIN_RATE
+        };
+        let now = Instant::now();
+        let burst = Duration::from_secs_f64(BURST / max_rate);
+        Self(Arc::new(Inner {
+            max_rate,
+            concurrent: Semaphore::new(max_concurrent.max(1)),
+            state: Mutex::new(State {
+                rate: max_rate,
+                next: now.checked_sub(burst).unwrap_or(now),
+                paused_until: now,
+                lowered: now,
+            }),
+        }))
+    }
+
+    /// Makes one call when it is its turn. A call that is answered with [`Reason::RateLimited`] did nothing: it slows
+    /// down everything and is made again, until its waiting has taken too long.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub async fn call<T, F, Fut>(&self, mut call: F) -> Result<T>
+    where
+        F: FnMut() -> Fut + Send,
+        Fut: Future<Output = Result<T>> + Send,
+    {
+        let deadline = Instant::now() + MAX_WAIT;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let permit = self.0.concurrent.acquire().await;
+            let at = self.turn();
+            if at > deadline {
+                return Err(Error::new(
+                    Reason::RateLimited,
+                    "the API is throttling; other calls wait already for longer than this one may",
+                )
+                .with_retry_after(at - Instant::now()));
+            }
+            sleep_until(at).await;
+            let began = Instant::now();
+            let outcome = call().await;
+            drop(permit);
+            match outcome {
+                Err(error) if error.reason() == Reason::RateLimited => {
+                    let wait = error.retry_after().unwrap_or(pause);
+                    self.lower(began, wait);
+                    // Jitter, so that those who were throttled together do not come back together.
+                    pause = (pause * 2)
+                        .min(MAX_PAUSE)
+                        .mul_f64(0.75 + fastrand::f64() / 2.0);
+                    if Instant::now() + wait > deadline {
+                        return Err(error);
+                    }
+                }
+                outcome => {
+                    self.raise();
+                    return outcome;
+                }
+            }
+        }
+    }
+
+    /// The API has said how many calls are left and when there are new ones: spread what is left over that time.
+    pub fn left(&self, calls: u64, until_reset: Duration) {
+        let mut state = self.0.state.lock();
+        let now = Instant::now();
+        if calls == 0 {
+            state.paused_until = state.paused_until.max(now + until_reset);
+            return;
+        }
+        let rate = calls as f64 / until_reset.as_secs_f64().max(1.0);
+        if rate < state.rate {
+            state.rate = rate.max(MIN_RATE);
+            state.lowered = now;
+        }
+    }
+
+    /// Calls a second that are let through now.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        self.0.state.lock().rate
+    }
+
+    fn turn(&self) -> Instant {
+        let mut state = self.0.state.lock();
+        let now = Instant::now();
+        let burst = Duration::from_secs_f64(BURST / self.0.max_rate);
+        // Calls that were not made are saved up, but only as many as a burst has, and none while it is slowed down.
+        let saved = if state.rate < self.0.max_rate {
+            now
+        } else {
+            now.checked_sub(burst).unwrap_or(now)
+        };
+        let due = state.next.max(saved);
+        state.next = due + Duration::from_secs_f64(1.0 / state.rate);
+        due.max(state.paused_until).max(now)
+    }
+
+    fn lower(&self, began: Instant, pause: Duration) {
+        let mut state = self.0.state.lock();
+        let now = Instant::now();
+        state.paused_until = state.paused_until.max(now + pause);
+        if began >= state.lowered {
+            state.rate = (state.rate / 2.0).max(MIN_RATE);
+            state.lowered = now;
+            tracing::warn!(
+                calls_per_second = state.rate,
+                "the API is throttling; all calls slow down"
+            );
+        }
+    }
+
+    fn raise(&self) {
+        let mut state = self.0.state.lock();
+        state.rate = (state.rate + self.0.max_rate / RECOVERY).min(self.0.max_rate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn throttled() -> Error {
+        Error::new(Reason::RateLimited, "slow down")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_goes_at_once_and_then_the_rate_holds() {
+        let gate = Gate::new(10.0, 100);
+        let start = Instant::now();
+        for _ in 0..120 {
+            gate.call(|| async { Ok(()) }).await.unwrap();
+        }
+        let took = start.elapsed().as_secs_f64();
+        assert!(
+            (9.5..=10.5).contains(&took),
+            "120 calls at 10/s after a burst of 20 took {took} s"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn throttling_of_one_call_slows_down_all_and_is_forgotten_again() {
+        let gate = Gate::new(20.0, 100);
+        let failures = AtomicU32::new(3);
+        gate.call(|| async {
+            let left = failures.load(Ordering::Relaxed);
+            if left == 0 {
+                return Ok(());
+            }
+            failures.store(left - 1, Ordering::Relaxed);
+            Err(throttled())
+        })
+        .await
+        .unwrap();
+        let slow = gate.rate();
+        assert!(slow < 5.0, "{slow}");
+        for _ in 0..60 {
+            gate.call(|| async { Ok(()) }).await.unwrap();
+        }
+        assert!((gate.rate() - 20.0).abs() < 1e-9, "{}", gate.rate());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_that_only_throttles_is_given_up_in_time() {
+        let gate = Gate::new(20.0, 100);
+        let start = Instant::now();
+        let outcome: Result<()> = gate.call(|| async { Err(throttled()) }).await;
+        assert_eq!(outcome.unwrap_err().reason(), Reason::RateLimited);
+        assert!(start.elapsed() <= MAX_WAIT + MAX_PAUSE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_errors_are_not_tried_again() {
+        let gate = Gate::new(20.0, 100);
+        let calls = AtomicU32::new(0);
+        let outcome: Result<()> = gate
+            .call(|| async {
+                calls.fetch_add(1, Ordering::Relaxed);
+                Err(Error::unavailable("gone"))
+            })
+            .await;
+        assert!(outcome.is_err());
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_left_until_the_reset_is_spread_over_that_time() {
+        let gate = Gate::new(20.0, 100);
+        gate.left(60, Duration::from_secs(60));
+        assert!((gate.rate() - 1.0).abs() < 1e-9);
+        gate.left(0, Duration::from_secs(30));
+        let start = Instant::now();
+        gate.call(|| async { Ok(()) }).await.unwrap();
+        assert!(start.elapsed() >= Duration::from_secs(30));
+    }
+}

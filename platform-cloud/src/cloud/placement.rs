@@ -1,0 +1,285 @@
+//! Where the next node of a group goes, by its spread over failure domains.
+
+use std::collections::BTreeMap;
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{
+    FailureDomain, Placement, Spread, SpreadScope, UnsatisfiableAction,
+};
+
+/// Every machine is a host of its own, so this key is always satisfied.
+const HOST: &str = "host";
+
+/// Chooses failure domains for the nodes of one request.
+pub struct Placer<'a> {
+    domains: &'a [FailureDomain],
+    spreads: &'a [Spread],
+    allowed: Vec<usize>,
+    full: Vec<bool>,
+    /// Nodes already placed, by failure domain.
+    group: Vec<u32>,
+    cluster: Vec<u32>,
+}
+
+impl<'a> Placer<'a> {
+    /// Nothing is placed yet.
+    #[must_use]
+    pub fn new(domains: &'a [FailureDomain], placement: Option<&'a Placement>) -> Self {
+        let named = placement.map_or(&[][..], |placement| &placement.failure_domains);
+        let is_allowed = |at: &usize| named.is_empty() || named.contains(&domains[*at].name);
+        Self {
+            domains,
+            spreads: placement.map_or(&[][..], |placement| &placement.spread),
+            allowed: (0..domains.len()).filter(is_allowed).collect(),
+            full: vec![false; domains.len()],
+            group: vec![0; domains.len()],
+            cluster: vec![0; domains.len()],
+        }
+    }
+
+    /// A node of the cluster is there.
+    pub fn count(&mut self, domain: &str, same_group: bool) {
+        if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
+            self.cluster[at] += 1;
+            self.group[at] += u32::from(same_group);
+        }
+    }
+
+    /// A domain has no room.
+    pub fn full(&mut self, domain: &str) {
+        if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
+            self.full[at] = true;
+        }
+    }
+
+    /// A node that was counted does not exist after all.
+    pub fn take_back(&mut self, domain: &str) {
+        if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
+            self.cluster[at] = self.cluster[at].saturating_sub(1);
+            self.group[at] = self.group[at].saturating_sub(1);
+        }
+    }
+
+    /// The failure domain of the next node, which counts from now on. `None` if there are none at all.
+    ///
+    /// # Errors
+    /// `NoCapacity` when no domain has room or satisfies a required spread.
+    pub fn choose(&mut self) -> Result<Option<&'a str>> {
+        if self.domains.is_empty() {
+            return Ok(None);
+        }
+        let fits = |at: &usize| {
+            !self.full[*at]
+                && self
+                    .spreads
+                    .iter()
+                    .filter(|spread| is_required(spread))
+                    .all(|spread| self.satisfies(spread, *at))
+        };
+        // The emptiest by the first spread, then by the others, then by nodes of the group, then in their order.
+        let order = |at: &usize| {
+            let by_spread: Vec<u32> = self
+                .spreads
+                .iter()
+                .map(|spread| self.of_value(spread, *at))
+                .collect();
+            (by_spread, self.group[*at], self.cluster[*at], *at)
+        };
+        let Some(at) = self.allowed.iter().copied().filter(fits).min_by_key(order) else {
+            return Err(Error::new(
+                Reason::NoCapacity,
+                "no failure domain has room for another node under the required spread",
+            ));
+        };
+        self.cluster[at] += 1;
+        self.group[at] += 1;
+        Ok(Some(&self.domains[at].name))
+    }
+
+    /// Nodes that share the value of the topology key with a domain.
+    fn of_value(&self, spread: &Spread, domain: usize) -> u32 {
+        if spread.topology_key == HOST {
+            return 0;
+        }
+        self.counts(spread)
+            .get(self.value(spread, domain))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn counts(&self, spread: &Spread) -> BTreeMap<&str, u32> {
+        let nodes = if spread.scope() == SpreadScope::Cluster {
+            &self.cluster
+        } else {
+            &self.group
+        };
+        let mut counts = BTreeMap::new();
+        for &at in &self.allowed {
+            *counts.entry(self.value(spread, at)).or_default() += nodes[at];
+        }
+        counts
+    }
+
+    fn satisfies(&self, spread: &Spread, domain: usize) -> bool {
+        if spread.topology_key == HOST {
+            return true;
+        }
+        let counts = self.counts(spread);
+        let emptiest = counts.values().min().copied().unwrap_or_default();
+        let next = self.of_value(spread, domain) + 1;
+        next - emptiest <= spread.max_skew.unwrap_or(1)
+            && spread.max_per_domain.is_none_or(|max| next <= max)
+    }
+
+    fn value(&self, spread: &Spread, domain: usize) -> &str {
+        self.domains[domain]
+            .labels
+            .get(&spread.topology_key)
+            .map_or("", String::as_str)
+    }
+}
+
+fn is_required(spread: &Spread) -> bool {
+    spread.when_unsatisfiable() == UnsatisfiableAction::DoNotSchedule
+        || spread.max_per_domain.is_some()
+}
+
+/// Checks that a placement can be understood.
+///
+/// # Errors
+/// `Invalid` with the field for a failure domain or required topology key that does not exist.
+pub(super) fn check(domains: &[FailureDomain], placement: Option<&Placement>) -> Result<()> {
+    let Some(placement) = placement else {
+        return Ok(());
+    };
+    for (at, name) in placement.failure_domains.iter().enumerate() {
+        if !domains.iter().any(|domain| domain.name == *name) {
+            let known: Vec<_> = domains.iter().map(|domain| domain.name.as_str()).collect();
+            return Err(Error::invalid(
+                format!("group.placement.failure_domains[{at}]"),
+                format!(
+                    "there is no failure domain {name:?}; there are: {}",
+                    known.join(", ")
+                ),
+            ));
+        }
+    }
+    for (at, spread) in placement.spread.iter().enumerate() {
+        let known = spread.topology_key == HOST
+            || domains
+                .iter()
+                .any(|domain| domain.labels.contains_key(&spread.topology_key));
+        if is_required(spread) && !known {
+            return Err(Error::invalid(
+                format!("group.placement.spread[{at}].topology_key"),
+                format!("no failure domain has {:?}", spread.topology_key),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zones(names: &[&str]) -> Vec<FailureDomain> {
+        names
+            .iter()
+            .map(|name| FailureDomain {
+                name: (*name).to_owned(),
+                labels: [("zone".to_owned(), (*name).to_owned())].into(),
+                control_plane: true,
+            })
+            .collect()
+    }
+
+    fn required(max_skew: u32, max_per_domain: Option<u32>) -> Placement {
+        Placement {
+            spread: vec![Spread {
+                topology_key: "zone".to_owned(),
+                max_skew: Some(max_skew),
+                when_unsatisfiable: UnsatisfiableAction::DoNotSchedule.into(),
+                max_per_domain,
+                scope: SpreadScope::Group.into(),
+            }],
+            ..Placement::default()
+        }
+    }
+
+    fn chosen(placer: &mut Placer<'_>, count: usize) -> Vec<String> {
+        (0..count)
+            .map(|_| {
+                placer
+                    .choose()
+                    .map_or("-".to_owned(), |at| at.unwrap_or("").to_owned())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn nodes_already_placed_are_counted() {
+        let domains = zones(&["a", "b", "c"]);
+        let placement = required(1, None);
+        let mut placer = Placer::new(&domains, Some(&placement));
+        for domain in ["a", "a", "b", "b", "c"] {
+            placer.count(domain, true);
+        }
+        assert_eq!(chosen(&mut placer, 3), ["c", "a", "b"]);
+    }
+
+    #[test]
+    fn a_full_domain_is_left_out_when_that_is_allowed() {
+        let domains = zones(&["a", "b", "c"]);
+        let mut preferred = Placer::new(&domains, None);
+        preferred.full("a");
+        assert_eq!(chosen(&mut preferred, 4), ["b", "c", "b", "c"]);
+
+        let placement = required(1, None);
+        let mut strict = Placer::new(&domains, Some(&placement));
+        strict.full("a");
+        assert_eq!(chosen(&mut strict, 3), ["b", "c", "-"]);
+    }
+
+    #[test]
+    fn no_domain_holds_more_than_it_may() {
+        let domains = zones(&["a", "b"]);
+        let placement = required(2, Some(1));
+        let mut placer = Placer::new(&domains, Some(&placement));
+        assert_eq!(chosen(&mut placer, 3), ["a", "b", "-"]);
+    }
+
+    #[test]
+    fn only_named_domains_are_used() {
+        let domains = zones(&["a", "b", "c"]);
+        let placement = Placement {
+            failure_domains: vec!["c".to_owned(), "b".to_owned()],
+            ..Placement::default()
+        };
+        let mut placer = Placer::new(&domains, Some(&placement));
+        assert_eq!(chosen(&mut placer, 3), ["b", "c", "b"]);
+    }
+
+    #[test]
+    fn unknown_domains_and_keys_are_named() {
+        let domains = zones(&["a"]);
+        let unknown = Placement {
+            failure_domains: vec!["x".to_owned()],
+            ..Placement::default()
+        };
+        let error = check(&domains, Some(&unknown)).unwrap_err();
+        assert_eq!(
+            error.fields()[0].field,
+            "group.placement.failure_domains[0]"
+        );
+        let mut rack = required(1, None);
+        rack.spread[0].topology_key = "rack".to_owned();
+        let error = check(&domains, Some(&rack)).unwrap_err();
+        assert_eq!(
+            error.fields()[0].field,
+            "group.placement.spread[0].topology_key"
+        );
+        rack.spread[0].topology_key = "host".to_owned();
+        check(&domains, Some(&rack)).unwrap();
+    }
+}

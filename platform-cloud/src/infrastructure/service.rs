@@ -1,0 +1,392 @@
+//! `InfrastructureService` over a [`Platform`].
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, Weak},
+};
+
+use drover_convert::{error::to_status, value::to_duration};
+use drover_core::{Error, Result};
+use drover_proto::platform::v1::{
+    Capability, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallDirection,
+    FirewallRule, GetInfrastructureRequest, GetInfrastructureResponse, InfrastructureSpec,
+    InfrastructureState, ListInfrastructureRequest, ListInfrastructureResponse,
+    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, Resource, ResourcePhase,
+    infrastructure_service_server::InfrastructureService,
+};
+use parking_lot::Mutex;
+use tonic::{Request, Response, Status};
+
+use super::{Infrastructure, Owner, Progress};
+use crate::{
+    check::{self, Checker},
+    clock::timestamp,
+    driver::lacks,
+    limits::{MAX_PAGE_SIZE, PAGE_SIZE},
+    platform::Platform,
+    service::Service,
+};
+
+/// The owners whose infrastructure is being changed: one call at a time for each.
+#[derive(Default)]
+pub(crate) struct Working(Mutex<HashMap<Owner, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Working {
+    fn lock(&self, owner: &Owner) -> Arc<tokio::sync::Mutex<()>> {
+        let mut working = self.0.lock();
+        working.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = working.get(owner).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::new(tokio::sync::Mutex::new(()));
+        working.insert(owner.clone(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+#[tonic::async_trait]
+impl InfrastructureService for Service {
+    async fn ensure_infrastructure(
+        &self,
+        request: Request<EnsureInfrastructureRequest>,
+    ) -> std::result::Result<Response<EnsureInfrastructureResponse>, Status> {
+        let outcome = self.0.ensure_infrastructure(request.into_inner()).await;
+        outcome
+            .map(Response::new)
+            .map_err(|error| to_status(&error))
+    }
+
+    async fn get_infrastructure(
+        &self,
+        request: Request<GetInfrastructureRequest>,
+    ) -> std::result::Result<Response<GetInfrastructureResponse>, Status> {
+        let outcome = self.0.get_infrastructure(request.into_inner()).await;
+        outcome
+            .map(Response::new)
+            .map_err(|error| to_status(&error))
+    }
+
+    async fn list_infrastructure(
+        &self,
+        request: Request<ListInfrastructureRequest>,
+    ) -> std::result::Result<Response<ListInfrastructureResponse>, Status> {
+        let outcome = self.0.list_infrastructure(request.into_inner()).await;
+        outcome
+            .map(Response::new)
+            .map_err(|error| to_status(&error))
+    }
+
+    async fn release_infrastructure(
+        &self,
+        request: Request<ReleaseInfrastructureRequest>,
+    ) -> std::result::Result<Response<ReleaseInfrastructureResponse>, Status> {
+        let outcome = self.0.release_infrastructure(request.into_inner()).await;
+        outcome
+            .map(Response::new)
+            .map_err(|error| to_status(&error))
+    }
+}
+
+impl Platform {
+    fn infrastructure(&self) -> Result<&dyn Infrastructure> {
+        self.driver
+            .infrastructure()
+            .ok_or_else(|| lacks(Capability::Infrastructure))
+    }
+
+    async fn ensure_infrastructure(
+        self: &Arc<Self>,
+        request: EnsureInfrastructureRequest,
+    ) -> Result<EnsureInfrastructureResponse> {
+        self.meant(
+            &request.expected_platform_uid,
+            true,
+            &request.expected_instance_id,
+        )?;
+        self.infrastructure()?;
+        let fence = check::fence(request.fence.as_ref())?;
+        let owner = owner(&request.cluster_id, &request.owner)?;
+        let spec = spec(&request)?;
+        if request.validate_only {
+            self.fences.check(&fence)?;
+            self.infrastructure()?.check(&owner, &spec).await?;
+            return Ok(EnsureInfrastructureResponse::default());
+        }
+        let this = Arc::clone(self);
+        let progress = self.changing(&fence, async move {
+            let lock = this.working.lock(&owner);
+            let _working = lock.lock().await;
+            this.infrastructure()?
+                .ensure(&owner, request.sequence, &spec)
+                .await
+        });
+        let (state, poll_after) = told(progress.await?);
+        Ok(EnsureInfrastructureResponse {
+            state: Some(state),
+            poll_after,
+        })
+    }
+
+    async fn get_infrastructure(
+        &self,
+        request: GetInfrastructureRequest,
+    ) -> Result<GetInfrastructureResponse> {
+        self.meant(
+            &request.expected_platform_uid,
+            false,
+            &request.expected_instance_id,
+        )?;
+        let owner = owner(&request.cluster_id, &request.owner)?;
+        let state = self.infrastructure()?.get(&owner).await?;
+        Ok(GetInfrastructureResponse {
+            state: Some(with_phase(state)),
+        })
+    }
+
+    async fn release_infrastructure(
+        self: &Arc<Self>,
+        request: ReleaseInfrastructureRequest,
+    ) -> Result<ReleaseInfrastructureResponse> {
+        self.meant(
+            &request.expected_platform_uid,
+            true,
+            &request.expected_instance_id,
+        )?;
+        self.infrastructure()?;
+        let fence = check::fence(request.fence.as_ref())?;
+        let owner = owner(&request.cluster_id, &request.owner)?;
+        let this = Arc::clone(self);
+        let progress = self.changing(&fence, async move {
+            let lock = this.working.lock(&owner);
+            let _working = lock.lock().await;
+            this.infrastructure()?.release(&owner).await
+        });
+        let (state, poll_after) = told(progress.await?);
+        Ok(ReleaseInfrastructureResponse {
+            state: Some(state),
+            poll_after,
+        })
+    }
+
+    /// Every page is read anew and begins after the last resource of the one before: resources are few, and a leak that
+    /// was made meanwhile is seen, too.
+    async fn list_infrastructure(
+        &self,
+        request: ListInfrastructureRequest,
+    ) -> Result<ListInfrastructureResponse> {
+        self.meant(
+            &request.expected_platform_uid,
+            false,
+            &request.expected_instance_id,
+        )?;
+        let mut check = Checker::default();
+        if request.page_size < 0 {
+            check.wrong("page_size", "is negative");
+        }
+        if !request.cluster_id.is_empty() {
+            check.cluster("cluster_id", &request.cluster_id);
+        }
+        check.finish()?;
+        let size = match usize::try_from(request.page_size) {
+            Ok(0) | Err(_) => PAGE_SIZE,
+            Ok(size) => size.min(MAX_PAGE_SIZE),
+        };
+        let observe_time = self.observer.now();
+        let (mut resources, warnings) = self.infrastructure()?.list().await?;
+        resources.retain(|resource| {
+            request.cluster_id.is_empty() || resource.cluster_id == request.cluster_id
+        });
+        resources.sort_by_key(key);
+        let after: Option<[String; 5]> = match request.page_token.as_str() {
+            "" => None,
+            token => Some(
+                serde_json::from_str(token)
+                    .map_err(|_| Error::invalid("page_token", "was not made by this platform"))?,
+            ),
+        };
+        let start = after.map_or(0, |after| {
+            resources.partition_point(|resource| key(resource) <= after)
+        });
+        let rest = resources.split_off(start);
+        let more = rest.len() > size;
+        let page: Vec<Resource> = rest.into_iter().take(size).collect();
+        let next_page_token = match page.last() {
+            Some(last) if more => serde_json::to_string(&key(last)).unwrap_or_default(),
+            _ => String::new(),
+        };
+        Ok(ListInfrastructureResponse {
+            resources: page,
+            warnings,
+            next_page_token,
+            observe_time: Some(timestamp(observe_time)),
+        })
+    }
+}
+
+fn key(resource: &Resource) -> [String; 5] {
+    [
+        resource.cluster_id.clone(),
+        resource.owner.clone(),
+        resource.kind.clone(),
+        resource.name.clone(),
+        resource.id.clone(),
+    ]
+}
+
+fn owner(cluster_id: &str, owner: &str) -> Result<Owner> {
+    let mut check = Checker::default();
+    check.cluster("cluster_id", cluster_id);
+    check.uuid("owner", owner);
+    check.finish()?;
+    Ok(Owner {
+        cluster_id: cluster_id.to_owned(),
+        owner: owner.to_owned(),
+    })
+}
+
+fn told(progress: Progress) -> (InfrastructureState, Option<prost_types::Duration>) {
+    (
+        with_phase(progress.state),
+        progress.poll_after.map(to_duration),
+    )
+}
+
+/// The state with the worst phase of its resources as its own.
+fn with_phase(mut state: InfrastructureState) -> InfrastructureState {
+    state.phase = worst(&state.resources).into();
+    state
+}
+
+/// The worst phase: what a person should look at first.
+fn worst(resources: &[Resource]) -> ResourcePhase {
+    let badness = |phase: ResourcePhase| match phase {
+        ResourcePhase::Unspecified | ResourcePhase::Gone => 0,
+        ResourcePhase::Ready => 1,
+        ResourcePhase::Pending => 2,
+        ResourcePhase::Releasing => 3,
+        ResourcePhase::Unknown => 4,
+        ResourcePhase::Failed => 5,
+    };
+    resources
+        .iter()
+        .map(Resource::phase)
+        .max_by_key(|phase| badness(*phase))
+        .filter(|phase| badness(*phase) > 0)
+        .unwrap_or(ResourcePhase::Gone)
+}
+
+/// What is wanted, if it can be understood.
+fn spec(request: &EnsureInfrastructureRequest) -> Result<InfrastructureSpec> {
+    let mut check = Checker::default();
+    if request.sequence == 0 {
+        check.wrong("sequence", "is required, from 1");
+    }
+    let Some(spec) = &request.spec else {
+        check.wrong("spec", "is required");
+        check.finish()?;
+        return Ok(InfrastructureSpec::default());
+    };
+    if let Some(network) = &spec.network {
+        let said = [
+            !network.cidr.is_empty(),
+            network.prefix_length.is_some(),
+            !network.id.is_empty(),
+        ];
+        if said.into_iter().filter(|said| *said).count() > 1 {
+            check.wrong(
+                "spec.network",
+                "has more than one of cidr, prefix_length and id",
+            );
+        }
+        if !network.cidr.is_empty() && !is_cidr(&network.cidr) {
+            check.wrong("spec.network.cidr", "is no range (10.0.16.0/22)");
+        }
+        if network
+            .prefix_length
+            .is_some_and(|length| !(1..=128).contains(&length))
+        {
+            check.wrong("spec.network.prefix_length", "expected 1 to 128");
+        }
+    }
+    if let Some(endpoint) = &spec.endpoint
+        && endpoint.port > u32::from(u16::MAX)
+    {
+        check.wrong("spec.endpoint.port", "expected 1 to 65535");
+    }
+    for (at, rule) in spec
+        .firewall
+        .iter()
+        .flat_map(|firewall| firewall.rules.iter().enumerate())
+    {
+        self::rule(&mut check, &format!("spec.firewall.rules[{at}]"), rule);
+    }
+    check.finish()?;
+    Ok(spec.clone())
+}
+
+fn rule(check: &mut Checker, field: &str, rule: &FirewallRule) {
+    check.known::<FirewallDirection>(&format!("{field}.direction"), rule.direction, true);
+    if !["", "tcp", "udp"].contains(&rule.protocol.as_str()) {
+        check.wrong(format!("{field}.protocol"), "expected tcp or udp");
+    }
+    if rule.cidrs.is_empty() {
+        check.wrong(format!("{field}.cidrs"), "is required: at least one");
+    }
+    for (at, cidr) in rule.cidrs.iter().enumerate() {
+        if !is_cidr(cidr) {
+            check.wrong(format!("{field}.cidrs[{at}]"), "is no range (10.0.16.0/22)");
+        }
+    }
+    for (at, port) in rule.ports.iter().enumerate() {
+        let last = if port.last == 0 {
+            port.first
+        } else {
+            port.last
+        };
+        if port.first == 0 || last < port.first || last > u32::from(u16::MAX) {
+            check.wrong(
+                format!("{field}.ports[{at}]"),
+                "expected 1 to 65535, the last not before the first",
+            );
+        }
+    }
+}
+
+fn is_cidr(text: &str) -> bool {
+    text.split_once('/').is_some_and(|(ip, length)| {
+        match (ip.parse::<IpAddr>(), length.parse::<u8>()) {
+            (Ok(IpAddr::V4(_)), Ok(length)) => length <= 32,
+            (Ok(IpAddr::V6(_)), Ok(length)) => length <= 128,
+            _ => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phases(phases: &[ResourcePhase]) -> ResourcePhase {
+        let resources: Vec<Resource> = phases
+            .iter()
+            .map(|phase| Resource {
+                phase: (*phase).into(),
+                ..Resource::default()
+            })
+            .collect();
+        worst(&resources)
+    }
+
+    #[test]
+    fn the_state_has_the_worst_phase_of_its_resources() {
+        use ResourcePhase::{Failed, Gone, Pending, Ready, Releasing};
+        assert_eq!(phases(&[]), Gone);
+        assert_eq!(phases(&[Gone, Gone]), Gone);
+        assert_eq!(phases(&[Ready, Ready]), Ready);
+        assert_eq!(phases(&[Ready, Gone]), Ready);
+        assert_eq!(phases(&[Ready, Pending]), Pending);
+        assert_eq!(phases(&[Releasing, Ready]), Releasing);
+        assert_eq!(phases(&[Failed, Pending, Ready]), Failed);
+    }
+}

@@ -1,0 +1,1 @@
+//! Emulators of the cloud APIs that the drivers speak to.
