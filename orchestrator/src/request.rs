@@ -47,6 +47,7 @@ pub(crate) fn build(
         group: Some(resolved_group(spec, choice)),
         peers: peers.into_iter().map(peer).collect(),
         spec_hash: request.spec_hash.to_string(),
+        infrastructure: crate::infrastructure::outputs(&inner.state, &request.platform),
         ..wire::ProvisionRequest::default()
     }
 }

@@ -286,10 +286,7 @@ impl<'a> Planner<'a> {
         if now < next {
             self.wake(next);
             self.note_until("", None, false, "Infrastructure", Some(next), || {
-                format!(
-                    "{platform}: {}; asked again then",
-                    progress(&turn.record)
-                )
+                format!("{platform}: {}; asked again then", progress(&turn.record))
             });
             return;
         }
@@ -326,9 +323,9 @@ impl<'a> Planner<'a> {
             return;
         };
         let read = record.answer.as_ref().filter(|a| a.asked == Asked::Read);
-        let unread = read.is_some_and(|answer| {
-            matches!(&answer.outcome, Ok(seen) if seen.phase == ResourcePhase::Unknown)
-        });
+        let unread = read.is_some_and(
+            |answer| matches!(&answer.outcome, Ok(seen) if seen.phase == ResourcePhase::Unknown),
+        );
         let last = read.map_or(0, |answer| answer.at).max(record.phase_time);
         let due = if record.doubt > 0 {
             record.doubt + limits.visibility_delay
@@ -372,7 +369,10 @@ impl<'a> Planner<'a> {
         if now < next {
             self.wake(next);
             self.note_until("", None, false, "Infrastructure", Some(next), || {
-                format!("{platform} releases {}; asked again then", turn.record.named())
+                format!(
+                    "{platform} releases {}; asked again then",
+                    turn.record.named()
+                )
             });
             return;
         }
@@ -457,9 +457,8 @@ impl<'a> Planner<'a> {
             let records = uid.map_or([None, None], |uid| {
                 self.record_of(&(platform.clone(), uid.clone()))
             });
-            let ready = |record: &Infrastructure| {
-                record.is_ready() && record.spec_hash == wanted.spec_hash
-            };
+            let ready =
+                |record: &Infrastructure| record.is_ready() && record.spec_hash == wanted.spec_hash;
             match records {
                 [Some(before), Some(after)] if ready(before) && ready(after) => {}
                 [_, Some(after)] => lacks.push(format!("{platform}: {}", progress(after))),
@@ -713,6 +712,9 @@ fn take_failure(
                 limits.max_creation_time
             };
         record.unsettled = record.unsettled.max(begun);
+    } else if asked == Asked::Ensure && class != Class::Stale {
+        // What was made before it failed stays.
+        record.unsettled = record.unsettled.max(at);
     }
     record.deadline = 0;
     record.answer = None;
@@ -722,9 +724,7 @@ fn take_failure(
         return;
     }
     record.failures = record.failures.saturating_add(1);
-    let doubled = |first: Millis, most: Millis| {
-        (first << (record.failures - 1).min(20)).min(most)
-    };
+    let doubled = |first: Millis, most: Millis| (first << (record.failures - 1).min(20)).min(most);
     let said = error.retry_after().map(millis);
     let wait = match class {
         _ if asked == Asked::Release => said
