@@ -510,6 +510,7 @@ impl<'a> Planner<'a> {
     pub(crate) fn blocking_infrastructure(&self) -> Vec<String> {
         let mut words = Vec::new();
         for (key, record) in self.state.infrastructure.iter() {
+            let record = self.record_of(key)[1].unwrap_or(record);
             let view = self.input.platforms.get(&key.0);
             let blocked = match view {
                 Some(view) if *view.uid == *key.1 && view.visible && view.callable => {
