@@ -32,7 +32,40 @@ enum Driver {
     Local,
     /// Nodes in memory
     Simulated,
+    /// Instances of EC2 (feature aws)
+    Aws,
+    /// Instances of Compute Engine (feature gcp)
+    Gcp,
+    /// Droplets of DigitalOcean (feature digitalocean)
+    #[serde(rename = "digitalocean")]
+    #[value(name = "digitalocean")]
+    DigitalOcean,
+    /// Machines of a metal-stack (feature metal)
+    Metal,
 }
+
+/// The settings of a driver that this binary was built without. They are not looked at.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+#[allow(dead_code, reason = "which of the drivers are built in varies")]
+struct NotBuilt(serde_json::Map<String, serde_json::Value>);
+
+#[cfg(feature = "aws")]
+use drover_platform_cloud::drivers::aws::Settings as AwsSettings;
+#[cfg(not(feature = "aws"))]
+type AwsSettings = NotBuilt;
+#[cfg(feature = "gcp")]
+use drover_platform_cloud::drivers::gcp::Settings as GcpSettings;
+#[cfg(not(feature = "gcp"))]
+type GcpSettings = NotBuilt;
+#[cfg(feature = "digitalocean")]
+use drover_platform_cloud::drivers::digitalocean::Settings as DigitalOceanSettings;
+#[cfg(not(feature = "digitalocean"))]
+type DigitalOceanSettings = NotBuilt;
+#[cfg(feature = "metal")]
+use drover_platform_cloud::drivers::metal::Settings as MetalSettings;
+#[cfg(not(feature = "metal"))]
+type MetalSettings = NotBuilt;
 
 /// The settings of this server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,6 +77,10 @@ struct FileSettings {
     /// State directory of local processes.
     state_dir: PathBuf,
     simulated: SimulatedSettings,
+    aws: AwsSettings,
+    gcp: GcpSettings,
+    digitalocean: DigitalOceanSettings,
+    metal: MetalSettings,
 }
 
 impl Default for FileSettings {
@@ -53,6 +90,10 @@ impl Default for FileSettings {
             templates: None,
             state_dir: PathBuf::from("/var/lib/drover/local"),
             simulated: SimulatedSettings::default(),
+            aws: AwsSettings::default(),
+            gcp: GcpSettings::default(),
+            digitalocean: DigitalOceanSettings::default(),
+            metal: MetalSettings::default(),
         }
     }
 }
@@ -124,20 +165,53 @@ async fn start(
     settings: FileSettings,
     stop: Shutdown,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
-    let driver = match settings.driver {
-        Driver::Local => DriverSettings::Local(local::Settings::new(settings.state_dir)?),
-        Driver::Simulated => DriverSettings::Simulated(Box::new(settings.simulated)),
-    };
+    let templates = settings.templates.clone();
+    let driver = driver(settings)?;
     // The port first: two servers on one port must not both touch the state.
     let listener = drover_server::listen(&server).await?;
-    let platform = PlatformServer::open(Settings {
-        driver,
-        templates: settings.templates,
-    })
-    .await?;
+    let platform = PlatformServer::open(Settings { driver, templates }).await?;
     let running = drover_server::spawn(platform.service(), listener, &server, stop)?;
     tracing::info!(address = %running.address(), "serving");
     running.finished().await;
     platform.shutdown().await;
     Ok(())
+}
+
+fn driver(settings: FileSettings) -> Result<DriverSettings, Box<dyn StdError + Send + Sync>> {
+    Ok(match settings.driver {
+        Driver::Local => DriverSettings::Local(local::Settings::new(settings.state_dir)?),
+        Driver::Simulated => DriverSettings::Simulated(Box::new(settings.simulated)),
+        #[cfg(feature = "aws")]
+        Driver::Aws => DriverSettings::Aws(Box::new(settings.aws)),
+        #[cfg(feature = "gcp")]
+        Driver::Gcp => DriverSettings::Gcp(Box::new(settings.gcp)),
+        #[cfg(feature = "digitalocean")]
+        Driver::DigitalOcean => DriverSettings::DigitalOcean(Box::new(settings.digitalocean)),
+        #[cfg(feature = "metal")]
+        Driver::Metal => DriverSettings::Metal(Box::new(settings.metal)),
+        #[cfg(not(all(
+            feature = "aws",
+            feature = "gcp",
+            feature = "digitalocean",
+            feature = "metal"
+        )))]
+        missing => return Err(not_built(missing).into()),
+    })
+}
+
+#[cfg(not(all(
+    feature = "aws",
+    feature = "gcp",
+    feature = "digitalocean",
+    feature = "metal"
+)))]
+fn not_built(driver: Driver) -> String {
+    let name = driver
+        .to_possible_value()
+        .map(|value| value.get_name().to_owned())
+        .unwrap_or_default();
+    format!(
+        "this binary was built without the driver {name}; build it with: \
+         cargo build --release -p drover-platform-cloud --features {name}"
+    )
 }

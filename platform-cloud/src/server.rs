@@ -30,7 +30,7 @@ pub struct Settings {
     /// The backend.
     pub driver: DriverSettings,
     /// Directory of a template catalogue, before the built-in one. `None`: only the built-in one, which for simulated
-    /// nodes accepts every store and version.
+    /// nodes and clouds accepts every store and version and leaves everything to the properties.
     pub templates: Option<PathBuf>,
 }
 
@@ -41,6 +41,18 @@ pub enum DriverSettings {
     Local(local::Settings),
     /// Nodes in memory.
     Simulated(Box<SimulatedSettings>),
+    /// Instances of EC2.
+    #[cfg(feature = "aws")]
+    Aws(Box<crate::drivers::aws::Settings>),
+    /// Instances of Compute Engine.
+    #[cfg(feature = "gcp")]
+    Gcp(Box<crate::drivers::gcp::Settings>),
+    /// Droplets of DigitalOcean.
+    #[cfg(feature = "digitalocean")]
+    DigitalOcean(Box<crate::drivers::digitalocean::Settings>),
+    /// Machines of a metal-stack.
+    #[cfg(feature = "metal")]
+    Metal(Box<crate::drivers::metal::Settings>),
 }
 
 impl From<SimulatedSettings> for Settings {
@@ -76,7 +88,7 @@ impl PlatformServer {
     pub async fn open(settings: Settings) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.as_deref();
-        let (driver, templates, simulated): (Arc<dyn Driver>, _, _) = match settings.driver {
+        let (driver, templates, simulated): Opened = match settings.driver {
             DriverSettings::Local(local) => {
                 let templates =
                     Templates::Catalogue(Arc::new(Catalogue::open(local::CATALOGUE, directory)?));
@@ -91,6 +103,31 @@ impl PlatformServer {
                 let driver = Simulated::open(*simulated, clock)?;
                 let handle = driver.handle();
                 (driver, templates, Some(handle))
+            }
+            #[cfg(feature = "aws")]
+            DriverSettings::Aws(aws) => {
+                let common = aws.common.clone();
+                cloud(crate::drivers::aws::open(*aws).await?, common, directory)?
+            }
+            #[cfg(feature = "gcp")]
+            DriverSettings::Gcp(gcp) => {
+                let common = gcp.common.clone();
+                cloud(crate::drivers::gcp::open(*gcp).await?, common, directory)?
+            }
+            #[cfg(feature = "digitalocean")]
+            DriverSettings::DigitalOcean(digitalocean) => {
+                let common = digitalocean.common.clone();
+                let opened = crate::drivers::digitalocean::open(*digitalocean).await?;
+                cloud(opened, common, directory)?
+            }
+            #[cfg(feature = "metal")]
+            DriverSettings::Metal(metal) => {
+                let common = metal.common.clone();
+                cloud(
+                    crate::drivers::metal::open(*metal).await?,
+                    common,
+                    directory,
+                )?
             }
         };
         Self::over(driver, templates, clock, simulated)
@@ -142,6 +179,28 @@ impl PlatformServer {
     pub async fn shutdown(&self) {
         self.platform.shutdown().await;
     }
+}
+
+type Opened = (Arc<dyn Driver>, Templates, Option<SimulatedHandle>);
+
+/// A cloud with its templates: a directory, or one that leaves everything to the properties.
+#[cfg(any(
+    feature = "aws",
+    feature = "gcp",
+    feature = "digitalocean",
+    feature = "metal"
+))]
+fn cloud<C: crate::cloud::Cloud>(
+    cloud: Arc<C>,
+    settings: crate::cloud::CloudSettings,
+    templates: Option<&std::path::Path>,
+) -> Result<Opened> {
+    let templates = match templates {
+        Some(_) => Templates::Catalogue(Arc::new(Catalogue::open(&[], templates)?)),
+        None => Templates::Anything,
+    };
+    let driver = crate::cloud::CloudDriver::new(cloud, settings)?;
+    Ok((Arc::new(driver), templates, None))
 }
 
 impl Drop for PlatformServer {

@@ -7,6 +7,7 @@ use drover_platform_cloud::{
     PlatformServer,
     drivers::simulated::{DomainSettings, SimulatedSettings},
 };
+use drover_proto::platform::v1::{EndpointSpec, FirewallSpec, InfrastructureSpec, NetworkSpec};
 use drover_testing::platform::{Subject, conformance};
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -26,6 +27,15 @@ fn subject(current: &Current, settings: &SimulatedSettings) -> Subject {
     "postgresql".clone_into(&mut subject.store);
     "16".clone_into(&mut subject.version);
     subject.patience = Duration::from_secs(20);
+    subject.infrastructure = Some(InfrastructureSpec {
+        network: Some(NetworkSpec {
+            prefix_length: Some(22),
+            ..NetworkSpec::default()
+        }),
+        endpoint: Some(EndpointSpec::default()),
+        firewall: Some(FirewallSpec::default()),
+        ..InfrastructureSpec::default()
+    });
     let server = Arc::clone(current);
     subject.make_foreign = Some(Arc::new(move || {
         let server = Arc::clone(&server.lock());

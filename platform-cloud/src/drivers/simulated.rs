@@ -4,6 +4,7 @@
 mod driver;
 mod faults;
 mod handle;
+mod infrastructure;
 mod journal;
 mod placement;
 mod settings;
@@ -21,6 +22,7 @@ pub use handle::{LedgerEntry, SimulatedHandle};
 pub use settings::{ClassSettings, DomainSettings, ErrorRate, ErrorRates, SimulatedSettings};
 
 use crate::clock::Clock;
+use infrastructure::Estate;
 use world::World;
 
 /// The simulated backend and the driver for it.
@@ -29,6 +31,7 @@ pub struct Simulated {
     uid: String,
     schema: Option<Arc<serde_json::Value>>,
     world: Mutex<World>,
+    estate: Mutex<Estate>,
     /// Woken when an earlier timer was set, and when nodes changed.
     changed: watch::Sender<()>,
     timers: Mutex<Option<JoinHandle<()>>>,
@@ -53,6 +56,18 @@ impl Simulated {
                 (Some(journal), past)
             }
         };
+        let estate = Estate::open(
+            settings
+                .state_file
+                .as_ref()
+                .map(|file| file.with_extension("infrastructure")),
+        )
+        .map_err(|error| {
+            Error::new(
+                Reason::Precondition,
+                format!("state of the infrastructure: {error}"),
+            )
+        })?;
         let uid = match (&settings.uid, past.uid) {
             (Some(uid), _) => uid.clone(),
             (None, Some(uid)) => format!("simulated:{}:{uid}", settings.name),
@@ -64,6 +79,7 @@ impl Simulated {
             settings,
             uid,
             world: Mutex::new(world),
+            estate: Mutex::new(estate),
             changed: watch::Sender::new(()),
             timers: Mutex::new(None),
         });

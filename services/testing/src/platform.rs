@@ -27,6 +27,7 @@ mod fence;
 mod fixture;
 mod fuzz;
 mod handshake;
+mod infrastructure;
 mod provision;
 mod remove;
 mod restart;
@@ -36,6 +37,7 @@ mod watch;
 use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use drover_client::Channel;
+use drover_proto::platform::v1::InfrastructureSpec;
 use futures::{FutureExt, future::BoxFuture};
 use prost_types::Struct;
 
@@ -69,6 +71,8 @@ pub struct Subject {
     /// Starts the server again over the same backend. `connect` leads to the new one afterwards. `None` (default): that
     /// cannot be done here.
     pub restart: Option<Hook<()>>,
+    /// Infrastructure that can be made and is ready within `patience`. `None` (default): none is made.
+    pub infrastructure: Option<InfrastructureSpec>,
     /// Rounds of random requests. Default 300.
     pub fuzz_rounds: usize,
 }
@@ -97,6 +101,7 @@ impl Subject {
             command: vec!["true".to_owned()],
             make_foreign: None,
             restart: None,
+            infrastructure: None,
             fuzz_rounds: 300,
         }
     }
@@ -152,6 +157,13 @@ checks! {
     access::logs_are_read,
     access::commands_are_run,
     access::wrong_targets_are_refused,
+    infrastructure::infrastructure_is_made_once_and_released_whole,
+    infrastructure::the_same_infrastructure_at_once_is_made_once,
+    infrastructure::half_made_infrastructure_is_released_whole,
+    infrastructure::infrastructure_of_another_owner_is_left_alone,
+    infrastructure::infrastructure_is_checked_without_making_it,
+    infrastructure::wrong_infrastructure_is_named_and_nothing_is_made,
+    infrastructure::infrastructure_calls_are_fenced,
     fuzz::random_requests_get_documented_answers,
     fuzz::random_bytes_get_an_answer,
     restart::nodes_and_fingerprints_outlive_a_restart,

@@ -24,6 +24,7 @@ use crate::driver::{
     Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
     Listing, Live, LogStream, Outcome, Place, Target,
 };
+use crate::infrastructure::Infrastructure;
 
 /// Longest time that a call may take here before it has made something or never will.
 const MAX_CREATION: Duration = Duration::from_secs(10);
@@ -49,7 +50,7 @@ impl Simulated {
     }
 
     /// Waits for the backend. Answers whether the answer is lost afterwards.
-    async fn call(&self, operation: Operation) -> Result<bool> {
+    pub(super) async fn call(&self, operation: Operation) -> Result<bool> {
         let (latency, fault) = self.begin(operation);
         pause(latency).await;
         self.reached(fault)
@@ -363,6 +364,10 @@ impl Driver for Simulated {
             }
             _ => exit(0).boxed(),
         })
+    }
+
+    fn infrastructure(&self) -> Option<&dyn Infrastructure> {
+        Some(self)
     }
 
     fn live(&self) -> Option<&dyn Live> {

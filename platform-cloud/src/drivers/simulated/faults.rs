@@ -18,6 +18,10 @@ pub enum Operation {
     Delete,
     /// Updates or adopts a node.
     Update,
+    /// Makes infrastructure.
+    Ensure,
+    /// Releases infrastructure.
+    Release,
 }
 
 /// What happens to one call.
@@ -76,6 +80,8 @@ impl Faults {
             Operation::Create => self.rates.create,
             Operation::Delete => self.rates.delete,
             Operation::Update => self.rates.update,
+            Operation::Ensure => self.rates.create,
+            Operation::Release => self.rates.delete,
         };
         if before == 0.0 && after == 0.0 {
             return None;

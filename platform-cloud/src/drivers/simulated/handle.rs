@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use drover_core::{Error, Result};
-use drover_proto::platform::v1::Node;
+use drover_proto::platform::v1::{Node, Resource};
 
 use super::{
     Simulated,
@@ -120,6 +120,24 @@ impl SimulatedHandle {
             .filter(|entry| entry.created > 1)
             .cloned()
             .collect()
+    }
+
+    /// Every piece of infrastructure that exists.
+    #[must_use]
+    pub fn infrastructure(&self) -> Vec<Resource> {
+        self.0.estate.lock().resources()
+    }
+
+    /// How often each piece of infrastructure was ever made, by cluster id, owner and kind.
+    #[must_use]
+    pub fn infrastructure_created(&self) -> BTreeMap<(String, String, String), u32> {
+        self.0.estate.lock().created()
+    }
+
+    /// Takes a piece of infrastructure away (network, endpoint, firewall) as somebody else would. Answers whether there
+    /// was one.
+    pub fn remove_infrastructure(&self, cluster_id: &str, kind: &str) -> bool {
+        self.0.estate.lock().vanish(cluster_id, kind)
     }
 
     /// Every node as it really is, whatever lists show.

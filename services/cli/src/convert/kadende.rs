@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::build::{entry, list, map, renamed, text};
 use crate::manifest::{
     decode::Decoder,
     path::join,
@@ -321,10 +322,7 @@ impl Converter<'_, '_> {
         Some(entry(
             "platforms",
             plugin.span,
-            Node {
-                span: plugin.value.span,
-                value: Value::List(vec![choice]),
-            },
+            list(plugin.value.span, vec![choice]),
         ))
     }
 
@@ -432,33 +430,4 @@ fn is_label_value(text: &str) -> bool {
         && text
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-}
-
-fn entry(key: &str, span: Span, value: Node) -> Entry {
-    Entry {
-        key: key.to_owned(),
-        span,
-        value,
-    }
-}
-
-fn renamed(key: &str, from: &Entry) -> Entry {
-    entry(key, from.span, from.value.clone())
-}
-
-fn map(span: Span, entries: Vec<Entry>) -> Node {
-    Node {
-        span,
-        value: Value::Map(entries),
-    }
-}
-
-fn text(span: Span, text: &str) -> Node {
-    Node {
-        span,
-        value: Value::Scalar {
-            text: text.to_owned(),
-            plain: false,
-        },
-    }
 }

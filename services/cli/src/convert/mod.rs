@@ -1,5 +1,7 @@
 //! Documents of other tools, recognised by their own shape.
 
+mod build;
+pub(crate) mod capm;
 mod kadende;
 #[cfg(test)]
 mod tests;
@@ -16,17 +18,13 @@ pub(crate) enum Origin {
     /// One of ours, or one that nobody knows.
     Drover,
     Kadende,
+    /// One of the Cluster API or of its metal-stack provider: several together are a cluster.
+    ClusterApi,
+    /// One of Kubernetes itself, which means something only beside those.
+    Kubernetes,
     /// Known and not supported: what it is called.
     Unsupported(String),
 }
-
-/// Kinds of Cluster API Provider Metal-Stack and of the Cluster API around it.
-const CAPM_GROUPS: &[&str] = &[
-    "cluster.x-k8s.io/",
-    "infrastructure.cluster.x-k8s.io/",
-    "controlplane.cluster.x-k8s.io/",
-    "bootstrap.cluster.x-k8s.io/",
-];
 
 /// Whose document it is.
 pub(crate) fn recognise(root: &Node) -> Origin {
@@ -35,8 +33,28 @@ pub(crate) fn recognise(root: &Node) -> Origin {
     if kind == "SIPCluster" {
         return Origin::Unsupported("SIPCluster (Airship)".into());
     }
-    if CAPM_GROUPS.iter().any(|group| api.starts_with(group)) || kind.starts_with("MetalStack") {
-        return Origin::Unsupported(format!("{kind} (Cluster API, CAPM)"));
+    if capm::is_one(api, kind) {
+        return Origin::ClusterApi;
+    }
+    match (api, kind) {
+        ("v1", "Secret") => {
+            let kept_by_it = word("type").starts_with("cluster.x-k8s.io/");
+            return if kept_by_it {
+                Origin::ClusterApi
+            } else {
+                Origin::Kubernetes
+            };
+        }
+        ("v1", "Namespace") => return Origin::Kubernetes,
+        ("v1", "List") => {
+            let of_it = |item| recognise(item) == Origin::ClusterApi;
+            return if capm::items(root).iter().any(of_it) {
+                Origin::ClusterApi
+            } else {
+                Origin::Kubernetes
+            };
+        }
+        _ => {}
     }
     if api.starts_with("replicante.io/") {
         return Origin::Unsupported(format!("{kind} (Replicante)"));

@@ -230,14 +230,6 @@ fn other_tools_are_recognised_and_refused_by_name() {
             "SIPCluster",
         ),
         (
-            "apiVersion: infrastructure.cluster.x-k8s.io/v1alpha3\nkind: MetalStackCluster\n",
-            "MetalStackCluster",
-        ),
-        (
-            "apiVersion: cluster.x-k8s.io/v1alpha3\nkind: Cluster\nmetadata: {name: x}\n",
-            "Cluster (Cluster API, CAPM)",
-        ),
-        (
             "apiVersion: replicante.io/v0\nkind: ClusterSpec\n",
             "ClusterSpec (Replicante)",
         ),

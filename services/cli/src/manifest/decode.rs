@@ -30,14 +30,41 @@ const MAX_LISTED_KEYS: usize = 12;
 /// Decodes one document.
 pub(crate) struct Decoder<'a> {
     pub(crate) source: &'a Arc<Source>,
+    /// Files that parts of the document stand in besides, as [`Span::file`] counts them.
+    pub(crate) files: &'a [Arc<Source>],
     /// Directory that files are relative to.
     pub(crate) base: PathBuf,
     pub(crate) diagnostics: &'a mut Diagnostics,
-    /// The kind as `drover explain` calls it.
-    pub(crate) kind: &'static str,
+    /// The kind as `drover explain` calls it. Nothing where it cannot explain the document.
+    pub(crate) kind: Option<&'static str>,
 }
 
-impl Decoder<'_> {
+impl<'a> Decoder<'a> {
+    /// The file that something stands in.
+    pub(crate) fn source_of(&self, span: Span) -> &'a Arc<Source> {
+        file(self.source, self.files, span)
+    }
+
+    /// From here on no line of it is shown.
+    pub(crate) fn hide(&mut self, node: &Node) {
+        self.diagnostics
+            .hide(self.source_of(node.span), node.lines());
+    }
+
+    fn is_hidden(&self, node: &Node) -> bool {
+        let source = self.source_of(node.span);
+        self.diagnostics.is_secret(source, node.span.line)
+    }
+
+    /// What stands there instead of what was expected.
+    fn found(&self, node: &Node) -> String {
+        if self.is_hidden(node) {
+            "something that is not shown".into()
+        } else {
+            node.describe()
+        }
+    }
+
     pub(crate) fn error(
         &mut self,
         span: Span,
@@ -45,7 +72,8 @@ impl Decoder<'_> {
         message: impl Into<String>,
         expected: &str,
     ) {
-        let mut diagnostic = Diagnostic::new(self.source, span, path, message).kind(self.kind);
+        let mut diagnostic = Diagnostic::new(self.source_of(span), span, path, message);
+        diagnostic.kind = self.kind;
         if !expected.is_empty() {
             diagnostic = diagnostic.expected(expected);
         }
@@ -53,7 +81,7 @@ impl Decoder<'_> {
     }
 
     pub(crate) fn mismatch(&mut self, node: &Node, path: &str, expected: &str) {
-        let found = node.describe();
+        let found = self.found(node);
         self.error(
             node.span,
             path,
@@ -176,8 +204,8 @@ impl Decoder<'_> {
                 }
             }
             shape => {
-                if field.key.starts_with("userData") {
-                    self.diagnostics.hide(self.source, node.lines());
+                if field.key.starts_with("userData") || is_bootstrap(shape) {
+                    self.hide(node);
                 }
                 if let Some(value) = self.value(shape, field, node, path) {
                     message.set_field(&field.descriptor, value);
@@ -326,6 +354,7 @@ impl Decoder<'_> {
     pub(crate) fn text(&mut self, node: &Node, path: &str, expected: &str) -> Option<String> {
         let advice = match node.scalar() {
             Some(Scalar::Text(text)) => return Some(text.to_owned()),
+            _ if self.is_hidden(node) && node.scalar().is_some() => "quote it".to_owned(),
             Some(Scalar::Float(number)) if number.is_finite() => {
                 format!("quote it: YAML reads {number}")
             }
@@ -338,7 +367,7 @@ impl Decoder<'_> {
                 return None;
             }
         };
-        let found = node.describe();
+        let found = self.found(node);
         self.error(
             node.span,
             path,
@@ -493,13 +522,14 @@ impl Decoder<'_> {
             path,
             "a map {file: PATH} or {secretKeyRef: {name: NAME, key: KEY}}",
         );
-        if entries.len() > 1 {
-            self.error(
-                node.span,
-                path,
-                "more than one source",
-                "expected file or secretKeyRef",
-            );
+        if entries.len() != 1 {
+            if node.map().is_some() {
+                let message = match entries {
+                    [] => "no source",
+                    _ => "more than one source",
+                };
+                self.error(node.span, path, message, "expected file or secretKeyRef");
+            }
             return;
         }
         for entry in entries {
@@ -538,7 +568,13 @@ impl Decoder<'_> {
                 &[("file", "a path relative to the manifest".into())],
             );
         }
-        let file = entries.iter().find(|entry| entry.key == "file")?;
+        let Some(file) = entries.iter().find(|entry| entry.key == "file") else {
+            if entries.is_empty() && node.map().is_some() {
+                let expected = "expected a path relative to the manifest";
+                self.error(node.span, path, "`file` is missing", expected);
+            }
+            return None;
+        };
         let path = join(path, "file");
         let name = self.text(&file.value, &path, "a path relative to the manifest")?;
         match read_limited(&self.base.join(&name), MAX_INCLUDED_BYTES) {
@@ -554,6 +590,21 @@ impl Decoder<'_> {
             }
         }
     }
+}
+
+/// The file that something stands in: the document's own, or one of `files`.
+pub(crate) fn file<'a>(
+    own: &'a Arc<Source>,
+    files: &'a [Arc<Source>],
+    span: Span,
+) -> &'a Arc<Source> {
+    let other = span.file.checked_sub(1).and_then(|at| files.get(at));
+    other.unwrap_or(own)
+}
+
+/// User data on one line with other fields would be shown with the errors about those.
+fn is_bootstrap(shape: &Shape) -> bool {
+    matches!(shape, Shape::Message(message) if message.name() == "BootstrapSource")
 }
 
 fn named(descriptor: &MessageDescriptor, name: &str) -> DynamicMessage {

@@ -24,6 +24,8 @@ pub(crate) struct Diagnostic {
     pub(crate) expected: Option<String>,
     /// Kind of the document, where `drover explain` knows it.
     pub(crate) kind: Option<&'static str>,
+    /// Whether the line holds a secret and is not shown.
+    secret: bool,
 }
 
 impl Diagnostic {
@@ -40,6 +42,7 @@ impl Diagnostic {
             message: message.into(),
             expected: None,
             kind: None,
+            secret: false,
         }
     }
 
@@ -50,8 +53,8 @@ impl Diagnostic {
     }
 
     #[must_use]
-    pub(crate) fn kind(mut self, kind: &'static str) -> Self {
-        self.kind = Some(kind);
+    pub(crate) fn secret(mut self, secret: bool) -> Self {
+        self.secret = secret;
         self
     }
 
@@ -67,6 +70,11 @@ impl Diagnostic {
     }
 }
 
+/// Whether a line has a key whose value is secret. A damaged file may have it where no secret is expected.
+fn names_secret(line: &str) -> bool {
+    ["stringData", "userData"].iter().any(|key| line.contains(key))
+}
+
 /// All that is wrong with the manifests of one command.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
@@ -74,8 +82,11 @@ pub(crate) struct Diagnostics {
     /// How many there were beyond [`MAX_DIAGNOSTICS`] in a file.
     omitted: usize,
     /// Lines that hold secrets; they are never printed.
-    hidden: Vec<(Arc<Source>, RangeInclusive<usize>)>,
+    hidden: Vec<Hidden>,
 }
+
+/// Lines of a file that hold secrets.
+pub(crate) type Hidden = (Arc<Source>, RangeInclusive<usize>);
 
 impl Diagnostics {
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
@@ -95,6 +106,22 @@ impl Diagnostics {
         self.hidden.push((source.clone(), lines));
     }
 
+    /// All that was hidden.
+    pub(crate) fn hidden(&self) -> &[Hidden] {
+        &self.hidden
+    }
+
+    pub(crate) fn is_secret(&self, source: &Arc<Source>, line: usize) -> bool {
+        self.hidden
+            .iter()
+            .any(|(hidden, lines)| Arc::ptr_eq(hidden, source) && lines.contains(&line))
+    }
+
+    /// How many there are, shown or not.
+    pub(crate) fn count(&self) -> usize {
+        self.items.len() + self.omitted
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -104,9 +131,9 @@ impl Diagnostics {
     }
 
     fn is_hidden(&self, diagnostic: &Diagnostic) -> bool {
-        self.hidden.iter().any(|(source, lines)| {
-            Arc::ptr_eq(source, &diagnostic.source) && lines.contains(&diagnostic.span.line)
-        }) || !diagnostic.path_is_readable()
+        diagnostic.secret
+            || self.is_secret(&diagnostic.source, diagnostic.span.line)
+            || !diagnostic.path_is_readable()
     }
 
     /// All of them as text, in the order of the files and their lines. A source line is shown once.
@@ -126,6 +153,7 @@ impl Diagnostics {
             let line = item.source.line(item.span.line).filter(|line| {
                 line.chars().count() <= MAX_LINE
                     && !self.is_hidden(item)
+                    && !names_secret(line)
                     && !shown.is_some_and(|(source, shown)| {
                         Arc::ptr_eq(source, &item.source)
                             && shown == item.span.line

@@ -263,7 +263,8 @@ fn of(shape: &Shape) -> Value {
         Shape::PlatformName => json!({"type": "string"}),
         Shape::File => file(),
         Shape::FileOrSecret => {
-            json!({"oneOf": [file(), {"type": "object", "required": ["secretKeyRef"]}]})
+            let key = json!({"$ref": "#/$defs/SecretKeyRef"});
+            json!({"oneOf": [file(), {"type": "object", "properties": {"secretKeyRef": key}, "required": ["secretKeyRef"], "additionalProperties": false}]})
         }
     }
 }

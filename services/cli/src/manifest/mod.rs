@@ -26,12 +26,12 @@ use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{ApplySecretRequest, Cluster, Platform, PlatformSpec};
 
 use self::{
-    decode::{Decoder, read_limited, read_stream},
-    diagnostic::{Diagnostic, Diagnostics},
+    decode::{Decoder, file, read_limited, read_stream},
+    diagnostic::{Diagnostic, Diagnostics, Hidden},
     path::join,
-    tree::{MAX_FILE_BYTES, Node, Source},
+    tree::{MAX_FILE_BYTES, Node, Source, Span},
 };
-use crate::convert::{self, Origin};
+use crate::convert::{self, Origin, capm};
 
 /// The version that every manifest names.
 pub(crate) const API_VERSION: &str = "drover.dev/v1";
@@ -49,7 +49,6 @@ struct Raw {
 pub(crate) struct Manifests {
     raw: Vec<Raw>,
     unreadable: Vec<Diagnostic>,
-    hidden: Vec<Arc<Source>>,
 }
 
 /// A decoded document.
@@ -57,7 +56,11 @@ pub(crate) struct Manifests {
 pub(crate) struct Document<T> {
     pub(crate) object: T,
     source: Arc<Source>,
+    /// Files that parts of it stand in besides, as [`tree::Span::file`] counts them.
+    files: Arc<[Arc<Source>]>,
     root: Node,
+    /// Lines that no objection of the server may show.
+    hidden: Vec<Hidden>,
 }
 
 /// All documents, by the order in which they are applied.
@@ -133,9 +136,6 @@ impl Manifests {
             });
         }
         self.unreadable.extend(diagnostics.items().iter().cloned());
-        if !diagnostics.is_empty() {
-            self.hidden.push(source);
-        }
     }
 
     /// Decodes all documents. `registered` are the platforms that the orchestrator has, if it could be asked.
@@ -156,13 +156,28 @@ impl Manifests {
                 .chain(own)
                 .collect::<BTreeSet<String>>()
         });
+        let mut bundle = capm::Bundle::default();
         for raw in &self.raw {
-            objects.add(raw, names.as_ref());
+            if convert::recognise(&raw.root) == Origin::ClusterApi {
+                bundle.add(&raw.source, &raw.root);
+            }
         }
+        for raw in &self.raw {
+            let origin = convert::recognise(&raw.root);
+            // A Secret of Kubernetes means something only beside documents that name it.
+            let taken = origin == Origin::Kubernetes && !bundle.is_empty();
+            if taken {
+                bundle.add(&raw.source, &raw.root);
+            } else if origin != Origin::ClusterApi {
+                objects.add(raw, origin, names.as_ref());
+            }
+        }
+        objects.add_bundle(bundle, names.as_ref());
         objects.check_names();
         if let Some(names) = names {
             objects.check_platforms(names);
         }
+        objects.hide();
         objects
     }
 }
@@ -184,7 +199,9 @@ impl Raw {
         Document {
             object,
             source: self.source.clone(),
+            files: Arc::default(),
             root: root.clone(),
+            hidden: Vec::new(),
         }
     }
 }
@@ -207,16 +224,18 @@ fn manifest_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 impl Objects {
-    fn add(&mut self, raw: &Raw, registered: Option<&BTreeSet<String>>) {
+    fn add(&mut self, raw: &Raw, origin: Origin, registered: Option<&BTreeSet<String>>) {
         let mut decoder = Decoder {
             source: &raw.source,
+            files: &[],
             base: raw.base.clone(),
             diagnostics: &mut self.diagnostics,
-            kind: "cluster",
+            kind: Some("cluster"),
         };
-        match convert::recognise(&raw.root) {
-            Origin::Drover => {}
+        match origin {
+            Origin::Drover | Origin::Kubernetes | Origin::ClusterApi => {}
             Origin::Kadende => {
+                decoder.kind = None;
                 let converted = convert::kadende(&mut decoder, &raw.root, registered);
                 if let Some(cluster) = document::cluster(&mut decoder, &converted.cluster) {
                     self.clusters
@@ -241,7 +260,7 @@ impl Objects {
             }
             Origin::Unsupported(what) => {
                 let span = raw.root.get("kind").map_or(raw.root.span, |kind| kind.span);
-                decoder.error(span, "kind", format!("{what} is not supported yet"), "expected Cluster, Platform or Secret of drover.dev/v1, or a Kadende configuration");
+                decoder.error(span, "kind", format!("{what} is not supported yet"), "expected Cluster, Platform or Secret of drover.dev/v1, a Kadende configuration, or documents of the metal-stack provider for Cluster API");
                 return;
             }
         }
@@ -252,19 +271,59 @@ impl Objects {
                 }
             }
             Some("Platform") => {
-                decoder.kind = "platform";
+                decoder.kind = Some("platform");
                 if let Some(platform) = document::platform(&mut decoder, &raw.root) {
                     self.platforms.push(raw.document(platform, &raw.root));
                 }
             }
             Some("Secret") => {
-                decoder.kind = "secret";
-                decoder.diagnostics.hide(&raw.source, raw.root.lines());
+                decoder.kind = None;
+                decoder.hide(&raw.root);
                 if let Some(secret) = document::secret(&mut decoder, &raw.root) {
                     self.secrets.push(raw.document(secret, &raw.root));
                 }
             }
             _ => {}
+        }
+    }
+
+    /// The clusters that documents of the Cluster API describe together.
+    fn add_bundle(&mut self, bundle: capm::Bundle, registered: Option<&BTreeSet<String>>) {
+        let converted = bundle.convert(&mut self.diagnostics, registered);
+        let Some(first) = converted.files.first() else {
+            return;
+        };
+        for cluster in converted.clusters {
+            let source = file(first, &converted.files, cluster.root.span).clone();
+            let mut decoder = Decoder {
+                source: &source,
+                files: &converted.files,
+                base: PathBuf::new(),
+                diagnostics: &mut self.diagnostics,
+                kind: None,
+            };
+            if let Some(object) = document::cluster(&mut decoder, &cluster.root) {
+                self.clusters.push(Document {
+                    object,
+                    source,
+                    files: converted.files.clone(),
+                    root: cluster.root,
+                    hidden: Vec::new(),
+                });
+            }
+        }
+        self.warnings.extend(converted.warnings);
+        self.unresolved.extend(converted.unresolved);
+    }
+
+    /// What no message shows now, none shows later either.
+    fn hide(&mut self) {
+        let hidden = self.diagnostics.hidden();
+        for document in &mut self.clusters {
+            document.hidden = hidden.to_vec();
+        }
+        for document in &mut self.secrets {
+            document.hidden = hidden.to_vec();
         }
     }
 
@@ -275,24 +334,20 @@ impl Objects {
         let secrets = self
             .secrets
             .iter()
-            .map(|d| ("secret", &d.object.name, &d.source, &d.root));
+            .map(|d| ("secret", &d.object.name, d.refusal("")));
         let platforms = self
             .platforms
             .iter()
-            .map(|d| ("platform", &d.object.name, &d.source, &d.root));
+            .map(|d| ("platform", &d.object.name, d.refusal("")));
         let clusters = self
             .clusters
             .iter()
-            .map(|d| ("cluster", &d.object.name, &d.source, &d.root));
-        for (kind, name, source, root) in secrets.chain(platforms).chain(clusters) {
+            .map(|d| ("cluster", &d.object.name, d.refusal("")));
+        for (kind, name, mut diagnostic) in secrets.chain(platforms).chain(clusters) {
             if !seen.insert((kind, name.clone())) {
-                let (span, _) = path::locate(root, "metadata.name");
-                twice.push(Diagnostic::new(
-                    source,
-                    span,
-                    "metadata.name",
-                    format!("{kind} `{name}` stands here twice"),
-                ));
+                diagnostic.path = "metadata.name".into();
+                diagnostic.message = format!("{kind} `{name}` stands here twice");
+                twice.push(diagnostic);
             }
         }
         twice
@@ -321,10 +376,9 @@ impl Objects {
                     && !registered.contains(&name)
                     && !self.unresolved.contains(&name)
                 {
-                    let (span, shown) = path::locate(&document.root, &path);
                     let message = format!("no platform `{name}` ({list})");
-                    self.diagnostics
-                        .push(Diagnostic::new(&document.source, span, shown, message));
+                    let diagnostic = document.at(&path, message);
+                    self.diagnostics.push(diagnostic);
                 }
             }
         }
@@ -334,18 +388,27 @@ impl Objects {
 impl<T> Document<T> {
     /// What the server objects to, at the place in the manifest that it is about.
     pub(crate) fn violation(&self, violation: &Violation) -> Diagnostic {
-        let (span, path) = path::locate(&self.root, &violation.field);
-        Diagnostic::new(&self.source, span, path, violation.description.clone())
+        self.at(&violation.field, violation.description.clone())
+    }
+
+    /// Something that is about one of its fields.
+    fn at(&self, field: &str, message: String) -> Diagnostic {
+        let (span, path) = path::locate(&self.root, field);
+        let source = file(&self.source, &self.files, span);
+        Diagnostic::new(source, span, path, message).secret(self.is_secret(source, span))
+    }
+
+    fn is_secret(&self, source: &Arc<Source>, span: Span) -> bool {
+        self.hidden
+            .iter()
+            .any(|(hidden, lines)| Arc::ptr_eq(hidden, source) && lines.contains(&span.line))
     }
 
     /// Something that is about the document as a whole.
     pub(crate) fn refusal(&self, message: impl Into<String>) -> Diagnostic {
-        Diagnostic::new(
-            &self.source,
-            path::locate(&self.root, "metadata.name").0,
-            "",
-            message,
-        )
+        let (span, _) = path::locate(&self.root, "metadata.name");
+        let source = file(&self.source, &self.files, span);
+        Diagnostic::new(source, span, "", message).secret(self.is_secret(source, span))
     }
 
     /// Where it came from.

@@ -120,6 +120,15 @@ pub(crate) fn first_line(node: &Node) -> Span {
         .map_or(node.span, |entry| entry.span)
 }
 
+/// Fields that a manifest writes under other names than servers do.
+const ALIASES: &[(&str, &[&str])] = &[
+    ("text", &["userData", "userDataFrom"]),
+    ("binary", &["userDataBase64", "userDataFrom"]),
+    ("sha256", &["userDataSha256"]),
+    ("secret_key", &["secretKeyRef", "userDataFrom"]),
+    ("ca_pem", &["ca", "caFrom"]),
+];
+
 /// One step into a manifest.
 struct Step<'a> {
     span: Span,
@@ -170,6 +179,14 @@ fn step<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
                 && let Some(entry) = node.entry("platform")
             {
                 return Some(Step::into_entry(entry, segments.len()));
+            }
+            let aliases = ALIASES.iter().find(|(field, _)| field == name);
+            if let Some(entry) = aliases
+                .into_iter()
+                .flat_map(|(_, written)| *written)
+                .find_map(|written| node.entry(written))
+            {
+                return Some(Step::into_entry(entry, 1));
             }
             dotted(node, segments).or_else(|| nested(node, name))
         }
@@ -247,6 +264,18 @@ mod tests {
     fn names_and_labels_stand_in_the_metadata() {
         assert_eq!(at(TEXT, "name"), (1, 18));
         assert_eq!(at(TEXT, "labels[a.b]"), (1, 35));
+    }
+
+    #[test]
+    fn what_is_written_under_another_name_is_found() {
+        let text = "spec:\n  groups:\n    a:\n      bootstrap: {render: true,\n        userDataFrom: {file: x}}\n";
+        for field in ["text", "binary", "secret_key"] {
+            assert_eq!(
+                at(text, &format!("spec.groups[0].bootstrap.{field}")),
+                (5, 9),
+                "{field}"
+            );
+        }
     }
 
     #[test]

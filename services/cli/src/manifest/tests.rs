@@ -10,9 +10,9 @@ use drover_proto::{
         UpdatePolicy, bootstrap_source, count_or_percent,
     },
     platform::v1::{
-        AddonKind, EndpointSpec, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle,
-        LifecycleHook, NetworkSpec, PhaseProbe, PortMapping, PortRef, Spread, TcpProbe,
-        health_policy, port_ref,
+        AddonKind, EndpointSpec, ExecProbe, FirewallRule, FirewallSpec, GrpcProbe, HealthPolicy,
+        HttpProbe, Lifecycle, LifecycleHook, NetworkSpec, PhaseProbe, PortMapping, PortRange,
+        PortRef, Spread, TcpProbe, health_policy, port_ref,
     },
 };
 use proptest::{collection::vec, option, prelude::*};
@@ -255,6 +255,16 @@ fn user_data_is_read_from_a_file_beside_the_manifest() {
         Some(bootstrap_source::Source::Text("#!/bin/sh\n".into()))
     );
 
+    std::fs::write(dir.path().join("boot.sh"), [0xff, 0, b'x']).unwrap();
+    let binary = Manifests::read(&[manifest.display().to_string()])
+        .unwrap()
+        .decode(None);
+    let group = &binary.clusters[0].object.spec.as_ref().unwrap().groups[0];
+    assert_eq!(
+        group.bootstrap.as_ref().unwrap().source,
+        Some(bootstrap_source::Source::Binary(vec![0xff, 0, b'x']))
+    );
+
     std::fs::write(dir.path().join("boot.sh"), vec![b'x'; 600 * 1024]).unwrap();
     let text = Manifests::read(&[manifest.display().to_string()])
         .unwrap()
@@ -262,6 +272,98 @@ fn user_data_is_read_from_a_file_beside_the_manifest() {
         .diagnostics
         .render("");
     assert!(text.contains("larger than 512 KiB"), "{text}");
+}
+
+#[test]
+fn what_reads_show_of_user_data_can_be_applied_again() {
+    let digest = "ab".repeat(32);
+    let shown = Cluster {
+        name: "x".into(),
+        spec: Some(ClusterSpec {
+            groups: vec![GroupSpec {
+                name: "db".into(),
+                bootstrap: Some(BootstrapSource {
+                    render: true,
+                    source: Some(bootstrap_source::Source::Sha256(digest.clone())),
+                }),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let text = yaml::write(&encode::cluster(&shown).unwrap());
+    assert!(
+        text.contains(&format!("userDataSha256: {digest}")),
+        "{text}"
+    );
+    assert_eq!(cluster(&text), shown);
+}
+
+#[test]
+fn user_data_has_one_source() {
+    for (fields, message) in [
+        ("userDataFrom: {}", "no source"),
+        (
+            "userDataFrom: {file: a, secretKeyRef: {name: a, key: b}}",
+            "more than one source",
+        ),
+        ("userData: a, userDataFrom: {file: b}", "exclude each other"),
+        (
+            "userData: a, secretKeyRef: {name: a, key: b}",
+            "exclude each other",
+        ),
+        (
+            "userDataFrom: {file: nowhere.yaml}",
+            "cannot read nowhere.yaml",
+        ),
+    ] {
+        let text = errors(&group(&format!("bootstrap: {{{fields}}}")));
+        assert!(text.contains(message), "{message}: {text}");
+    }
+    for key in [
+        "secretKeyRef: {name: a, key: b}",
+        "userDataFrom: {secretKeyRef: {name: a, key: b}}",
+    ] {
+        let cluster = cluster(&group(&format!("bootstrap: {{{key}}}")));
+        let bootstrap = cluster.spec.unwrap().groups.remove(0).bootstrap.unwrap();
+        let (name, key) = ("a".into(), "b".into());
+        assert_eq!(
+            bootstrap.source,
+            Some(bootstrap_source::Source::SecretKey(SecretKeyRef {
+                name,
+                key
+            }))
+        );
+    }
+}
+
+#[test]
+fn no_error_shows_user_data() {
+    for bootstrap in [
+        "bootstrap: hunter2",
+        "bootstrap: {userData: [hunter2]}",
+        "bootstrap: {userDataBase64: hunter2!}",
+        "bootstrap: {userData: hunter2, rendr: true}",
+        "sise: 1, bootstrap: {userData: hunter2}",
+    ] {
+        let text = errors(&group(bootstrap));
+        assert!(text.contains("1 error"), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    let objects = decode(&group("size: 3, bootstrap: {userData: hunter2}"));
+    let mut problems = super::diagnostic::Diagnostics::default();
+    for field in ["spec.groups[0].bootstrap.text", "spec.groups[0].size"] {
+        problems.push(objects.clusters[0].violation(&Violation {
+            field: field.into(),
+            description: "is wrong".into(),
+        }));
+    }
+    let text = problems.render("");
+    assert!(
+        text.contains("2 errors") && !text.contains("hunter2"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -377,13 +479,54 @@ fn the_examples_of_the_repository_are_valid() {
             "gcd".into(),
             "digitalOcean".into(),
             "my-custom-plugin".into(),
+            "metal".into(),
         ]));
     assert!(
         objects.diagnostics.is_empty(),
         "{}",
         objects.diagnostics.render("")
     );
-    assert!(objects.clusters.len() >= 3);
+    assert!(objects.clusters.len() >= 6);
+}
+
+#[test]
+fn manifests_are_valid_by_the_schema_that_is_printed() {
+    let schema = super::explain::json_schema().unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let errors = |text: &str| -> Vec<String> {
+        let document: serde_json::Value = serde_saphyr::from_str(text).unwrap();
+        validator
+            .iter_errors(&document)
+            .map(|error| error.to_string())
+            .collect()
+    };
+    let examples = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples");
+    for name in [
+        "hello.yaml",
+        "redis.yaml",
+        "metal-kubernetes.yaml",
+        "etcd-aws-spot.yaml",
+    ] {
+        let text = std::fs::read_to_string(examples.join(name)).unwrap();
+        assert_eq!(errors(&text), Vec::<String>::new(), "{name}");
+    }
+    let golden = include_str!("../convert/capm/testdata/capm-metal-stack.golden.yaml");
+    assert_eq!(errors(golden), Vec::<String>::new());
+    for (from, to) in [
+        ("port: 6443", "port: 66443"),
+        (
+            "nodeClass: v1-small-x86\n        host",
+            "nodeclass: v1-small-x86\n        host",
+        ),
+        (
+            "hosts: [e0ab02d2-27cd-5a5e-8efc-080ba80cf258]",
+            "hosts: e0ab",
+        ),
+        ("software: kubernetes", "software: 5"),
+    ] {
+        assert_eq!(golden.matches(from).count(), 1, "{from}");
+        assert!(!errors(&golden.replace(from, to)).is_empty(), "{to}");
+    }
 }
 
 // Random specs.
@@ -570,6 +713,7 @@ fn group_spec() -> impl Strategy<Value = GroupSpec> {
                 ..Default::default()
             }),
             placement: d.0.map(|domains| Placement {
+                hosts: domains.iter().map(|name| format!("e0ab-{name}")).collect(),
                 failure_domains: domains,
                 spread: vec![Spread {
                     topology_key: "zone".into(),
@@ -611,6 +755,69 @@ fn named_groups(group: impl Strategy<Value = GroupSpec>) -> impl Strategy<Value 
     })
 }
 
+fn infrastructure() -> impl Strategy<Value = Vec<Infrastructure>> {
+    let network =
+        (word(), option::of(1u32..129), any::<bool>()).prop_map(|(name, prefix_length, id)| {
+            NetworkSpec {
+                cidr: if id {
+                    String::new()
+                } else {
+                    "10.0.0.0/22".into()
+                },
+                prefix_length,
+                id: if id { name.clone() } else { String::new() },
+                public: name,
+            }
+        });
+    let endpoint =
+        (vec(word(), 0..3), 1u32..65_536, any::<bool>()).prop_map(|(targets, port, fixed)| {
+            EndpointSpec {
+                host: if fixed {
+                    "100.255.254.1".into()
+                } else {
+                    String::new()
+                },
+                port,
+                targets,
+            }
+        });
+    let rule = (1i32..3, vec(1u32..65_536, 0..3), any::<String>()).prop_map(
+        |(direction, ports, comment)| FirewallRule {
+            direction,
+            protocol: "udp".into(),
+            cidrs: vec!["0.0.0.0/0".into()],
+            ports: ports
+                .into_iter()
+                .map(|first| PortRange { first, last: first })
+                .collect(),
+            comment,
+        },
+    );
+    let firewall = (word(), vec(rule, 0..3)).prop_map(|(host, rules)| FirewallSpec {
+        image: "firewall-ubuntu-2.0".into(),
+        node_class: "v1-small-x86".into(),
+        rules,
+        host,
+    });
+    let one = (
+        word(),
+        free_form(),
+        option::of(network),
+        option::of(endpoint),
+        option::of(firewall),
+    )
+        .prop_map(
+            |(platform, properties, network, endpoint, firewall)| Infrastructure {
+                platform,
+                properties,
+                network,
+                endpoint,
+                firewall,
+            },
+        );
+    vec(one, 0..3)
+}
+
 fn any_cluster() -> impl Strategy<Value = Cluster> {
     (
         word(),
@@ -619,9 +826,10 @@ fn any_cluster() -> impl Strategy<Value = Cluster> {
         platforms(),
         free_form(),
         port(),
+        infrastructure(),
     )
         .prop_map(
-            |(name, labels, groups, platforms, attributes, port)| Cluster {
+            |(name, labels, groups, platforms, attributes, port, infrastructure)| Cluster {
                 name: name.clone(),
                 labels: labels.into_iter().collect(),
                 spec: Some(ClusterSpec {
@@ -632,19 +840,7 @@ fn any_cluster() -> impl Strategy<Value = Cluster> {
                     groups,
                     platforms,
                     attributes,
-                    infrastructure: vec![Infrastructure {
-                        platform: name.clone(),
-                        network: Some(NetworkSpec {
-                            prefix_length: Some(22),
-                            ..Default::default()
-                        }),
-                        endpoint: Some(EndpointSpec {
-                            port: 6443,
-                            targets: vec!["a/b".into()],
-                            ..Default::default()
-                        }),
-                        ..Default::default()
-                    }],
+                    infrastructure,
                     addons: vec![Addon {
                         name,
                         r#type: 1,

@@ -47,6 +47,8 @@ pub(crate) struct Span {
     pub(crate) column: usize,
     pub(crate) length: usize,
     pub(crate) last_line: usize,
+    /// Which file: 0 is the document's own, others count from 1 ([`Document`](super::Document) knows them).
+    pub(crate) file: usize,
 }
 
 /// A value and where it stands.
@@ -118,6 +120,21 @@ impl Node {
 
     pub(crate) fn is_null(&self) -> bool {
         self.scalar() == Some(Scalar::Null)
+    }
+
+    /// Says that all of it stands in another file than the document's own.
+    pub(crate) fn in_file(&mut self, file: usize) {
+        self.span.file = file;
+        match &mut self.value {
+            Value::Scalar { .. } => {}
+            Value::List(items) => items.iter_mut().for_each(|item| item.in_file(file)),
+            Value::Map(entries) => {
+                for entry in entries {
+                    entry.span.file = file;
+                    entry.value.in_file(file);
+                }
+            }
+        }
     }
 
     pub(crate) fn lines(&self) -> RangeInclusive<usize> {
@@ -434,6 +451,7 @@ fn to_span(span: &granit_parser::Span) -> Span {
         column: start.col() + 1,
         length: length.max(1),
         last_line: last_line.max(start.line()),
+        file: 0,
     }
 }
 
@@ -448,6 +466,7 @@ fn syntax(error: &ScanError) -> Stop {
             column: mark.col() + 1,
             length: 1,
             last_line: mark.line().max(1),
+            file: 0,
         },
     }
 }

@@ -1,0 +1,418 @@
+//! What Drover adds to the EC2 API: the same instances through orchestrator and driver, and by one call of the SDK, on
+//! the same server in the same run. Run by `tests/bench`.
+//!
+//! `BENCH_RUNS` (5): how often each side is measured; the medians count. moto is looked for on the path.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use aws_config::{BehaviorVersion, Region};
+use aws_credential_types::Credentials;
+use aws_sdk_ec2::{
+    Client,
+    types::{Filter, InstanceStateName, InstanceType, ResourceType, Tag, TagSpecification},
+};
+use aws_smithy_http_client::{
+    Builder as HttpBuilder,
+    tls::{Provider, rustls_provider::CryptoMode},
+};
+use drover_client::Channel;
+use drover_emulators::{Ec2, Ec2Settings};
+use drover_orchestrator::Orchestrator;
+use drover_platform_cloud::{DriverSettings, PlatformServer, Settings, drivers::aws};
+use drover_proto::orchestrator::v1::{
+    self as pb, cluster_service_client::ClusterServiceClient,
+    platform_registry_service_client::PlatformRegistryServiceClient,
+    watch_clusters_response::Event,
+};
+use drover_server::{Running, ServerSettings, Shutdown};
+use futures::StreamExt;
+use tokio::time::{Instant, sleep};
+
+/// How often the raw side looks whether its instances run, and the driver while something is pending.
+const LOOK: Duration = Duration::from_millis(50);
+/// Most time for one measurement.
+const PATIENCE: Duration = Duration::from_secs(120);
+const REGION: &str = "eu-central-1";
+const TYPE: &str = "t3.micro";
+/// Neither server looks at it.
+const KEY: &str = "bench";
+
+/// A server that speaks EC2.
+struct Backend {
+    url: String,
+    image: String,
+    _moto: Option<Process>,
+    emulator: Option<Ec2>,
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Backend {
+    /// moto, each time a new one: it becomes slower with every instance that it has ever had.
+    async fn moto() -> Self {
+        let free = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let child = Command::new("moto_server")
+            .args(["-H", "127.0.0.1", "-p", &free.port().to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("moto_server is missing; tests/run install brings it");
+        let process = Process(child);
+        while TcpStream::connect(free).is_err() {
+            sleep(Duration::from_millis(20)).await;
+        }
+        let url = format!("http://{free}");
+        let client = client(&url).await;
+        let images = client
+            .describe_images()
+            .owners("136693071363")
+            .send()
+            .await
+            .unwrap();
+        let image = images
+            .images()
+            .first()
+            .and_then(|image| image.image_id())
+            .map(str::to_owned);
+        let image = match image {
+            Some(image) => image,
+            // moto's own list has others.
+            None => {
+                let images = client.describe_images().send().await.unwrap();
+                images.images()[0].image_id().unwrap().to_owned()
+            }
+        };
+        Self {
+            url,
+            image,
+            _moto: Some(process),
+            emulator: None,
+        }
+    }
+
+    async fn emulator(pending: Duration) -> Self {
+        let mut settings = Ec2Settings::default();
+        settings.common.pending_delay = pending;
+        let emulator = Ec2::start(settings).await.unwrap();
+        let url = emulator.url();
+        let client = client(&url).await;
+        let images = client.describe_images().send().await.unwrap();
+        Self {
+            url,
+            image: images.images()[0].image_id().unwrap().to_owned(),
+            _moto: None,
+            emulator: Some(emulator),
+        }
+    }
+
+    async fn end(self) {
+        if let Some(emulator) = self.emulator {
+            emulator.shutdown().await;
+        }
+    }
+}
+
+async fn client(url: &str) -> Client {
+    let http = HttpBuilder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::Ring))
+        .build_https();
+    let config = aws_config::defaults(BehaviorVersion::latest())
+        .http_client(http)
+        .region(Region::new(REGION))
+        .credentials_provider(Credentials::new(KEY, KEY, None, None, "bench"))
+        .load()
+        .await;
+    Client::from_conf(
+        aws_sdk_ec2::config::Builder::from(&config)
+            .endpoint_url(url)
+            .build(),
+    )
+}
+
+/// One call of the SDK, and what it takes until all of it runs.
+async fn raw(backend: &Backend, count: usize, until_running: bool) -> Duration {
+    let client = client(&backend.url).await;
+    // The first call opens the connection, as the driver's has been by then.
+    client.describe_availability_zones().send().await.unwrap();
+    let began = Instant::now();
+    let tags = TagSpecification::builder()
+        .resource_type(ResourceType::Instance)
+        .tags(Tag::builder().key("bench").value("raw").build())
+        .build();
+    let made = client
+        .run_instances()
+        .image_id(&backend.image)
+        .instance_type(InstanceType::from(TYPE))
+        .min_count(count as i32)
+        .max_count(count as i32)
+        .tag_specifications(tags)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(made.instances().len(), count);
+    while until_running && running(&client).await < count {
+        assert!(began.elapsed() < PATIENCE, "the instances do not run");
+        sleep(LOOK).await;
+    }
+    began.elapsed()
+}
+
+async fn running(client: &Client) -> usize {
+    let only = Filter::builder()
+        .name("instance-state-name")
+        .values(InstanceStateName::Running.as_str())
+        .build();
+    let mut pages = client
+        .describe_instances()
+        .filters(only)
+        .max_results(1000)
+        .into_paginator()
+        .send();
+    let mut count = 0;
+    while let Some(page) = pages.next().await {
+        for reservation in page.unwrap().reservations() {
+            count += reservation.instances().len();
+        }
+    }
+    count
+}
+
+struct Drover {
+    orchestrator: Orchestrator,
+    api: Running,
+    platform: PlatformServer,
+    served: Running,
+    channel: Channel,
+    _data: tempfile::TempDir,
+}
+
+impl Drover {
+    async fn start(backend: &Backend) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let credentials = data.path().join("credentials");
+        let text = format!("[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {KEY}\n");
+        std::fs::write(&credentials, text).unwrap();
+        let mut settings = aws::Settings {
+            credentials_file: Some(credentials),
+            region: REGION.to_owned(),
+            endpoint: backend.url.clone(),
+            image: backend.image.clone(),
+            instance_type: TYPE.to_owned(),
+            ..aws::Settings::default()
+        };
+        settings.common.calls_per_second = 1000.0;
+        settings.common.pending_poll_interval_seconds = LOOK.as_secs_f64();
+        let platform = PlatformServer::open(Settings {
+            driver: DriverSettings::Aws(Box::new(settings)),
+            templates: None,
+        })
+        .await
+        .unwrap();
+        let served = serve(platform.service()).await;
+        let orchestrator = Orchestrator::open(&drover_orchestrator::Settings {
+            data_dir: data.path().join("store"),
+        })
+        .await
+        .unwrap();
+        let api = serve(orchestrator.service()).await;
+        let channel = drover_client::connect(&url(api.address()).parse().unwrap());
+        let mut registry = PlatformRegistryServiceClient::new(channel.clone());
+        registry
+            .register_platform(pb::RegisterPlatformRequest {
+                platform: Some(pb::Platform {
+                    name: "aws".to_owned(),
+                    spec: Some(pb::PlatformSpec {
+                        endpoint: url(served.address()),
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        let drover = Self {
+            orchestrator,
+            api,
+            platform,
+            served,
+            channel,
+            _data: data,
+        };
+        drover.until_visible().await;
+        drover
+    }
+
+    /// Until the orchestrator watches the platform: what is measured is nodes, not the handshake.
+    async fn until_visible(&self) {
+        let mut registry = PlatformRegistryServiceClient::new(self.channel.clone());
+        let began = Instant::now();
+        loop {
+            let answer = registry
+                .list_platforms(pb::ListPlatformsRequest::default())
+                .await
+                .unwrap();
+            let platforms = answer.into_inner().platforms;
+            let ready = platforms.iter().all(|platform| {
+                platform
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.phase() == pb::PlatformPhase::Ready)
+            });
+            if ready && !platforms.is_empty() {
+                return;
+            }
+            assert!(
+                began.elapsed() < PATIENCE,
+                "the platform is not visible: {platforms:?}"
+            );
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// From the apply until every node is recorded and runs.
+    async fn make(&self, count: u32) -> Duration {
+        let mut client = ClusterServiceClient::new(self.channel.clone());
+        let mut watch = client
+            .watch_clusters(pb::WatchClustersRequest::default())
+            .await
+            .unwrap()
+            .into_inner();
+        let began = Instant::now();
+        let cluster = pb::Cluster {
+            name: "bench".to_owned(),
+            spec: Some(pb::ClusterSpec {
+                platforms: vec![pb::PlatformChoice {
+                    name: "aws".to_owned(),
+                    ..Default::default()
+                }],
+                groups: vec![pb::GroupSpec {
+                    name: "web".to_owned(),
+                    size: Some(count),
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        client
+            .apply_cluster(pb::ApplyClusterRequest {
+                cluster: Some(cluster),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        let all = async {
+            while let Some(message) = watch.next().await {
+                let Some(Event::Upserts(upserts)) = message.unwrap().event else {
+                    continue;
+                };
+                let statuses = upserts.clusters.iter().filter_map(|c| c.status.as_ref());
+                let ready: u32 = statuses
+                    .flat_map(|s| &s.groups)
+                    .map(|group| group.ready)
+                    .sum();
+                if ready == count {
+                    return;
+                }
+            }
+            panic!("the watch ended");
+        };
+        tokio::time::timeout(PATIENCE, all)
+            .await
+            .expect("the nodes are not ready");
+        began.elapsed()
+    }
+
+    async fn end(self) {
+        self.api.shutdown().await;
+        self.orchestrator.shutdown().await;
+        self.platform.shutdown().await;
+        self.served.shutdown().await;
+    }
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}")
+}
+
+async fn serve(service: drover_server::Service) -> Running {
+    let settings = ServerSettings::on_port(0);
+    let listener = drover_server::listen(&settings).await.unwrap();
+    drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+async fn compare(name: &str, count: u32, runs: usize, moto: bool, pending: Duration) {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for run in 0..runs {
+        let backend = || async {
+            if moto {
+                Backend::moto().await
+            } else {
+                Backend::emulator(pending).await
+            }
+        };
+        // In turns, so that neither has the quieter machine.
+        for side in 0..2 {
+            let backend = backend().await;
+            if (run + side) % 2 == 0 {
+                theirs.push(raw(&backend, count as usize, !pending.is_zero()).await);
+            } else {
+                let drover = Drover::start(&backend).await;
+                ours.push(drover.make(count).await);
+                drover.end().await;
+            }
+            backend.end().await;
+        }
+    }
+    let (ours, theirs) = (median(ours), median(theirs));
+    println!(
+        "| {name} | {:.2} s | {:.2} s | {:.2} |",
+        ours.as_secs_f64(),
+        theirs.as_secs_f64(),
+        ours.as_secs_f64() / theirs.as_secs_f64()
+    );
+}
+
+#[tokio::main]
+async fn main() {
+    // `cargo bench` and `cargo test` pass flags of their harness.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    let runs = std::env::var("BENCH_RUNS")
+        .ok()
+        .and_then(|runs| runs.parse().ok())
+        .unwrap_or(5);
+    println!("| apply to all nodes recorded and running | Drover | one call of the SDK | ratio |");
+    println!("|---|---|---|---|");
+    compare("200 instances, moto", 200, runs, true, Duration::ZERO).await;
+    compare(
+        "1,000 instances, emulator, 2 s pending",
+        1000,
+        runs,
+        false,
+        Duration::from_secs(2),
+    )
+    .await;
+}
