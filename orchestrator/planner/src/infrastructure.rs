@@ -25,6 +25,8 @@ pub type BackendKey = (Sym, Sym);
 pub const DRIFT_INTERVAL: Millis = 10 * 60 * 1000;
 /// The same when the platform could not read all of it.
 const UNREAD_INTERVAL: Millis = 60_000;
+/// Shortest wait before a second look at what a first one lacked.
+const SECOND_LOOK: Millis = 1_000;
 /// Wait before it is asked again, where the platform does not say.
 const POLL: Millis = 2_000;
 /// Shortest and longest wait that a platform may ask for.
@@ -328,7 +330,7 @@ impl<'a> Planner<'a> {
         );
         let last = read.map_or(0, |answer| answer.at).max(record.phase_time);
         let due = if record.doubt > 0 {
-            record.doubt + limits.visibility_delay
+            record.doubt + limits.visibility_delay.max(SECOND_LOOK)
         } else if unread {
             last + UNREAD_INTERVAL
         } else {
@@ -628,10 +630,11 @@ fn take_read(turn: &mut Turn<'_>, began: Millis, seen: &Observed) {
 fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limits) {
     let record = &mut turn.record;
     settle(record, at);
-    record.phase = if is_nothing(seen) && seen.poll_after.is_none() {
-        ResourcePhase::Ready
-    } else {
-        seen.phase
+    record.phase = match (seen.phase, seen.poll_after) {
+        (_, None) if is_nothing(seen) => ResourcePhase::Ready,
+        // What is there is ready, and more is to come.
+        (ResourcePhase::Ready, Some(_)) => ResourcePhase::Pending,
+        (phase, _) => phase,
     };
     record.resources.clone_from(&seen.resources);
     record.outputs = Arc::clone(&seen.outputs);
