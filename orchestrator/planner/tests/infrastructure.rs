@@ -617,7 +617,7 @@ fn life(seed: u64, crashes: &[(usize, Crash)], faults: SiteFaults, hurry: Option
             world.platforms[platform]
                 .things
                 .values()
-                .all(|t| t.is_dead())
+                .all(world::backend::Thing::is_dead)
         );
     }
     passes

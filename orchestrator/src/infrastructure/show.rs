@@ -135,7 +135,11 @@ pub(crate) fn action(
         (pb::ActionKind::ReleaseInfrastructure, "Delete", message)
     } else {
         let message = parts(&record.body);
-        (pb::ActionKind::EnsureInfrastructure, "Create", message)
+        (
+            pb::ActionKind::EnsureInfrastructure,
+            "Infrastructure",
+            message,
+        )
     };
     Some(pb::Action {
         kind: kind.into(),
@@ -169,10 +173,12 @@ pub(crate) fn status(cluster: &Cluster, inner: &Inner) -> Vec<pb::Infrastructure
     }
     for (at, wanted) in inner.spec.infrastructure.iter().enumerate() {
         if !list.iter().any(|one| *one.platform == *wanted.platform) {
-            let missing = pb::InfrastructureStatus {
-                platform: wanted.platform.to_string(),
-                state: None,
-            };
+            let missing = drover_convert::infrastructure::to_status(
+                &cluster.name,
+                &owner,
+                &wanted.platform,
+                &Infrastructure::default(),
+            );
             list.insert(at.min(list.len()), missing);
         }
     }

@@ -11,7 +11,7 @@ use drover_core::{
 };
 use drover_planner::{BackendKey, Plan};
 
-use super::{Event, World, build::CREATION};
+use super::{Event, World, backend::Thing, build::CREATION};
 
 /// What goes wrong with calls about infrastructure, each as one in so many; 0: never.
 #[derive(Clone, Copy, Debug, Default)]
@@ -185,7 +185,7 @@ impl World {
         for op in &planned.ops {
             if let Op::Request { .. } = op {
                 for wanted in self.infrastructure.clone() {
-                    let record = self.record(&wanted.platform).expect("asked for before");
+                    let record = self.record(&wanted.platform).unwrap();
                     assert!(record.is_ready(), "a node before its infrastructure");
                     assert_eq!(record.spec_hash, wanted.spec_hash);
                 }
@@ -206,7 +206,7 @@ impl World {
                 let all = self.state.deleting;
                 for (name, backend) in &self.platforms {
                     assert!(
-                        (!all && name != platform) || backend.things.values().all(|t| t.is_dead()),
+                        (!all && name != platform) || backend.things.values().all(Thing::is_dead),
                         "released under living nodes at {now}"
                     );
                 }

@@ -382,7 +382,7 @@ impl World {
         }
         let event = self.queue.keys().next().map(|(at, _)| *at);
         let next = planned.wake.into_iter().chain(event).min();
-        self.now = self.now.max(next.expect("something is left to happen"));
+        self.now = self.now.max(next.unwrap());
         while let Some(entry) = self.queue.first_entry() {
             if entry.key().0 > self.now {
                 break;

@@ -72,7 +72,9 @@ impl Diagnostic {
 
 /// Whether a line has a key whose value is secret. A damaged file may have it where no secret is expected.
 fn names_secret(line: &str) -> bool {
-    ["stringData", "userData"].iter().any(|key| line.contains(key))
+    ["stringData", "userData"]
+        .iter()
+        .any(|key| line.contains(key))
 }
 
 /// All that is wrong with the manifests of one command.
