@@ -76,6 +76,12 @@ impl Batch {
         self.lifetime.lasts()
     }
 
+    /// How long a create may be started.
+    #[must_use]
+    pub(crate) fn lifetime(&self) -> Arc<Lifetime> {
+        Arc::clone(&self.lifetime)
+    }
+
     /// Returns when no create may be started any more.
     pub async fn ended(&self) {
         self.lifetime.ended().await;
@@ -124,7 +130,7 @@ impl Lifetime {
         }
     }
 
-    fn lasts(&self) -> bool {
+    pub(crate) fn lasts(&self) -> bool {
         let now = Instant::now();
         self.callers
             .lock()

@@ -18,7 +18,7 @@ use drover_proto::{
     common::v1::Address,
     platform::v1::{
         Capability, DeprovisionState, FailureDomain, InfrastructureOutputs, Limits, NodeClass,
-        NodePhase, Warning,
+        NodePhase, ProvisionRequest, Warning,
     },
 };
 use prost_types::Timestamp;
@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 use crate::{driver::Deletion, identity::Identity, infrastructure::Infrastructure};
 
 pub use driver::CloudDriver;
-pub use gate::Gate;
+pub use gate::{Gate, not_started};
 pub use placement::Placer;
 pub use settings::{AddressSource, AgentSettings, CloudSettings};
 pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits};
@@ -51,7 +51,7 @@ pub trait Cloud: Send + Sync + 'static {
     async fn list(&self, filter: &Filter) -> Result<Listed>;
 
     /// Makes the machines of one launch, each with its tags from the first moment. Answers one outcome a slot, in their
-    /// order. One attempt: nothing is tried again unless the API promises that the first one did nothing (the [`Gate`]
+    /// order. The call that creates goes through [`Gate::create`]. One attempt: nothing is tried again unless the API promises that the first one did nothing (the [`Gate`]
     /// does that for throttling).
     async fn create(&self, launch: &Launch) -> Vec<Created>;
 
@@ -73,6 +73,13 @@ pub trait Cloud: Send + Sync + 'static {
     async fn console(&self, machine: &Machine) -> Result<Vec<u8>> {
         let _ = machine;
         Err(crate::driver::lacks(Capability::NodeLogs))
+    }
+
+    /// The failure domains that the request's infrastructure or properties leave, where these are tied to some. `None`:
+    /// all of them.
+    fn domains(&self, request: &ProvisionRequest) -> Option<Vec<String>> {
+        let _ = request;
+        None
     }
 
     /// Makes what a cluster needs before its nodes, if the cloud can.
@@ -182,6 +189,14 @@ pub struct Machine {
     pub create_time: Option<Timestamp>,
     /// Anything that the cloud needs to delete it (a zone). Never shown.
     pub location: String,
+}
+
+impl Machine {
+    /// Who it is by its tags. `None`: nobody of ours.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        tags::decode(&self.tags, self.launch_index, &self.name)
+    }
 }
 
 /// Machines that are alike but for their slots, to be made by one call.

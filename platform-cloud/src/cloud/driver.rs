@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Placer, Removed,
-    address, launch, placement, tags,
+    address, gate, launch, placement, tags,
 };
 use crate::{
     driver::{
@@ -71,6 +71,21 @@ impl<C: Cloud> CloudDriver<C> {
     #[must_use]
     pub fn cloud(&self) -> &Arc<C> {
         &self.cloud
+    }
+
+    /// The facts, with the failure domains that are left for this request.
+    fn facts(&self, batch: &Batch) -> Arc<Facts> {
+        let facts = self.cloud.facts();
+        match self.cloud.domains(&batch.request) {
+            None => facts,
+            Some(left) => {
+                let mut facts = Facts::clone(&facts);
+                facts
+                    .failure_domains
+                    .retain(|domain| left.contains(&domain.name));
+                Arc::new(facts)
+            }
+        }
     }
 
     async fn read(&self, filter: &Filter) -> Result<Listed> {
@@ -214,7 +229,7 @@ impl<C: Cloud> CloudDriver<C> {
         if !batch.may_start() {
             return (launch, None);
         }
-        let created = self.cloud.create(&launch).await;
+        let created = gate::within(batch.lifetime(), self.cloud.create(&launch)).await;
         (launch, Some(created))
     }
 
@@ -238,8 +253,10 @@ impl<C: Cloud> CloudDriver<C> {
             let outcome = match results.next() {
                 Some(Created::Made(machine)) => {
                     let node = self.found(&machine).node;
-                    self.known
-                        .lock()
+                    let mut known = self.known.lock();
+                    // Physical machines have the same id in every life.
+                    known.removed.remove(&machine.id);
+                    known
                         .made
                         .insert(machine.id.clone(), (*machine, Instant::now()));
                     Outcome::Made(Box::new(node))
@@ -257,6 +274,7 @@ impl<C: Cloud> CloudDriver<C> {
                     }
                     Outcome::Failed(error)
                 }
+                Some(Created::Unknown(error)) if gate::not_started(&error) => Outcome::NotStarted,
                 Some(Created::Unknown(error)) => Outcome::Unknown(error),
                 None => {
                     Outcome::Unknown(Error::internal("the cloud did not say what became of it"))
@@ -350,7 +368,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
     }
 
     async fn check(&self, batch: &Batch) -> Result<()> {
-        let facts = self.cloud.facts();
+        let facts = self.facts(batch);
         let group = batch.request.group.as_ref();
         placement::check(
             &facts.failure_domains,
@@ -434,7 +452,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
     }
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
-        let facts = self.cloud.facts();
+        let facts = self.facts(batch);
         let mut placer = match self.placer(batch, &facts).await {
             Ok(placer) => placer,
             Err(error) => {

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use crate::batch::Lifetime;
 use drover_core::{Error, Reason, Result};
 use parking_lot::Mutex;
 use tokio::{
@@ -22,6 +23,33 @@ const MAX_PAUSE: Duration = Duration::from_secs(20);
 const MAX_WAIT: Duration = Duration::from_secs(45);
 /// Calls that succeed until the full rate is back.
 const RECOVERY: f64 = 50.0;
+
+tokio::task_local! {
+    /// How long the create of this task may be started.
+    static LIFETIME: Arc<Lifetime>;
+}
+
+/// Runs a create whose [`Gate::create`] is let through only while this lasts.
+pub(super) async fn within<T>(lifetime: Arc<Lifetime>, create: impl Future<Output = T>) -> T {
+    LIFETIME.scope(lifetime, create).await
+}
+
+/// Marks the error of a create that was not started.
+const NOT_STARTED: &str = "not_started";
+
+fn unwanted() -> Error {
+    Error::new(
+        Reason::Cancelled,
+        "was not started: nobody waited for it any more",
+    )
+    .with_metadata(NOT_STARTED, true)
+}
+
+/// Whether an error says that a create was not started, as nobody waited for it any more.
+#[must_use]
+pub fn not_started(error: &Error) -> bool {
+    error.metadata().contains_key(NOT_STARTED)
+}
 
 /// The choke point. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -73,7 +101,32 @@ impl Gate {
     ///
     /// # Errors
     /// Those of the call.
-    pub async fn call<T, F, Fut>(&self, mut call: F) -> Result<T>
+    pub async fn call<T, F, Fut>(&self, call: F) -> Result<T>
+    where
+        F: FnMut() -> Fut + Send,
+        Fut: Future<Output = Result<T>> + Send,
+    {
+        self.pass(call, || true).await
+    }
+
+    /// Makes the call that creates the machines of a launch, if somebody still waits for them when it is its turn.
+    ///
+    /// # Errors
+    /// Those of the call; [`not_started`] ones if nobody waits any more.
+    pub async fn create<T, F, Fut>(&self, call: F) -> Result<T>
+    where
+        F: FnMut() -> Fut + Send,
+        Fut: Future<Output = Result<T>> + Send,
+    {
+        let lasts = || {
+            LIFETIME
+                .try_with(|lifetime| lifetime.lasts())
+                .unwrap_or(true)
+        };
+        self.pass(call, lasts).await
+    }
+
+    async fn pass<T, F, Fut>(&self, mut call: F, wanted: impl Fn() -> bool + Send) -> Result<T>
     where
         F: FnMut() -> Fut + Send,
         Fut: Future<Output = Result<T>> + Send,
@@ -91,6 +144,9 @@ impl Gate {
                 .with_retry_after(at - Instant::now()));
             }
             sleep_until(at).await;
+            if !wanted() {
+                return Err(unwanted());
+            }
             let began = Instant::now();
             let outcome = call().await;
             drop(permit);
@@ -237,6 +293,19 @@ mod tests {
             .await;
         assert!(outcome.is_err());
         assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_create_that_waited_for_too_long_is_not_started() {
+        let gate = Gate::new(20.0, 100);
+        gate.left(0, Duration::from_secs(30));
+        let lifetime = Lifetime::new();
+        let _caller = lifetime.join(Some(Instant::now() + Duration::from_secs(5)));
+        let create = gate.create(|| async { Ok(()) });
+        let error = within(Arc::clone(&lifetime), create).await.unwrap_err();
+        assert!(not_started(&error));
+        let read = gate.call(|| async { Ok(()) });
+        within(lifetime, read).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,1 +1,19 @@
-//! Emulators of the cloud APIs that the drivers speak to.
+//! Emulators of the cloud APIs that the drivers speak to: stateful, with the delays, limits and faults of the real ones.
+//!
+//! An API is a type that implements [`Api`]: it names a request, does it, and words its errors. Everything else is common:
+//! the server, faults and the request log ([`Control`]), throttling, the clock, acts by hand ([`Emulator`]).
+
+mod admin;
+pub mod base64;
+pub mod control;
+pub mod digitalocean;
+pub mod ec2;
+pub mod gce;
+pub mod metal;
+pub mod prism;
+pub mod server;
+pub mod world;
+
+pub use control::{ANY, Control, Fault, Request};
+pub use server::{Answer, Api, Call, Emulator, Refusal};
+pub use world::{Clock, Hand, Ledger, Machine, Made, Settings};

@@ -1,0 +1,396 @@
+//! Droplets of a DigitalOcean account.
+//!
+//! A creation has no idempotency token, so a request whose outcome is unknown is looked up by its tag before it is sent
+//! again, and not before what the attempt before made is surely listed (`Limits.replay_delay`). The droplets of one call
+//! have the same tags and differ in their names, which are the ids of their slots.
+
+mod catalogue;
+mod client;
+mod errors;
+mod facts;
+mod list;
+mod machine;
+mod properties;
+mod retag;
+mod settings;
+mod tags;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use drover_core::{Error, Reason, Result};
+use parking_lot::{Mutex, RwLock};
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed},
+    driver::Deletion,
+};
+
+use catalogue::{Names, Size};
+use client::Client;
+use machine::Droplet;
+use properties::Wanted;
+
+pub use settings::Settings;
+
+/// How long sizes and regions are believed.
+const CATALOGUE_AGE: Duration = Duration::from_secs(3600);
+/// How long a refusal by them is believed: capacity comes back.
+const REFUSAL_AGE: Duration = Duration::from_secs(60);
+/// How long a deletion waits for a droplet that is busy: one that is still being made cannot be deleted.
+const BUSY_WAIT: Duration = Duration::from_secs(20);
+/// Marks its error.
+const BUSY_WITH: &str = "busy_with";
+/// When it may be tried again after that.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// The account. Made by [`open`].
+pub struct DigitalOcean {
+    settings: Settings,
+    client: Client,
+    facts: RwLock<Arc<Facts>>,
+    sizes: RwLock<(Arc<Vec<Size>>, Instant)>,
+    names: Names,
+    /// Droplets with tags of ours in the last complete list.
+    seen: Mutex<HashSet<u64>>,
+}
+
+/// Opens the account: reads who it is, its regions and sizes.
+///
+/// # Errors
+/// `CredentialsRefused` and `PermissionDenied` with the way out; `Invalid` for a region that does not exist; those of
+/// the API.
+pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
+    let client = Client::new(&settings)?;
+    let account = client
+        .get(&["account"], &[])
+        .await?
+        .map(|body| body["account"].clone())
+        .ok_or_else(|| Error::unavailable("DigitalOcean does not say whose the token is"))?;
+    let regions = client.list(&["regions"], &[]).await?.items;
+    facts::check_regions(&settings.regions, &regions)?;
+    let sizes = catalogue::sizes(&client).await?;
+    let facts = facts::facts(&settings, &account, &regions, &sizes)?;
+    Ok(Arc::new(DigitalOcean {
+        settings,
+        client,
+        facts: RwLock::new(Arc::new(facts)),
+        sizes: RwLock::new((Arc::new(sizes), Instant::now())),
+        names: Names::default(),
+        seen: Mutex::default(),
+    }))
+}
+
+impl DigitalOcean {
+    /// The sizes, read again when they are older than this.
+    async fn sizes(&self, age: Duration) -> Result<Arc<Vec<Size>>> {
+        let (sizes, read) = self.sizes.read().clone();
+        if read.elapsed() < age {
+            return Ok(sizes);
+        }
+        let sizes = Arc::new(catalogue::sizes(&self.client).await?);
+        *self.sizes.write() = (Arc::clone(&sizes), Instant::now());
+        let mut facts = Facts::clone(&self.facts.read());
+        facts.node_classes = facts::node_classes(&self.settings, &sizes);
+        *self.facts.write() = Arc::new(facts);
+        Ok(sizes)
+    }
+
+    /// The slug of the size that is wanted.
+    fn size(&self, sizes: &[Size], launch: &Launch, wanted: &Wanted) -> Result<String> {
+        let common = &self.settings.common;
+        let default = common.node_class(&self.settings.instance_type);
+        let size = catalogue::choose(
+            sizes,
+            &launch.node_class,
+            &wanted.properties,
+            default,
+            &wanted.region,
+        )?;
+        if size.has_gpus() && !self.settings.gpus {
+            return Err(Error::new(
+                Reason::NodeClassNotFound,
+                format!(
+                    "{} has GPUs; allow it with `gpus` in the platform's settings",
+                    size.slug
+                ),
+            ));
+        }
+        if !size.is_sold_in(&wanted.region) {
+            let elsewhere = size.regions();
+            return Err(Error::new(
+                Reason::NoCapacity,
+                format!(
+                    "DigitalOcean does not sell {} in {} now{}",
+                    size.slug,
+                    wanted.region,
+                    if elsewhere.is_empty() {
+                        String::new()
+                    } else {
+                        format!("; it does in {elsewhere}")
+                    }
+                ),
+            )
+            .with_metadata("failure_domain", &wanted.region));
+        }
+        Ok(size.slug.clone())
+    }
+
+    /// What can be seen without a call.
+    fn look(&self, launch: &Launch, sizes: &[Size]) -> Result<(Wanted, String)> {
+        let wanted = Wanted::of(launch, &self.settings)?;
+        let size = self.size(sizes, launch, &wanted)?;
+        if let Some(data) = &launch.user_data
+            && std::str::from_utf8(data).is_err()
+        {
+            return Err(Error::invalid(
+                "bootstrap",
+                "DigitalOcean takes text only, and this is no UTF-8; encode it, and let the text decode it",
+            ));
+        }
+        for slot in &launch.slots {
+            let name = &slot.identity.id;
+            let of_hostname = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
+            if !name.chars().all(of_hostname) || name.ends_with(['.', '-']) {
+                return Err(Error::invalid(
+                    "slots",
+                    format!("{name:?} is no name for a droplet: letters, digits, dots and dashes"),
+                ));
+            }
+        }
+        tags::encode_all(&launch.tags)?;
+        Ok((wanted, size))
+    }
+
+    /// The body of a creation; every name in it is looked up.
+    async fn request(&self, launch: &Launch) -> Result<(Value, Wanted)> {
+        let sizes = self.sizes(CATALOGUE_AGE).await?;
+        let (wanted, size) = match self.look(launch, &sizes) {
+            Err(error) if error.reason() == Reason::NoCapacity => {
+                let sizes = self.sizes(REFUSAL_AGE).await?;
+                self.look(launch, &sizes)?
+            }
+            looked => looked?,
+        };
+        let image = self.names.image(&self.client, &wanted.image).await?;
+        let mut keys = Vec::with_capacity(wanted.keys.len());
+        for key in &wanted.keys {
+            keys.push(self.names.key(&self.client, key).await?);
+        }
+        let mut tags = tags::encode_all(&launch.tags)?;
+        tags.extend(wanted.tags.iter().cloned());
+        let properties = &wanted.properties;
+        let mut body = json!({
+            "region": wanted.region,
+            "size": size,
+            "image": image,
+            "ssh_keys": keys,
+            "backups": properties.backups,
+            "ipv6": properties.ipv6,
+            "monitoring": properties.monitoring,
+            "tags": tags,
+        });
+        if let Some(public) = properties.public_networking {
+            body["public_networking"] = json!(public);
+        }
+        if let Some(vpc) = &wanted.vpc {
+            body["vpc_uuid"] = json!(vpc);
+        }
+        if let Some(data) = &launch.user_data {
+            body["user_data"] = json!(String::from_utf8_lossy(data));
+        }
+        let names: Vec<&str> = launch
+            .slots
+            .iter()
+            .map(|slot| slot.identity.id.as_str())
+            .collect();
+        match names.as_slice() {
+            [name] => body["name"] = json!(name),
+            names => body["names"] = json!(names),
+        }
+        Ok((body, wanted))
+    }
+
+    async fn make(&self, launch: &Launch) -> Result<Vec<Created>> {
+        let (body, wanted) = self.request(launch).await?;
+        let droplets = self
+            .client
+            .call(Method::POST, &["droplets"], &[], Some(&body));
+        let reply = droplets.await?;
+        if !(200..300).contains(&reply.status) {
+            let error = errors::create(&reply, &wanted.region);
+            if error.reason() == Reason::Invalid {
+                // What was looked up may be gone.
+                self.names.forget();
+            }
+            return Err(error);
+        }
+        let made = match &reply.body["droplets"] {
+            Value::Array(droplets) => droplets.clone(),
+            _ => vec![reply.body["droplet"].clone()],
+        };
+        let made: Vec<Droplet> = made
+            .iter()
+            .filter_map(|value| Droplet::read(value).ok())
+            .collect();
+        let of_slot = |name: &str| {
+            let Some(droplet) = made.iter().find(|droplet| droplet.name == name) else {
+                return Created::Unknown(Error::unavailable(
+                    "DigitalOcean did not say what became of it",
+                ));
+            };
+            let mut machine = droplet.machine();
+            machine.tags.clone_from(&launch.tags);
+            if machine.failure_domain.is_empty() {
+                machine.failure_domain.clone_from(&wanted.region);
+            }
+            Created::Made(Box::new(machine))
+        };
+        Ok(launch
+            .slots
+            .iter()
+            .map(|slot| of_slot(&slot.identity.id))
+            .collect())
+    }
+
+    /// One attempt. An error with [`BUSY_WITH`]: nothing was done.
+    async fn destroy(&self, machine: &Machine) -> Result<Removed> {
+        let path = ["droplets", machine.id.as_str()];
+        let reply = self.client.call(Method::DELETE, &path, &[], None).await?;
+        let message = reply.message();
+        match reply.status {
+            200..300 => Ok(Removed::Started),
+            404 => Ok(Removed::Gone),
+            422 if message.contains("pending event") => self.busy(machine).await,
+            422 if message.contains("locked") => Err(Error::new(
+                Reason::Precondition,
+                format!(
+                    "droplet {} is locked by DigitalOcean ({message}); ask its support to unlock it: \
+                     https://cloudsupport.digitalocean.com",
+                    machine.id
+                ),
+            )),
+            _ => Err(reply.error(&format!("to delete droplet {}", machine.id))),
+        }
+    }
+
+    /// What a droplet is busy with, for a deletion that was refused for it.
+    async fn busy(&self, machine: &Machine) -> Result<Removed> {
+        let actions = self
+            .client
+            .list(&["droplets", &machine.id, "actions"], &[])
+            .await;
+        let actions = actions.map(|list| list.items).unwrap_or_default();
+        let doing = actions
+            .iter()
+            .find(|action| action["status"] == "in-progress")
+            .and_then(|action| action["type"].as_str())
+            .unwrap_or("something");
+        if doing == "destroy" {
+            return Ok(Removed::Started);
+        }
+        Err(Error::unavailable(format!(
+            "droplet {} is busy with {doing} and cannot be deleted before it is done",
+            machine.id
+        ))
+        .with_metadata(BUSY_WITH, doing)
+        .with_retry_after(BUSY))
+    }
+}
+
+#[async_trait]
+impl Cloud for DigitalOcean {
+    fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&self.facts.read())
+    }
+
+    async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
+        let sizes = Arc::clone(&self.sizes.read().0);
+        if !deep {
+            return match self.look(launch, &sizes) {
+                // Another region may have it, and it is asked again before a launch.
+                Err(error) if error.reason() == Reason::NoCapacity => Ok(()),
+                looked => looked.map(drop),
+            };
+        }
+        let (_, wanted) = self.request(launch).await?;
+        if let Some(vpc) = &wanted.vpc {
+            let found = self.client.get(&["vpcs", vpc], &[]).await?;
+            let region = found
+                .as_ref()
+                .and_then(|body| body["vpc"]["region"].as_str());
+            let why = match region {
+                Some(region) if region == wanted.region => None,
+                Some(region) => Some(format!(
+                    "VPC {vpc} is in {region}, not in {}",
+                    wanted.region
+                )),
+                None => Some(format!("the account has no VPC {vpc}")),
+            };
+            if let Some(why) = why {
+                return Err(Error::invalid("group.properties.vpcUuid", why));
+            }
+        }
+        let account = self
+            .client
+            .get(&["account"], &[])
+            .await?
+            .unwrap_or_default();
+        let one = [("per_page", "1".to_owned())];
+        let droplets = self
+            .client
+            .get(&["droplets"], &one)
+            .await?
+            .unwrap_or_default();
+        let limit = account["account"]["droplet_limit"].as_u64();
+        let count = droplets["meta"]["total"].as_u64();
+        match (limit, count) {
+            (Some(limit), Some(count)) if count >= limit => Err(Error::new(
+                Reason::QuotaExceeded,
+                format!("the account has {count} droplets and may have {limit}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    async fn list(&self, filter: &Filter) -> Result<Listed> {
+        self.read(filter).await
+    }
+
+    async fn create(&self, launch: &Launch) -> Vec<Created> {
+        match self.make(launch).await {
+            Ok(created) => created,
+            Err(error) => Created::all(launch, &error),
+        }
+    }
+
+    async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<Removed> {
+        let until = Instant::now() + BUSY_WAIT;
+        loop {
+            match self.destroy(machine).await {
+                Err(error)
+                    if error.metadata().contains_key(BUSY_WITH) && Instant::now() < until =>
+                {
+                    sleep(self.settings.common.pending_poll_interval()).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn retag(
+        &self,
+        machine: &Machine,
+        set: &BTreeMap<String, String>,
+        remove: &[String],
+    ) -> Result<()> {
+        self.change_tags(machine, set, remove).await
+    }
+}

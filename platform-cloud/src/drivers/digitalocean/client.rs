@@ -1,0 +1,494 @@
+//! Calls to the API: token, time limit, rate limit, pages.
+
+use std::{
+    collections::HashSet,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use drover_core::{Error, Reason, Result};
+use parking_lot::Mutex;
+use reqwest::{Method, Response, StatusCode, Url, header::HeaderMap, redirect::Policy};
+use serde_json::Value;
+
+use super::{Settings, errors};
+use crate::cloud::Gate;
+
+const ENDPOINT: &str = "https://api.digitalocean.com";
+const VARIABLES: [&str; 2] = ["DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN"];
+/// Calls at a time. More do not help against a rate limit.
+const CONCURRENT: usize = 8;
+/// Elements of a page: the most that the API gives.
+const PER_PAGE: usize = 200;
+/// How often a list that changes while it is read is read again.
+const READINGS: usize = 4;
+/// A share of the hourly limit below which calls slow down: a tenth.
+const LOW: u64 = 10;
+/// The least time over which the calls that are left are spread: the API's clock and ours are not the same, and calls
+/// expire one by one.
+const LEAST_SPREAD: Duration = Duration::from_secs(60);
+
+/// The API of one account.
+pub(super) struct Client {
+    http: reqwest::Client,
+    endpoint: Url,
+    token: Token,
+    gate: Gate,
+}
+
+/// What was answered, but for too many calls and broken connections.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) status: u16,
+    /// Null: none, or none that can be read.
+    pub(super) body: Value,
+}
+
+struct Token {
+    file: Option<PathBuf>,
+    value: Mutex<String>,
+}
+
+impl Client {
+    /// # Errors
+    /// `Invalid` for a wrong endpoint; `CredentialsRefused` without a token.
+    pub(super) fn new(settings: &Settings) -> Result<Self> {
+        let endpoint = endpoint(&settings.endpoint)?;
+        let token = Token::read(settings.token_file.clone())?;
+        // Ignored if another driver was first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .timeout(settings.common.call_timeout())
+            .pool_max_idle_per_host(CONCURRENT)
+            .user_agent(concat!("drover/", env!("CARGO_PKG_VERSION")))
+            // The token goes nowhere else.
+            .redirect(Policy::none())
+            .build()
+            .map_err(|error| {
+                Error::internal(format!("cannot call the API: {}", errors::causes(&error)))
+            })?;
+        Ok(Self {
+            http,
+            endpoint,
+            token,
+            gate: Gate::new(settings.common.calls_per_second, CONCURRENT),
+        })
+    }
+
+    /// Makes a call: path segments behind `/v2`, query, body.
+    ///
+    /// # Errors
+    /// `RateLimited` when nothing was done for too many calls; `CredentialsRefused` and `PermissionDenied`;
+    /// `DeadlineExceeded` and `Unavailable` when nobody knows what was done.
+    pub(super) async fn call(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, String)],
+        body: Option<&Value>,
+    ) -> Result<Reply> {
+        let mut url = self.endpoint.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("v2").extend(path);
+        }
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let once = || self.once(method.clone(), url.clone(), body);
+        let reply = self.gate.call(once).await?;
+        match reply.status {
+            401 if self.token.reload()? => self.gate.call(once).await?.accepted(&self.token),
+            _ => reply.accepted(&self.token),
+        }
+    }
+
+    /// Reads; `None`: there is no such thing.
+    ///
+    /// # Errors
+    /// As [`Client::call`], and every other refusal.
+    pub(super) async fn get(
+        &self,
+        path: &[&str],
+        query: &[(&str, String)],
+    ) -> Result<Option<Value>> {
+        let reply = self.call(Method::GET, path, query, None).await?;
+        match reply.status {
+            200 => Ok(Some(reply.body)),
+            404 => Ok(None),
+            _ => Err(reply.error(&path.join("/"))),
+        }
+    }
+
+    /// Reads a list with all its pages, or fails: what is answered is never short.
+    ///
+    /// # Errors
+    /// As [`Client::call`], and `Unavailable` if it cannot be read whole.
+    pub(super) async fn list(&self, path: &[&str], query: &[(&str, String)]) -> Result<List> {
+        let name = path.join("/");
+        let key = path.last().map_or("", |last| match *last {
+            "keys" => "ssh_keys",
+            last => last,
+        });
+        for _ in 0..READINGS {
+            if let Some(list) = self.read(path, query, key, &name).await? {
+                return Ok(list);
+            }
+        }
+        Err(Error::unavailable(format!(
+            "the list of {name} changed whenever it was read; it is read again"
+        )))
+    }
+
+    /// One reading. `None`: the list changed meanwhile, so that something may be missing.
+    async fn read(
+        &self,
+        path: &[&str],
+        query: &[(&str, String)],
+        key: &str,
+        name: &str,
+    ) -> Result<Option<List>> {
+        let mut items: Vec<Value> = Vec::new();
+        let mut known = HashSet::new();
+        let (mut first, mut last, mut page) = (0, 0, 1_usize);
+        loop {
+            let mut query = query.to_vec();
+            query.push(("page", page.to_string()));
+            query.push(("per_page", PER_PAGE.to_string()));
+            let body = self
+                .get(path, &query)
+                .await?
+                .ok_or_else(|| Error::unavailable(format!("the API has no list of {name}")))?;
+            let (Some(found), Some(total)) = (
+                body[key].as_array(),
+                body["meta"]["total"].as_u64().map(|total| total as usize),
+            ) else {
+                return Err(Error::unavailable(format!(
+                    "page {page} of the list of {name} cannot be read"
+                )));
+            };
+            if page > 1 && total < last {
+                return Ok(None);
+            }
+            if page == 1 {
+                first = total;
+            }
+            last = total;
+            for item in found {
+                if known.insert(identity(item)) {
+                    items.push(item.clone());
+                }
+            }
+            // The link itself is not followed: the token goes to no other host.
+            if body["links"]["pages"]["next"].is_null() {
+                break;
+            }
+            if found.is_empty() {
+                return Ok(None);
+            }
+            page += 1;
+        }
+        Ok((items.len() >= first).then_some(List { items, pages: page }))
+    }
+
+    async fn once(&self, method: Method, url: Url, body: Option<&Value>) -> Result<Reply> {
+        let mut request = self.http.request(method, url).bearer_auth(self.token.get());
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let response = request
+            .send()
+            .await
+            .map_err(|error| errors::transport(&error))?;
+        self.heed(response.headers());
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            return Err(throttled(response).await);
+        }
+        let status = response.status().as_u16();
+        let bytes = response
+            .bytes()
+            .await
+            .map_err(|error| errors::transport(&error))?;
+        let body = if bytes.is_empty() {
+            Value::Null
+        } else {
+            match serde_json::from_slice(&bytes) {
+                Ok(body) => body,
+                // What was asked may be done.
+                Err(_) if status < 400 => {
+                    return Err(Error::unavailable(
+                        "the answer of DigitalOcean cannot be read; it was cut off or is no JSON",
+                    ));
+                }
+                Err(_) => Value::Null,
+            }
+        };
+        Ok(Reply { status, body })
+    }
+
+    /// Slows down before the API has to say it.
+    fn heed(&self, headers: &HeaderMap) {
+        let (Some(limit), Some(remaining), Some(reset)) = (
+            number(headers, "ratelimit-limit"),
+            number(headers, "ratelimit-remaining"),
+            until_reset(headers),
+        ) else {
+            return;
+        };
+        if remaining == 0 {
+            self.gate.left(0, reset);
+        } else if remaining.saturating_mul(LOW) < limit {
+            self.gate
+                .left(remaining, reset.clamp(LEAST_SPREAD, 60 * LEAST_SPREAD));
+        }
+    }
+
+    /// Calls a second that are let through now.
+    #[cfg(test)]
+    pub(super) fn rate(&self) -> f64 {
+        self.gate.rate()
+    }
+}
+
+/// A whole list.
+pub(super) struct List {
+    pub(super) items: Vec<Value>,
+    /// On how many pages it was.
+    pub(super) pages: usize,
+}
+
+/// What tells the elements of a list apart.
+fn identity(item: &Value) -> String {
+    ["id", "slug", "name"]
+        .iter()
+        .map(|key| &item[key])
+        .find(|value| !value.is_null())
+        .unwrap_or(item)
+        .to_string()
+}
+
+impl Reply {
+    fn accepted(self, token: &Token) -> Result<Self> {
+        let message = self.message();
+        match self.status {
+            401 => Err(Error::new(
+                Reason::CredentialsRefused,
+                format!(
+                    "DigitalOcean refuses {}: {message}. {}",
+                    token.name(),
+                    token.way_out()
+                ),
+            )),
+            403 => Err(Error::new(
+                Reason::PermissionDenied,
+                format!(
+                    "DigitalOcean does not allow this with {}: {message}. Give it a token with the scopes account:read, \
+                     regions:read, sizes:read, image:read, ssh_key:read, vpc:read, actions:read, droplet and tag",
+                    token.name()
+                ),
+            )),
+            _ => Ok(self),
+        }
+    }
+
+    /// What the API says.
+    pub(super) fn message(&self) -> String {
+        match self.body["message"]
+            .as_str()
+            .or(self.body["error"].as_str())
+        {
+            Some(message) => message.to_owned(),
+            None => format!("status {}", self.status),
+        }
+    }
+
+    /// The refusal of a call about something.
+    pub(super) fn error(&self, what: &str) -> Error {
+        errors::refused(self, what)
+    }
+}
+
+impl Token {
+    fn read(file: Option<PathBuf>) -> Result<Self> {
+        let token = Self {
+            file,
+            value: Mutex::default(),
+        };
+        let value = token.load()?;
+        *token.value.lock() = value;
+        Ok(token)
+    }
+
+    fn load(&self) -> Result<String> {
+        let refused = |message: String| Error::new(Reason::CredentialsRefused, message);
+        let value = match &self.file {
+            Some(file) => std::fs::read_to_string(file).map_err(|error| {
+                refused(format!(
+                    "the token of DigitalOcean cannot be read from {}: {error}",
+                    file.display()
+                ))
+            })?,
+            None => VARIABLES
+                .iter()
+                .find_map(|name| std::env::var(name).ok())
+                .unwrap_or_default(),
+        };
+        let value = value.trim().to_owned();
+        if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(refused(format!(
+                "there is no token for DigitalOcean in {}. {}",
+                self.name(),
+                self.way_out()
+            )));
+        }
+        Ok(value)
+    }
+
+    fn get(&self) -> String {
+        self.value.lock().clone()
+    }
+
+    /// Whether there is another token now.
+    fn reload(&self) -> Result<bool> {
+        if self.file.is_none() {
+            return Ok(false);
+        }
+        let value = self.load()?;
+        let mut current = self.value.lock();
+        let changed = *current != value;
+        *current = value;
+        Ok(changed)
+    }
+
+    fn name(&self) -> String {
+        match &self.file {
+            Some(file) => format!("the token in {}", file.display()),
+            None => format!("the token in {}", VARIABLES.join(" or ")),
+        }
+    }
+
+    fn way_out(&self) -> String {
+        match &self.file {
+            Some(file) => format!(
+                "Make one at https://cloud.digitalocean.com/account/api/tokens and write it to {}; it is read again at once",
+                file.display()
+            ),
+            None => format!(
+                "Make one at https://cloud.digitalocean.com/account/api/tokens, set {} and start the platform again",
+                VARIABLES[0]
+            ),
+        }
+    }
+}
+
+fn endpoint(given: &str) -> Result<Url> {
+    let text = if given.is_empty() { ENDPOINT } else { given };
+    let wrong = |why: String| Error::invalid("digitalocean.endpoint", why);
+    let url = Url::parse(text).map_err(|error| wrong(format!("{text:?} is no URL: {error}")))?;
+    let here = matches!(url.host_str(), Some("127.0.0.1" | "localhost" | "[::1]"));
+    match url.scheme() {
+        "https" => Ok(url),
+        "http" if here => Ok(url),
+        _ => Err(wrong(format!(
+            "{text:?} would send the token in the clear; https is required"
+        ))),
+    }
+}
+
+async fn throttled(response: Response) -> Error {
+    let wait = number(response.headers(), "retry-after").map(Duration::from_secs);
+    // With calls left in the hour it was the limit of the minute, which says no time.
+    let used_up = number(response.headers(), "ratelimit-remaining") == Some(0);
+    let wait = wait.or_else(|| until_reset(response.headers()).filter(|_| used_up));
+    let body: Value = response.json().await.unwrap_or_default();
+    let message = body["message"].as_str().unwrap_or("too many calls");
+    let error = Error::new(Reason::RateLimited, format!("DigitalOcean: {message}"));
+    match wait {
+        Some(wait) => error.with_retry_after(wait),
+        None => error,
+    }
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}
+
+/// Time until the oldest call expires, by the API's own clock: ours may be wrong.
+fn until_reset(headers: &HeaderMap) -> Option<Duration> {
+    let reset = number(headers, "ratelimit-reset")?;
+    let date = headers.get("date").and_then(|date| date.to_str().ok());
+    let now = date.and_then(http_date).or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.ok().map(|now| now.as_secs())
+    })?;
+    Some(Duration::from_secs(reset.saturating_sub(now)))
+}
+
+/// Seconds of the Unix epoch of `Sun, 06 Nov 1994 08:49:37 GMT`.
+fn http_date(text: &str) -> Option<u64> {
+    const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let (_, rest) = text.split_once(", ")?;
+    let mut parts = rest.split([' ', ':']);
+    let mut next = || parts.next();
+    let day = next()?;
+    let month = MONTHS.find(next()?)? / 3 + 1;
+    let (year, hour, minute, second) = (next()?, next()?, next()?, next()?);
+    let written = format!("{year}-{month:02}-{day}T{hour}:{minute}:{second}Z");
+    let time: prost_types::Timestamp = written.parse().ok()?;
+    u64::try_from(time.seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_of_headers_are_read() {
+        assert_eq!(
+            http_date("Sun, 06 Nov 1994 08:49:37 GMT"),
+            Some(784_111_777)
+        );
+        assert_eq!(
+            http_date("Sat, 21 Nov 2026 12:03:33 GMT"),
+            Some(1_795_262_613)
+        );
+        assert_eq!(http_date("yesterday"), None);
+    }
+
+    #[test]
+    fn the_token_goes_over_plain_http_to_this_machine_only() {
+        assert_eq!(
+            endpoint("").unwrap().as_str(),
+            "https://api.digitalocean.com/"
+        );
+        assert!(endpoint("http://127.0.0.1:8002").is_ok());
+        assert!(endpoint("http://api.digitalocean.com").is_err());
+        assert!(endpoint("ftp://x").is_err());
+        assert!(endpoint("nowhere").is_err());
+    }
+
+    #[test]
+    fn few_calls_that_are_left_slow_down_the_others() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "dop_v1_x").unwrap();
+        let settings = Settings {
+            token_file: Some(file.path().to_owned()),
+            ..Settings::default()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let _guard = runtime.as_ref().unwrap().enter();
+        let client = Client::new(&settings).unwrap();
+        let mut headers = HeaderMap::new();
+        // Our clock does not matter: this was long ago.
+        headers.insert("date", "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
+        headers.insert("ratelimit-limit", 5000.into());
+        headers.insert("ratelimit-reset", (784_111_777 + 100).into());
+        headers.insert("ratelimit-remaining", 4000.into());
+        client.heed(&headers);
+        assert_eq!(client.rate(), 4.0);
+        headers.insert("ratelimit-remaining", 100.into());
+        client.heed(&headers);
+        assert_eq!(client.rate(), 1.0);
+    }
+}

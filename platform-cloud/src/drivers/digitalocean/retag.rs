@@ -1,0 +1,86 @@
+//! Changing tags.
+
+use std::collections::BTreeMap;
+
+use drover_core::{Error, Result};
+use reqwest::Method;
+use serde_json::json;
+
+use super::{DigitalOcean, machine::Droplet, tags};
+use crate::cloud::{CLUSTER, Machine, REQUEST};
+
+impl DigitalOcean {
+    /// Sets and removes tags, one call each: the API has no other way.
+    pub(super) async fn change_tags(
+        &self,
+        machine: &Machine,
+        set: &BTreeMap<String, String>,
+        remove: &[String],
+    ) -> Result<()> {
+        let body = self.client.get(&["droplets", &machine.id], &[]).await?;
+        let droplet = body.map(|body| Droplet::read(&body["droplet"]));
+        let droplet = match droplet {
+            None => return Err(Error::not_found("node", &machine.id)),
+            Some(Err(unreadable)) => return Err(Error::unavailable(unreadable.message)),
+            Some(Ok(droplet)) => droplet,
+        };
+        let has = droplet.tags.unwrap_or_default();
+        // What makes it somebody's comes last, so that a change that is cut off can be made again; and what is new comes
+        // before what is old goes, so that it is never nobody's.
+        let last = |key: &&String| (key.as_str() == CLUSTER, key.as_str() == REQUEST);
+        let mut keys: Vec<&String> = set.keys().collect();
+        keys.sort_by_key(last);
+        let mut wanted = Vec::new();
+        for key in keys {
+            wanted.extend(tags::encode(key, &set[key])?);
+        }
+        let same = |a: &str, b: &str| a.eq_ignore_ascii_case(b);
+        for name in &wanted {
+            if !has.iter().any(|tag| same(tag, name)) {
+                let name = self.make_tag(name).await?;
+                self.tag(&machine.id, &name, true).await?;
+            }
+        }
+        for name in &has {
+            let changed =
+                tags::key(name).is_some_and(|key| remove.contains(&key) || set.contains_key(&key));
+            if changed && !wanted.iter().any(|tag| same(tag, name)) {
+                self.tag(&machine.id, name, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a tag on a droplet, or takes it off.
+    async fn tag(&self, id: &str, name: &str, put: bool) -> Result<()> {
+        let body = json!({"resources": [{"resource_id": id, "resource_type": "droplet"}]});
+        let method = if put { Method::POST } else { Method::DELETE };
+        let path = ["tags", name, "resources"];
+        let reply = self.client.call(method, &path, &[], Some(&body)).await?;
+        match reply.status {
+            200..300 => Ok(()),
+            // The tag is not there, and so not on the droplet.
+            404 if !put => Ok(()),
+            404 => Err(Error::not_found("droplet", id)),
+            _ => Err(reply.error(&format!("to tag droplet {id}"))),
+        }
+    }
+
+    /// Makes a tag, and answers how the account writes it.
+    async fn make_tag(&self, name: &str) -> Result<String> {
+        let body = json!({"name": name});
+        let reply = self
+            .client
+            .call(Method::POST, &["tags"], &[], Some(&body))
+            .await?;
+        match reply.status {
+            200..300 => Ok(reply.body["tag"]["name"]
+                .as_str()
+                .unwrap_or(name)
+                .to_owned()),
+            // It is there.
+            409 | 422 => Ok(name.to_owned()),
+            _ => Err(reply.error("to make a tag")),
+        }
+    }
+}

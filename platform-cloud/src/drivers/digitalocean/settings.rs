@@ -1,0 +1,89 @@
+//! What the operator says about the account.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde_json::{Map, Value};
+
+use crate::cloud::CloudSettings;
+
+/// Calls a second by default: DigitalOcean allows 250 a minute and 5,000 an hour
+/// (<https://docs.digitalocean.com/reference/api/reference/#rate-limit>).
+const CALLS_PER_SECOND: f64 = 4.0;
+
+/// Settings of a platform on DigitalOcean.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "snake_case")]
+pub struct Settings {
+    /// What all clouds have. `calls_per_second` is 4 unless it is given.
+    #[serde(deserialize_with = "common")]
+    pub common: CloudSettings,
+    /// Base URL of the API. Empty: `https://api.digitalocean.com`. Plain http only to this machine.
+    pub endpoint: String,
+    /// File with the token, read again when the token is refused. `None`: the environment variable
+    /// `DIGITALOCEAN_TOKEN`, then `DIGITALOCEAN_ACCESS_TOKEN`.
+    pub token_file: Option<PathBuf>,
+    /// Regions (fra1, ams3) where nodes are placed: the failure domains. Droplets elsewhere are not seen. Empty: those of
+    /// the whole account are, and groups name their region. The list is a part of the platform's uid, so another list is
+    /// another platform.
+    pub regions: Vec<String>,
+    /// Image of groups that name none: an alias, a slug, an id, a distribution (its newest release) or the name of a
+    /// private image. Default debian.
+    pub image: String,
+    /// Size of groups that name none, as `instanceType`. Empty: they must.
+    pub instance_type: String,
+    /// SSH keys for every droplet, by id, fingerprint or name.
+    pub ssh_keys: Vec<String>,
+    /// UUID of the VPC by region. Regions that are not here: the region's default VPC.
+    pub vpcs: BTreeMap<String, String>,
+    /// Whether droplets with GPUs are made. Listing them takes a second call every time, as the API does not show them
+    /// with the others.
+    pub gpus: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            common: CloudSettings {
+                calls_per_second: CALLS_PER_SECOND,
+                ..CloudSettings::default()
+            },
+            endpoint: String::new(),
+            token_file: None,
+            regions: Vec::new(),
+            image: "debian".to_owned(),
+            instance_type: String::new(),
+            ssh_keys: Vec::new(),
+            vpcs: BTreeMap::new(),
+            gpus: false,
+        }
+    }
+}
+
+fn common<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CloudSettings, D::Error> {
+    let mut given = Map::deserialize(deserializer)?;
+    given
+        .entry("calls_per_second")
+        .or_insert_with(|| Value::from(CALLS_PER_SECOND));
+    serde_json::from_value(Value::Object(given)).map_err(D::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_rate_is_digitaloceans_unless_it_is_given() {
+        let settings = |value: Value| {
+            serde_json::from_value::<Settings>(value).map(|settings| settings.common)
+        };
+        let images = json!({"common": {"images": {"debian": "debian-12-x64"}}});
+        assert_eq!(settings(json!({})).unwrap().calls_per_second, 4.0);
+        assert_eq!(settings(images).unwrap().calls_per_second, 4.0);
+        let fast = json!({"common": {"calls_per_second": 9}});
+        assert_eq!(settings(fast).unwrap().calls_per_second, 9.0);
+        assert!(settings(json!({"common": {"calls": 9}})).is_err());
+    }
+}

@@ -1,0 +1,227 @@
+//! Tags. DigitalOcean's are plain names of letters, digits, `:`, `-` and `_`, up to 255 characters, and one that exists
+//! in the account keeps the case in which it was first written. So a key and its value become `key:value` in lower-case
+//! letters, digits and `-`; every other byte is `_` with two hexadecimal digits, and the prefix `drover.dev/` is
+//! `drover:`. What is too long is cut into parts, `key:__0:…`, `key:__1:…`.
+
+use std::collections::BTreeMap;
+
+use drover_core::{Error, Reason, Result};
+
+use crate::cloud::PREFIX;
+
+/// Longest tag.
+const MAX: usize = 255;
+/// What stands for [`PREFIX`].
+const SHORT: &str = "drover:";
+/// Marks a part. No escaped byte begins like this.
+const PART: &str = "__";
+
+/// The tags of one key.
+///
+/// # Errors
+/// `Precondition` for a key that no tag can hold.
+pub(super) fn encode(key: &str, value: &str) -> Result<Vec<String>> {
+    let key = match key.strip_prefix(PREFIX) {
+        Some(rest) => format!("{SHORT}{}", escape(rest, false)),
+        // Not to be taken for the prefix.
+        None if key.eq_ignore_ascii_case("drover") => "_64rover".to_owned(),
+        None => escape(key, false),
+    };
+    let value = escape(value, true);
+    if key.len() + 1 + value.len() <= MAX {
+        return Ok(vec![format!("{key}:{value}")]);
+    }
+    // Room for a hundred parts.
+    let room = MAX.saturating_sub(key.len() + "::".len() + PART.len() + 2);
+    if room == 0 {
+        return Err(Error::new(
+            Reason::Precondition,
+            format!("no tag of DigitalOcean can hold the key {key:?}: {MAX} characters at most"),
+        ));
+    }
+    let parts = value.as_bytes().chunks(room).enumerate();
+    // Only ASCII is in it.
+    Ok(parts
+        .map(|(at, part)| format!("{key}:{PART}{at}:{}", String::from_utf8_lossy(part)))
+        .collect())
+}
+
+/// All tags of a machine.
+///
+/// # Errors
+/// `Precondition` for a key that no tag can hold.
+pub(super) fn encode_all(tags: &BTreeMap<String, String>) -> Result<Vec<String>> {
+    let mut all = Vec::with_capacity(tags.len());
+    for (key, value) in tags {
+        all.extend(encode(key, value)?);
+    }
+    Ok(all)
+}
+
+/// Tags of a machine, decoded. Names without a colon are nobody's key and left out. Of several values of one key, as a
+/// change that was cut off leaves them, the first by the alphabet counts, and `doubled` names the key.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Decoded {
+    pub(super) tags: BTreeMap<String, String>,
+    pub(super) doubled: Vec<String>,
+}
+
+pub(super) fn decode<'a>(names: impl IntoIterator<Item = &'a str>) -> Decoded {
+    let mut whole: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut parts: BTreeMap<String, BTreeMap<usize, String>> = BTreeMap::new();
+    for name in names {
+        let Some((key, value)) = split(name) else {
+            continue;
+        };
+        match part(&value) {
+            Some((at, part)) => {
+                parts.entry(key).or_default().insert(at, part.to_owned());
+            }
+            None => whole.entry(key).or_default().push(unescape(&value)),
+        }
+    }
+    for (key, parts) in parts {
+        let value: String = parts.into_values().collect();
+        whole.entry(key).or_default().push(unescape(&value));
+    }
+    let mut decoded = Decoded::default();
+    for (key, mut values) in whole {
+        values.sort();
+        if values.len() > 1 {
+            decoded.doubled.push(key.clone());
+        }
+        decoded
+            .tags
+            .extend(values.into_iter().next().map(|value| (key, value)));
+    }
+    decoded
+}
+
+/// The key that a name stands for.
+pub(super) fn key(name: &str) -> Option<String> {
+    split(name).map(|(key, _)| key)
+}
+
+/// Key, and value as it is written.
+fn split(name: &str) -> Option<(String, String)> {
+    let name = name.to_ascii_lowercase();
+    let (prefix, rest) = match name.strip_prefix(SHORT) {
+        Some(rest) if rest.contains(':') => (PREFIX, rest),
+        _ => ("", name.as_str()),
+    };
+    let (key, value) = rest.split_once(':')?;
+    Some((format!("{prefix}{}", unescape(key)), value.to_owned()))
+}
+
+fn part(value: &str) -> Option<(usize, &str)> {
+    let (at, part) = value.strip_prefix(PART)?.split_once(':')?;
+    Some((at.parse().ok()?, part))
+}
+
+fn escape(text: &str, colon: bool) -> String {
+    use std::fmt::Write as _;
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'-' => out.push(char::from(byte)),
+            b':' if colon => out.push(':'),
+            // Writing to a string cannot fail.
+            _ => _ = write!(out, "_{byte:02x}"),
+        }
+    }
+    out
+}
+
+/// What is no escaped byte stands for itself, as in tags of others.
+fn unescape(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'_');
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 3;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn back(tags: &BTreeMap<String, String>) -> Decoded {
+        let names = encode_all(tags).unwrap();
+        for name in &names {
+            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '-' | '_');
+            assert!(name.len() <= MAX && name.chars().all(allowed), "{name}");
+        }
+        // Somebody has written the same tags in capitals before.
+        let names: Vec<String> = names.iter().map(|name| name.to_ascii_uppercase()).collect();
+        decode(names.iter().map(String::as_str))
+    }
+
+    #[test]
+    fn every_key_and_value_comes_back_whatever_the_case() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let alphabet: Vec<char> = "abzAZ09-_:./=@ äß€__drover".chars().collect();
+        for _ in 0..2_000 {
+            let mut word = |most: usize| -> String {
+                let length = random.usize(..=most);
+                (0..length)
+                    .map(|_| alphabet[random.usize(..alphabet.len())])
+                    .collect()
+            };
+            let tags = BTreeMap::from([
+                (format!("k{}", word(12)), word(20)),
+                (format!("{PREFIX}{}", word(12)), word(200)),
+                ("drover".to_owned(), word(9)),
+                ("Drover".to_owned(), word(9)),
+            ]);
+            let decoded = back(&tags);
+            // A key that is nothing but the other in capitals is the same tag with another value, never a wrong one.
+            for (key, value) in &tags {
+                assert_eq!(decoded.tags.get(key), Some(value), "{key:?}, seed {seed}");
+            }
+            assert_eq!(decoded.tags.len(), tags.len());
+        }
+    }
+
+    #[test]
+    fn tags_of_people_are_read_as_they_are() {
+        let decoded = decode(["web", "env:Prod", "Team_x:a_b", "drover:cluster:Orders"]);
+        let expected = [
+            ("drover.dev/cluster", "orders"),
+            ("env", "prod"),
+            ("team_x", "a_b"),
+        ];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(decoded.tags, BTreeMap::from(expected));
+        assert!(decoded.doubled.is_empty());
+    }
+
+    #[test]
+    fn two_values_of_a_key_are_named() {
+        let decoded = decode(["role:b", "role:a", "x:y"]);
+        assert_eq!(decoded.tags["role"], "a");
+        assert_eq!(decoded.doubled, ["role"]);
+    }
+
+    #[test]
+    fn long_values_are_cut_into_parts_and_joined_again() {
+        let long = "A".repeat(250);
+        let tags = BTreeMap::from([(format!("{PREFIX}slots"), long)]);
+        assert!(encode_all(&tags).unwrap().len() > 1);
+        assert_eq!(back(&tags).tags, tags);
+        assert!(encode(&"K".repeat(300), "").is_err());
+    }
+}

@@ -1,0 +1,400 @@
+//! metal-stack: physical machines behind metal-api, with the networks, addresses and firewalls of their clusters.
+//!
+//! The API has no idempotency tokens. So everything that is made carries its identity in its tags from the first moment,
+//! and is searched for by these tags before anything is made; what is freed is read again right before.
+
+mod api;
+mod auth;
+mod documents;
+mod infrastructure;
+mod machine;
+mod properties;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{Capability, FailureDomain, Limits, NodeClass, ProvisionRequest};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use self::{
+    api::{Api, Entry, search},
+    documents::{Partition, Size, Version},
+    properties::Offer,
+};
+use crate::{
+    cloud::{
+        CLUSTER, Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, REQUEST,
+        Removed, TagLimits,
+    },
+    driver::Deletion,
+    identity::Identity,
+    infrastructure::{Infrastructure, Owner},
+};
+
+/// Largest user data: metal-hammer reads it whole into memory, and cloud-init's own data sources take no more.
+const MAX_USER_DATA: u32 = 512 * 1024;
+
+/// Settings of one platform: one project of one metal-stack.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "snake_case")]
+pub struct Settings {
+    /// Settings that all clouds share. By default the API is read at most 5 s after a change (`visibility_delay_seconds`).
+    pub common: CloudSettings,
+    /// Address of metal-api (`https://api.metal-stack.dev/metal`). Required.
+    pub url: String,
+    /// Id of the project in which everything is made. Required.
+    pub project: String,
+    /// Name of this metal-stack, for the uid of the platform. Empty: the host of `url`.
+    pub stack: String,
+    /// Partition for what names none. Empty: none.
+    pub partition: String,
+    /// Partitions that may be used. Empty: all.
+    pub partitions: Vec<String>,
+    /// Id of the network that leads outside. Empty: none.
+    pub public_network: String,
+    /// Id of the private network for machines of clusters without infrastructure. Empty: none.
+    pub private_network: String,
+    /// Image for machines that name none. Empty: none.
+    pub image: String,
+    /// Size for machines that name none. Empty: none.
+    pub node_class: String,
+    /// What firewalls are made of.
+    pub firewall: FirewallSettings,
+    /// Public keys by the names that people write.
+    pub ssh_keys: BTreeMap<String, String>,
+    /// Names of keys in `ssh_keys`, or public keys, for machines and firewalls that name none.
+    pub default_ssh_keys: Vec<String>,
+    /// File with the bearer token. Read for every call, so that a renewed token is used at once.
+    pub token_file: Option<PathBuf>,
+    /// File with the HMAC key, if there is no token.
+    pub hmac_file: Option<PathBuf>,
+    /// Environment variable with the bearer token, if no file is named.
+    pub token_env: String,
+    /// Environment variable with the HMAC key, if there is nothing else.
+    pub hmac_env: String,
+    /// Auth type of the HMAC: Metal-Edit or Metal-Admin.
+    pub hmac_type: String,
+    /// PEM file with certificates to trust besides those of the system.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// What firewalls are made of when a cluster does not say it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "snake_case")]
+pub struct FirewallSettings {
+    /// Image. Empty: clusters must name one.
+    pub image: String,
+    /// Size. Empty: clusters must name one.
+    pub node_class: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            common: CloudSettings {
+                // The database behind the API shows a change as soon as it has answered; this is for its replicas.
+                visibility_delay_seconds: 5.0,
+                call_timeout_seconds: 60.0,
+                ..CloudSettings::default()
+            },
+            url: String::new(),
+            project: String::new(),
+            stack: String::new(),
+            partition: String::new(),
+            partitions: Vec::new(),
+            public_network: String::new(),
+            private_network: String::new(),
+            image: String::new(),
+            node_class: String::new(),
+            firewall: FirewallSettings::default(),
+            ssh_keys: BTreeMap::new(),
+            default_ssh_keys: Vec::new(),
+            token_file: None,
+            hmac_file: None,
+            token_env: "METALCTL_API_TOKEN".to_owned(),
+            hmac_env: "METALCTL_HMAC".to_owned(),
+            hmac_type: "Metal-Edit".to_owned(),
+            ca_file: None,
+        }
+    }
+}
+
+/// One project of one metal-stack.
+pub struct Metal {
+    api: Api,
+    settings: Settings,
+    facts: Arc<Facts>,
+    /// When what was there before this start is surely listed.
+    settled: Instant,
+    /// Infrastructure that was or may have been made a short while ago, so that the API may not show it yet.
+    recent: Mutex<HashMap<(Owner, &'static str), Instant>>,
+}
+
+/// Reads what there is and begins.
+///
+/// # Errors
+/// `Invalid` for wrong settings; `CredentialsRefused` and `PermissionDenied` as the API says; those of reaching it.
+pub async fn open(settings: Settings) -> Result<Arc<Metal>> {
+    let url = reqwest::Url::parse(&settings.url)
+        .ok()
+        .filter(|url| ["http", "https"].contains(&url.scheme()))
+        .ok_or_else(|| {
+            Error::invalid(
+                "url",
+                format!(
+                    "{:?} is no address of metal-api (https://api.metal-stack.dev/metal)",
+                    settings.url
+                ),
+            )
+        })?;
+    if settings.project.is_empty() {
+        return Err(Error::invalid(
+            "project",
+            "is required: the id of a project",
+        ));
+    }
+    let api = Api::new(&settings)?;
+    let found: Result<serde_json::Value> =
+        api.get(&format!("/v1/project/{}", settings.project)).await;
+    match found {
+        Ok(_) => {}
+        Err(error) if error.reason() == Reason::NotFound => {
+            return Err(Error::invalid(
+                "project",
+                format!("there is no project {:?}", settings.project),
+            ));
+        }
+        Err(error) => return Err(error),
+    }
+    let facts = facts(&api, &settings, url.host_str().unwrap_or_default()).await?;
+    let settled = Instant::now() + settings.common.visibility_delay();
+    Ok(Arc::new(Metal {
+        api,
+        facts: Arc::new(facts),
+        settings,
+        settled,
+        recent: Mutex::default(),
+    }))
+}
+
+async fn facts(api: &Api, settings: &Settings, host: &str) -> Result<Facts> {
+    let version: Version = api.get("/v1/version").await?;
+    let sizes: Vec<Size> = api.get("/v1/size").await?;
+    let partitions: Vec<Partition> = api.get("/v1/partition").await?;
+    let mut warnings = Vec::new();
+    let asked = settings
+        .partitions
+        .iter()
+        .chain(Some(&settings.partition).filter(|p| !p.is_empty()));
+    for name in asked {
+        if !partitions.iter().any(|partition| partition.id == *name) {
+            return Err(Error::invalid(
+                "partition",
+                format!("there is no partition {name:?}"),
+            ));
+        }
+    }
+    if sizes.is_empty() {
+        warnings.push("metal-stack knows no sizes".to_owned());
+    }
+    let is_allowed = |partition: &Partition| {
+        settings.partitions.is_empty() || settings.partitions.contains(&partition.id)
+    };
+    let stack = if settings.stack.is_empty() {
+        host
+    } else {
+        &settings.stack
+    };
+    Ok(Facts {
+        uid: format!("metal:{stack}:{}", settings.project),
+        name: "metal".to_owned(),
+        kind: "metal",
+        driver: "metal",
+        backend_version: version.version,
+        scope: BTreeMap::from([
+            ("stack".to_owned(), stack.to_owned()),
+            ("project".to_owned(), settings.project.clone()),
+        ]),
+        capabilities: vec![
+            Capability::Bootstrap,
+            Capability::BootstrapRender,
+            Capability::UpdateNode,
+            Capability::Adopt,
+            Capability::NamedHosts,
+            Capability::Infrastructure,
+        ],
+        limits: limits(settings),
+        max_launch: 1,
+        // The API makes few allocations at once and refuses the others.
+        max_concurrent_launches: 4,
+        failure_domains: partitions
+            .into_iter()
+            .filter(is_allowed)
+            .map(domain)
+            .collect(),
+        node_classes: sizes.into_iter().map(class).collect(),
+        properties_schema: Arc::new(properties::schema()),
+        properties_example: Arc::new(properties::example()),
+        tag_limits: TagLimits {
+            max_value: 1024,
+            max_tags: 100,
+        },
+        warnings,
+    })
+}
+
+fn limits(settings: &Settings) -> Limits {
+    let duration = |seconds: u64| {
+        Some(drover_convert::value::to_duration(Duration::from_secs(
+            seconds,
+        )))
+    };
+    let exact = |duration: Duration| Some(drover_convert::value::to_duration(duration));
+    Limits {
+        max_batch: Some(16),
+        calls_per_second: Some(settings.common.calls_per_second),
+        max_concurrent_calls: Some(32),
+        max_bootstrap_bytes: Some(MAX_USER_DATA),
+        min_poll_interval: exact(settings.common.poll_interval()),
+        // An allocation waits for locks and switches; a machine that is being installed exists by then.
+        max_creation_time: duration(300),
+        request_memory: duration(1800),
+        visibility_delay: exact(settings.common.visibility_delay()),
+        replay_delay: exact(settings.common.visibility_delay()),
+        provision_timeout: duration(180),
+    }
+}
+
+fn domain(partition: Partition) -> FailureDomain {
+    let mut labels = partition.labels.unwrap_or_default();
+    labels.insert("zone".to_owned(), partition.id.clone());
+    labels.insert("partition".to_owned(), partition.id.clone());
+    FailureDomain {
+        name: partition.id,
+        labels: labels.into_iter().collect(),
+        control_plane: true,
+    }
+}
+
+fn class(size: Size) -> NodeClass {
+    let least = |kind: &str| {
+        let of_kind = size
+            .constraints
+            .iter()
+            .find(|constraint| constraint.kind == kind);
+        of_kind
+            .map(|constraint| constraint.min)
+            .filter(|min| *min > 0)
+    };
+    NodeClass {
+        cpus: least("cores").map(|cores| cores as f64),
+        memory_bytes: least("memory"),
+        disk_bytes: least("storage"),
+        name: size.id,
+        description: size.description,
+    }
+}
+
+#[async_trait]
+impl Cloud for Metal {
+    fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&self.facts)
+    }
+
+    async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
+        self.check_machine(launch, deep).await
+    }
+
+    async fn list(&self, filter: &Filter) -> Result<Listed> {
+        let mut query = search(&self.settings.project, "machine");
+        match filter {
+            Filter::All => {}
+            Filter::Cluster(cluster) => query["tags"] = vec![format!("{CLUSTER}={cluster}")].into(),
+            Filter::Request { request_id, .. } => {
+                query["tags"] = vec![format!("{REQUEST}={request_id}")].into();
+            }
+            Filter::Id(id) => return self.one(id).await,
+        }
+        let mut listed = Listed::default();
+        for entry in self.api.machines(&query).await? {
+            match entry {
+                Entry::Read(document) => listed.machines.extend(self.show(&document)),
+                Entry::Unreadable { id, message } => {
+                    listed.warnings.push(machine::warning(id, &message))
+                }
+            }
+        }
+        Ok(listed)
+    }
+
+    async fn create(&self, launch: &Launch) -> Vec<Created> {
+        match self.allocate_machine(launch).await {
+            Ok(machine) => vec![Created::Made(Box::new(machine))],
+            Err(error) => vec![Created::from_error(error)],
+        }
+    }
+
+    async fn delete(&self, machine: &Machine, _options: &Deletion) -> Result<Removed> {
+        self.free_machine(machine).await
+    }
+
+    async fn retag(
+        &self,
+        machine: &Machine,
+        set: &BTreeMap<String, String>,
+        remove: &[String],
+    ) -> Result<()> {
+        self.update_tags(machine, set, remove).await
+    }
+
+    fn domains(&self, request: &ProvisionRequest) -> Option<Vec<String>> {
+        let offer = Offer::of(&request.infrastructure, &self.settings.project);
+        if !offer.partition.is_empty() {
+            return Some(vec![offer.partition]);
+        }
+        let said = request
+            .group
+            .as_ref()?
+            .properties
+            .as_ref()?
+            .fields
+            .get("partition")?;
+        match &said.kind {
+            Some(prost_types::value::Kind::StringValue(partition)) => Some(vec![partition.clone()]),
+            _ => None,
+        }
+    }
+
+    fn infrastructure(&self) -> Option<&dyn Infrastructure> {
+        Some(self)
+    }
+}
+
+/// A name as a host may have it.
+fn hostname(name: &str) -> String {
+    let fits = |c: char| {
+        if c.is_ascii_alphanumeric() {
+            c.to_ascii_lowercase()
+        } else {
+            '-'
+        }
+    };
+    let name: String = name.chars().map(fits).take(63).collect();
+    name.trim_matches('-').to_owned()
+}
+
+/// The tag that keeps machines of one group apart, rack by rack.
+fn placement_tag(identity: &Identity) -> String {
+    format!(
+        "drover.dev/together={}.{}",
+        identity.cluster_id, identity.group
+    )
+}

@@ -1,0 +1,392 @@
+//! DigitalOcean API v2, as far as droplets need it: droplets and their actions, tags, sizes, regions, images, SSH keys,
+//! VPCs and the account.
+//!
+//! Operations are called `droplets.create`, `droplets.list`, `droplets.get`, `droplets.delete`,
+//! `droplets.delete-by-tag`, `droplets.act`, `droplets.actions`, `tags.create`, `tags.list`, `tags.get`, `tags.delete`,
+//! `tags.tag`, `tags.untag`, `account.get`, `keys.list`, `keys.get`, `keys.create`, `regions.list`, `sizes.list`,
+//! `images.list`, `images.get`, `vpcs.list`, `vpcs.get`, `actions.get`.
+//!
+//! As at the real one, there is no idempotency token: two equal creations make two droplets. What is destroyed or
+//! powered on or off while another event of it is pending is refused.
+
+mod catalogue;
+mod create;
+mod droplet;
+mod read;
+mod state;
+mod write;
+
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::{
+    server::{Answer, Api, Call, Emulator, Refusal},
+    world::{Clock, Hand, Ledger, Machine, Made, Settings},
+};
+
+pub use state::SshKey;
+use state::State;
+
+/// The token that is valid if the settings name no others.
+pub const TOKEN: &str = "dop_v1_emulator";
+/// Calls an hour that DigitalOcean allows.
+pub const HOURLY: u64 = 5000;
+/// Most elements of a page, and the default.
+const MAX_PAGE: usize = 200;
+const DEFAULT_PAGE: usize = 20;
+
+/// Settings of the emulator.
+#[derive(Clone, Debug)]
+pub struct DigitalOceanSettings {
+    /// What every emulator takes. `quota` is the account's droplet limit; `None`: 10,000.
+    pub common: Settings,
+    /// Tokens that may do everything.
+    pub tokens: Vec<String>,
+    /// Tokens that may only read.
+    pub read_only_tokens: Vec<String>,
+    /// Calls an hour, over a moving hour. `None`: no limit; the headers then say that none was used.
+    pub hourly_limit: Option<u64>,
+    /// SSH keys of the account.
+    pub keys: Vec<SshKey>,
+    /// Private images (snapshots): id and name.
+    pub snapshots: Vec<(u64, String)>,
+}
+
+impl Default for DigitalOceanSettings {
+    fn default() -> Self {
+        Self {
+            common: Settings::default(),
+            tokens: vec![TOKEN.to_owned()],
+            read_only_tokens: Vec::new(),
+            hourly_limit: None,
+            keys: vec![SshKey {
+                id: 289_794,
+                name: "mwas".to_owned(),
+                fingerprint: "3b:16:e4:bf:8b:00:8b:b8:59:8c:a9:d3:f0:19:fa:45".to_owned(),
+            }],
+            snapshots: vec![(63_663_980, "golden".to_owned())],
+        }
+    }
+}
+
+/// A running emulator.
+pub type DigitalOcean = Emulator<World>;
+
+/// The API's state.
+pub struct World {
+    settings: DigitalOceanSettings,
+    clock: Arc<Clock>,
+    ledger: Ledger,
+    state: Mutex<State>,
+}
+
+impl Emulator<World> {
+    /// Serves the API on the settings' port of 127.0.0.1. Must run within tokio.
+    ///
+    /// # Errors
+    /// Those of the port.
+    pub async fn start(settings: DigitalOceanSettings) -> io::Result<Self> {
+        let clock = Arc::new(Clock::default());
+        let common = settings.common.clone();
+        let world = World {
+            state: Mutex::new(State::new()),
+            ledger: Ledger::default(),
+            clock: Arc::clone(&clock),
+            settings,
+        };
+        Self::serve(Arc::new(world), clock, &common).await
+    }
+
+    /// Droplets of somebody else, running and visible at once, in all regions.
+    pub fn add_foreign(&self, count: usize) {
+        self.api().add_foreign(count);
+    }
+
+    /// From now on every token is refused; `false`: they are accepted again.
+    pub fn expire_credentials(&self, expired: bool) {
+        self.api().state.lock().expired = expired;
+    }
+
+    /// A token is refused from now on.
+    pub fn revoke(&self, token: &str) {
+        self.api().state.lock().revoked.push(token.to_owned());
+    }
+
+    /// A droplet is locked by an administrator, or not any more. False: there is none.
+    pub fn lock(&self, id: &str, locked: bool) -> bool {
+        self.api().lock(id, locked)
+    }
+
+    /// The id of the account's default VPC in a region.
+    #[must_use]
+    pub fn default_vpc(&self, region: &str) -> Option<String> {
+        self.api().state.lock().default_vpc(region)
+    }
+
+    /// Names of all droplets that requests ever made, gone ones included, by id. A name says which slot a droplet is for.
+    #[must_use]
+    pub fn names(&self) -> BTreeMap<String, String> {
+        let state = self.api().state.lock();
+        let names = state.names.iter();
+        names
+            .map(|(id, name)| (id.to_string(), name.clone()))
+            .collect()
+    }
+
+    /// Tags of the account, as they were first written, with the number of droplets that have them.
+    #[must_use]
+    pub fn tags(&self) -> Vec<(String, usize)> {
+        self.api().tags_with_counts()
+    }
+}
+
+/// The operation of a call.
+fn operation(call: &Call) -> &'static str {
+    let segments = call.segments();
+    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match (call.method.as_str(), parts.as_slice()) {
+        ("GET", ["v2", "account"]) => "account.get",
+        ("GET", ["v2", "account", "keys"]) => "keys.list",
+        ("POST", ["v2", "account", "keys"]) => "keys.create",
+        ("GET", ["v2", "account", "keys", _]) => "keys.get",
+        ("GET", ["v2", "actions", _]) => "actions.get",
+        ("GET", ["v2", "droplets"]) => "droplets.list",
+        ("POST", ["v2", "droplets"]) => "droplets.create",
+        ("DELETE", ["v2", "droplets"]) => "droplets.delete-by-tag",
+        ("GET", ["v2", "droplets", _]) => "droplets.get",
+        ("DELETE", ["v2", "droplets", _]) => "droplets.delete",
+        ("GET", ["v2", "droplets", _, "actions"]) => "droplets.actions",
+        ("POST", ["v2", "droplets", _, "actions"]) => "droplets.act",
+        ("GET", ["v2", "images"]) => "images.list",
+        ("GET", ["v2", "images", _]) => "images.get",
+        ("GET", ["v2", "regions"]) => "regions.list",
+        ("GET", ["v2", "sizes"]) => "sizes.list",
+        ("GET", ["v2", "tags"]) => "tags.list",
+        ("POST", ["v2", "tags"]) => "tags.create",
+        ("GET", ["v2", "tags", _]) => "tags.get",
+        ("DELETE", ["v2", "tags", _]) => "tags.delete",
+        ("POST", ["v2", "tags", _, "resources"]) => "tags.tag",
+        ("DELETE", ["v2", "tags", _, "resources"]) => "tags.untag",
+        ("GET", ["v2", "vpcs"]) => "vpcs.list",
+        ("GET", ["v2", "vpcs", _]) => "vpcs.get",
+        _ => "?",
+    }
+}
+
+impl Api for World {
+    fn name(&self, call: &Call) -> (String, Vec<(String, String)>) {
+        let operation = operation(call);
+        let mut parameters = call.query.clone();
+        if let Some(id) = call.segments().get(2) {
+            parameters.push(("id".to_owned(), id.clone()));
+        }
+        if let Ok(Value::Object(body)) = call.json() {
+            let shown = body
+                .into_iter()
+                .filter(|(key, _)| key != "user_data" && key != "public_key");
+            parameters.extend(shown.map(|(key, value)| match value {
+                Value::String(text) => (key, text),
+                other => (key, other.to_string()),
+            }));
+        }
+        (operation.to_owned(), parameters)
+    }
+
+    fn handle(&self, operation: &str, call: &Call) -> Answer {
+        if let Err(refusal) = self.authenticate(operation, call) {
+            return self.headers(refusal);
+        }
+        if let Err(wait) = self.spend() {
+            return self.refuse(
+                operation,
+                call,
+                &Refusal::Throttle {
+                    retry_after: Some(wait),
+                },
+            );
+        }
+        let parts = call.segments();
+        let id = parts.get(2).map(String::as_str).unwrap_or_default();
+        let answer = match operation {
+            "account.get" => Ok(self.account()),
+            "keys.list" | "images.list" | "regions.list" | "sizes.list" | "tags.list"
+            | "vpcs.list" | "droplets.list" | "droplets.actions" => self.list(operation, call, id),
+            "keys.get" => self.key(parts.get(3).map(String::as_str).unwrap_or_default()),
+            "images.get" => self.image(id),
+            "tags.get" => self.tag(id),
+            "vpcs.get" => self.vpc(id),
+            "actions.get" => self.action(id),
+            "droplets.get" => self.droplet(id),
+            "droplets.create" => self.create(call),
+            "droplets.delete" => self.delete(id),
+            "droplets.act" => self.act(id, call),
+            "tags.create" => self.create_tag(call),
+            "tags.tag" => self.tag_resources(id, call, true),
+            "tags.untag" => self.tag_resources(id, call, false),
+            // Never used by a driver that takes care of what is not its own.
+            "droplets.delete-by-tag" | "tags.delete" | "keys.create" => Err(error(
+                403,
+                "forbidden",
+                "this emulator does not do that: it would hit what is not the caller's",
+            )),
+            _ => Err(not_found()),
+        };
+        self.headers(answer.unwrap_or_else(|refused| refused))
+    }
+
+    fn refuse(&self, _: &str, _: &Call, refusal: &Refusal) -> Answer {
+        let answer = match refusal {
+            Refusal::Error {
+                status,
+                code,
+                message,
+            } => error(*status, code, message),
+            Refusal::Throttle { retry_after } => {
+                let wait = retry_after.unwrap_or(Duration::from_secs(1));
+                let reset = self.clock.now().as_second() + wait.as_secs_f64().ceil() as i64;
+                return error(429, "too_many_requests", "API Rate limit exceeded.")
+                    .header("ratelimit-limit", self.limit().to_string())
+                    .header("ratelimit-remaining", "0")
+                    .header("ratelimit-reset", reset.to_string())
+                    .header("retry-after", wait.as_secs_f64().ceil().to_string());
+            }
+            Refusal::NoCapacity => unprocessable("Size is not available in this region."),
+            Refusal::Quota => {
+                unprocessable("creating this/these droplet(s) will exceed your droplet limit")
+            }
+        };
+        self.headers(answer)
+    }
+
+    fn machines(&self) -> Vec<Machine> {
+        self.all_machines()
+    }
+
+    fn ledger(&self) -> Vec<Made> {
+        self.settle();
+        self.ledger.all()
+    }
+
+    fn by_hand(&self, id: &str, hand: &Hand) -> bool {
+        self.act_by_hand(id, hand)
+    }
+}
+
+impl World {
+    fn authenticate(&self, operation: &str, call: &Call) -> Result<(), Answer> {
+        let token = call
+            .header("authorization")
+            .and_then(|header| header.strip_prefix("Bearer "))
+            .unwrap_or_default();
+        let known = |tokens: &[String]| tokens.iter().any(|known| known == token);
+        let reads = call.method == http::Method::GET;
+        let state = self.state.lock();
+        if state.expired || known(&state.revoked) {
+            return Err(unauthenticated());
+        }
+        drop(state);
+        if known(&self.settings.tokens) || (reads && known(&self.settings.read_only_tokens)) {
+            return Ok(());
+        }
+        if known(&self.settings.read_only_tokens) {
+            return Err(error(
+                403,
+                "Forbidden",
+                &format!("You are missing the required permission for {operation}"),
+            ));
+        }
+        Err(unauthenticated())
+    }
+
+    fn limit(&self) -> u64 {
+        self.settings.hourly_limit.unwrap_or(HOURLY)
+    }
+
+    /// The headers that every answer has.
+    fn headers(&self, answer: Answer) -> Answer {
+        let (remaining, reset) = self.remaining();
+        answer
+            .header("ratelimit-limit", self.limit().to_string())
+            .header("ratelimit-remaining", remaining.to_string())
+            .header("ratelimit-reset", reset.to_string())
+            .header("x-request-id", uuid::Uuid::new_v4().to_string())
+    }
+
+    /// One page of these, as the query asks.
+    fn page<T>(
+        &self,
+        call: &Call,
+        name: &str,
+        all: &[T],
+        show: impl Fn(&T) -> Value,
+    ) -> Result<Answer, Answer> {
+        let number = |key: &str, default: usize, most: usize| match call.query(key) {
+            None => Ok(default),
+            Some(text) => text
+                .parse::<usize>()
+                .ok()
+                .filter(|number| (1..=most).contains(number))
+                .ok_or_else(|| error(400, "bad_request", &format!("{key} is out of range"))),
+        };
+        let per_page = number("per_page", DEFAULT_PAGE, MAX_PAGE)?;
+        let per_page = per_page
+            .min(self.settings.common.page_size.unwrap_or(MAX_PAGE))
+            .max(1);
+        let page = number("page", 1, usize::MAX)?;
+        let (total, pages) = (all.len(), all.len().div_ceil(per_page).max(1));
+        // The real ones, wherever the request went: a client that follows them takes its token there.
+        let filter = call
+            .query("tag_name")
+            .map(|tag| format!("&tag_name={tag}"))
+            .unwrap_or_default();
+        let link = |page: usize| {
+            let path = call.path.trim_end_matches('/');
+            json!(format!(
+                "https://api.digitalocean.com{path}?page={page}&per_page={per_page}{filter}"
+            ))
+        };
+        let mut links = serde_json::Map::new();
+        if page > 1 {
+            links.insert("first".to_owned(), link(1));
+            links.insert("prev".to_owned(), link(page - 1));
+        }
+        if page < pages {
+            links.insert("next".to_owned(), link(page + 1));
+            links.insert("last".to_owned(), link(pages));
+        }
+        let start = (page - 1).saturating_mul(per_page);
+        let shown: Vec<Value> = all.iter().skip(start).take(per_page).map(show).collect();
+        Ok(Answer::json(
+            200,
+            &json!({
+                name: shown, "links": {"pages": links}, "meta": {"total": total},
+            }),
+        ))
+    }
+}
+
+fn error(status: u16, id: &str, message: &str) -> Answer {
+    let request = uuid::Uuid::new_v4().to_string();
+    Answer::json(
+        status,
+        &json!({"id": id, "message": message, "request_id": request}),
+    )
+}
+
+fn unprocessable(message: &str) -> Answer {
+    error(422, "unprocessable_entity", message)
+}
+
+fn not_found() -> Answer {
+    error(
+        404,
+        "not_found",
+        "The resource you were accessing could not be found.",
+    )
+}
+
+fn unauthenticated() -> Answer {
+    error(401, "Unauthorized", "Unable to authenticate you")
+}

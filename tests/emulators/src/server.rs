@@ -1,0 +1,636 @@
+//! The HTTP server under every emulator: it reads requests, lets them meet their faults, and keeps the log.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use crate::control::{Control, Fault, Request};
+use crate::world::{Clock, Hand, Machine, Made, Rate, Settings};
+
+/// No API emulated here takes a larger body.
+const BODY_LIMIT: usize = 16 << 20;
+
+/// One emulated API. Calls are answered one at a time and at once; the time that things take is computed from the clock
+/// when the next call asks.
+pub trait Api: Send + Sync + 'static {
+    /// The API's own name of what is asked (`?` if unknown), and parameters worth asserting on: never user data, never
+    /// credentials.
+    fn name(&self, call: &Call) -> (String, Vec<(String, String)>);
+
+    /// Does it. Credentials are checked here, so that a fault may come before them.
+    fn handle(&self, operation: &str, call: &Call) -> Answer;
+
+    /// An error in the API's own format.
+    fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer;
+
+    /// Every machine that is not gone, visible to lists or not.
+    fn machines(&self) -> Vec<Machine>;
+
+    /// Everything that was ever made.
+    fn ledger(&self) -> Vec<Made>;
+
+    /// Does something past the API; false if there is no such machine, or nothing to do.
+    fn by_hand(&self, id: &str, hand: &Hand) -> bool;
+}
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// This error.
+    Error {
+        /// The HTTP status.
+        status: u16,
+        /// The API's own name of the error.
+        code: String,
+        /// What the API says besides.
+        message: String,
+    },
+    /// Too many calls.
+    Throttle {
+        /// When to come again, if that is known.
+        retry_after: Option<Duration>,
+    },
+    /// The zone has no room.
+    NoCapacity,
+    /// The account has used up what it may have.
+    Quota,
+}
+
+/// A request that has been read.
+#[derive(Clone)]
+pub struct Call {
+    /// The HTTP method.
+    pub method: Method,
+    /// The path, not decoded, without the query.
+    pub path: String,
+    /// The query's pairs in order, decoded.
+    pub query: Vec<(String, String)>,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Call {
+    /// The path's parts, decoded, without empty ones.
+    pub fn segments(&self) -> Vec<String> {
+        self.path
+            .split('/')
+            .filter(|part| !part.is_empty())
+            .map(decode_path)
+            .collect()
+    }
+
+    /// The first value of a query parameter.
+    pub fn query(&self, name: &str) -> Option<&str> {
+        self.query
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// A header, if it is there and is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The body as JSON; an empty body is null.
+    pub fn json(&self) -> Result<Value, serde_json::Error> {
+        if self.body.is_empty() {
+            Ok(Value::Null)
+        } else {
+            serde_json::from_slice(&self.body)
+        }
+    }
+
+    /// The body's pairs in order, if it is a form.
+    pub fn form(&self) -> Vec<(String, String)> {
+        pairs(&String::from_utf8_lossy(&self.body))
+    }
+}
+
+/// What is answered.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// Headers besides length and date.
+    pub headers: Vec<(HeaderName, String)>,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Answer {
+    /// No body.
+    pub fn empty(status: u16) -> Answer {
+        Answer {
+            status,
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    /// A body of this type.
+    pub fn text(status: u16, content_type: &str, body: impl Into<Bytes>) -> Answer {
+        let headers = vec![(http::header::CONTENT_TYPE, content_type.to_owned())];
+        Answer {
+            status,
+            headers,
+            body: body.into(),
+        }
+    }
+
+    /// JSON.
+    pub fn json(status: u16, value: &Value) -> Answer {
+        Answer::text(status, "application/json", value.to_string())
+    }
+
+    /// With one more header.
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Answer {
+        self.headers
+            .push((HeaderName::from_static(name), value.into()));
+        self
+    }
+}
+
+/// A running server. It ends when it is shut down or dropped.
+pub struct Server {
+    address: SocketAddr,
+    control: Control,
+    clock: Arc<Clock>,
+    stop: watch::Sender<bool>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Server {
+    /// Serves an API on the settings' port of 127.0.0.1. Must run within tokio.
+    pub async fn start<A: Api>(
+        api: Arc<A>,
+        clock: Arc<Clock>,
+        settings: &Settings,
+    ) -> io::Result<Arc<Server>> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, settings.port)).await?;
+        let address = listener.local_addr()?;
+        let control = Control::new();
+        let host = Arc::new(Host {
+            api,
+            control: control.clone(),
+            clock: clock.clone(),
+            rate: settings.rate.map(|rate| Rate::new(rate, settings.burst)),
+            stalled: Mutex::default(),
+        });
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(accept(listener, host, stopped));
+        Ok(Arc::new(Server {
+            address,
+            control,
+            clock,
+            stop,
+            task: Mutex::new(Some(task)),
+        }))
+    }
+
+    /// `http://127.0.0.1:PORT`
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Faults and log.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// The clock that the API's times come from.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Closes every connection and the port. The state stays readable.
+    pub async fn shutdown(&self) {
+        self.stop.send_replace(true);
+        let task = self.task.lock().take();
+        if let Some(task) = task
+            && let Err(error) = task.await
+        {
+            tracing::warn!(%error, "the emulator's server did not end well");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.lock().take() {
+            task.abort();
+        }
+    }
+}
+
+/// A running emulator: its API behind a [`Server`]. Clones are the same emulator; it ends when the last of them goes.
+///
+/// A module of an API names its own with `pub type Ec2 = Emulator<World>` and adds `start` and what else it has in an
+/// `impl Emulator<World>`.
+pub struct Emulator<A> {
+    api: Arc<A>,
+    server: Arc<Server>,
+}
+
+impl<A> Clone for Emulator<A> {
+    fn clone(&self) -> Emulator<A> {
+        Emulator {
+            api: self.api.clone(),
+            server: self.server.clone(),
+        }
+    }
+}
+
+impl<A> std::fmt::Debug for Emulator<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Emulator")
+            .field("url", &self.server.url())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Api> Emulator<A> {
+    /// Serves an API; `clock` is the one that it takes its times from.
+    pub async fn serve(
+        api: Arc<A>,
+        clock: Arc<Clock>,
+        settings: &Settings,
+    ) -> io::Result<Emulator<A>> {
+        let server = Server::start(api.clone(), clock, settings).await?;
+        Ok(Emulator { api, server })
+    }
+
+    /// The API, past HTTP.
+    pub fn api(&self) -> &A {
+        &self.api
+    }
+
+    /// `http://127.0.0.1:PORT`
+    pub fn url(&self) -> String {
+        self.server.url()
+    }
+
+    /// Faults and log.
+    pub fn control(&self) -> &Control {
+        self.server.control()
+    }
+
+    /// How far the emulator's clock is ahead of the machine's, in milliseconds; negative: behind.
+    pub fn set_skew_ms(&self, skew_ms: i64) {
+        self.server.clock().set_skew_ms(skew_ms);
+    }
+
+    /// Every machine that is not gone, visible to lists or not.
+    pub fn machines(&self) -> Vec<Machine> {
+        self.api.machines()
+    }
+
+    /// Everything that was ever made, oldest first.
+    pub fn ledger(&self) -> Vec<Made> {
+        self.api.ledger()
+    }
+
+    /// Terminates a machine as a person at the console would, whatever protects it. False: there is none.
+    pub fn terminate_behind(&self, id: &str) -> bool {
+        self.api.by_hand(id, &Hand::Terminate)
+    }
+
+    /// Stops a machine as a person at the console would. False: there is none, or it does not run.
+    pub fn stop_by_hand(&self, id: &str) -> bool {
+        self.api.by_hand(id, &Hand::Stop)
+    }
+
+    /// Sets tags of a machine, and removes those without a value. False: there is no such machine.
+    pub fn retag_by_hand(&self, id: &str, tags: &[(&str, Option<&str>)]) -> bool {
+        let tags = tags
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
+        self.api.by_hand(id, &Hand::Retag(tags.collect()))
+    }
+
+    /// Closes every connection and the port. The state stays readable.
+    pub async fn shutdown(&self) {
+        self.server.shutdown().await;
+    }
+}
+
+struct Host<A> {
+    api: Arc<A>,
+    control: Control,
+    clock: Arc<Clock>,
+    rate: Option<Rate>,
+    /// Requests that wait, and go on if their client has gone.
+    stalled: Mutex<JoinSet<()>>,
+}
+
+async fn accept<A: Api>(
+    listener: TcpListener,
+    host: Arc<Host<A>>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => { connections.spawn(connection(stream, host.clone())); }
+                // Out of file handles, most likely: some will be closed before long.
+                Err(error) => {
+                    tracing::warn!(%error, "an emulator cannot accept");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended && error.is_panic() {
+                    tracing::error!(%error, "an emulator's handler panicked");
+                }
+            }
+            _ = stopped.changed() => return,
+        }
+    }
+}
+
+async fn connection<A: Api>(stream: TcpStream, host: Arc<Host<A>>) {
+    // An answer is one small write; waiting to fill a packet would cost 40 ms a call.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        let host = host.clone();
+        async move { serve(host, request).await }
+    });
+    // An error is a connection closed on purpose, or by the client: the log has it.
+    let _ = http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+}
+
+/// The connection is to be closed without an answer.
+#[derive(Debug)]
+struct Closed;
+
+impl std::fmt::Display for Closed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("closed without an answer")
+    }
+}
+
+impl std::error::Error for Closed {}
+
+async fn serve<A: Api>(
+    host: Arc<Host<A>>,
+    request: http::Request<Incoming>,
+) -> Result<http::Response<AnswerBody>, Closed> {
+    let (head, body) = request.into_parts();
+    let Ok(body) = Limited::new(body, BODY_LIMIT).collect().await else {
+        return Ok(response(&host.clock, Answer::empty(413), false));
+    };
+    let call = Call {
+        method: head.method,
+        path: head.uri.path().to_owned(),
+        query: pairs(head.uri.query().unwrap_or_default()),
+        headers: head.headers,
+        body: body.to_bytes(),
+    };
+    if let Some(answer) = crate::admin::answer(&*host.api, &host.control, &host.clock, &call) {
+        return Ok(response(&host.clock, answer, false));
+    }
+    let (operation, parameters) = host.api.name(&call);
+    let fault = host.control.take_fault(&operation);
+    let number = host.control.arrived(Request {
+        operation: operation.clone(),
+        method: call.method.to_string(),
+        path: call.path.clone(),
+        parameters,
+        status: None,
+        fault: fault.clone(),
+        at: Instant::now(),
+    });
+    let cut = fault == Some(Fault::CutAnswer);
+    let answer = host.meet(fault, operation, call).await.ok_or(Closed)?;
+    host.control.answered(number, answer.status);
+    Ok(response(&host.clock, answer, cut))
+}
+
+impl<A: Api> Host<A> {
+    /// Does what is asked under a fault; `None`: the connection is to be closed.
+    async fn meet(
+        self: &Arc<Self>,
+        fault: Option<Fault>,
+        operation: String,
+        call: Call,
+    ) -> Option<Answer> {
+        let refuse = |refusal: Refusal| Some(self.api.refuse(&operation, &call, &refusal));
+        match fault {
+            None | Some(Fault::CutAnswer) => Some(self.handle(&operation, &call)),
+            Some(Fault::Refuse {
+                status,
+                code,
+                message,
+            }) => refuse(Refusal::Error {
+                status,
+                code,
+                message,
+            }),
+            Some(Fault::RefuseAfter {
+                status,
+                code,
+                message,
+            }) => {
+                self.handle(&operation, &call);
+                refuse(Refusal::Error {
+                    status,
+                    code,
+                    message,
+                })
+            }
+            Some(Fault::Throttle { retry_after }) => refuse(Refusal::Throttle { retry_after }),
+            Some(Fault::NoCapacity) => refuse(Refusal::NoCapacity),
+            Some(Fault::Quota) => refuse(Refusal::Quota),
+            Some(Fault::LoseAnswer) => {
+                self.handle(&operation, &call);
+                None
+            }
+            Some(Fault::Refused) => None,
+            Some(Fault::Stall(wait)) => self.stall(wait, operation, call).await,
+        }
+    }
+
+    fn handle(&self, operation: &str, call: &Call) -> Answer {
+        match self.rate.as_ref().map_or(Ok(()), Rate::take) {
+            Ok(()) => self.api.handle(operation, call),
+            Err(wait) => self.api.refuse(
+                operation,
+                call,
+                &Refusal::Throttle {
+                    retry_after: Some(wait),
+                },
+            ),
+        }
+    }
+
+    /// In a task of its own: hyper drops the request when its client goes.
+    async fn stall(
+        self: &Arc<Self>,
+        wait: Duration,
+        operation: String,
+        call: Call,
+    ) -> Option<Answer> {
+        let (send, receive) = oneshot::channel();
+        let host = Arc::downgrade(self);
+        {
+            let mut stalled = self.stalled.lock();
+            while stalled.try_join_next().is_some() {}
+            stalled.spawn(async move {
+                tokio::time::sleep(wait).await;
+                if let Some(host) = host.upgrade() {
+                    // The client may have gone.
+                    let _ = send.send(host.handle(&operation, &call));
+                }
+            });
+        }
+        receive.await.ok()
+    }
+}
+
+fn response(clock: &Clock, answer: Answer, cut: bool) -> http::Response<AnswerBody> {
+    let length = answer.body.len();
+    let body = if cut {
+        AnswerBody {
+            parts: VecDeque::from([answer.body.slice(..length / 2)]),
+            cut: Cut::Flush,
+            left: length as u64,
+        }
+    } else {
+        AnswerBody {
+            parts: VecDeque::from([answer.body]),
+            cut: Cut::No,
+            left: length as u64,
+        }
+    };
+    let mut response = http::Response::new(body);
+    *response.status_mut() =
+        StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    for (name, value) in answer.headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.append(name, value);
+        }
+    }
+    let date = clock
+        .now()
+        .strftime("%a, %d %b %Y %H:%M:%S GMT")
+        .to_string();
+    if let Ok(date) = HeaderValue::from_str(&date) {
+        headers.insert(http::header::DATE, date);
+    }
+    if answer.status != 204 {
+        headers.insert(http::header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    response
+}
+
+/// A whole answer, or its first half and then the end of the connection.
+struct AnswerBody {
+    parts: VecDeque<Bytes>,
+    cut: Cut,
+    left: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    No,
+    /// Lets the connection write what it has before it is closed.
+    Flush,
+    Close,
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Some(part) = self.parts.pop_front() {
+            self.left = self.left.saturating_sub(part.len() as u64);
+            return Poll::Ready(Some(Ok(Frame::data(part))));
+        }
+        match self.cut {
+            Cut::No => Poll::Ready(None),
+            Cut::Flush => {
+                self.cut = Cut::Close;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Cut::Close => Poll::Ready(Some(Err(io::ErrorKind::ConnectionAborted.into()))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.parts.is_empty() && self.cut == Cut::No
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+/// The pairs of a query or of a form.
+pub fn pairs(text: &str) -> Vec<(String, String)> {
+    text.split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key, true), decode(value, true))
+        })
+        .collect()
+}
+
+fn decode_path(text: &str) -> String {
+    decode(text, false)
+}
+
+fn decode(text: &str, plus: bool) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = bytes
+            .get(at + 1..at + 3)
+            .and_then(|pair| std::str::from_utf8(pair).ok());
+        match (
+            bytes[at],
+            hex.and_then(|pair| u8::from_str_radix(pair, 16).ok()),
+        ) {
+            (b'%', Some(byte)) => {
+                out.push(byte);
+                at += 3;
+                continue;
+            }
+            (b'+', _) if plus => out.push(b' '),
+            (byte, _) => out.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8(out)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
