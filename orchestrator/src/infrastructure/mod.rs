@@ -27,3 +27,41 @@ pub(crate) fn outputs(state: &State, platform: &str) -> Vec<wire::Infrastructure
     };
     own(true).chain(own(false)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use drover_core::infrastructure::{Infrastructure, ResourcePhase};
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn nodes_are_told_of_their_own_platform_first_and_of_what_is_ready() {
+        let mut state = State::default();
+        for (platform, phase) in [
+            ("a", ResourcePhase::Ready),
+            ("b", ResourcePhase::Ready),
+            ("c", ResourcePhase::Pending),
+        ] {
+            let offers = wire::InfrastructureOutputs {
+                platform: platform.into(),
+                network_id: format!("net-of-{platform}"),
+                ..Default::default()
+            };
+            let record = Infrastructure {
+                phase,
+                outputs: offers.encode_to_vec().into(),
+                ..Infrastructure::default()
+            };
+            state
+                .infrastructure
+                .insert((platform.into(), "u".into()), record);
+        }
+        let told = |platform: &str| -> Vec<String> {
+            let outputs = outputs(&state, platform).into_iter();
+            outputs.map(|one| one.network_id).collect()
+        };
+        assert_eq!(told("b"), ["net-of-b", "net-of-a"]);
+        assert_eq!(told("other"), ["net-of-a", "net-of-b"]);
+    }
+}

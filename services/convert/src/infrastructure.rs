@@ -283,3 +283,131 @@ pub fn outputs(from: &Arc<[u8]>) -> Option<wire::InfrastructureOutputs> {
     }
     wire::InfrastructureOutputs::decode(&**from).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> pb::Infrastructure {
+        let rule = wire::FirewallRule {
+            direction: wire::FirewallDirection::Egress.into(),
+            protocol: "udp".into(),
+            cidrs: vec!["0.0.0.0/0".into()],
+            ports: vec![wire::PortRange {
+                first: 53,
+                last: 60,
+            }],
+            comment: "names".into(),
+        };
+        let properties = [("project".to_owned(), value_of("p-1"))];
+        pb::Infrastructure {
+            platform: "metal".into(),
+            properties: Some(prost_types::Struct {
+                fields: properties.into(),
+            }),
+            network: Some(wire::NetworkSpec {
+                prefix_length: Some(22),
+                public: "internet".into(),
+                ..Default::default()
+            }),
+            endpoint: Some(wire::EndpointSpec {
+                host: "203.0.113.7".into(),
+                port: 443,
+                targets: vec!["control".into()],
+            }),
+            firewall: Some(wire::FirewallSpec {
+                image: "firewall-3".into(),
+                node_class: "v1".into(),
+                rules: vec![rule],
+                host: "h-1".into(),
+            }),
+        }
+    }
+
+    fn value_of(text: &str) -> prost_types::Value {
+        prost_types::Value {
+            kind: Some(prost_types::value::Kind::StringValue(text.into())),
+        }
+    }
+
+    #[test]
+    fn platforms_are_told_all_that_the_user_said_and_always_in_the_same_bytes() {
+        let from = entry();
+        let mut wrong = Vec::new();
+        let read = specs(std::slice::from_ref(&from), &mut wrong);
+        assert!(wrong.is_empty(), "{wrong:?}");
+        let told = to_spec(&read[0]);
+        assert_eq!(
+            (told.network, told.endpoint, told.firewall, told.properties),
+            (from.network, from.endpoint, from.firewall, from.properties)
+        );
+        let (one, two) = (wanted(&read[0]), wanted(&read[0].clone()));
+        assert_eq!(one, two);
+        let mut other = read[0].clone();
+        other.network = None;
+        assert_ne!(wanted(&other).spec_hash, one.spec_hash);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        let mut from = entry();
+        if let Some(firewall) = &mut from.firewall {
+            firewall.rules[0].direction = 9;
+        }
+        from.properties = Some(prost_types::Struct {
+            fields: [(
+                "n".to_owned(),
+                prost_types::Value {
+                    kind: Some(prost_types::value::Kind::NumberValue(f64::NAN)),
+                },
+            )]
+            .into(),
+        });
+        let mut wrong = Vec::new();
+        specs(&[from], &mut wrong);
+        let mut fields: Vec<&str> = wrong.iter().map(|one| one.field.as_str()).collect();
+        fields.sort_unstable();
+        assert_eq!(
+            fields[0],
+            "spec.infrastructure[0].firewall.rules[0].direction"
+        );
+        assert!(
+            fields[1].starts_with("spec.infrastructure[0].properties"),
+            "{fields:?}"
+        );
+    }
+
+    #[test]
+    fn an_answer_without_sense_is_an_error_and_one_with_sense_is_kept_in_order() {
+        let state = |phase: wire::ResourcePhase, resources: Vec<wire::Resource>| {
+            Some(wire::InfrastructureState {
+                phase: phase.into(),
+                resources,
+                outputs: Some(wire::InfrastructureOutputs::default()),
+            })
+        };
+        let one = |kind: &str| wire::Resource {
+            kind: kind.into(),
+            phase: wire::ResourcePhase::Ready.into(),
+            message: "long ".repeat(2_000),
+            ..Default::default()
+        };
+        for wrong in [
+            None,
+            state(wire::ResourcePhase::Unspecified, Vec::new()),
+            state(wire::ResourcePhase::Ready, vec![wire::Resource::default()]),
+            state(
+                wire::ResourcePhase::Ready,
+                vec![one("n"); MAX_RESOURCES + 1],
+            ),
+        ] {
+            assert!(observed("p", wrong, None).is_err());
+        }
+        let resources = vec![one("network"), one("endpoint")];
+        let seen = observed("p", state(wire::ResourcePhase::Ready, resources), None).unwrap();
+        assert_eq!(seen.phase, ResourcePhase::Ready);
+        assert_eq!(&*seen.resources[0].kind, "endpoint");
+        assert!(seen.resources[0].message.len() <= MAX_MESSAGE);
+        assert_eq!(outputs(&seen.outputs).unwrap().platform, "p");
+    }
+}
