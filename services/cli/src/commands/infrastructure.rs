@@ -2,7 +2,7 @@
 
 use drover_proto::{
     orchestrator::v1::{Cluster, InfrastructureStatus},
-    platform::v1::{Resource, ResourcePhase},
+    platform::v1::{InfrastructureState, Resource, ResourcePhase},
 };
 
 use crate::output::{Table, rows};
@@ -50,7 +50,7 @@ fn nothing(entry: &InfrastructureStatus) -> Vec<String> {
     let phase = entry
         .state
         .as_ref()
-        .map_or(ResourcePhase::Pending, |state| state.phase());
+        .map_or(ResourcePhase::Pending, InfrastructureState::phase);
     let message = match phase {
         ResourcePhase::Ready => "nothing had to be made",
         _ => "nothing of it is there",
@@ -71,7 +71,7 @@ fn word(phase: ResourcePhase) -> String {
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::{orchestrator::v1::ClusterStatus, platform::v1::InfrastructureState};
+    use drover_proto::orchestrator::v1::ClusterStatus;
 
     use super::*;
 
