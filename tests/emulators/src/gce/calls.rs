@@ -18,6 +18,9 @@ const MAX_METADATA_VALUE: usize = 256 << 10;
 /// Longest metadata in all.
 const MAX_METADATA: usize = 512 << 10;
 
+/// Instances with their zones, and the token of the page after them.
+type Page = (Vec<(String, Value)>, Option<String>);
+
 impl World {
     pub(super) fn answer(&self, state: &mut State, call: &Call) -> Result<Value, Problem> {
         self.authenticate(state, call)?;
@@ -380,12 +383,7 @@ impl World {
     }
 
     /// One page of instances with their zones.
-    fn instances(
-        &self,
-        state: &State,
-        call: &Call,
-        zone: Option<&str>,
-    ) -> Result<(Vec<(String, Value)>, Option<String>), Problem> {
+    fn instances(&self, state: &State, call: &Call, zone: Option<&str>) -> Result<Page, Problem> {
         let filter = Filter::parse(call.query("filter").unwrap_or_default())?;
         let settings = &self.settings;
         let all = state
