@@ -20,7 +20,7 @@ use crate::{
     clock,
     cluster::{Cluster, Inner},
     hooks::Point,
-    intake,
+    infrastructure, intake,
     platform::Verdict,
     probes,
     queue::Urgency,
@@ -57,6 +57,11 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
             }
             Call::Deprovision { slot } => deprovision(&shared, &cluster, slot, urgency).await,
             Call::Confirm { platform } => confirm(&shared, &cluster, &platform).await,
+            Call::Infrastructure {
+                platform,
+                uid,
+                asked,
+            } => infrastructure::call(&shared, &cluster, (platform, uid), asked, urgency).await,
         };
         if let Some(urgency) = next {
             shared.queue.push(cluster.uid, urgency);
@@ -65,7 +70,11 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
 }
 
 /// The platform behind a name, if it is the backend that is meant.
-fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, PlatformClient)> {
+pub(crate) fn reach(
+    shared: &Shared,
+    name: &str,
+    uid: &str,
+) -> Result<(Arc<Registered>, PlatformClient)> {
     let registered = shared.require_platform(name)?;
     if registered.platform.identity().0 != uid {
         return Err(Error::new(
@@ -78,14 +87,14 @@ fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, Pla
 }
 
 /// A call that was never made: it made nothing, and may be repeated as it is.
-fn not_sent(platform: &str) -> Error {
+pub(crate) fn not_sent(platform: &str) -> Error {
     Error::new(
         Reason::PlatformRestarted,
         format!("{platform} could not be called in time"),
     )
 }
 
-fn judged(shared: &Arc<Shared>, registered: &Registered, error: Option<&Error>) {
+pub(crate) fn judged(shared: &Arc<Shared>, registered: &Registered, error: Option<&Error>) {
     if registered.platform.judge(error, shared.now()) == Verdict::Changed {
         shared.wake_users(&registered.platform.name, Urgency::Bulk);
     }
@@ -377,7 +386,7 @@ async fn deprovision(
     Some(urgency)
 }
 
-fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
+pub(crate) fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
     let most = (RETRY_FIRST << call.failures.min(16)).min(RETRY_MOST);
     let wait = error
         .retry_after()

@@ -215,7 +215,7 @@ const REMOVALS: [RemovalReason; 5] = [
     RemovalReason::Orphan,
 ];
 
-const KINDS: [ConditionKind; 12] = [
+const KINDS: [ConditionKind; 15] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -228,6 +228,9 @@ const KINDS: [ConditionKind; 12] = [
     ConditionKind::Failed,
     ConditionKind::Paused,
     ConditionKind::Deleting,
+    ConditionKind::InfrastructureReady,
+    ConditionKind::InfrastructureFailed,
+    ConditionKind::WaitingForInfrastructure,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [

@@ -93,6 +93,8 @@ struct Inner {
     vanished: VecDeque<Millis>,
     mass_loss: u32,
     warnings: Vec<wire::Warning>,
+    /// Infrastructure of others that it shows.
+    foreign_resources: u32,
     sick: u32,
     total: u32,
 }
@@ -149,6 +151,7 @@ impl Platform {
                 vanished: VecDeque::new(),
                 mass_loss: 0,
                 warnings: Vec::new(),
+                foreign_resources: 0,
                 sick: 0,
                 total: 0,
             }),
@@ -537,6 +540,11 @@ impl Platform {
         self.inner.lock().warnings = warnings;
     }
 
+    /// So many resources of others are there. Answers whether that is another number than before.
+    pub(crate) fn set_foreign_resources(&self, count: u32) -> bool {
+        std::mem::replace(&mut self.inner.lock().foreign_resources, count) != count
+    }
+
     /// Clusters that nobody here manages: id, owner, number of nodes.
     pub(crate) fn set_foreign(&self, foreign: BTreeMap<String, BTreeMap<String, u32>>) {
         self.inner.lock().foreign = foreign;
@@ -616,6 +624,18 @@ impl Platform {
                 inner.mass_loss
             );
             conditions.push(condition("MassLoss", true, "Vanished", &message));
+        }
+        if inner.foreign_resources > 0 {
+            let message = format!(
+                "{} resources belong to nobody here; they are left alone",
+                inner.foreign_resources
+            );
+            conditions.push(condition(
+                "ForeignInfrastructure",
+                true,
+                "Foreign",
+                &message,
+            ));
         }
         pb::Platform {
             name: self.name.to_string(),

@@ -54,6 +54,7 @@ pub(crate) fn build(
             user_data: None,
             render: bootstrap.render,
         }),
+        infrastructure: crate::infrastructure::outputs(&inner.state, &request.platform),
         ..wire::ProvisionRequest::default()
     }
 }

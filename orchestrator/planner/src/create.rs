@@ -95,6 +95,10 @@ impl Planner<'_> {
             });
             return Some(0);
         }
+        if let Some(why) = self.awaits_infrastructure(&wanted.platform) {
+            self.wait_for_infrastructure(&spec.path, &why);
+            return None;
+        }
         let Some(view) = self
             .input
             .platforms

@@ -161,6 +161,10 @@ impl Planner<'_> {
             });
             return;
         }
+        if let Some(why) = self.lacks.clone() {
+            self.wait_for_infrastructure(&spec.path, &why);
+            return;
+        }
         sick.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].slot));
         for at in sick {
             let node = &self.state.nodes[at];

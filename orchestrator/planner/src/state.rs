@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, Sym,
+    infrastructure::Infrastructure,
     node::{Call, Request},
 };
 use uuid::Uuid;
 
-use crate::SmallMap;
+use crate::{SmallMap, infrastructure::BackendKey};
 
 /// What is recorded of a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +32,8 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// Open requests.
     pub requests: SmallMap<Uuid, Request>,
+    /// Infrastructure, by backend.
+    pub infrastructure: SmallMap<BackendKey, Infrastructure>,
     /// Back-offs.
     pub backoffs: SmallMap<BackOffKey, BackOff>,
     /// Conditions that hold.
@@ -169,6 +172,9 @@ pub enum ConditionKind {
     Failed,
     Paused,
     Deleting,
+    InfrastructureReady,
+    InfrastructureFailed,
+    WaitingForInfrastructure,
 }
 
 impl ConditionKind {
@@ -188,6 +194,9 @@ impl ConditionKind {
             Self::Failed => "Failed",
             Self::Paused => "Paused",
             Self::Deleting => "Deleting",
+            Self::InfrastructureReady => "InfrastructureReady",
+            Self::InfrastructureFailed => "InfrastructureFailed",
+            Self::WaitingForInfrastructure => "WaitingForInfrastructure",
         }
     }
 }

@@ -276,6 +276,7 @@ impl Api {
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
             refuse_outdating(&inner, &checked.resolved)?;
+            crate::infrastructure::check::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired.clone();
             let same = desired.value.labels == checked.labels
                 && stored_spec(&desired.value.spec)? == checked.spec;

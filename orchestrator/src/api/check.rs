@@ -22,6 +22,7 @@ use uuid::Uuid;
 use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
 use crate::{
     cluster::{Cluster, Resolved, stored_spec},
+    infrastructure,
     platform::has,
     request,
     shared::Registered,
@@ -118,6 +119,11 @@ impl Api {
         let known = self.check_user_data(&mut checked, cluster).await?;
         self.ask_platforms(document, &mut checked, cluster, &known)
             .await?;
+        let Checked {
+            resolved, warnings, ..
+        } = &mut checked;
+        infrastructure::check::ask(&self.shared, &document.name, resolved, cluster, warnings)
+            .await?;
         Ok(checked)
     }
 
@@ -184,6 +190,20 @@ impl Api {
                     });
                 }
             }
+        }
+        let missing = infrastructure::check::read(
+            &self.shared,
+            &resolved,
+            assumed,
+            &mut wrong,
+            &mut warnings,
+        );
+        for (field, name) in missing {
+            let description = format!(
+                "no platform {name:?} {}",
+                instead(&name, "registered", &known)
+            );
+            wrong.push(Violation { field, description });
         }
         // What groups inherit is wrong once, not once a group.
         let mut seen = BTreeSet::new();

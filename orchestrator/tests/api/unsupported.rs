@@ -34,9 +34,6 @@ const CASES: &[Case] = &[
     ("spec.storage", |s| {
         s.storage = Some(pb::StorageSpec::default());
     }),
-    ("spec.infrastructure", |s| {
-        s.infrastructure = vec![pb::Infrastructure::default()];
-    }),
     ("spec.addons", |s| s.addons = vec![pb::Addon::default()]),
     ("spec.lifecycle", |s| {
         s.lifecycle = Some(platform::Lifecycle::default());

@@ -114,12 +114,6 @@ impl Reader {
         let mut unsupported = Unsupported::new();
         lacks(
             &mut unsupported,
-            !from.infrastructure.is_empty(),
-            "infrastructure",
-            "infrastructure",
-        );
-        lacks(
-            &mut unsupported,
             !from.addons.is_empty(),
             "addons",
             "addons",
@@ -156,6 +150,7 @@ impl Reader {
             software: store.software,
             version: store.version,
             settings,
+            infrastructure: crate::infrastructure::specs(&from.infrastructure, &mut self.wrong),
             groups: self.groups("spec.groups", &from.groups, 0),
             orphans,
             orphan_grace: self.span("spec.orphan_grace", &from.orphan_grace),

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     error::{Error, Violation},
+    infrastructure::InfrastructureSpec,
     name::{self, Sym},
 };
 
@@ -37,6 +38,8 @@ pub struct ClusterSpec {
     pub version: String,
     /// What all groups inherit.
     pub settings: Settings,
+    /// What nodes need first; at most one entry a platform.
+    pub infrastructure: Vec<InfrastructureSpec>,
     /// Groups, in order.
     pub groups: Vec<GroupSpec>,
     /// What becomes of orphans.

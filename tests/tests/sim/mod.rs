@@ -287,6 +287,8 @@ pub struct World {
     pub site: Arc<Site>,
     pub orchestrator: Option<Orchestrator>,
     pub wanted: BTreeMap<String, Groups>,
+    /// Infrastructure that every applied cluster asks for.
+    pub below: Vec<pb::Infrastructure>,
     pub restarts: usize,
     /// How often a node of a slot vanished without a trace.
     vanished: BTreeMap<(String, u32), u32>,
@@ -311,6 +313,7 @@ impl World {
             site,
             orchestrator: None,
             wanted: BTreeMap::new(),
+            below: Vec::new(),
             restarts: 0,
             vanished: BTreeMap::new(),
             gone: Vec::new(),
@@ -410,6 +413,9 @@ impl World {
     ) -> Result<pb::ApplyClusterResponse> {
         let mut cluster = document(name, "sim", groups);
         change(cluster.spec.as_mut().unwrap());
+        if let Some(spec) = &mut cluster.spec {
+            spec.infrastructure.clone_from(&self.below);
+        }
         let request = pb::ApplyClusterRequest {
             cluster: Some(cluster),
             ..Default::default()

@@ -59,6 +59,13 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         version: &cluster.version,
     };
     walk.siblings("spec.groups", &cluster.groups, &outer, 1);
+    crate::infrastructure::check(
+        &cluster.infrastructure,
+        &cluster.groups,
+        &mut |field, why| {
+            walk.refuse(field, why);
+        },
+    );
     if walk.nodes > u64::from(MAX_NODES) {
         let description = format!(
             "ask for {} nodes in all; at most {MAX_NODES} are allowed",
