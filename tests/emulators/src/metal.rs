@@ -143,6 +143,12 @@ impl Metal {
         self.api().add_foreign(project, n)
     }
 
+    /// A private network that somebody has in this project and partition; answers its id.
+    #[must_use]
+    pub fn add_network(&self, project: &str, partition: &str) -> String {
+        self.api().add_network(project, partition)
+    }
+
     /// Every key and token is refused from now on, until [`Metal::add_token`].
     pub fn expire_credentials(&self) {
         self.api().state.lock().expired = true;

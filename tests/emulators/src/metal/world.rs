@@ -35,6 +35,8 @@ pub(super) struct State {
     pub expired: bool,
     /// Addresses that freed machines still have, until then.
     pub releasing: Vec<(Instant, String, Vec<Ipv4Addr>)>,
+    /// Networks that were made past the API.
+    pub given: BTreeSet<String>,
     pub next_vrf: u64,
     pub next_asn: u64,
 }
@@ -333,7 +335,7 @@ impl World {
         let networks = state
             .networks
             .values()
-            .filter(|net| net.kind == Kind::Child);
+            .filter(|net| net.kind == Kind::Child && !state.given.contains(&net.id));
         networks
             .map(|network| (network.id.clone(), "network"))
             .chain(state.ips.keys().map(|ip| (ip.to_string(), "ip")))

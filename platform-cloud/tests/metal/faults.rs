@@ -1,0 +1,190 @@
+//! Every call that changes a machine, and every way in which it can fail: nothing is lost, nothing doubled.
+
+use drover_emulators::{Fault, Settings as Common, metal::MetalSettings};
+use drover_proto::platform::v1::{
+    NodeChange, NodeRole, UpdateNodeRequest, update_node_request::Update,
+};
+use std::time::Duration;
+
+use super::bench::{Bench, NAMED_MACHINE, fence, until};
+
+fn faults() -> Vec<Fault> {
+    vec![
+        Fault::refuse(500, "", "error before doing"),
+        Fault::refuse_after(500, "", "error after doing"),
+        Fault::LoseAnswer,
+        Fault::CutAnswer,
+        Fault::Refused,
+        Fault::Throttle { retry_after: None },
+        Fault::refuse(
+            422,
+            "",
+            "too many parallel machine allocations taking place, try again later",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn whatever_happens_to_an_allocation_nothing_is_leaked_or_doubled() {
+    for fault in faults() {
+        for crash in [false, true] {
+            for named in [false, true] {
+                let what = format!("allocate with {fault:?}, crash {crash}, named {named}");
+                let mut bench = Bench::new().await;
+                let request = if named {
+                    bench.on_host(NAMED_MACHINE)
+                } else {
+                    bench.request(3)
+                };
+                bench
+                    .metal
+                    .control()
+                    .fail_next("machine.allocate", fault.clone());
+                let _ = bench.provision(&request).await;
+                if crash {
+                    bench.crash().await;
+                }
+                let mut request = request;
+                request.expected_platform_uid = bench.platform.uid.clone();
+                let answer = bench.provision_until_known(&request).await;
+                assert_eq!(
+                    answer.nodes.len(),
+                    request.slots.len(),
+                    "{what}: {answer:?}"
+                );
+                assert_eq!(bench.living("machine").len(), request.slots.len(), "{what}");
+                bench.assert_nothing_doubled(&what);
+                bench.assert_nothing_leaked(&what).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_allocation_that_is_slow_to_show_is_not_made_again() {
+    let delay = Duration::from_millis(250);
+    for fault in faults() {
+        let what = format!("allocate with {fault:?}");
+        let mut bench = Bench::set(
+            MetalSettings {
+                common: Common {
+                    visibility_delay: delay,
+                    ..Common::default()
+                },
+                ..MetalSettings::default()
+            },
+            |settings| settings.common.visibility_delay_seconds = 0.4,
+        )
+        .await;
+        let request = bench.request(2);
+        bench.metal.control().fail_next("machine.allocate", fault);
+        let _ = bench.provision(&request).await;
+        bench.crash().await;
+        let delay: Duration = bench
+            .platform
+            .limits
+            .unwrap()
+            .replay_delay
+            .unwrap()
+            .try_into()
+            .unwrap();
+        tokio::time::sleep(delay).await;
+        bench.provision_until_known(&request).await;
+        bench.assert_nothing_doubled(&what);
+        bench.assert_nothing_leaked(&what).await;
+    }
+}
+
+#[tokio::test]
+async fn whatever_happens_to_a_removal_the_machine_goes_and_no_other() {
+    for fault in faults() {
+        for crash in [false, true] {
+            let what = format!("free with {fault:?}, crash {crash}");
+            let mut bench = Bench::new().await;
+            let nodes = bench.make(2).await;
+            bench
+                .metal
+                .control()
+                .fail_next("machine.free", fault.clone());
+            let _ = bench.deprovision(&bench.removal(&nodes[0])).await;
+            if crash {
+                bench.crash().await;
+            }
+            until(&what, || async {
+                let _ = bench.deprovision(&bench.removal(&nodes[0])).await;
+                (bench.living("machine").len() == 1).then_some(())
+            })
+            .await;
+            bench.until_gone(&nodes[0].node_id).await;
+            assert_eq!(bench.metal.machines()[0].id, nodes[1].node_id, "{what}");
+            bench.assert_nothing_leaked(&what).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
+    for fault in faults() {
+        let what = format!("update with {fault:?}");
+        let bench = Bench::new().await;
+        let node = bench.make(1).await.remove(0);
+        let change = UpdateNodeRequest {
+            expected_platform_uid: bench.platform.uid.clone(),
+            fence: Some(fence()),
+            node_id: node.node_id.clone(),
+            expected_cluster_id: node.cluster_id.clone(),
+            expected_slot: node.slot.clone(),
+            update: Some(Update::Change(NodeChange {
+                role: NodeRole::Standby.into(),
+                set_labels: [("tier".to_owned(), "hot=1".to_owned())].into(),
+                remove_labels: vec!["team.io/one".to_owned()],
+            })),
+            ..UpdateNodeRequest::default()
+        };
+        bench
+            .metal
+            .control()
+            .fail_next("machine.update", fault.clone());
+        let _ = bench.update(&change).await;
+        until(&what, || async { bench.update(&change).await.ok() }).await;
+        let found = bench.discover(&bench.cluster).await.unwrap().remove(0);
+        assert_eq!(
+            (&found.slot, found.role()),
+            (&node.slot, NodeRole::Standby),
+            "{what}"
+        );
+        assert_eq!(
+            found.labels,
+            [("tier".to_owned(), "hot=1".to_owned())].into(),
+            "{what}"
+        );
+        bench.assert_nothing_leaked(&what).await;
+    }
+}
+
+#[tokio::test]
+async fn a_list_that_fails_or_is_cut_off_is_an_error_and_never_short() {
+    let bench = Bench::new().await;
+    bench.make(3).await;
+    for fault in [
+        Fault::refuse(500, "", "no"),
+        Fault::CutAnswer,
+        Fault::LoseAnswer,
+        Fault::refuse(404, "", "no"),
+    ] {
+        bench
+            .metal
+            .control()
+            .fail_always("machine.ipmi.find", Some(fault.clone()));
+        until("the failure shows", || async {
+            bench.discover("").await.err()
+        })
+        .await;
+        bench.metal.control().clear_faults();
+        let nodes = until("it is whole again", || async {
+            bench.discover("").await.ok()
+        })
+        .await;
+        assert_eq!(nodes.len(), 3, "{fault:?}");
+    }
+}
