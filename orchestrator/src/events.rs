@@ -308,6 +308,7 @@ mod tests {
             platform: "local".into(),
             platform_uid: "u".into(),
             class: "".into(),
+            host: "".into(),
             version: "".into(),
             spec_hash: "h".into(),
             attempts: 1,

@@ -253,7 +253,8 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
         } = op
         {
             let body = request::build(cluster, &inner, request, nodes, *group, *choice);
-            bodies.push((request.id, Bytes::from(body.encode_to_vec())));
+            let body = request::encode(&body, &inner.spec.groups[*group]);
+            bodies.push((request.id, body));
         }
     }
     let mut step = encode_step(&inner, &plan.ops, &bodies, now);
@@ -573,6 +574,8 @@ async fn finish(
         };
         (kept, inner.state.next_sequence)
     };
+    // Nothing is made for it any more. Before its record goes, so that no secret is left without one.
+    shared.store.drop_user_data(cluster.uid).await?;
     shared.hooks.reach(Point::BeforeFinish).await;
     let time = i64::try_from(now).unwrap_or(i64::MAX);
     let event = drover_store::NewEvent {

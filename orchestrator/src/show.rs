@@ -62,6 +62,7 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
         | Name::Meta
         | Name::ClusterName(_)
         | Name::Secret(_)
+        | Name::UserData(..)
         | Name::Tombstone(_)
         | Name::Events(..) => None,
     }

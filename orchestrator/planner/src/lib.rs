@@ -15,6 +15,7 @@ mod platform;
 mod remove;
 mod requests;
 mod small;
+mod spread;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,10 +28,11 @@ use drover_core::{
 use uuid::Uuid;
 
 pub use apply::apply;
-pub use platform::{Limits, PlatformView};
+pub use platform::{Domains, Limits, PlatformView, Shortage};
 pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Orphan, State,
+    Subject,
 };
 
 /// Most nodes in one request, and rows after which a plan begins nothing new. The last thing begun may touch one whole

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a condition is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -202,8 +202,6 @@ impl Bench {
         request: &ProvisionRequest,
     ) -> ProvisionResponse {
         let end = Instant::now() + PATIENCE;
-        let limits = self.platform.limits.as_ref().unwrap();
-        let delay: Duration = limits.replay_delay.unwrap().try_into().unwrap();
         loop {
             if let Ok(answer) = self.provision(request).await
                 && answer.unknown.is_empty()
@@ -211,8 +209,14 @@ impl Bench {
                 return answer;
             }
             assert!(Instant::now() < end, "the request is still unknown");
-            tokio::time::sleep(delay).await;
+            self.replay_delay().await;
         }
+    }
+
+    /// The time after which what is unknown may be sent again.
+    pub(crate) async fn replay_delay(&self) {
+        let limits = self.platform.limits.as_ref().unwrap();
+        tokio::time::sleep(limits.replay_delay.unwrap().try_into().unwrap()).await;
     }
 
     pub(crate) fn removal(&self, node: &Node) -> DeprovisionRequest {

@@ -110,7 +110,7 @@ async fn every_call_of_the_conformance_suite_fits_the_published_specification() 
 async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
     let (bench, prism) = checked(DigitalOceanSettings {
         common: Common {
-            pending_delay: Duration::from_millis(500),
+            pending_delay: Duration::from_secs(4),
             ..Common::default()
         },
         ..DigitalOceanSettings::default()

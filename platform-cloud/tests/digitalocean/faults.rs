@@ -7,9 +7,22 @@ use drover_emulators::{Fault, Settings as Common, digitalocean::DigitalOceanSett
 use drover_proto::platform::v1::{
     DeprovisionState, NodeChange, NodeRole, UpdateNodeRequest, update_node_request::Update,
 };
-use futures::future::join_all;
+use futures::{StreamExt, stream};
 
 use super::bench::{Bench, fence, until};
+
+/// Time limit of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// Accounts at a time.
+const AT_ONCE: usize = 8;
+
+/// Tries all of them, some at a time.
+async fn try_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
+    stream::iter(all)
+        .buffer_unordered(AT_ONCE)
+        .collect::<()>()
+        .await;
+}
 
 /// What goes wrong, and whether the platform dies then.
 fn circumstances() -> Vec<(Fault, bool)> {
@@ -23,7 +36,7 @@ fn circumstances() -> Vec<(Fault, bool)> {
         Fault::Throttle { retry_after: None },
         Fault::Refused,
         // Longer than the time limit of a call: it is done when nobody waits for it any more.
-        Fault::Stall(Duration::from_millis(600)),
+        Fault::Stall(CALL_TIMEOUT + Duration::from_millis(500)),
     ];
     let both = |fault: Fault| [(fault.clone(), false), (fault, true)];
     faults.into_iter().flat_map(both).collect()
@@ -31,7 +44,8 @@ fn circumstances() -> Vec<(Fault, bool)> {
 
 async fn bench() -> Bench {
     Bench::set(DigitalOceanSettings::default(), |settings| {
-        settings.common.call_timeout_seconds = 0.3;
+        settings.common.call_timeout_seconds = CALL_TIMEOUT.as_secs_f64();
+        settings.common.visibility_delay_seconds = 0.5;
     })
     .await
 }
@@ -46,6 +60,7 @@ async fn creation(fault: Fault, dies: bool) {
     if dies {
         bench.crash().await;
     }
+    bench.replay_delay().await;
     let answer = bench.provision_until_known(&request).await;
     if final_refusal && !dies {
         // One of two calls was refused for good. Nothing is made for its slots, however often they are asked for.
@@ -60,7 +75,7 @@ async fn creation(fault: Fault, dies: bool) {
         );
     }
     // What the first attempt may still have under way is done by now.
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
     let again = bench.provision_until_known(&request).await;
     let ids = |nodes: &[drover_proto::platform::v1::Node]| {
         let mut ids: Vec<_> = nodes.iter().map(|node| node.node_id.clone()).collect();
@@ -75,7 +90,7 @@ async fn creation(fault: Fault, dies: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_fault_of_a_creation_loses_or_doubles_a_droplet() {
-    join_all(
+    try_all(
         circumstances()
             .into_iter()
             .map(|(fault, dies)| creation(fault, dies)),
@@ -103,14 +118,7 @@ async fn a_creation_that_outlives_its_platform_is_found_by_the_next_one() {
     bench.cloud.control().wait_for("droplets.create", 1).await;
     bench.crash().await;
     call.abort();
-    let delay = bench
-        .platform
-        .limits
-        .as_ref()
-        .unwrap()
-        .replay_delay
-        .unwrap();
-    tokio::time::sleep(delay.try_into().unwrap()).await;
+    bench.replay_delay().await;
     let answer = bench.provision_until_known(&request).await;
     assert_eq!(answer.nodes.len(), 3);
     assert_eq!(bench.cloud.names().len(), 3, "made once");
@@ -135,14 +143,7 @@ async fn a_lost_answer_about_what_is_not_listed_yet_doubles_nothing() {
         .fail_next("droplets.create", Fault::LoseAnswer);
     bench.provision(&request).await.unwrap_err();
     bench.crash().await;
-    let delay = bench
-        .platform
-        .limits
-        .as_ref()
-        .unwrap()
-        .replay_delay
-        .unwrap();
-    tokio::time::sleep(delay.try_into().unwrap()).await;
+    bench.replay_delay().await;
     let answer = bench.provision_until_known(&request).await;
     assert_eq!(answer.nodes.len(), 10);
     assert_eq!(bench.cloud.control().count("droplets.create"), 1);
@@ -181,7 +182,7 @@ async fn deletion(fault: Fault, dies: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_fault_of_a_deletion_leaves_a_droplet_or_takes_another() {
-    join_all(
+    try_all(
         circumstances()
             .into_iter()
             .map(|(fault, dies)| deletion(fault, dies)),
@@ -241,5 +242,5 @@ async fn a_change_that_met_a_fault_can_be_made_again() {
         let of = circumstances().into_iter();
         of.map(move |(fault, dies)| change(operation, fault, dies))
     });
-    join_all(all).await;
+    try_all(all).await;
 }

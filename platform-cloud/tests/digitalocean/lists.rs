@@ -11,7 +11,9 @@ use drover_platform_cloud::{
 
 use super::bench::Bench;
 
+/// The account, read by nobody else.
 async fn open(bench: &Bench) -> Arc<DigitalOcean> {
+    bench.server.shutdown().await;
     digitalocean::open(bench.settings.clone()).await.unwrap()
 }
 
@@ -28,7 +30,7 @@ async fn ids(cloud: &DigitalOcean) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_are_found_among_5000_droplets_of_others() {
-    let bench = Bench::new().await;
+    let mut bench = Bench::new().await;
     bench.cloud.add_foreign(2_500);
     let nodes = bench.make(3).await;
     bench.cloud.add_foreign(2_500);
@@ -43,6 +45,7 @@ async fn nodes_are_found_among_5000_droplets_of_others() {
     let cluster = Filter::Cluster(bench.cluster.clone());
     assert_eq!(cloud.list(&cluster).await.unwrap().machines.len(), 3);
     assert_eq!(control.count("droplets.list"), 1, "by tag");
+    bench.crash().await;
     let all = bench.discover("").await.unwrap();
     assert_eq!(all.iter().filter(|node| node.slot.is_some()).count(), 3);
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drover_core::{Error, Reason};
 use drover_emulators::{
-    Fault, Settings as Common,
+    ANY, Fault, Request, Settings as Common,
     digitalocean::{DigitalOceanSettings, TOKEN},
 };
 use drover_platform_cloud::drivers::digitalocean::Settings;
@@ -336,33 +336,19 @@ async fn a_wrong_clock_changes_nothing() {
 async fn calls_slow_down_before_the_hour_is_used_up() {
     let bench = Bench::set(
         DigitalOceanSettings {
-            hourly_limit: Some(100),
+            hourly_limit: Some(40),
             ..DigitalOceanSettings::default()
         },
-        |settings| settings.common.poll_interval_seconds = 3600.0,
+        |settings| settings.common.calls_per_second = 8.0,
     )
     .await;
-    let request = bench.request(1);
-    bench.made_by(&request).await;
-    // Each reads the droplets of the request once.
-    while bench.cloud.control().count(drover_emulators::ANY) < 92 {
-        bench.made_by(&request).await;
-    }
+    let control = bench.cloud.control();
+    // A tenth is left.
+    control.wait_for(ANY, 37).await;
     let began = Instant::now();
-    for _ in 0..3 {
-        bench.made_by(&request).await;
-    }
-    assert!(
-        began.elapsed() > Duration::from_secs(3),
-        "{:?}",
-        began.elapsed()
-    );
-    let refused = bench
-        .cloud
-        .control()
-        .requests()
-        .iter()
-        .filter(|request| request.status == Some(429))
-        .count();
-    assert_eq!(refused, 0);
+    control.wait_for(ANY, 40).await;
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(2), "{took:?}");
+    let refused = |request: &&Request| request.status == Some(429);
+    assert_eq!(control.requests().iter().filter(refused).count(), 0);
 }

@@ -219,7 +219,7 @@ async fn everything_that_can_be_said_of_a_machine_reaches_it() {
             .any(|address| address.value.starts_with("198.")),
         "{node:?}"
     );
-    assert_eq!(node.labels["Team/One"], "a b");
+    assert_eq!(node.labels["team.example/One"], "A_b.1");
 }
 
 /// The error of a request that must not reach an insert, checked only and for real.

@@ -2,6 +2,7 @@
 
 mod account;
 mod addresses;
+mod asked;
 mod attributes;
 mod catalogue;
 mod describe;
@@ -367,8 +368,12 @@ impl Api for World {
 
     fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer {
         let params = Params::new(parameters(call));
-        let wrong = self.refusal(operation, &params, refusal);
-        if params.get("Version") == Some(account::STS_VERSION) {
+        let is_sts = params.get("Version") == Some(account::STS_VERSION);
+        let wrong = match refusal {
+            Refusal::Throttle { .. } if is_sts => wrong("Throttling", "Rate exceeded"),
+            refusal => self.refusal(operation, &params, refusal),
+        };
+        if is_sts {
             account::failure(&wrong)
         } else {
             failure(&wrong)
@@ -425,19 +430,14 @@ fn parameters(call: &Call) -> Vec<(String, String)> {
 
 fn success(operation: &str, inner: Xml) -> Answer {
     let id = Uuid::new_v4().to_string();
-    let inner = inner.into_string();
-    let mut xml = String::with_capacity(inner.len() + 250);
-    xml.push_str("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<");
-    xml.push_str(operation);
-    xml.push_str("Response xmlns=\"http://ec2.amazonaws.com/doc/");
-    xml.push_str(VERSION);
-    xml.push_str("/\"><requestId>");
-    xml.push_str(&id);
-    xml.push_str("</requestId>");
-    xml.push_str(&inner);
-    xml.push_str("</");
-    xml.push_str(operation);
-    xml.push_str("Response>");
+    let mut xml = inner.into_string();
+    let head = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<{operation}Response \
+         xmlns=\"http://ec2.amazonaws.com/doc/{VERSION}/\"><requestId>{id}</requestId>"
+    );
+    // In place: a list may be megabytes.
+    xml.insert_str(0, &head);
+    xml.push_str(&format!("</{operation}Response>"));
     Answer::text(200, "text/xml;charset=UTF-8", xml).header("x-amzn-requestid", id)
 }
 

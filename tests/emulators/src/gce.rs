@@ -5,6 +5,7 @@
 
 mod calls;
 mod filter;
+mod insert;
 mod json;
 mod labels;
 mod page;
@@ -213,3 +214,6 @@ fn retag(instance: &mut state::Instance, tags: &BTreeMap<String, Option<String>>
     }
     instance.set_labels(labels);
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ pub mod base64;
 pub mod control;
 pub mod digitalocean;
 pub mod ec2;
+mod emulator;
 pub mod gce;
 pub mod metal;
 pub mod prism;

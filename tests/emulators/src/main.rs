@@ -1,13 +1,17 @@
 //! Runs an emulator for people.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use drover_emulators::digitalocean::{self, DigitalOcean, DigitalOceanSettings};
 use drover_emulators::ec2::{Ec2, Ec2Settings};
+use drover_emulators::gce::{Gce, GceSettings};
+use drover_emulators::metal::{Metal, MetalSettings};
 use drover_emulators::{Api, Emulator, Settings};
 use jiff::SignedDuration;
+
+const LISTEN: &str = "cannot listen on that port of 127.0.0.1";
 
 /// Emulates the API of a cloud on 127.0.0.1, until it is interrupted.
 ///
@@ -25,6 +29,12 @@ struct Cli {
 enum Which {
     /// Amazon EC2, one region, with GetCallerIdentity of STS
     Ec2(Ec2Args),
+    /// Google Compute Engine, one project
+    Gce(GceArgs),
+    /// DigitalOcean, one team
+    Digitalocean(TokenArgs),
+    /// metal-stack, with racks of machines in two partitions
+    Metal(Common),
 }
 
 #[derive(Args)]
@@ -79,6 +89,27 @@ struct Ec2Args {
     vcpu_quota: Option<u32>,
 }
 
+#[derive(Args)]
+struct GceArgs {
+    #[command(flatten)]
+    common: Common,
+    /// The project
+    #[arg(long, default_value = "drover-emulated")]
+    project: String,
+    /// From the answer of a call that changes something to the end of its operation
+    #[arg(long, value_parser = time, default_value = "500ms")]
+    operation_delay: Duration,
+}
+
+#[derive(Args)]
+struct TokenArgs {
+    #[command(flatten)]
+    common: Common,
+    /// The access token
+    #[arg(long, default_value = digitalocean::TOKEN)]
+    token: String,
+}
+
 impl Common {
     fn settings(&self) -> Settings {
         Settings {
@@ -118,22 +149,71 @@ async fn main() -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .init();
     match Cli::parse().which {
-        Which::Ec2(args) => {
-            let settings = Ec2Settings {
-                common: args.common.settings(),
-                region: args.region.clone(),
-                access_keys: args.access_key,
-                key_pairs: args.key_pair,
-                spot_capacity: args.spot_capacity.into_iter().collect::<BTreeMap<_, _>>(),
-                vcpu_quota: args.vcpu_quota,
-                ..Ec2Settings::default()
-            };
-            let ec2 = Ec2::start(settings).await.context("cannot listen")?;
-            ec2.add_foreign(args.common.foreign);
-            let hints = [("AWS_ENDPOINT_URL", ec2.url()), ("AWS_REGION", args.region)];
-            until_interrupted("ec2", ec2, &hints).await
-        }
+        Which::Ec2(args) => ec2(args).await,
+        Which::Gce(args) => gce(args).await,
+        Which::Digitalocean(args) => digitalocean(args).await,
+        Which::Metal(args) => metal(args).await,
     }
+}
+
+async fn ec2(args: Ec2Args) -> anyhow::Result<()> {
+    let settings = Ec2Settings {
+        common: args.common.settings(),
+        region: args.region.clone(),
+        access_keys: args.access_key,
+        key_pairs: args.key_pair,
+        spot_capacity: args.spot_capacity.into_iter().collect(),
+        vcpu_quota: args.vcpu_quota,
+        ..Ec2Settings::default()
+    };
+    let ec2 = Ec2::start(settings).await.context(LISTEN)?;
+    ec2.add_foreign(args.common.foreign);
+    let hints = [("AWS_ENDPOINT_URL", ec2.url()), ("AWS_REGION", args.region)];
+    until_interrupted("EC2", ec2, &hints).await
+}
+
+async fn gce(args: GceArgs) -> anyhow::Result<()> {
+    let settings = GceSettings {
+        common: args.common.settings(),
+        project: args.project.clone(),
+        operation_delay: args.operation_delay,
+        ..GceSettings::default()
+    };
+    let gce = Gce::start(settings).await.context(LISTEN)?;
+    gce.add_foreign(args.common.foreign);
+    until_interrupted(
+        "Compute Engine",
+        gce,
+        &[("GOOGLE_CLOUD_PROJECT", args.project)],
+    )
+    .await
+}
+
+async fn digitalocean(args: TokenArgs) -> anyhow::Result<()> {
+    let settings = DigitalOceanSettings {
+        common: args.common.settings(),
+        tokens: vec![args.token.clone()],
+        ..DigitalOceanSettings::default()
+    };
+    let ocean = DigitalOcean::start(settings).await.context(LISTEN)?;
+    ocean.add_foreign(args.common.foreign);
+    until_interrupted("DigitalOcean", ocean, &[("DIGITALOCEAN_TOKEN", args.token)]).await
+}
+
+async fn metal(args: Common) -> anyhow::Result<()> {
+    let settings = MetalSettings {
+        common: args.settings(),
+        ..MetalSettings::default()
+    };
+    let hmac = settings.hmac.get("Metal-Edit").cloned().unwrap_or_default();
+    let project = settings.projects.first().cloned().unwrap_or_default();
+    let metal = Metal::start(settings).await.context(LISTEN)?;
+    let foreign = metal.add_foreign(&project, args.foreign);
+    if foreign.len() < args.foreign {
+        eprintln!("room for {} machines of somebody else only", foreign.len());
+    }
+    let hints = [("METALCTL_API_URL", metal.url()), ("METALCTL_HMAC", hmac)];
+    until_interrupted("metal-stack", metal, &hints).await
 }
 
 /// Says where it is and what a client needs in its environment, and waits.

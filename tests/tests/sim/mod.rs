@@ -398,8 +398,20 @@ impl World {
         name: &str,
         groups: &[(&str, u32)],
     ) -> Result<pb::ApplyClusterResponse> {
+        self.try_apply_with(name, groups, &|_| {}).await
+    }
+
+    /// The same with more in its spec.
+    pub async fn try_apply_with(
+        &mut self,
+        name: &str,
+        groups: &[(&str, u32)],
+        change: &dyn Fn(&mut pb::ClusterSpec),
+    ) -> Result<pb::ApplyClusterResponse> {
+        let mut cluster = document(name, "sim", groups);
+        change(cluster.spec.as_mut().unwrap());
         let request = pb::ApplyClusterRequest {
-            cluster: Some(document(name, "sim", groups)),
+            cluster: Some(cluster),
             ..Default::default()
         };
         let answer = self
@@ -647,7 +659,9 @@ impl World {
         for uid in &self.gone {
             let left: Vec<&String> = keys
                 .iter()
-                .filter(|key| key.contains(uid.as_str()) && key.starts_with("c/"))
+                .filter(|key| {
+                    key.contains(uid.as_str()) && (key.starts_with("c/") || key.starts_with("u/"))
+                })
                 .collect();
             assert!(left.is_empty(), "a deleted cluster left {left:?}");
         }

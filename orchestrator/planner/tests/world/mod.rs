@@ -405,7 +405,7 @@ impl World {
                     {
                         let until = self.now + 60_000;
                         let view = self.views.get_mut(&request.platform).unwrap();
-                        view.no_capacity.push((request.class.clone(), until));
+                        view.no_capacity.push(build::shortage(until));
                     }
                     request.call.in_flight = false;
                     request.answer = Some(Answer {

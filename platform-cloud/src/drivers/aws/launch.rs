@@ -124,7 +124,15 @@ impl<'a> Wish<'a> {
                 .await?;
             class = Some(smallest.name);
         }
-        let network = network(self.launch, &self.properties, api, catalogue, settings, placed).await?;
+        let network = network(
+            self.launch,
+            &self.properties,
+            api,
+            catalogue,
+            settings,
+            placed,
+        )
+        .await?;
         let mut properties = self.properties;
         if properties.key().is_none() && !settings.key.is_empty() {
             properties.key = Some(settings.key.clone());
@@ -147,7 +155,9 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
     match (said, launch.node_class.as_str()) {
         (Some(said), class) if !class.is_empty() && class != said => Err(Error::invalid(
             "group.node_class",
-            format!("is {class:?}, but `instanceType` says {said:?}; give one of them, or the same in both"),
+            format!(
+                "is {class:?}, but `instanceType` says {said:?}; give one of them, or the same in both"
+            ),
         )),
         (Some(said), _) => Ok(Some(said.to_owned())),
         (None, class) if !class.is_empty() => Ok(Some(class.to_owned())),
@@ -158,7 +168,12 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
         {
             Ok(None)
         }
-        _ => Ok(Some(settings.common.node_class(&settings.instance_type).to_owned())),
+        _ => Ok(Some(
+            settings
+                .common
+                .node_class(&settings.instance_type)
+                .to_owned(),
+        )),
     }
 }
 
@@ -199,7 +214,9 @@ fn tags(launch: &Launch, properties: &Properties) -> Result<BTreeMap<String, Str
     if let Some((key, _)) = too_long {
         return Err(Error::invalid(
             "group.properties.tags",
-            format!("tag {key:?} is too long: EC2 takes 128 characters in a key and 256 in a value"),
+            format!(
+                "tag {key:?} is too long: EC2 takes 128 characters in a key and 256 in a value"
+            ),
         ));
     }
     if tags.len() > MAX_TAGS {
@@ -274,7 +291,11 @@ async fn subnet(
         let any = settings.subnets.values().next();
         return Ok(any.or(offered.subnets.values().next()).cloned());
     };
-    if let Some(subnet) = settings.subnets.get(zone).or_else(|| offered.subnets.get(zone)) {
+    if let Some(subnet) = settings
+        .subnets
+        .get(zone)
+        .or_else(|| offered.subnets.get(zone))
+    {
         return Ok(Some(subnet.clone()));
     }
     if !offered.subnets.is_empty() {
@@ -435,7 +456,12 @@ impl Plan {
             .set_image_id(self.image.as_ref().map(|image| image.id.clone()))
             .set_instance_type(self.class.as_deref().map(InstanceType::from))
             .set_key_name(properties.key().map(str::to_owned))
-            .set_user_data(launch.user_data.as_ref().map(|data| base64::encode(data.as_slice())))
+            .set_user_data(
+                launch
+                    .user_data
+                    .as_ref()
+                    .map(|data| base64::encode(data.as_slice())),
+            )
             .metadata_options(
                 InstanceMetadataOptionsRequest::builder()
                     .http_tokens(HttpTokensState::Required)
@@ -463,7 +489,11 @@ impl Plan {
         self.attach(request, launch)
     }
 
-    fn attach(&self, request: RunInstancesFluentBuilder, launch: &Launch) -> RunInstancesFluentBuilder {
+    fn attach(
+        &self,
+        request: RunInstancesFluentBuilder,
+        launch: &Launch,
+    ) -> RunInstancesFluentBuilder {
         let Network { subnet, groups } = &self.network;
         let groups = (!groups.is_empty()).then(|| groups.clone());
         if self.properties.public_address.is_some() || self.properties.ipv6 {
@@ -499,7 +529,12 @@ impl Plan {
             .set_volume_type(volume.r#type.as_deref().map(VolumeType::from))
             .set_encrypted(volume.encrypted)
             .build();
-        Some(BlockDeviceMapping::builder().device_name(device).ebs(ebs).build())
+        Some(
+            BlockDeviceMapping::builder()
+                .device_name(device)
+                .ebs(ebs)
+                .build(),
+        )
     }
 
     fn market(&self) -> Option<InstanceMarketOptionsRequest> {
@@ -510,7 +545,12 @@ impl Plan {
         let spot = SpotMarketOptions::builder()
             .spot_instance_type(SpotInstanceType::OneTime)
             .instance_interruption_behavior(InstanceInterruptionBehavior::Terminate)
-            .set_max_price(self.properties.max_price.as_ref().map(properties::Price::text))
+            .set_max_price(
+                self.properties
+                    .max_price
+                    .as_ref()
+                    .map(properties::Price::text),
+            )
             .build();
         Some(
             InstanceMarketOptionsRequest::builder()

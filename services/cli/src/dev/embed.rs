@@ -86,6 +86,11 @@ impl Servers {
         })
     }
 
+    /// Names of platforms on emulated clouds, and where those are.
+    pub(super) fn emulators(&self) -> &[(String, String)] {
+        self.emulators.urls()
+    }
+
     pub(super) fn address(&self) -> SocketAddr {
         self.api.address()
     }

@@ -85,6 +85,11 @@ mod absent {
             Ok((Self, Vec::new()))
         }
 
+        #[expect(clippy::unused_self, reason = "with the feature it has some")]
+        pub(in crate::dev) fn urls(&self) -> &[(String, String)] {
+            &[]
+        }
+
         #[expect(
             clippy::unused_async,
             reason = "with the feature it waits for the emulators"

@@ -120,6 +120,13 @@ async fn serve(
     if !args.emulate.is_empty() {
         output::line("  Emulated clouds forget everything when this ends")?;
     }
+    if !servers.emulators().is_empty() {
+        let emulators = servers.emulators().iter();
+        let emulators: Vec<String> = emulators
+            .map(|(name, url)| format!("{name} {url}"))
+            .collect();
+        output::line(&format!("  emulators {}", emulators.join(", ")))?;
+    }
     let endpoints = servers
         .endpoints
         .iter()

@@ -10,6 +10,9 @@ use crate::ec2::params::{Filters, Outcome, Params, wrong};
 use crate::ec2::xml::Xml;
 use crate::ec2::{ACCOUNT, World, lifecycle};
 
+/// About what one instance takes as XML, so that a long list is not copied while it grows.
+const DRAWN: usize = 4096;
+
 const FILTERS: &[&str] = &[
     "architecture",
     "availability-zone",
@@ -80,7 +83,7 @@ impl World {
             }
             page.push(number);
         }
-        let mut xml = Xml::new();
+        let mut xml = Xml::with_room(page.len() * DRAWN + 1024);
         xml.open("reservationSet");
         let mut together: Vec<(String, Vec<u64>)> = Vec::new();
         for number in page {
@@ -96,8 +99,9 @@ impl World {
             }
         }
         for (id, numbers) in together {
-            let inner = self.reservation(state, &id, &numbers, now).into_string();
-            xml.nest("item", |xml| xml.raw(&inner));
+            xml.nest("item", |xml| {
+                self.reservation(xml, state, &id, &numbers, now);
+            });
         }
         xml.close("reservationSet");
         xml.maybe("nextToken", next.as_deref());
@@ -107,12 +111,12 @@ impl World {
     /// What a reservation is shown as, with these of its instances.
     pub(crate) fn reservation(
         &self,
+        xml: &mut Xml,
         state: &mut State,
         id: &str,
         numbers: &[u64],
         now: Instant,
-    ) -> Xml {
-        let mut xml = Xml::new();
+    ) {
         xml.text("reservationId", id);
         xml.text("ownerId", ACCOUNT);
         xml.nest("groupSet", |_| {});
@@ -139,7 +143,6 @@ impl World {
                 xml.raw(text);
             }
         });
-        xml
     }
 
     fn draw(
@@ -155,58 +158,58 @@ impl World {
         let names = vpcs
             .get(&instance.vpc)
             .is_some_and(|vpc| vpc.dns_support && vpc.dns_hostnames);
-        xml.text("instanceId", &instance.id);
-        xml.text("imageId", &instance.image);
+        xml.plain("instanceId", &instance.id);
+        xml.plain("imageId", &instance.image);
         xml.nest("instanceState", |xml| lifecycle::phase(xml, now));
         let private_name = if here {
             self.private_name(instance.private)
         } else {
             String::new()
         };
-        xml.text("privateDnsName", &private_name);
+        xml.plain("privateDnsName", &private_name);
         let public_name = public
             .filter(|_| names)
             .map(|address| self.public_name(address));
-        xml.text("dnsName", public_name.as_deref().unwrap_or_default());
+        xml.plain("dnsName", public_name.as_deref().unwrap_or_default());
         let reason = instance
             .reason
             .filter(|_| now != Phase::Running && now != Phase::Pending);
-        xml.text("reason", reason.map_or("", |_| "User initiated"));
+        xml.plain("reason", reason.map_or("", |_| "User initiated"));
         xml.maybe("keyName", instance.key_name.as_deref());
         xml.value("amiLaunchIndex", instance.index);
         xml.nest("productCodes", |_| {});
-        xml.text("instanceType", instance.kind.name);
-        xml.text("launchTime", &instance.launched);
+        xml.plain("instanceType", instance.kind.name);
+        xml.plain("launchTime", &instance.launched);
         xml.nest("placement", |xml| {
-            xml.text("availabilityZone", &instance.zone);
-            xml.text("groupName", "");
+            xml.plain("availabilityZone", &instance.zone);
+            xml.plain("groupName", "");
             xml.text("tenancy", &instance.tenancy);
         });
-        xml.nest("monitoring", |xml| xml.text("state", "disabled"));
+        xml.nest("monitoring", |xml| xml.plain("state", "disabled"));
         if here {
-            xml.text("subnetId", &instance.subnet);
-            xml.text("vpcId", &instance.vpc);
+            xml.plain("subnetId", &instance.subnet);
+            xml.plain("vpcId", &instance.vpc);
             xml.value("privateIpAddress", instance.private);
             if let Some(address) = public {
                 xml.value("ipAddress", address);
             }
             xml.maybe("ipv6Address", instance.ipv6.first().map(String::as_str));
-            xml.text("sourceDestCheck", "true");
+            xml.plain("sourceDestCheck", "true");
         }
         let group = |xml: &mut Xml, id: &String| {
-            xml.text("groupId", id);
+            xml.plain("groupId", id);
             xml.text("groupName", groups.get(id).map_or("", |group| &group.name));
         };
         xml.list("groupSet", instance.groups.iter().filter(|_| here), group);
         if let Some((code, message)) = reason {
             xml.nest("stateReason", |xml| {
-                xml.text("code", code);
-                xml.text("message", message);
+                xml.plain("code", code);
+                xml.plain("message", message);
             });
         } else if now == Phase::Pending {
             xml.nest("stateReason", |xml| {
-                xml.text("code", "pending");
-                xml.text("message", "pending");
+                xml.plain("code", "pending");
+                xml.plain("message", "pending");
             });
         }
         draw_hardware(&mut xml, instance, here);
@@ -214,7 +217,7 @@ impl World {
         if !instance.tags.is_empty() {
             xml.tags(&instance.tags);
         }
-        xml.text("hypervisor", "xen");
+        xml.plain("hypervisor", "xen");
         xml.list(
             "networkInterfaceSet",
             Some(()).filter(|()| here),
@@ -239,37 +242,37 @@ impl World {
         public: Option<Ipv4Addr>,
         public_name: &str,
     ) {
-        xml.text("networkInterfaceId", &instance.interface);
-        xml.text("subnetId", &instance.subnet);
-        xml.text("vpcId", &instance.vpc);
-        xml.text("description", "");
-        xml.text("ownerId", ACCOUNT);
-        xml.text("status", "in-use");
+        xml.plain("networkInterfaceId", &instance.interface);
+        xml.plain("subnetId", &instance.subnet);
+        xml.plain("vpcId", &instance.vpc);
+        xml.plain("description", "");
+        xml.plain("ownerId", ACCOUNT);
+        xml.plain("status", "in-use");
         let [a, b, c, d] = instance.private.octets();
         xml.value(
             "macAddress",
             format_args!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}"),
         );
         xml.value("privateIpAddress", instance.private);
-        xml.text("privateDnsName", &self.private_name(instance.private));
-        xml.text("sourceDestCheck", "true");
+        xml.plain("privateDnsName", &self.private_name(instance.private));
+        xml.plain("sourceDestCheck", "true");
         xml.nest("attachment", |xml| {
-            xml.text(
+            xml.plain(
                 "attachmentId",
                 &instance.interface.replace("eni-", "eni-attach-"),
             );
-            xml.text("deviceIndex", "0");
-            xml.text("status", "attached");
-            xml.text("attachTime", &instance.launched);
-            xml.text("deleteOnTermination", "true");
-            xml.text("networkCardIndex", "0");
+            xml.plain("deviceIndex", "0");
+            xml.plain("status", "attached");
+            xml.plain("attachTime", &instance.launched);
+            xml.plain("deleteOnTermination", "true");
+            xml.plain("networkCardIndex", "0");
         });
         let association = |xml: &mut Xml| {
             let Some(address) = public else { return };
             xml.nest("association", |xml| {
                 xml.value("publicIp", address);
-                xml.text("publicDnsName", public_name);
-                xml.text(
+                xml.plain("publicDnsName", public_name);
+                xml.plain(
                     "ipOwnerId",
                     if instance.elastic.is_some() {
                         ACCOUNT
@@ -282,15 +285,15 @@ impl World {
         association(xml);
         xml.list("privateIpAddressesSet", Some(()), |xml, ()| {
             xml.value("privateIpAddress", instance.private);
-            xml.text("privateDnsName", &self.private_name(instance.private));
-            xml.text("primary", "true");
+            xml.plain("privateDnsName", &self.private_name(instance.private));
+            xml.plain("primary", "true");
             association(xml);
         });
         xml.list("ipv6AddressesSet", &instance.ipv6, |xml, address| {
-            xml.text("ipv6Address", address);
-            xml.text("isPrimaryIpv6", "false");
+            xml.plain("ipv6Address", address);
+            xml.plain("isPrimaryIpv6", "false");
         });
-        xml.text("interfaceType", "interface");
+        xml.plain("interfaceType", "interface");
     }
 
     fn private_name(&self, address: Ipv4Addr) -> String {
@@ -441,8 +444,8 @@ fn field(
 }
 
 fn draw_hardware(xml: &mut Xml, instance: &Instance, here: bool) {
-    xml.text("architecture", instance.kind.architecture);
-    xml.text("rootDeviceType", "ebs");
+    xml.plain("architecture", instance.kind.architecture);
+    xml.plain("rootDeviceType", "ebs");
     xml.text(
         "rootDeviceName",
         instance.volumes.first().map_or("", |volume| &volume.device),
@@ -453,42 +456,42 @@ fn draw_hardware(xml: &mut Xml, instance: &Instance, here: bool) {
         |xml, volume| {
             xml.text("deviceName", &volume.device);
             xml.nest("ebs", |xml| {
-                xml.text("volumeId", &volume.id);
-                xml.text("status", "attached");
-                xml.text("attachTime", &instance.launched);
+                xml.plain("volumeId", &volume.id);
+                xml.plain("status", "attached");
+                xml.plain("attachTime", &instance.launched);
                 xml.value("deleteOnTermination", volume.delete_on_termination);
             });
         },
     );
     if instance.spot {
-        xml.text("instanceLifecycle", "spot");
-        xml.text(
+        xml.plain("instanceLifecycle", "spot");
+        xml.plain(
             "spotInstanceRequestId",
             &format!("sir-{}", &instance.id[instance.id.len() - 8..]),
         );
     }
-    xml.text("virtualizationType", "hvm");
+    xml.plain("virtualizationType", "hvm");
 }
 
 fn draw_options(xml: &mut Xml, instance: &Instance, now: Phase) {
     if let Some(profile) = &instance.profile {
         xml.nest("iamInstanceProfile", |xml| {
             let name = profile.rsplit('/').next().unwrap_or_default();
-            xml.value(
+            xml.text(
                 "arn",
-                format_args!("arn:aws:iam::{ACCOUNT}:instance-profile/{name}"),
+                &format!("arn:aws:iam::{ACCOUNT}:instance-profile/{name}"),
             );
             xml.value("id", format_args!("AIPA{:016X}", name.len()));
         });
     }
-    xml.text("ebsOptimized", "false");
-    xml.text("enaSupport", "true");
+    xml.plain("ebsOptimized", "false");
+    xml.plain("enaSupport", "true");
     xml.nest("cpuOptions", |xml| {
         xml.value("coreCount", instance.kind.cores);
         xml.value("threadsPerCore", instance.kind.vcpus / instance.kind.cores);
     });
     xml.nest("metadataOptions", |xml| {
-        xml.text(
+        xml.plain(
             "state",
             if now == Phase::Pending {
                 "pending"
@@ -496,14 +499,14 @@ fn draw_options(xml: &mut Xml, instance: &Instance, now: Phase) {
                 "applied"
             },
         );
-        xml.text("httpTokens", &instance.metadata.tokens);
+        xml.plain("httpTokens", &instance.metadata.tokens);
         xml.value("httpPutResponseHopLimit", instance.metadata.hops);
-        xml.text("httpEndpoint", &instance.metadata.endpoint);
-        xml.text("httpProtocolIpv6", "disabled");
-        xml.text("instanceMetadataTags", &instance.metadata.tags);
+        xml.plain("httpEndpoint", &instance.metadata.endpoint);
+        xml.plain("httpProtocolIpv6", "disabled");
+        xml.plain("instanceMetadataTags", &instance.metadata.tags);
     });
-    xml.nest("enclaveOptions", |xml| xml.text("enabled", "false"));
-    xml.nest("hibernationOptions", |xml| xml.text("configured", "false"));
-    xml.text("platformDetails", "Linux/UNIX");
-    xml.text("usageOperation", "RunInstances");
+    xml.nest("enclaveOptions", |xml| xml.plain("enabled", "false"));
+    xml.nest("hibernationOptions", |xml| xml.plain("configured", "false"));
+    xml.plain("platformDetails", "Linux/UNIX");
+    xml.plain("usageOperation", "RunInstances");
 }

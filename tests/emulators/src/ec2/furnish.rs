@@ -2,6 +2,7 @@
 
 use tokio::time::Instant;
 
+use crate::ec2::groups::everywhere;
 use crate::ec2::model::{
     Cidr, Instance, MetadataOptions, Peer, Route, RouteTable, Rule, SecurityGroup, State, Subnet,
     Tags, Volume, Vpc, new_id,
@@ -17,7 +18,7 @@ const SUBNETS: [u32; 3] = [0x1000, 0x2000, 0];
 
 impl World {
     pub(crate) fn furnish(&self, state: &mut State) {
-        let vpc = self.add_vpc(state, NETWORK, true, "default", &Tags::new());
+        let vpc = self.add_vpc(state, NETWORK, true, true, "default", &Tags::new());
         let number = state.vpcs.get(&vpc).map_or(0, |vpc| vpc.number);
         for ((index, zone), offset) in (0u8..).zip(self.zones()).zip(SUBNETS) {
             let id = new_id("subnet");
@@ -56,6 +57,7 @@ impl World {
         state: &mut State,
         cidr: Cidr,
         is_default: bool,
+        ipv6: bool,
         tenancy: &str,
         tags: &Tags,
     ) -> String {
@@ -65,7 +67,7 @@ impl World {
         let number = state.networks;
         let vpc = Vpc {
             cidr,
-            ipv6: is_default.then(|| format!("2a05:d014:{number:x}::/56")),
+            ipv6: ipv6.then(|| format!("2a05:d014:{number:x}::/56")),
             is_default,
             dns_support: true,
             dns_hostnames: is_default,
@@ -73,32 +75,31 @@ impl World {
             route_table: table.clone(),
             number,
         };
-        let local = Route {
-            destination: cidr.to_string(),
+        let local = |destination| Route {
+            destination,
             target: "local".into(),
         };
+        let blocks = std::iter::once(cidr.to_string()).chain(vpc.ipv6.clone());
+        let routes = blocks.map(local).collect();
         let association = new_id("rtbassoc");
         state.route_tables.insert(
             table,
             RouteTable {
                 vpc: id.clone(),
                 association,
-                routes: vec![local],
+                routes,
             },
         );
         let group = new_id("sg");
-        let rule = |egress, peer| Rule {
-            egress,
+        let own = Rule {
+            egress: false,
             protocol: "-1".into(),
             ports: None,
-            peer,
+            peer: Peer::Group(group.clone()),
             description: None,
             id: new_id("sgr"),
         };
-        let rules = vec![
-            rule(false, Peer::Group(group.clone())),
-            rule(true, Peer::V4("0.0.0.0/0".into())),
-        ];
+        let rules = std::iter::once(own).chain(everywhere(ipv6)).collect();
         let description = "default VPC security group".to_owned();
         state.groups.insert(
             group,

@@ -127,7 +127,7 @@ impl World {
         let (page, next) = self.page(params, shown.map(|(id, _)| id).collect())?;
         let mut xml = Xml::new();
         xml.list("internetGatewaySet", page, |xml, id| {
-            draw_gateway(xml, state, id)
+            draw_gateway(xml, state, id);
         });
         xml.maybe("nextToken", next.as_deref());
         Ok(xml)

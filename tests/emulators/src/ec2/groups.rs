@@ -2,10 +2,10 @@
 
 use tokio::time::Instant;
 
+use crate::ec2::asked::is_hex;
 use crate::ec2::model::{Cidr, Peer, Phase, Rule, SecurityGroup, State, new_id};
 use crate::ec2::network::{depends, find_vpc};
 use crate::ec2::params::{Filters, Outcome, Params, Wrong, invalid_value, wrong};
-use crate::ec2::run::is_hex;
 use crate::ec2::xml::Xml;
 use crate::ec2::{ACCOUNT, World};
 
@@ -44,21 +44,14 @@ impl World {
         }
         let id = new_id("sg");
         self.made("security-group", &id, None, &tags, false);
-        let everywhere = Rule {
-            egress: true,
-            protocol: "-1".into(),
-            ports: None,
-            peer: Peer::V4("0.0.0.0/0".into()),
-            description: None,
-            id: new_id("sgr"),
-        };
+        let rules = everywhere(find_vpc(state, &vpc)?.ipv6.is_some());
         state.groups.insert(
             id.clone(),
             SecurityGroup {
                 name,
                 description,
                 vpc,
-                rules: vec![everywhere],
+                rules,
             },
         );
         state.tags.insert(id.clone(), tags);
@@ -235,6 +228,23 @@ impl World {
             .retain(|rule| !by_id.contains(&rule.id) && !rules.iter().any(|gone| gone.same(rule)));
         Ok(Xml::done())
     }
+}
+
+/// What a new group lets out: everything, by IPv6 too if the network has it.
+pub(crate) fn everywhere(ipv6: bool) -> Vec<Rule> {
+    let peers = [
+        Some(Peer::V4("0.0.0.0/0".into())),
+        ipv6.then(|| Peer::V6("::/0".into())),
+    ];
+    let rule = |peer| Rule {
+        egress: true,
+        protocol: "-1".into(),
+        ports: None,
+        peer,
+        description: None,
+        id: new_id("sgr"),
+    };
+    peers.into_iter().flatten().map(rule).collect()
 }
 
 /// The group of a call, by its id or by its name in the default network.

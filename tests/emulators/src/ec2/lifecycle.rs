@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 
 use crate::ec2::World;
+use crate::ec2::asked::is_hex;
 use crate::ec2::model::{Phase, State};
 use crate::ec2::params::{Outcome, Params, Wrong, wrong};
-use crate::ec2::run::{is_hex, no_capacity};
+use crate::ec2::run::no_capacity;
 use crate::ec2::xml::Xml;
 
 const BY_USER: &str = "Client.UserInitiatedShutdown";

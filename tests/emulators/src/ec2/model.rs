@@ -208,7 +208,7 @@ pub(crate) struct Vpc {
     pub(crate) dns_hostnames: bool,
     pub(crate) tenancy: String,
     pub(crate) route_table: String,
-    /// The first four groups of digits of its IPv6 block, if it has one.
+    /// What its IPv6 block is numbered by.
     pub(crate) number: u16,
 }
 

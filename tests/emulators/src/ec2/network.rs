@@ -23,18 +23,9 @@ impl World {
         if state.vpcs.len() >= self.settings.vpc_quota {
             return Err(too_many());
         }
-        let id = self.add_vpc(
-            state,
-            cidr,
-            false,
-            params.get("InstanceTenancy").unwrap_or("default"),
-            &tags,
-        );
-        if params.bool("AmazonProvidedIpv6CidrBlock")? == Some(true)
-            && let Some(vpc) = state.vpcs.get_mut(&id)
-        {
-            vpc.ipv6 = Some(format!("2a05:d014:{:x}::/56", vpc.number));
-        }
+        let ipv6 = params.bool("AmazonProvidedIpv6CidrBlock")? == Some(true);
+        let tenancy = params.get("InstanceTenancy").unwrap_or("default");
+        let id = self.add_vpc(state, cidr, false, ipv6, tenancy, &tags);
         let mut xml = Xml::new();
         xml.nest("vpc", |xml| draw_vpc(xml, state, &id));
         Ok(xml)
@@ -253,7 +244,7 @@ impl World {
         let (page, next) = self.page(params, shown.map(|(id, _)| id).collect())?;
         let mut xml = Xml::new();
         xml.list("subnetSet", page, |xml, id| {
-            self.draw_subnet(xml, state, id)
+            self.draw_subnet(xml, state, id);
         });
         xml.maybe("nextToken", next.as_deref());
         Ok(xml)

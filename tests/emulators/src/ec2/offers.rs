@@ -1,10 +1,10 @@
 //! What the region offers: zones, types, images.
 
 use crate::ec2::World;
+use crate::ec2::asked::is_hex;
 use crate::ec2::catalogue::{self, IMAGES, Image, InstanceType, TYPES};
 use crate::ec2::model::Tags;
 use crate::ec2::params::{Filters, Outcome, Params, wrong};
-use crate::ec2::run::is_hex;
 use crate::ec2::xml::Xml;
 
 impl World {
@@ -241,7 +241,7 @@ fn draw_type(xml: &mut Xml, kind: &InstanceType) {
     xml.text("bareMetal", "false");
     xml.text("hypervisor", kind.hypervisor);
     xml.nest("processorInfo", |xml| {
-        xml.list("supportedArchitectures", [kind.architecture], item)
+        xml.list("supportedArchitectures", [kind.architecture], item);
     });
     xml.nest("vCpuInfo", |xml| {
         xml.value("defaultVCpus", kind.vcpus);

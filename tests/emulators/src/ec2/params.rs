@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::ec2::model::Tags;
 
+/// The most values that the filters of one call may have together.
+const FILTER_VALUES: usize = 200;
+
 /// An error as the API words it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Wrong {
@@ -243,6 +246,17 @@ impl Filters {
                 ));
             }
             filters.push((name, values));
+        }
+        if filters
+            .iter()
+            .map(|(_, values)| values.len())
+            .sum::<usize>()
+            > FILTER_VALUES
+        {
+            let message = format!(
+                "The maximum number of filter values specified on a single call is {FILTER_VALUES}"
+            );
+            return Err(wrong("FilterLimitExceeded", message));
         }
         Ok(Filters(filters))
     }

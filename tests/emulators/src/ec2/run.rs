@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
+use crate::ec2::asked::{
+    Disk, counts, disks, fingerprint, image, interface, metadata, private, user_data,
+};
 use crate::ec2::catalogue::{self, Image, InstanceType};
 use crate::ec2::model::{Instance, MetadataOptions, Phase, State, Tags, Token, Volume, new_id};
 use crate::ec2::params::{Outcome, Params, Wrong, invalid_value, wrong};
 use crate::ec2::xml::Xml;
 use crate::ec2::{World, dry_run};
 
-/// What user data may be, before it is base64.
-const USER_DATA: usize = 16 * 1024;
+/// The longest client token.
 const TOKEN: usize = 64;
 
 /// Everything about a call that does not depend on how many instances there is room for.
@@ -36,15 +37,6 @@ struct Plan {
     stop_protected: bool,
     profile: Option<String>,
     tenancy: String,
-}
-
-#[derive(Clone)]
-struct Disk {
-    device: String,
-    gib: i64,
-    kind: String,
-    delete_on_termination: bool,
-    encrypted: bool,
 }
 
 impl World {
@@ -85,7 +77,9 @@ impl World {
             };
             state.remember(name.to_owned(), token);
         }
-        Ok(self.reservation(state, &reservation, &numbers, now))
+        let mut xml = Xml::new();
+        self.reservation(&mut xml, state, &reservation, &numbers, now);
+        Ok(xml)
     }
 
     /// The answer to a call that was made before.
@@ -120,7 +114,9 @@ impl World {
             return Err(wrong("IdempotentInstanceTerminated", message));
         }
         let reservation = token.reservation.clone();
-        Ok(Some(self.reservation(state, &reservation, &numbers, now)))
+        let mut xml = Xml::new();
+        self.reservation(&mut xml, state, &reservation, &numbers, now);
+        Ok(Some(xml))
     }
 
     fn plan(&self, state: &State, params: &Params) -> Outcome<Plan> {
@@ -522,200 +518,6 @@ impl World {
             drawn: None,
         })
     }
-}
-
-fn counts(params: &Params) -> Outcome<(usize, usize)> {
-    let read = |name: &str| -> Outcome<usize> {
-        let text = params.need(name)?;
-        let count = params
-            .int(name)?
-            .and_then(|count| usize::try_from(count).ok())
-            .filter(|count| *count > 0);
-        count.ok_or_else(|| invalid_value(name, text, "It must be 1 or more."))
-    };
-    let (least, most) = (read("MinCount")?, read("MaxCount")?);
-    if least > most {
-        let message =
-            "The maximum number of instances must be equal to or greater than the minimum.";
-        return Err(wrong("InvalidParameterValue", message));
-    }
-    Ok((least, most))
-}
-
-/// What a client token stands for: all parameters but those that say nothing about the instances.
-fn fingerprint(params: &Params) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    for (key, value) in params.iter() {
-        if !matches!(
-            key.as_str(),
-            "Action" | "Version" | "ClientToken" | "DryRun"
-        ) {
-            for part in [key, value] {
-                hash.update((part.len() as u64).to_be_bytes());
-                hash.update(part.as_bytes());
-            }
-        }
-    }
-    hash.finalize().into()
-}
-
-fn image(id: &str) -> Outcome<&'static Image> {
-    if !id.strip_prefix("ami-").is_some_and(is_hex) {
-        return Err(wrong(
-            "InvalidAMIID.Malformed",
-            format!("Invalid id: \"{id}\" (expecting \"ami-...\")"),
-        ));
-    }
-    catalogue::image(id).ok_or_else(|| {
-        wrong(
-            "InvalidAMIID.NotFound",
-            format!("The image id '[{id}]' does not exist"),
-        )
-    })
-}
-
-/// The digits of an id: 8 or 17 of them.
-pub(crate) fn is_hex(digits: &str) -> bool {
-    matches!(digits.len(), 8 | 17)
-        && digits
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// The first network interface, which is the only one that is emulated.
-fn interface(params: &Params) -> Outcome<Params> {
-    let mut interfaces = params.items("NetworkInterface");
-    if interfaces.len() > 1 {
-        let message = "This emulator attaches one network interface to an instance";
-        return Err(wrong("AttachmentLimitExceeded", message));
-    }
-    let Some(interface) = interfaces.pop() else {
-        return Ok(Params::default());
-    };
-    if interface.int("DeviceIndex")?.unwrap_or(0) != 0 {
-        return Err(wrong(
-            "InvalidParameterValue",
-            "The network interface of device index 0 is missing",
-        ));
-    }
-    if params.has("SubnetId") {
-        let message = "Network interfaces and an instance-level subnet ID may not be specified on the same request";
-        return Err(wrong("InvalidParameterCombination", message));
-    }
-    if params.has("SecurityGroupId") || params.has("SecurityGroup") {
-        let message = "Network interfaces and an instance-level security groups may not be specified on the same request";
-        return Err(wrong("InvalidParameterCombination", message));
-    }
-    Ok(interface)
-}
-
-fn private(params: &Params, interface: &Params) -> Outcome<Option<Ipv4Addr>> {
-    let text = interface
-        .get("PrivateIpAddress")
-        .or(params.get("PrivateIpAddress"));
-    let parse = |text: &str| {
-        text.parse()
-            .map_err(|_| invalid_value("privateIpAddress", text, "Not an address."))
-    };
-    text.map(parse).transpose()
-}
-
-fn user_data(params: &Params) -> Outcome<Option<String>> {
-    let Some(text) = params.get("UserData").filter(|text| !text.is_empty()) else {
-        return Ok(None);
-    };
-    let raw = crate::base64::decode(text).ok_or_else(|| {
-        wrong(
-            "InvalidParameterValue",
-            "Invalid BASE64 encoding of user data",
-        )
-    })?;
-    if raw.len() > USER_DATA {
-        return Err(wrong(
-            "InvalidParameterValue",
-            format!("User data is limited to {USER_DATA} bytes"),
-        ));
-    }
-    Ok(Some(text.to_owned()))
-}
-
-fn metadata(params: &Params, image: &Image) -> Outcome<MetadataOptions> {
-    let options = params.part("MetadataOptions");
-    let one_of = |name: &str, allowed: [&str; 2], default: &str| {
-        let value = options.get(name).unwrap_or(default);
-        if allowed.contains(&value) {
-            Ok(value.to_owned())
-        } else {
-            Err(invalid_value(name, value, ""))
-        }
-    };
-    let hops = options
-        .int("HttpPutResponseHopLimit")?
-        .unwrap_or(if image.imds_v2 { 2 } else { 1 });
-    if !(1..=64).contains(&hops) {
-        return Err(invalid_value(
-            "HttpPutResponseHopLimit",
-            &hops.to_string(),
-            "It must be from 1 to 64.",
-        ));
-    }
-    let tokens = if image.imds_v2 {
-        "required"
-    } else {
-        "optional"
-    };
-    Ok(MetadataOptions {
-        tokens: one_of("HttpTokens", ["optional", "required"], tokens)?,
-        hops,
-        endpoint: one_of("HttpEndpoint", ["enabled", "disabled"], "enabled")?,
-        tags: one_of("InstanceMetadataTags", ["enabled", "disabled"], "disabled")?,
-    })
-}
-
-/// The image's root disk as the call changes it, and those that the call adds.
-fn disks(params: &Params, image: &Image) -> Outcome<Vec<Disk>> {
-    let root = Disk {
-        device: image.root.to_owned(),
-        gib: image.gib,
-        kind: "gp3".to_owned(),
-        delete_on_termination: true,
-        encrypted: false,
-    };
-    let mut disks = vec![root.clone()];
-    for mapping in params.items("BlockDeviceMapping") {
-        let device = mapping.need("DeviceName")?;
-        let is_root = device == image.root;
-        let size = mapping.int("Ebs.VolumeSize")?;
-        if size.is_none() && !is_root && mapping.get("Ebs.SnapshotId").is_none() {
-            let message =
-                format!("The request must contain the parameter size or snapshotId for {device}");
-            return Err(wrong("MissingParameter", message));
-        }
-        let gib = size.unwrap_or(image.gib);
-        if gib < 1 || is_root && gib < image.gib {
-            let message = format!(
-                "Volume of size {gib}GB is smaller than snapshot, expect size >= {}GB",
-                image.gib
-            );
-            return Err(wrong("InvalidBlockDeviceMapping", message));
-        }
-        let kind = mapping.get("Ebs.VolumeType").unwrap_or("gp3");
-        if !["gp2", "gp3", "io1", "io2", "st1", "sc1", "standard"].contains(&kind) {
-            return Err(invalid_value("volumeType", kind, "Unknown volume type."));
-        }
-        let disk = Disk {
-            device: device.to_owned(),
-            gib,
-            kind: kind.to_owned(),
-            delete_on_termination: mapping.bool("Ebs.DeleteOnTermination")?.unwrap_or(true),
-            encrypted: mapping.bool("Ebs.Encrypted")?.unwrap_or(false),
-        };
-        match disks.iter_mut().find(|disk| disk.device == device) {
-            Some(known) => *known = disk,
-            None => disks.push(disk),
-        }
-    }
-    Ok(disks)
 }
 
 pub(crate) fn no_subnet(id: &str) -> Wrong {

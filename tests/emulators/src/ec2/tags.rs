@@ -3,9 +3,9 @@
 use tokio::time::Instant;
 
 use crate::ec2::World;
+use crate::ec2::asked::is_hex;
 use crate::ec2::model::State;
 use crate::ec2::params::{Filters, Outcome, Params, Wrong, wrong};
-use crate::ec2::run::is_hex;
 use crate::ec2::xml::Xml;
 
 /// Prefixes of ids, what the API calls the resource, and how its errors name it.

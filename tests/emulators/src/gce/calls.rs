@@ -6,17 +6,16 @@ use serde_json::{Value, json};
 
 use super::World;
 use super::filter::Filter;
+use super::insert::{body, metadata};
 use super::json::Problem;
 use super::labels;
 use super::page::{list, page};
 use super::route::{Route, Verb, route};
-use super::state::{New, State};
+use super::state::{Instance, Operation, State};
 use crate::server::Call;
 
-/// Longest value of metadata, in bytes.
-const MAX_METADATA_VALUE: usize = 256 << 10;
-/// Longest metadata in all.
-const MAX_METADATA: usize = 512 << 10;
+/// Instances with their zones, and the token of the page after them.
+type Page = (Vec<(String, Value)>, Option<String>);
 
 impl World {
     pub(super) fn answer(&self, state: &mut State, call: &Call) -> Result<Value, Problem> {
@@ -29,164 +28,150 @@ impl World {
             )
         })?;
         self.authorize(state, &route)?;
-        let not_there = || {
-            Problem::not_found(&format!(
-                "projects/{}/zones/{}/instances/{}",
-                route.project, route.zone, route.name
-            ))
-        };
         match route.verb {
             Verb::Insert => self.insert(state, call, &route),
-            Verb::Get => {
-                let instance = state
-                    .named(&route.zone, &route.name)
-                    .ok_or_else(not_there)?;
-                Ok(self.instance_json(instance))
-            }
             Verb::List => {
                 let (instances, next) = self.instances(state, call, Some(&route.zone))?;
-                let items = instances
-                    .into_iter()
-                    .map(|(_, instance)| instance)
-                    .collect();
-                Ok(list("compute#instanceList", items, next))
+                let items = instances.into_iter().map(|(_, instance)| instance);
+                Ok(list("compute#instanceList", items.collect(), next))
             }
             Verb::AggregatedList => self.aggregated(state, call),
-            Verb::Delete => {
-                if let Some(done) = state
-                    .replayed(&self.settings, call.query("requestId"))
-                    .cloned()
-                {
-                    return Ok(self.operation_json(&done, done.is_done()));
-                }
-                let instance = state
-                    .named(&route.zone, &route.name)
-                    .ok_or_else(not_there)?;
-                if instance.protected {
-                    return Err(Problem::new(
-                        412,
-                        "conditionNotMet",
-                        "Invalid resource usage: 'Resource cannot be deleted if it's protected against deletion. \
-                         deletionProtection must be set to false before the resource can be deleted.'."
-                            .into(),
-                    ));
-                }
-                instance.delete(&self.settings);
-                Ok(self.done(state, call, &route, "delete"))
-            }
-            Verb::Stop => {
-                let instance = state
-                    .named(&route.zone, &route.name)
-                    .ok_or_else(not_there)?;
-                instance.stop(&self.settings);
-                Ok(self.done(state, call, &route, "stop"))
-            }
-            Verb::SetLabels => {
-                let body = body(call)?;
-                let instance = state
-                    .named(&route.zone, &route.name)
-                    .ok_or_else(not_there)?;
-                let new = labels::read(body.get("labels"), "labels")?;
-                matches_fingerprint(&body, "labelFingerprint", &instance.label_fingerprint())?;
-                instance.set_labels(new);
-                Ok(self.done(state, call, &route, "setLabels"))
-            }
-            Verb::SetMetadata => {
-                let body = body(call)?;
-                let instance = state
-                    .named(&route.zone, &route.name)
-                    .ok_or_else(not_there)?;
-                let new = metadata(Some(&body))?;
-                matches_fingerprint(&body, "fingerprint", &instance.metadata_fingerprint())?;
-                instance.metadata = new;
-                instance.changes += 1;
-                Ok(self.done(state, call, &route, "setMetadata"))
-            }
-            Verb::SerialPort => {
-                let instance = state
-                    .named(&route.zone, &route.name)
-                    .ok_or_else(not_there)?;
-                let contents = match instance.status(&self.settings) {
-                    "PROVISIONING" | "STAGING" => String::new(),
-                    _ => format!(
-                        "SeaBIOS\r\nBooting from Hard Disk...\r\n{} login: \r\n",
-                        instance.name
-                    ),
-                };
-                Ok(serial_port(&contents, call))
-            }
-            Verb::OperationGet | Verb::OperationWait => {
-                let operation = route
-                    .name
-                    .strip_prefix("operation-")
-                    .and_then(|id| state.operations.get(&id.parse().ok()?))
-                    .filter(|operation| operation.zone == route.zone)
-                    .ok_or_else(|| {
-                        Problem::not_found(&format!(
-                            "projects/{}/zones/{}/operations/{}",
-                            route.project, route.zone, route.name
-                        ))
-                    })?;
-                Ok(self.operation_json(operation, operation.is_done()))
-            }
+            Verb::Get
+            | Verb::Delete
+            | Verb::Stop
+            | Verb::SetLabels
+            | Verb::SetMetadata
+            | Verb::SerialPort => self.of_instance(state, call, &route),
+            Verb::OperationGet | Verb::OperationWait => operation(state, &route)
+                .map(|operation| self.operation_json(operation, operation.is_done())),
             Verb::OperationList => {
-                let all = state
-                    .operations
-                    .values()
-                    .filter(|operation| operation.zone == route.zone);
-                let all = all.map(|operation| {
-                    (
-                        operation.id,
-                        self.operation_json(operation, operation.is_done()),
-                    )
+                let of_zone = |operation: &&Operation| operation.zone == route.zone;
+                let all = state.operations.values().filter(of_zone).map(|operation| {
+                    let shown = self.operation_json(operation, operation.is_done());
+                    (operation.id, shown)
                 });
                 let (items, next) = page(&self.settings, call, all.collect())?;
                 Ok(list("compute#operationList", items.into(), next))
             }
+            Verb::ZoneList
+            | Verb::ZoneGet
+            | Verb::MachineTypeGet
+            | Verb::MachineTypeList
+            | Verb::ImageGet
+            | Verb::FamilyGet => self.of_catalogue(state, call, &route),
+        }
+    }
+
+    /// What is done to one instance.
+    fn of_instance(&self, state: &mut State, call: &Call, route: &Route) -> Result<Value, Problem> {
+        let replayed = state.replayed(&self.settings, call.query("requestId"));
+        if let Some(done) = replayed.cloned() {
+            return Ok(self.operation_json(&done, done.is_done()));
+        }
+        let path = format!(
+            "projects/{}/zones/{}/instances/{}",
+            route.project, route.zone, route.name
+        );
+        let instance = state
+            .named(&route.zone, &route.name)
+            .ok_or_else(|| Problem::not_found(&path))?;
+        let kind = match route.verb {
+            Verb::SerialPort => return Ok(serial_port(&self.console(instance), call)),
+            Verb::Delete if instance.protected => {
+                return Err(Problem::new(
+                    412,
+                    "conditionNotMet",
+                    "Invalid resource usage: 'Resource cannot be deleted if it's protected against deletion. \
+                     deletionProtection must be set to false before the resource can be deleted.'."
+                        .into(),
+                ));
+            }
+            Verb::Delete => {
+                instance.delete(&self.settings);
+                "delete"
+            }
+            Verb::Stop => {
+                instance.stop(&self.settings);
+                "stop"
+            }
+            Verb::SetLabels => {
+                let body = body(call)?;
+                let new = labels::read(body.get("labels"), "labels")?;
+                matches_fingerprint(&body, "labelFingerprint", &instance.label_fingerprint())?;
+                instance.set_labels(new);
+                "setLabels"
+            }
+            Verb::SetMetadata => {
+                let body = body(call)?;
+                let new = metadata(Some(&body))?;
+                matches_fingerprint(&body, "fingerprint", &instance.metadata_fingerprint())?;
+                instance.metadata = new;
+                instance.changes += 1;
+                "setMetadata"
+            }
+            _ => return Ok(self.instance_json(instance)),
+        };
+        let (name, id) = (instance.name.clone(), instance.id);
+        let target = (route.zone.as_str(), name.as_str(), id);
+        let request_id = call.query("requestId");
+        let operation = state.operate(&self.settings, &self.clock, request_id, kind, target, None);
+        Ok(self.operation_json(&operation, false))
+    }
+
+    fn console(&self, instance: &Instance) -> String {
+        match instance.status(&self.settings) {
+            "PROVISIONING" | "STAGING" => String::new(),
+            _ => format!(
+                "SeaBIOS\r\nBooting from Hard Disk...\r\n{} login: \r\n",
+                instance.name
+            ),
+        }
+    }
+
+    /// Zones, machine types and images.
+    fn of_catalogue(&self, state: &State, call: &Call, route: &Route) -> Result<Value, Problem> {
+        let (settings, project, name) = (&self.settings, &route.project, &route.name);
+        match route.verb {
             Verb::ZoneList => {
-                let all = (0..)
-                    .zip(self.settings.zones())
-                    .map(|(at, zone)| (at, self.zone_json(state, zone)));
-                let (items, next) = page(&self.settings, call, all.collect())?;
+                let all = (0..).zip(settings.zones());
+                let all = all.map(|(at, zone)| (at, self.zone_json(state, zone)));
+                let (items, next) = page(settings, call, all.collect())?;
                 Ok(list("compute#zoneList", items.into(), next))
             }
             Verb::ZoneGet => Ok(self.zone_json(state, &route.zone)),
-            Verb::MachineTypeGet if self.settings.has_machine_type(&route.name) => {
-                Ok(self.machine_type_json(&route.zone, &route.name))
-            }
-            Verb::MachineTypeGet => Err(Problem::not_found(&format!(
-                "projects/{}/zones/{}/machineTypes/{}",
-                route.project, route.zone, route.name
-            ))),
             Verb::MachineTypeList => {
-                let all = (0..).zip(&self.settings.machine_types);
+                let all = (0..).zip(&settings.machine_types);
                 let all = all.map(|(at, name)| (at, self.machine_type_json(&route.zone, name)));
-                let (items, next) = page(&self.settings, call, all.collect())?;
+                let (items, next) = page(settings, call, all.collect())?;
                 Ok(list("compute#machineTypeList", items.into(), next))
             }
-            Verb::ImageGet | Verb::FamilyGet => {
+            Verb::MachineTypeGet if settings.has_machine_type(name) => {
+                Ok(self.machine_type_json(&route.zone, name))
+            }
+            Verb::MachineTypeGet => {
+                let zone = &route.zone;
+                let path = format!("projects/{project}/zones/{zone}/machineTypes/{name}");
+                Err(Problem::not_found(&path))
+            }
+            _ => {
                 let family = if route.verb == Verb::FamilyGet {
                     "family/"
                 } else {
                     ""
                 };
-                let link = format!(
-                    "projects/{}/global/images/{family}{}",
-                    route.project, route.name
-                );
-                if self.settings.has_image(&link) {
-                    let link = format!("https://www.googleapis.com/compute/v1/{link}");
-                    Ok(
-                        json!({ "kind": "compute#image", "name": route.name, "selfLink": link, "status": "READY" }),
-                    )
-                } else {
-                    Err(Problem::not_found(&link))
+                let path = format!("projects/{project}/global/images/{family}{name}");
+                if !settings.has_image(&path) {
+                    return Err(Problem::not_found(&path));
                 }
+                let link = format!("https://www.googleapis.com/compute/v1/{path}");
+                Ok(
+                    json!({ "kind": "compute#image", "name": name, "selfLink": link, "status": "READY" }),
+                )
             }
         }
     }
 
-    fn authenticate(&self, state: &State, call: &Call) -> Result<(), Problem> {
+    pub(super) fn authenticate(&self, state: &State, call: &Call) -> Result<(), Problem> {
         let token = call
             .header("authorization")
             .and_then(|value| value.strip_prefix("Bearer "));
@@ -216,176 +201,8 @@ impl World {
         Ok(())
     }
 
-    /// An operation that is under way for something that there is.
-    fn done(&self, state: &mut State, call: &Call, route: &Route, kind: &'static str) -> Value {
-        let (name, id) = state
-            .named(&route.zone, &route.name)
-            .map_or((String::new(), 0), |instance| {
-                (instance.name.clone(), instance.id)
-            });
-        let target = (route.zone.as_str(), name.as_str(), id);
-        let operation = state.operate(
-            &self.settings,
-            &self.clock,
-            call.query("requestId"),
-            kind,
-            target,
-            None,
-        );
-        self.operation_json(&operation, false)
-    }
-
-    fn insert(&self, state: &mut State, call: &Call, route: &Route) -> Result<Value, Problem> {
-        let request_id = call.query("requestId");
-        if let Some(done) = state.replayed(&self.settings, request_id).cloned() {
-            return Ok(self.operation_json(&done, done.is_done()));
-        }
-        let body = body(call)?;
-        let new = self.check(state, &body, route)?;
-        let in_zone = state
-            .instances
-            .values()
-            .filter(|instance| instance.zone == route.zone)
-            .count();
-        let settings = &self.settings;
-        let full = settings
-            .common
-            .capacity
-            .get(&route.zone)
-            .is_some_and(|room| in_zone >= *room);
-        let spent = settings
-            .common
-            .quota
-            .filter(|quota| state.instances.len() >= *quota);
-        let error = match (full, spent) {
-            (true, _) => Some((
-                "ZONE_RESOURCE_POOL_EXHAUSTED",
-                no_capacity(&route.project, &route.zone),
-            )),
-            (false, Some(quota)) => {
-                let region = settings.region_of(&route.zone).unwrap_or_default();
-                Some((
-                    "QUOTA_EXCEEDED",
-                    format!("Quota 'INSTANCES' exceeded.  Limit: {quota}.0 in region {region}."),
-                ))
-            }
-            (false, None) => None,
-        };
-        let name = new.name.clone();
-        let id = if error.is_none() {
-            state.add(&self.clock, new, request_id, false)
-        } else {
-            0
-        };
-        let target = (route.zone.as_str(), name.as_str(), id);
-        let operation = state.operate(settings, &self.clock, request_id, "insert", target, error);
-        Ok(self.operation_json(&operation, false))
-    }
-
-    /// An insert that fails with its operation.
-    pub(super) fn insert_without_capacity(
-        &self,
-        state: &mut State,
-        call: &Call,
-    ) -> Result<Value, Problem> {
-        self.authenticate(state, call)?;
-        let segments = call.segments();
-        let route = route(&call.method, &segments).ok_or_else(|| Problem::not_found(&call.path))?;
-        let body = body(call)?;
-        let name = body.get("name").and_then(Value::as_str).unwrap_or_default();
-        let error = (
-            "ZONE_RESOURCE_POOL_EXHAUSTED",
-            no_capacity(&route.project, &route.zone),
-        );
-        let target = (route.zone.as_str(), name, 0);
-        let request_id = call.query("requestId");
-        let operation = state.operate(
-            &self.settings,
-            &self.clock,
-            request_id,
-            "insert",
-            target,
-            Some(error),
-        );
-        Ok(self.operation_json(&operation, false))
-    }
-
-    fn check(&self, state: &mut State, body: &Value, route: &Route) -> Result<New, Problem> {
-        let text = |pointer: &str| {
-            body.pointer(pointer)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        let (project, zone) = (&route.project, &route.zone);
-        let name = text("/name");
-        if !labels::is_name(name) {
-            return Err(Problem::field(
-                "resource.name",
-                name,
-                "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'",
-            ));
-        }
-        if state.named(zone, name).is_some() {
-            let resource = format!("projects/{project}/zones/{zone}/instances/{name}");
-            return Err(Problem::new(
-                409,
-                "alreadyExists",
-                format!("The resource '{resource}' already exists"),
-            ));
-        }
-        let machine_type = text("/machineType");
-        let short = machine_type.rsplit('/').next().unwrap_or_default();
-        if !self.settings.has_machine_type(short) {
-            let why = format!("Machine type with name '{short}' does not exist in zone '{zone}'.");
-            return Err(Problem::field("resource.machineType", machine_type, &why));
-        }
-        let image = text("/disks/0/initializeParams/sourceImage");
-        if !self.settings.has_image(image) {
-            let link = image.find("projects/").map_or(image, |at| &image[at..]);
-            return Err(Problem::not_found(link));
-        }
-        let interfaces = body.get("networkInterfaces").and_then(Value::as_array);
-        for interface in interfaces.into_iter().flatten() {
-            for kind in ["network", "subnetwork"] {
-                let Some(link) = interface.get(kind).and_then(Value::as_str) else {
-                    continue;
-                };
-                let short = link.rsplit('/').next().unwrap_or_default();
-                if !self.settings.networks.contains(short) {
-                    return Err(Problem::not_found(link));
-                }
-            }
-        }
-        if interfaces.is_none_or(Vec::is_empty) {
-            return Err(Problem::field(
-                "resource.networkInterfaces",
-                "",
-                "At least one network interface is required.",
-            ));
-        }
-        let labels = labels::read(body.get("labels"), "resource.labels")?;
-        let metadata = metadata(body.get("metadata"))?;
-        let mut kept = body.clone();
-        if let Some(kept) = kept.as_object_mut() {
-            kept.remove("labels");
-            kept.remove("metadata");
-        }
-        Ok(New {
-            name: name.to_owned(),
-            zone: zone.clone(),
-            body: kept,
-            labels,
-            metadata,
-        })
-    }
-
     /// One page of instances with their zones.
-    fn instances(
-        &self,
-        state: &State,
-        call: &Call,
-        zone: Option<&str>,
-    ) -> Result<(Vec<(String, Value)>, Option<String>), Problem> {
+    fn instances(&self, state: &State, call: &Call, zone: Option<&str>) -> Result<Page, Problem> {
         let filter = Filter::parse(call.query("filter").unwrap_or_default())?;
         let settings = &self.settings;
         let all = state
@@ -455,24 +272,24 @@ impl World {
     }
 }
 
+fn operation<'a>(state: &'a State, route: &Route) -> Result<&'a Operation, Problem> {
+    let (project, zone, name) = (&route.project, &route.zone, &route.name);
+    name.strip_prefix("operation-")
+        .and_then(|id| state.operations.get(&id.parse().ok()?))
+        .filter(|operation| operation.zone == *zone)
+        .ok_or_else(|| {
+            Problem::not_found(&format!(
+                "projects/{project}/zones/{zone}/operations/{name}"
+            ))
+        })
+}
+
 fn unreachable_zone(zone: &str) -> Problem {
     Problem::new(
         503,
         "backendError",
         format!("The zone '{zone}' is not reachable."),
     )
-}
-
-fn no_capacity(project: &str, zone: &str) -> String {
-    format!(
-        "The zone 'projects/{project}/zones/{zone}' does not have enough resources available to fulfill the request.  \
-         Try a different zone, or try again later."
-    )
-}
-
-fn body(call: &Call) -> Result<Value, Problem> {
-    call.json()
-        .map_err(|error| Problem::new(400, "parseError", format!("Parse Error: {error}")))
 }
 
 fn matches_fingerprint(body: &Value, field: &str, now: &str) -> Result<(), Problem> {
@@ -484,43 +301,6 @@ fn matches_fingerprint(body: &Value, field: &str, now: &str) -> Result<(), Probl
         "conditionNotMet",
         "Supplied fingerprint does not match current metadata or label fingerprint.".into(),
     ))
-}
-
-fn metadata(value: Option<&Value>) -> Result<BTreeMap<String, String>, Problem> {
-    let mut read = BTreeMap::new();
-    let items = value
-        .and_then(|value| value.get("items"))
-        .and_then(Value::as_array);
-    for item in items.into_iter().flatten() {
-        let text = |name: &str| {
-            item.get(name)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let (key, value) = (text("key"), text("value"));
-        if value.len() > MAX_METADATA_VALUE {
-            let why = format!(
-                "Value for field is too large: maximum size {MAX_METADATA_VALUE} character(s); actual size {}.",
-                value.len()
-            );
-            return Err(Problem::field("resource.metadata.items.value", &key, &why));
-        }
-        read.insert(key, value);
-    }
-    if read
-        .iter()
-        .map(|(key, value)| key.len() + value.len())
-        .sum::<usize>()
-        > MAX_METADATA
-    {
-        return Err(Problem::field(
-            "resource.metadata",
-            "",
-            "The total size of all metadata is too large.",
-        ));
-    }
-    Ok(read)
 }
 
 /// The output from `start` on.

@@ -31,7 +31,18 @@ const PROJECT: &str = "00000000-0000-0000-0000-000000000000";
 type End = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Emulators that run.
-pub(in crate::dev) struct Emulators(Vec<End>);
+#[derive(Default)]
+pub(in crate::dev) struct Emulators {
+    ends: Vec<End>,
+    urls: Vec<(String, String)>,
+}
+
+/// One of them, and a driver for it.
+struct Started {
+    driver: DriverSettings,
+    url: String,
+    end: End,
+}
 
 impl Emulators {
     /// Starts an emulator for each. Answers the settings of the platforms on them.
@@ -39,15 +50,16 @@ impl Emulators {
         emulated: &[Emulated],
         data: &DataDir,
     ) -> anyhow::Result<(Self, Vec<(String, Settings)>)> {
-        let mut running = Self(Vec::new());
+        let mut running = Self::default();
         let mut platforms = Vec::new();
         for one in emulated {
-            let (driver, end) = start(one, data)
+            let started = start(one, data)
                 .await
                 .with_context(|| format!("emulator {}", one.name))?;
-            running.0.push(end);
+            running.ends.push(started.end);
+            running.urls.push((one.name.clone(), started.url));
             let settings = Settings {
-                driver,
+                driver: started.driver,
                 templates: None,
             };
             platforms.push((one.name.clone(), settings));
@@ -55,14 +67,19 @@ impl Emulators {
         Ok((running, platforms))
     }
 
+    /// Names of platforms, and where their clouds are.
+    pub(in crate::dev) fn urls(&self) -> &[(String, String)] {
+        &self.urls
+    }
+
     pub(in crate::dev) async fn shutdown(self) {
-        for end in self.0 {
+        for end in self.ends {
             end.await;
         }
     }
 }
 
-async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<(DriverSettings, End)> {
+async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
     Ok(match one.cloud {
         Cloud::Aws => {
             let emulator = Ec2::start(Ec2Settings {
@@ -84,8 +101,11 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<(DriverSettings
                 instance_type: "t3.small".into(),
                 ..aws::Settings::default()
             };
-            let end: End = Box::pin(async move { emulator.shutdown().await });
-            (DriverSettings::Aws(Box::new(settings)), end)
+            Started {
+                driver: DriverSettings::Aws(Box::new(settings)),
+                url: emulator.url(),
+                end: Box::pin(async move { emulator.shutdown().await }),
+            }
         }
         Cloud::Gcp => {
             let project = GceSettings::default().project;
@@ -109,8 +129,11 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<(DriverSettings
                 ssh_keys: public_keys(true),
                 ..gcp::Settings::default()
             };
-            let end: End = Box::pin(async move { emulator.shutdown().await });
-            (DriverSettings::Gcp(Box::new(settings)), end)
+            Started {
+                driver: DriverSettings::Gcp(Box::new(settings)),
+                url: emulator.url(),
+                end: Box::pin(async move { emulator.shutdown().await }),
+            }
         }
         Cloud::DigitalOcean => {
             let mut emulated = DigitalOceanSettings {
@@ -137,8 +160,11 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<(DriverSettings
                 instance_type: "s-1vcpu-1gb".into(),
                 ..digitalocean::Settings::default()
             };
-            let end: End = Box::pin(async move { emulator.shutdown().await });
-            (DriverSettings::DigitalOcean(Box::new(settings)), end)
+            Started {
+                driver: DriverSettings::DigitalOcean(Box::new(settings)),
+                url: emulator.url(),
+                end: Box::pin(async move { emulator.shutdown().await }),
+            }
         }
         Cloud::Metal => {
             let emulated = MetalSettings {
@@ -158,8 +184,11 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<(DriverSettings
                 ssh_keys: public_keys(false),
                 ..metal::Settings::default()
             };
-            let end: End = Box::pin(async move { emulator.shutdown().await });
-            (DriverSettings::Metal(Box::new(settings)), end)
+            Started {
+                driver: DriverSettings::Metal(Box::new(settings)),
+                url: emulator.url(),
+                end: Box::pin(async move { emulator.shutdown().await }),
+            }
         }
     })
 }
