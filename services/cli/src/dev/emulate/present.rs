@@ -4,11 +4,10 @@ use std::{collections::BTreeMap, fs, path::PathBuf, pin::Pin, time::Duration};
 
 use anyhow::Context;
 use drover_emulators::{
-    DigitalOcean, Ec2, Gce, Metal,
-    digitalocean::{DigitalOceanSettings, SshKey},
-    ec2::Ec2Settings,
-    gce::GceSettings,
-    metal::MetalSettings,
+    digitalocean::{DigitalOcean, DigitalOceanSettings, SshKey},
+    ec2::{Ec2, Ec2Settings},
+    gce::{Gce, GceSettings},
+    metal::{Access, Metal, MetalSettings},
 };
 use drover_platform_cloud::{
     DriverSettings, Settings,
@@ -172,7 +171,9 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 common: delays(),
                 ..MetalSettings::default()
             };
-            let token = emulated.tokens.keys().next().cloned().unwrap_or_default();
+            let may_edit = |(_, access): &(&String, &Access)| matches!(access, Access::Edit);
+            let token = emulated.tokens.iter().find(may_edit);
+            let token = token.map(|(token, _)| token.clone()).unwrap_or_default();
             let emulator = Metal::start(emulated).await?;
             let settings = metal::Settings {
                 common: quick(metal::Settings::default().common),
