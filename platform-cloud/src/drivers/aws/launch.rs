@@ -165,7 +165,7 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
 fn image(properties: &Properties, settings: &Settings) -> Result<Option<ImageName>> {
     match &properties.image {
         Some(properties::Image::Name(name)) => ImageName::of(name, settings).map(Some),
-        Some(properties::Image::Pattern(pattern)) => Ok(Some(ImageName::Pattern(pattern.clone()))),
+        Some(properties::Image::Pattern(pattern)) => Ok(Some(ImageName::Newest(vec![pattern.clone()]))),
         None if properties.launch_template.is_some() || settings.image.is_empty() => Ok(None),
         None => ImageName::of(&settings.image, settings).map(Some),
     }
