@@ -98,7 +98,10 @@ impl Moto {
 /// The EC2 under a platform.
 pub(crate) enum Backend {
     Emulator(Ec2),
-    Moto(Moto),
+    Moto {
+        /// Ends with the bench.
+        _process: Moto,
+    },
 }
 
 /// A platform, its cloud and its directory with the credentials.
@@ -178,7 +181,7 @@ impl Bench {
             .and_then(|image| image.image_id())
             .unwrap()
             .to_owned();
-        Self::over(Backend::Moto(moto), &url, |settings| settings.image = image).await
+        Self::over(Backend::Moto { _process: moto }, &url, |settings| settings.image = image).await
     }
 
     async fn over(backend: Backend, url: &str, change: impl FnOnce(&mut Settings)) -> Self {
@@ -203,12 +206,12 @@ impl Bench {
     pub(crate) fn ec2(&self) -> &Ec2 {
         match &self.backend {
             Backend::Emulator(ec2) => ec2,
-            Backend::Moto(_) => panic!("only on the emulator"),
+            Backend::Moto { .. } => panic!("only on the emulator"),
         }
     }
 
     pub(crate) fn is_moto(&self) -> bool {
-        matches!(self.backend, Backend::Moto(_))
+        matches!(self.backend, Backend::Moto { .. })
     }
 
     /// The API itself, past the driver.
