@@ -9,11 +9,7 @@ mod machines;
 mod properties;
 mod settings;
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use aws_sdk_ec2::types::{AvailabilityZoneState, Tag};
@@ -62,7 +58,10 @@ pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
     settings.check()?;
     let api = Api::open(&settings).await?;
     let region = api.region();
-    let account = api.account().await.map_err(|error| about_region(error, &region))?;
+    let account = api
+        .account()
+        .await
+        .map_err(|error| about_region(error, &region))?;
     let zones = zones(&api, &settings)
         .await
         .map_err(|error| about_region(error, &region))?;
@@ -102,9 +101,15 @@ async fn zones(api: &Api, settings: &Settings) -> Result<Vec<String>> {
     let mut zones: Vec<String> = answer
         .availability_zones()
         .iter()
-        .filter(|zone| zone.state().is_none_or(|state| *state == AvailabilityZoneState::Available))
+        .filter(|zone| {
+            zone.state()
+                .is_none_or(|state| *state == AvailabilityZoneState::Available)
+        })
         // Local zones and wavelength zones are not part of the region.
-        .filter(|zone| zone.zone_type().is_none_or(|kind| kind == "availability-zone"))
+        .filter(|zone| {
+            zone.zone_type()
+                .is_none_or(|kind| kind == "availability-zone")
+        })
         .filter(|zone| zone.region_name().is_none_or(|of| of == region))
         .filter_map(|zone| zone.zone_name().map(str::to_owned))
         .collect();
@@ -119,7 +124,10 @@ async fn zones(api: &Api, settings: &Settings) -> Result<Vec<String>> {
         if !zones.contains(zone) {
             return Err(Error::invalid(
                 format!("zones[{at}]"),
-                format!("region {region} has no zone {zone:?}; there are: {}", zones.join(", ")),
+                format!(
+                    "region {region} has no zone {zone:?}; there are: {}",
+                    zones.join(", ")
+                ),
             ));
         }
     }
@@ -249,10 +257,16 @@ impl Cloud for Aws {
                             .and_then(|state| state.name())
                             .is_some_and(|state| state.as_str() == "terminated")
                 });
-                Ok(if gone { Removed::Gone } else { Removed::Started })
+                Ok(if gone {
+                    Removed::Gone
+                } else {
+                    Removed::Started
+                })
             }
             Err(error) if errors::is_absent(&error) => Ok(Removed::Gone),
-            Err(error) if error.reason() == Reason::Protected => Err(protected(&machine.id, &error)),
+            Err(error) if error.reason() == Reason::Protected => {
+                Err(protected(&machine.id, &error))
+            }
             Err(error) => Err(error),
         }
     }
@@ -278,7 +292,10 @@ impl Cloud for Aws {
                 .await?;
         }
         if !remove.is_empty() {
-            let tags: Vec<Tag> = remove.iter().map(|key| Tag::builder().key(key).build()).collect();
+            let tags: Vec<Tag> = remove
+                .iter()
+                .map(|key| Tag::builder().key(key).build())
+                .collect();
             self.api
                 .send("DeleteTags", |ec2| {
                     ec2.delete_tags()
@@ -303,8 +320,11 @@ impl Cloud for Aws {
             .unwrap_or_default()
             .split_whitespace()
             .collect();
-        base64::decode(encoded)
-            .map_err(|error| Error::internal(format!("GetConsoleOutput: the output is not base64: {error}")))
+        base64::decode(encoded).map_err(|error| {
+            Error::internal(format!(
+                "GetConsoleOutput: the output is not base64: {error}"
+            ))
+        })
     }
 
     fn infrastructure(&self) -> Option<&dyn Infrastructure> {

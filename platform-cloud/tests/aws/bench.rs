@@ -32,9 +32,9 @@ use drover_proto::platform::v1::{
     Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DeprovisionState,
     DiscoverRequest, EnsureInfrastructureRequest, EnsureInfrastructureResponse, Fence,
     GetInfrastructureRequest, GetPlatformRequest, InfrastructureSpec, InfrastructureState, Node,
-    NodePhase, NodeRole, Platform, ProvisionRequest, ProvisionResponse, ReleaseInfrastructureRequest,
-    ReleaseInfrastructureResponse, ResolvedGroup, Resource, Slot, bootstrap,
-    infrastructure_service_client::InfrastructureServiceClient,
+    NodePhase, NodeRole, Platform, ProvisionRequest, ProvisionResponse,
+    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, ResolvedGroup, Resource, Slot,
+    bootstrap, infrastructure_service_client::InfrastructureServiceClient,
     platform_service_client::PlatformServiceClient,
 };
 use parking_lot::Mutex;
@@ -65,7 +65,10 @@ impl Drop for Moto {
 impl Moto {
     async fn start() -> Self {
         let program = std::env::var("DROVER_MOTO").unwrap_or_else(|_| "moto_server".to_owned());
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
         let child = Command::new(&program)
             .args(["-H", "127.0.0.1", "-p", &address.port().to_string()])
             // Without these it takes any image, type and key pair.
@@ -173,15 +176,29 @@ impl Bench {
     pub(crate) async fn moto() -> Self {
         let moto = Moto::start().await;
         let url = moto.url();
-        let images = sdk(&url).describe_images().owners("amazon").send().await.unwrap();
+        let images = sdk(&url)
+            .describe_images()
+            .owners("amazon")
+            .send()
+            .await
+            .unwrap();
         let image = images
             .images()
             .iter()
-            .find(|image| image.architecture().is_some_and(|arch| arch.as_str() == "x86_64"))
+            .find(|image| {
+                image
+                    .architecture()
+                    .is_some_and(|arch| arch.as_str() == "x86_64")
+            })
             .and_then(|image| image.image_id())
             .unwrap()
             .to_owned();
-        Self::over(Backend::Moto { _process: moto }, &url, |settings| settings.image = image).await
+        Self::over(Backend::Moto { _process: moto }, &url, |settings| {
+            settings.image = image;
+            // moto makes MinCount instances and not as many as possible.
+            settings.partial_launches = false;
+        })
+        .await
     }
 
     async fn over(backend: Backend, url: &str, change: impl FnOnce(&mut Settings)) -> Self {
@@ -238,7 +255,11 @@ impl Bench {
     }
 
     pub(crate) async fn platform(&self) -> Platform {
-        let answer = self.client().get_platform(GetPlatformRequest {}).await.unwrap();
+        let answer = self
+            .client()
+            .get_platform(GetPlatformRequest {})
+            .await
+            .unwrap();
         answer.into_inner().platform.unwrap()
     }
 
@@ -265,7 +286,12 @@ impl Bench {
                 host_id: None,
             }
         });
-        let mut all = self.properties.lock().as_object().cloned().unwrap_or_default();
+        let mut all = self
+            .properties
+            .lock()
+            .as_object()
+            .cloned()
+            .unwrap_or_default();
         all.extend(properties.as_object().cloned().unwrap_or_default());
         ProvisionRequest {
             expected_platform_uid: self.platform().await.uid,
@@ -298,7 +324,11 @@ impl Bench {
     }
 
     /// Makes nodes, in the order of their indexes.
-    pub(crate) async fn make(&self, count: usize, properties: Value) -> (ProvisionRequest, Vec<Node>) {
+    pub(crate) async fn make(
+        &self,
+        count: usize,
+        properties: Value,
+    ) -> (ProvisionRequest, Vec<Node>) {
         let request = self.request(count, properties).await;
         let answer = self.provision(&request).await.unwrap();
         assert_eq!((&answer.failures, &answer.unknown), (&vec![], &vec![]));
@@ -379,7 +409,10 @@ impl Bench {
     }
 
     pub(crate) async fn node(&self, id: &str) -> Option<Node> {
-        self.nodes().await.into_iter().find(|node| node.node_id == id)
+        self.nodes()
+            .await
+            .into_iter()
+            .find(|node| node.node_id == id)
     }
 
     pub(crate) async fn ensure(
@@ -426,7 +459,11 @@ impl Bench {
             owner: self.owner.to_string(),
             ..GetInfrastructureRequest::default()
         };
-        let answer = self.infrastructure().get_infrastructure(request).await.unwrap();
+        let answer = self
+            .infrastructure()
+            .get_infrastructure(request)
+            .await
+            .unwrap();
         answer.into_inner().state.unwrap()
     }
 
@@ -518,11 +555,21 @@ pub(crate) fn sdk(url: &str) -> Client {
 
 /// Tags of an instance as the API has them.
 pub(crate) async fn tags_of(sdk: &Client, id: &str) -> BTreeMap<String, String> {
-    let answer = sdk.describe_instances().instance_ids(id).send().await.unwrap();
+    let answer = sdk
+        .describe_instances()
+        .instance_ids(id)
+        .send()
+        .await
+        .unwrap();
     let instance = &answer.reservations()[0].instances()[0];
     instance
         .tags()
         .iter()
-        .map(|tag| (tag.key().unwrap().to_owned(), tag.value().unwrap().to_owned()))
+        .map(|tag| {
+            (
+                tag.key().unwrap().to_owned(),
+                tag.value().unwrap().to_owned(),
+            )
+        })
         .collect()
 }

@@ -26,10 +26,7 @@ pub(crate) fn wanted() -> InfrastructureSpec {
             rules: vec![FirewallRule {
                 direction: FirewallDirection::Ingress.into(),
                 cidrs: vec!["203.0.113.0/24".to_owned()],
-                ports: vec![PortRange {
-                    first: 22,
-                    last: 0,
-                }],
+                ports: vec![PortRange { first: 22, last: 0 }],
                 comment: "office".to_owned(),
                 ..FirewallRule::default()
             }],
@@ -51,7 +48,12 @@ fn subject(bench: &Bench) -> Subject {
         let (url, image) = (url.clone(), image.clone());
         async move {
             let client = sdk(&url);
-            let images = client.describe_images().owners("amazon").send().await.unwrap();
+            let images = client
+                .describe_images()
+                .owners("amazon")
+                .send()
+                .await
+                .unwrap();
             let image = if image.starts_with("ami-") {
                 image
             } else {
@@ -68,7 +70,13 @@ fn subject(bench: &Bench) -> Subject {
                 .unwrap();
             let id = made.instances()[0].instance_id().unwrap().to_owned();
             let tag = Tag::builder().key("team").value("somebody").build();
-            client.create_tags().resources(&id).tags(tag).send().await.unwrap();
+            client
+                .create_tags()
+                .resources(&id)
+                .tags(tag)
+                .send()
+                .await
+                .unwrap();
             (String::new(), id)
         }
         .boxed()

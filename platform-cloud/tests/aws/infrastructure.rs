@@ -68,21 +68,41 @@ async fn nodes_live_in_it_and_the_endpoint_follows_them(bench: Bench) {
     let endpoint = outputs.endpoint.clone().unwrap();
     assert_eq!(endpoint.port, 6443);
     let offered = object(&outputs);
-    assert_eq!(offered["subnets"].as_object().unwrap().len(), 3, "{offered}");
+    assert_eq!(
+        offered["subnets"].as_object().unwrap().len(),
+        3,
+        "{offered}"
+    );
 
     let mut request = bench.request(3, Value::Null).await;
     request.infrastructure = vec![outputs.clone()];
     let answer = bench.provision(&request).await.unwrap();
     assert_eq!(answer.nodes.len(), 3, "{answer:?}");
     for node in &answer.nodes {
-        let described = sdk.describe_instances().instance_ids(&node.node_id).send().await.unwrap();
+        let described = sdk
+            .describe_instances()
+            .instance_ids(&node.node_id)
+            .send()
+            .await
+            .unwrap();
         let instance = &described.reservations()[0].instances()[0];
         assert_eq!(instance.vpc_id(), Some(outputs.network_id.as_str()));
-        assert_eq!(instance.subnet_id(), offered["subnets"][&node.failure_domain].as_str());
-        assert_eq!(instance.security_groups()[0].group_id(), offered["security_groups"][0].as_str());
+        assert_eq!(
+            instance.subnet_id(),
+            offered["subnets"][&node.failure_domain].as_str()
+        );
+        assert_eq!(
+            instance.security_groups()[0].group_id(),
+            offered["security_groups"][0].as_str()
+        );
     }
     let leads_to = || async {
-        let addresses = sdk.describe_addresses().public_ips(&endpoint.host).send().await.unwrap();
+        let addresses = sdk
+            .describe_addresses()
+            .public_ips(&endpoint.host)
+            .send()
+            .await
+            .unwrap();
         let instance = addresses.addresses()[0].instance_id().unwrap_or_default();
         instance.to_owned()
     };
@@ -92,7 +112,11 @@ async fn nodes_live_in_it_and_the_endpoint_follows_them(bench: Bench) {
         (!instance.is_empty()).then_some(instance)
     })
     .await;
-    let node = answer.nodes.iter().find(|node| node.node_id == first).unwrap();
+    let node = answer
+        .nodes
+        .iter()
+        .find(|node| node.node_id == first)
+        .unwrap();
     bench.get().await;
     assert_eq!(leads_to().await, first, "it stays as long as the node runs");
     bench.remove(node).await;
@@ -115,8 +139,19 @@ async fn nodes_live_in_it_and_the_endpoint_follows_them(bench: Bench) {
     }
     bench.release_whole().await;
     let vpcs = sdk.describe_vpcs().send().await.unwrap();
-    assert!(vpcs.vpcs().iter().all(|vpc| vpc.vpc_id() != Some(&outputs.network_id)));
-    assert!(sdk.describe_addresses().send().await.unwrap().addresses().is_empty());
+    assert!(
+        vpcs.vpcs()
+            .iter()
+            .all(|vpc| vpc.vpc_id() != Some(&outputs.network_id))
+    );
+    assert!(
+        sdk.describe_addresses()
+            .send()
+            .await
+            .unwrap()
+            .addresses()
+            .is_empty()
+    );
     if !bench.is_moto() {
         assert_eq!(bench.left(), vec![]);
     }
@@ -146,32 +181,79 @@ async fn a_network_and_an_address_that_exist_are_used_and_given_back(bench: Benc
         ..InfrastructureSpec::default()
     };
     let state = bench.ensure_whole(&spec).await;
-    assert_eq!(names(&state.resources), ["endpoint/control-plane", "firewall/cluster"]);
+    assert_eq!(
+        names(&state.resources),
+        ["endpoint/control-plane", "firewall/cluster"]
+    );
     let outputs = state.outputs.unwrap();
     assert_eq!(outputs.network_id, vpc);
-    assert_eq!(outputs.endpoint.as_ref().map(|endpoint| endpoint.host.as_str()), Some(ip));
-    assert_eq!(object(&outputs)["subnets"].as_object().unwrap().len(), 3, "those that are there");
+    assert_eq!(
+        outputs
+            .endpoint
+            .as_ref()
+            .map(|endpoint| endpoint.host.as_str()),
+        Some(ip)
+    );
+    assert_eq!(
+        object(&outputs)["subnets"].as_object().unwrap().len(),
+        3,
+        "those that are there"
+    );
     assert_eq!(bench.get().await.outputs, Some(outputs));
-    let error = bench.ensure_as(Uuid::new_v4(), &spec, true).await.unwrap_err();
+    let error = bench
+        .ensure_as(Uuid::new_v4(), &spec, true)
+        .await
+        .unwrap_err();
     assert_eq!(error.reason(), Reason::NotOwned, "{error:?}");
     bench.release_whole().await;
-    let there = sdk.describe_addresses().public_ips(ip).send().await.unwrap();
-    assert!(there.addresses()[0].tags().is_empty(), "given back as it came");
-    assert_eq!(sdk.describe_vpcs().send().await.unwrap().vpcs().len(), vpcs.vpcs().len());
+    let there = sdk
+        .describe_addresses()
+        .public_ips(ip)
+        .send()
+        .await
+        .unwrap();
+    assert!(
+        there.addresses()[0].tags().is_empty(),
+        "given back as it came"
+    );
+    assert_eq!(
+        sdk.describe_vpcs().send().await.unwrap().vpcs().len(),
+        vpcs.vpcs().len()
+    );
     let groups = sdk.describe_security_groups().send().await.unwrap();
-    assert!(groups.security_groups().iter().all(|group| group.group_name() == Some("default")));
+    assert!(
+        groups
+            .security_groups()
+            .iter()
+            .all(|group| group.group_name() == Some("default"))
+    );
 }
 
 async fn rules_follow_the_spec(bench: Bench) {
     let sdk = bench.sdk().await;
     let mut spec = wanted();
     let state = bench.ensure_whole(&spec).await;
-    let group = state.resources.iter().find(|resource| resource.kind == "firewall").unwrap().id.clone();
+    let group = state
+        .resources
+        .iter()
+        .find(|resource| resource.kind == "firewall")
+        .unwrap()
+        .id
+        .clone();
     let rules = || async {
-        let groups = sdk.describe_security_groups().group_ids(&group).send().await.unwrap();
+        let groups = sdk
+            .describe_security_groups()
+            .group_ids(&group)
+            .send()
+            .await
+            .unwrap();
         let group = &groups.security_groups()[0];
         let text = |permission: &aws_sdk_ec2::types::IpPermission| {
-            let ranges: Vec<&str> = permission.ip_ranges().iter().filter_map(|range| range.cidr_ip()).collect();
+            let ranges: Vec<&str> = permission
+                .ip_ranges()
+                .iter()
+                .filter_map(|range| range.cidr_ip())
+                .collect();
             let groups = permission.user_id_group_pairs().len();
             format!(
                 "{} {:?} {}{}",
@@ -185,9 +267,14 @@ async fn rules_follow_the_spec(bench: Bench) {
         let egress: BTreeSet<String> = group.ip_permissions_egress().iter().map(text).collect();
         (ingress, egress)
     };
-    let set = |rules: &[&str]| -> BTreeSet<String> { rules.iter().map(|&rule| rule.to_owned()).collect() };
+    let set = |rules: &[&str]| -> BTreeSet<String> {
+        rules.iter().map(|&rule| rule.to_owned()).collect()
+    };
     let (ingress, egress) = rules().await;
-    assert_eq!(ingress, set(&["-1 -1 self", "tcp 22 203.0.113.0/24", "tcp 6443 0.0.0.0/0"]));
+    assert_eq!(
+        ingress,
+        set(&["-1 -1 self", "tcp 22 203.0.113.0/24", "tcp 6443 0.0.0.0/0"])
+    );
     assert_eq!(egress, set(&["-1 -1 0.0.0.0/0"]));
     spec.firewall.as_mut().unwrap().rules = vec![
         FirewallRule {
@@ -203,10 +290,7 @@ async fn rules_follow_the_spec(bench: Bench) {
             direction: FirewallDirection::Egress.into(),
             protocol: "udp".to_owned(),
             cidrs: vec!["10.0.0.2/32".to_owned()],
-            ports: vec![PortRange {
-                first: 53,
-                last: 0,
-            }],
+            ports: vec![PortRange { first: 53, last: 0 }],
             ..FirewallRule::default()
         },
     ];
@@ -238,7 +322,10 @@ async fn what_cannot_be_changed_is_refused(bench: Bench) {
                 });
             }),
         ),
-        ("spec.network", with(&|spec| (spec.network, spec.firewall) = (None, None))),
+        (
+            "spec.network",
+            with(&|spec| (spec.network, spec.firewall) = (None, None)),
+        ),
         ("spec.endpoint", with(&|spec| spec.endpoint = None)),
         (
             "spec.endpoint.host",
@@ -247,7 +334,10 @@ async fn what_cannot_be_changed_is_refused(bench: Bench) {
     ];
     for (field, spec) in table {
         for validate_only in [true, false] {
-            let error = bench.ensure_as(bench.owner, &spec, validate_only).await.unwrap_err();
+            let error = bench
+                .ensure_as(bench.owner, &spec, validate_only)
+                .await
+                .unwrap_err();
             assert_eq!(error.reason(), Reason::Immutable, "{field}: {error:?}");
             assert_eq!(error.fields()[0].field, field);
         }
@@ -266,11 +356,26 @@ async fn what_cannot_be_made_is_named() {
     };
     let properties = |value: Value| drover_convert::value::to_struct(value.as_object().unwrap());
     let table = [
-        ("spec.endpoint.host", with(&|spec| spec.endpoint.as_mut().unwrap().host = "203.0.113.9".to_owned())),
-        ("spec.network.public", with(&|spec| spec.network.as_mut().unwrap().public = "moon".to_owned())),
-        ("spec.network.cidr", with(&|spec| spec.network.as_mut().unwrap().cidr = "10.0.0.0/28".to_owned())),
-        ("spec.firewall.image", with(&|spec| spec.firewall.as_mut().unwrap().image = "fw".to_owned())),
-        ("spec.properties", with(&|spec| spec.properties = Some(properties(json!({ "vpn": true }))))),
+        (
+            "spec.endpoint.host",
+            with(&|spec| spec.endpoint.as_mut().unwrap().host = "203.0.113.9".to_owned()),
+        ),
+        (
+            "spec.network.public",
+            with(&|spec| spec.network.as_mut().unwrap().public = "moon".to_owned()),
+        ),
+        (
+            "spec.network.cidr",
+            with(&|spec| spec.network.as_mut().unwrap().cidr = "10.0.0.0/28".to_owned()),
+        ),
+        (
+            "spec.firewall.image",
+            with(&|spec| spec.firewall.as_mut().unwrap().image = "fw".to_owned()),
+        ),
+        (
+            "spec.properties",
+            with(&|spec| spec.properties = Some(properties(json!({ "vpn": true })))),
+        ),
         (
             "spec.properties.zones[0]",
             with(&|spec| spec.properties = Some(properties(json!({ "zones": ["eu-central-1z"] })))),
@@ -288,9 +393,15 @@ async fn what_cannot_be_made_is_named() {
     ];
     for (field, spec) in table {
         for validate_only in [true, false] {
-            let error = bench.ensure_as(bench.owner, &spec, validate_only).await.unwrap_err();
+            let error = bench
+                .ensure_as(bench.owner, &spec, validate_only)
+                .await
+                .unwrap_err();
             assert!(
-                error.fields().iter().any(|violation| violation.field == field),
+                error
+                    .fields()
+                    .iter()
+                    .any(|violation| violation.field == field),
                 "{field}: {error:?}"
             );
         }
@@ -339,8 +450,16 @@ const FREEING: [&str; 7] = [
 
 fn faults() -> Vec<(&'static str, Fault, bool)> {
     vec![
-        ("error before", Fault::refuse(500, "InternalError", "oops"), false),
-        ("error after", Fault::refuse_after(500, "InternalError", "oops"), false),
+        (
+            "error before",
+            Fault::refuse(500, "InternalError", "oops"),
+            false,
+        ),
+        (
+            "error after",
+            Fault::refuse_after(500, "InternalError", "oops"),
+            false,
+        ),
         ("answer lost", Fault::LoseAnswer, false),
         ("answer cut", Fault::CutAnswer, false),
         ("connection closed", Fault::Refused, false),
@@ -365,7 +484,9 @@ async fn complete(bench: &Bench) {
 fn nothing_is_doubled(bench: &Bench, what: &str) {
     let count = |kind: &str| {
         let made = bench.ec2().ledger();
-        made.iter().filter(|made| made.kind == kind && !made.foreign && !made.gone).count()
+        made.iter()
+            .filter(|made| made.kind == kind && !made.foreign && !made.gone)
+            .count()
     };
     let kinds: BTreeSet<String> = bench
         .ec2()
@@ -394,7 +515,11 @@ async fn whatever_befalls_a_call_that_makes_something_it_is_completed() {
             }
             bench.ec2().control().fail_next(operation, fault.clone());
             let _ = bench.ensure(&wanted()).await;
-            assert_eq!(bench.ec2().control().faults_left(), 0, "{what}: the fault was met");
+            assert_eq!(
+                bench.ec2().control().faults_left(),
+                0,
+                "{what}: the fault was met"
+            );
             if dies {
                 bench.restart().await;
             }
@@ -454,7 +579,11 @@ async fn whatever_befalls_a_release_nothing_is_left() {
                 bench.remove(&node).await;
             }
             bench.release_whole().await;
-            assert_eq!(bench.ec2().control().faults_left(), 0, "{operation}: {what}: the fault was met");
+            assert_eq!(
+                bench.ec2().control().faults_left(),
+                0,
+                "{operation}: {what}: the fault was met"
+            );
             assert_eq!(bench.left(), vec![], "{operation}: {what}");
         }
     }
@@ -467,7 +596,10 @@ async fn running_node(bench: &Bench) -> drover_proto::platform::v1::Node {
     let answer = bench.provision(&request).await.unwrap();
     let id = answer.nodes[0].node_id.clone();
     until("the node runs", || async {
-        bench.node(&id).await.filter(|node| node.phase() == NodePhase::Running)
+        bench
+            .node(&id)
+            .await
+            .filter(|node| node.phase() == NodePhase::Running)
     })
     .await
 }
@@ -478,7 +610,11 @@ async fn what_is_there_twice_is_freed() {
     bench.ensure_whole(&wanted()).await;
     let sdk = bench.sdk().await;
     let ours = sdk.describe_vpcs().send().await.unwrap();
-    let ours = ours.vpcs().iter().find(|vpc| !vpc.tags().is_empty()).unwrap();
+    let ours = ours
+        .vpcs()
+        .iter()
+        .find(|vpc| !vpc.tags().is_empty())
+        .unwrap();
     // As if an answer had been lost and nobody had waited.
     sdk.create_vpc()
         .cidr_block("10.20.0.0/20")
@@ -492,7 +628,10 @@ async fn what_is_there_twice_is_freed() {
         .await
         .unwrap();
     let state = bench.get().await;
-    let releasing = state.resources.iter().filter(|resource| resource.phase() == ResourcePhase::Releasing);
+    let releasing = state
+        .resources
+        .iter()
+        .filter(|resource| resource.phase() == ResourcePhase::Releasing);
     assert_eq!(releasing.count(), 1);
     let state = bench.ensure_whole(&wanted()).await;
     assert_eq!(names(&state.resources), EVERYTHING);

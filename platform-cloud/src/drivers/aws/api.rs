@@ -2,19 +2,21 @@
 
 use std::{error::Error as StdError, path::Path, time::Duration};
 
+#[expect(
+    deprecated,
+    reason = "the other path is a crate that nothing else here needs"
+)]
+use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
 use aws_config::{
     BehaviorVersion, Region, SdkConfig, profile::ProfileFileCredentialsProvider,
     provider_config::ProviderConfig,
 };
-#[expect(deprecated, reason = "the other path is a crate that nothing else here needs")]
-use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
 use aws_sdk_ec2::{
     Client,
     config::{
-        ConfigBag, Intercept, RuntimeComponents, SharedHttpClient,
-        StalledStreamProtectionConfig, http::HttpResponse,
-        interceptors::AfterDeserializationInterceptorContextRef, retry::RetryConfig,
-        timeout::TimeoutConfig,
+        ConfigBag, Intercept, RuntimeComponents, SharedHttpClient, StalledStreamProtectionConfig,
+        http::HttpResponse, interceptors::AfterDeserializationInterceptorContextRef,
+        retry::RetryConfig, timeout::TimeoutConfig,
     },
     error::{BoxError, ProvideErrorMetadata, SdkError},
 };
@@ -115,9 +117,10 @@ impl Api {
                 }
             })
             .await?;
-        identity.account.filter(|account| !account.is_empty()).ok_or_else(|| {
-            Error::unavailable("GetCallerIdentity: the answer names no account")
-        })
+        identity
+            .account
+            .filter(|account| !account.is_empty())
+            .ok_or_else(|| Error::unavailable("GetCallerIdentity: the answer names no account"))
     }
 
     /// Somebody may have logged in again: reads the credentials anew, so that nobody has to restart the server.

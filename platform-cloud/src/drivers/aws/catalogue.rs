@@ -186,7 +186,10 @@ impl Catalogue {
         let unknown = |said: &str| {
             Error::new(
                 Reason::NodeClassNotFound,
-                format!("AWS has no instance type {name:?} in {} ({said})", api.region()),
+                format!(
+                    "AWS has no instance type {name:?} in {} ({said})",
+                    api.region()
+                ),
             )
             .with_resource("node class", name)
         };
@@ -293,14 +296,19 @@ impl Catalogue {
             return Ok(found);
         }
         let answer = api
-            .send("DescribeSubnets", |ec2| ec2.describe_subnets().subnet_ids(id).send())
+            .send("DescribeSubnets", |ec2| {
+                ec2.describe_subnets().subnet_ids(id).send()
+            })
             .await?;
         let found = answer
             .subnets()
             .iter()
             .find(|subnet| subnet.subnet_id() == Some(id))
             .ok_or_else(|| {
-                Error::invalid("group.properties.subnet", format!("there is no subnet {id:?}"))
+                Error::invalid(
+                    "group.properties.subnet",
+                    format!("there is no subnet {id:?}"),
+                )
             })?;
         let found = (
             found.availability_zone().unwrap_or_default().to_owned(),
@@ -388,7 +396,9 @@ where
 
 async fn image_by_id(api: &Api, id: &str) -> Result<Image> {
     let answer = api
-        .send("DescribeImages", |ec2| ec2.describe_images().image_ids(id).send())
+        .send("DescribeImages", |ec2| {
+            ec2.describe_images().image_ids(id).send()
+        })
         .await?;
     answer
         .images()
@@ -420,15 +430,28 @@ async fn newest_image(api: &Api, pattern: &ImagePattern, arch: Arch) -> Result<I
         .images()
         .iter()
         // The form of the date sorts as text. The id breaks ties, so that every launch takes the same.
-        .max_by_key(|image| (image.creation_date().unwrap_or_default(), image.image_id().unwrap_or_default()))
+        .max_by_key(|image| {
+            (
+                image.creation_date().unwrap_or_default(),
+                image.image_id().unwrap_or_default(),
+            )
+        })
         .and_then(Image::of)
-        .ok_or_else(|| no_image(api, &format!("image of owner {} named {name:?}", pattern.owner)))
+        .ok_or_else(|| {
+            no_image(
+                api,
+                &format!("image of owner {} named {name:?}", pattern.owner),
+            )
+        })
 }
 
 fn no_image(api: &Api, what: &str) -> Error {
     Error::invalid(
         "group.properties.image",
-        format!("there is no {what} in {} that this account may use", api.region()),
+        format!(
+            "there is no {what} in {} that this account may use",
+            api.region()
+        ),
     )
 }
 
@@ -540,7 +563,10 @@ mod tests {
     #[test]
     fn names_of_images_are_understood() {
         let mut settings = Settings::default();
-        settings.common.images.insert("base".to_owned(), "ami-1".to_owned());
+        settings
+            .common
+            .images
+            .insert("base".to_owned(), "ami-1".to_owned());
         let of = |name: &str| ImageName::of(name, &settings);
         assert_eq!(of("base").unwrap(), ImageName::Id("ami-1".to_owned()));
         assert_eq!(of("ami-2").unwrap(), ImageName::Id("ami-2".to_owned()));

@@ -19,11 +19,7 @@ where
 {
     match error {
         SdkError::ServiceError(service) => match service.err().code() {
-            Some(code) => from_code(
-                operation,
-                code,
-                service.err().message().unwrap_or_default(),
-            ),
+            Some(code) => from_code(operation, code, service.err().message().unwrap_or_default()),
             // An answer that cannot be decoded, or an error without a code (a proxy, a crash of the server).
             None => {
                 let status = service.raw().status().as_u16();
@@ -35,7 +31,10 @@ where
         },
         SdkError::TimeoutError(timeout) => Error::new(
             Reason::DeadlineExceeded,
-            format!("{operation}: no answer in time ({})", chain(error_of(timeout, error))),
+            format!(
+                "{operation}: no answer in time ({})",
+                chain(error_of(timeout, error))
+            ),
         ),
         other => not_answered(operation, other),
     }
@@ -128,9 +127,15 @@ fn judge(operation: &str, code: &str, message: &str, text: String) -> Error {
         | "UnfulfillableCapacity" => no_capacity(message, text),
         "Unsupported" if message.contains("Availability Zone") => no_capacity(message, text),
         "IdempotentParameterMismatch" => Error::new(Reason::Conflict, text),
-        "AuthFailure" | "InvalidClientTokenId" | "SignatureDoesNotMatch" | "IncompleteSignature"
-        | "MissingAuthenticationToken" | "UnrecognizedClientException" | "InvalidAccessKeyId"
-        | "InvalidSecurityToken" | "InvalidSecurity" => refused(
+        "AuthFailure"
+        | "InvalidClientTokenId"
+        | "SignatureDoesNotMatch"
+        | "IncompleteSignature"
+        | "MissingAuthenticationToken"
+        | "UnrecognizedClientException"
+        | "InvalidAccessKeyId"
+        | "InvalidSecurityToken"
+        | "InvalidSecurity" => refused(
             text,
             "AWS does not accept the access key; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or \
              the profile that the platform uses",
@@ -165,7 +170,10 @@ fn by_field(code: &str, message: &str, text: String) -> Error {
     if let Some(field) = field(code, message) {
         return Error::invalid(field, text);
     }
-    if code.ends_with("LimitExceeded") || code.ends_with("CountExceeded") || code.ends_with("QuotaExceeded") {
+    if code.ends_with("LimitExceeded")
+        || code.ends_with("CountExceeded")
+        || code.ends_with("QuotaExceeded")
+    {
         return Error::new(
             Reason::QuotaExceeded,
             format!("{text} (ask AWS for a higher quota, or use less)"),
@@ -179,8 +187,15 @@ fn by_field(code: &str, message: &str, text: String) -> Error {
         || code.starts_with("Malformed")
         || matches!(
             code,
-            "UnknownParameter" | "UnsupportedOperation" | "Unsupported" | "ValidationError" | "VPCIdNotSpecified"
-                | "VPCResourceNotSpecified" | "TagLimitExceeded" | "OperationNotSupported" | "UnknownOperation"
+            "UnknownParameter"
+                | "UnsupportedOperation"
+                | "Unsupported"
+                | "ValidationError"
+                | "VPCIdNotSpecified"
+                | "VPCResourceNotSpecified"
+                | "TagLimitExceeded"
+                | "OperationNotSupported"
+                | "UnknownOperation"
                 | "InstanceTypeNotSupported"
         )
     {
@@ -195,21 +210,33 @@ fn field(code: &str, message: &str) -> Option<&'static str> {
     let says = |word: &str| message.to_ascii_lowercase().contains(word);
     Some(match code {
         _ if code.starts_with("InvalidAMI") => "group.properties.image",
-        "InvalidInstanceType" | "InstanceTypeNotSupported" | "InvalidInstanceAttributeValue" => "group.node_class",
-        "InvalidParameterValue" if says("instance type") || says("instancetype") => "group.node_class",
+        "InvalidInstanceType" | "InstanceTypeNotSupported" | "InvalidInstanceAttributeValue" => {
+            "group.node_class"
+        }
+        "InvalidParameterValue" if says("instance type") || says("instancetype") => {
+            "group.node_class"
+        }
         "Unsupported" if says("instance type") || says("architecture") => "group.node_class",
         "InvalidKeyPair.NotFound" | "InvalidKeyPair.Format" => "group.properties.key",
-        "InvalidGroup.NotFound" | "InvalidSecurityGroupID.NotFound" | "InvalidGroupId.Malformed"
-        | "InvalidSecurityGroupId.Malformed" | "InvalidSecurityGroupID.Malformed" | "SecurityGroupsPerInstanceLimitExceeded"
+        "InvalidGroup.NotFound"
+        | "InvalidSecurityGroupID.NotFound"
+        | "InvalidGroupId.Malformed"
+        | "InvalidSecurityGroupId.Malformed"
+        | "InvalidSecurityGroupID.Malformed"
+        | "SecurityGroupsPerInstanceLimitExceeded"
         | "SecurityGroupsPerInterfaceLimitExceeded" => "group.properties.securityGroups",
-        "InvalidSubnetID.NotFound" | "InvalidSubnetID.Malformed" | "InvalidSubnet"
+        "InvalidSubnetID.NotFound"
+        | "InvalidSubnetID.Malformed"
+        | "InvalidSubnet"
         | "InvalidSubnetId.Malformed" => "group.properties.subnet",
         _ if code.starts_with("InvalidLaunchTemplate") => "group.properties.launchTemplate",
         "InvalidIamInstanceProfileArn.Malformed" => "group.properties.iamInstanceProfile",
         "InvalidParameterValue" if says("iaminstanceprofile") || says("iam instance profile") => {
             "group.properties.iamInstanceProfile"
         }
-        "InvalidParameterValue" if says("volume") || says("iops") || says("snapshot") => "group.properties.rootVolume",
+        "InvalidParameterValue" if says("volume") || says("iops") || says("snapshot") => {
+            "group.properties.rootVolume"
+        }
         "InvalidBlockDeviceMapping" => "group.properties.rootVolume",
         "InvalidParameterValue" if says("price") => "group.properties.maxPrice",
         "InvalidUserData.Malformed" => "bootstrap",
@@ -270,7 +297,11 @@ mod tests {
     #[test]
     fn each_kind_of_error_has_its_class() {
         for (code, message, class) in [
-            ("RequestLimitExceeded", "Request limit exceeded.", Class::Unknown),
+            (
+                "RequestLimitExceeded",
+                "Request limit exceeded.",
+                Class::Unknown,
+            ),
             ("InsufficientInstanceCapacity", "none", Class::NoCapacity),
             ("InstanceLimitExceeded", "none", Class::NoCapacity),
             ("VcpuLimitExceeded", "none", Class::NoCapacity),
@@ -306,22 +337,38 @@ mod tests {
              You can get it by choosing us-east-1b, us-east-1c.",
         );
         assert_eq!(error.metadata()["failure_domain"], "us-east-1a");
-        let error = from_code("RunInstances", "InsufficientInstanceCapacity", "nothing left");
+        let error = from_code(
+            "RunInstances",
+            "InsufficientInstanceCapacity",
+            "nothing left",
+        );
         assert!(!error.metadata().contains_key("failure_domain"));
     }
 
     #[test]
     fn errors_of_fields_name_them() {
         for (code, message, field) in [
-            ("InvalidAMIID.NotFound", "The image id '[ami-0]' does not exist", "group.properties.image"),
-            ("InvalidKeyPair.NotFound", "The key pair 'x' does not exist", "group.properties.key"),
+            (
+                "InvalidAMIID.NotFound",
+                "The image id '[ami-0]' does not exist",
+                "group.properties.image",
+            ),
+            (
+                "InvalidKeyPair.NotFound",
+                "The key pair 'x' does not exist",
+                "group.properties.key",
+            ),
             (
                 "InvalidParameterValue",
                 "Invalid value 'm9.huge' for InstanceType.",
                 "group.node_class",
             ),
             ("InvalidSubnetID.NotFound", "no", "group.properties.subnet"),
-            ("InvalidGroup.NotFound", "no", "group.properties.securityGroups"),
+            (
+                "InvalidGroup.NotFound",
+                "no",
+                "group.properties.securityGroups",
+            ),
         ] {
             let error = from_code("RunInstances", code, message);
             assert_eq!(error.fields()[0].field, field, "{code}");

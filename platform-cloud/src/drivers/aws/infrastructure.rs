@@ -158,7 +158,11 @@ impl Infrastructure for Aws {
         let endpoint = self.follow(owner, &mut seen).await;
         let mut resources = resources(&seen, endpoint);
         resources.extend(surplus.things().map(|(kind, thing)| {
-            thing.resource(kind, ResourcePhase::Releasing, "is there twice; this one is freed")
+            thing.resource(
+                kind,
+                ResourcePhase::Releasing,
+                "is there twice; this one is freed",
+            )
         }));
         Ok(InfrastructureState {
             phase: ResourcePhase::Unspecified.into(),
@@ -186,7 +190,10 @@ fn changeable(wanted: &Wanted, seen: &Seen) -> Result<()> {
     let group = seen.groups.first();
     match &wanted.network {
         None if !seen.vpcs.is_empty() || group.is_some() => {
-            return Err(immutable("spec.network", "was made and stays until the cluster is deleted"));
+            return Err(immutable(
+                "spec.network",
+                "was made and stays until the cluster is deleted",
+            ));
         }
         None => {}
         Some(network) => same_network(network, seen)?,
@@ -213,17 +220,25 @@ fn same_network(network: &Network, seen: &Seen) -> Result<()> {
     match &network.source {
         Source::Made { cidr, .. } => {
             if let Some(group) = group.filter(|group| is_given(&group.thing)) {
-                return Err(immutable("spec.network.id", &format!("is {} already", group.vpc)));
+                return Err(immutable(
+                    "spec.network.id",
+                    &format!("is {} already", group.vpc),
+                ));
             }
             match seen.vpcs.first().and_then(|vpc| vpc.cidr) {
-                Some(there) if network.said && there != *cidr => {
-                    Err(immutable("spec.network.cidr", &format!("is {there} already")))
-                }
+                Some(there) if network.said && there != *cidr => Err(immutable(
+                    "spec.network.cidr",
+                    &format!("is {there} already"),
+                )),
                 _ => Ok(()),
             }
         }
         Source::Given { id, cidrs, .. } => {
-            let known = seen.vpcs.first().map(|vpc| &vpc.thing.id).or(group.map(|group| &group.vpc));
+            let known = seen
+                .vpcs
+                .first()
+                .map(|vpc| &vpc.thing.id)
+                .or(group.map(|group| &group.vpc));
             if let Some(known) = known.filter(|known| *known != id) {
                 return Err(immutable("spec.network.id", &format!("is {known} already")));
             }
@@ -248,7 +263,11 @@ fn immutable(field: &str, why: &str) -> Error {
 
 impl Aws {
     /// The subnets of a network that the user brought, by zone.
-    async fn given_subnets(&self, network: &Network, owner: &Owner) -> Result<BTreeMap<String, String>> {
+    async fn given_subnets(
+        &self,
+        network: &Network,
+        owner: &Owner,
+    ) -> Result<BTreeMap<String, String>> {
         let Source::Given { id, subnets, cidrs } = &network.source else {
             return Ok(BTreeMap::new());
         };
@@ -258,12 +277,16 @@ impl Aws {
             .await;
         if let Err(error) = answer {
             return Err(if errors::is_absent(&error) {
-                Error::invalid("spec.network.id", format!("there is no VPC {id:?} in {}", self.api.region()))
+                Error::invalid(
+                    "spec.network.id",
+                    format!("there is no VPC {id:?} in {}", self.api.region()),
+                )
             } else {
                 error
             });
         }
-        let mut there = seen::subnets(&self.api, Some(vec![filter("vpc-id", [id.as_str()])])).await?;
+        let mut there =
+            seen::subnets(&self.api, Some(vec![filter("vpc-id", [id.as_str()])])).await?;
         there.retain(|subnet| subnet.vpc == *id);
         there.sort_by(|a, b| a.thing.id.cmp(&b.thing.id));
         let foreign = |subnet: &Subnet| {
@@ -283,7 +306,10 @@ impl Aws {
             }
             found.insert(zone.clone(), id.clone());
         }
-        for subnet in there.iter().filter(|subnet| subnet.thing.tag(OWNER).is_empty()) {
+        for subnet in there
+            .iter()
+            .filter(|subnet| subnet.thing.tag(OWNER).is_empty())
+        {
             if network.zones.contains(&subnet.zone) && !cidrs.contains_key(&subnet.zone) {
                 found
                     .entry(subnet.zone.clone())
@@ -293,7 +319,10 @@ impl Aws {
         if found.is_empty() && cidrs.is_empty() {
             return Err(Error::invalid(
                 "spec.network.id",
-                format!("VPC {id} has no subnet in {}; give `subnetCidrs` in `properties` to make some", network.zones.join(", ")),
+                format!(
+                    "VPC {id} has no subnet in {}; give `subnetCidrs` in `properties` to make some",
+                    network.zones.join(", ")
+                ),
             ));
         }
         Ok(found)
@@ -303,14 +332,18 @@ impl Aws {
     async fn free_address_of(&self, host: Ipv4Addr, owner: &Owner) -> Result<seen::Address> {
         let field = "spec.endpoint.host";
         let host = host.to_string();
-        let found = seen::addresses(&self.api, Some(vec![filter("public-ip", [host.as_str()])])).await?;
+        let found =
+            seen::addresses(&self.api, Some(vec![filter("public-ip", [host.as_str()])])).await?;
         let address = found
             .into_iter()
             .find(|address| address.ip == host)
             .ok_or_else(|| {
                 Error::invalid(
                     field,
-                    format!("the account has no elastic address {host} in {}", self.api.region()),
+                    format!(
+                        "the account has no elastic address {host} in {}",
+                        self.api.region()
+                    ),
                 )
             })?;
         let (of, cluster) = (address.thing.tag(OWNER), address.thing.tag(CLUSTER));
@@ -338,7 +371,9 @@ impl Aws {
 fn resources(seen: &Seen, endpoint: Option<(ResourcePhase, String)>) -> Vec<Resource> {
     seen.things()
         .map(|(kind, thing)| match &endpoint {
-            Some((phase, message)) if kind == Kind::Endpoint => thing.resource(kind, *phase, message),
+            Some((phase, message)) if kind == Kind::Endpoint => {
+                thing.resource(kind, *phase, message)
+            }
             _ => thing.resource(kind, thing.phase(), ""),
         })
         .collect()
@@ -361,7 +396,9 @@ fn outputs(seen: &Seen) -> InfrastructureOutputs {
     }
     let mut properties = Map::new();
     if !subnets.is_empty() {
-        let subnets = subnets.into_iter().map(|(zone, id)| (zone, Value::String(id)));
+        let subnets = subnets
+            .into_iter()
+            .map(|(zone, id)| (zone, Value::String(id)));
         properties.insert("subnets".to_owned(), Value::Object(subnets.collect()));
     }
     if let Some(group) = group {

@@ -14,7 +14,7 @@ use aws_sdk_ec2::{
     },
 };
 use aws_smithy_types::base64;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_proto::platform::v1::InfrastructureOutputs;
 
 use super::{
@@ -43,6 +43,8 @@ pub(super) struct Plan {
     image: Option<Image>,
     network: Network,
     tags: BTreeMap<String, String>,
+    /// Fewer instances than asked for are better than none.
+    partial: bool,
 }
 
 /// Where instances are attached.
@@ -124,7 +126,15 @@ impl<'a> Wish<'a> {
                 .await?;
             class = Some(smallest.name);
         }
-        let network = network(self.launch, &self.properties, api, catalogue, settings, placed).await?;
+        let network = network(
+            self.launch,
+            &self.properties,
+            api,
+            catalogue,
+            settings,
+            placed,
+        )
+        .await?;
         let mut properties = self.properties;
         if properties.key().is_none() && !settings.key.is_empty() {
             properties.key = Some(settings.key.clone());
@@ -134,6 +144,7 @@ impl<'a> Wish<'a> {
             image,
             network,
             tags: tags(self.launch, &properties)?,
+            partial: settings.partial_launches,
             properties,
         })
     }
@@ -147,7 +158,9 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
     match (said, launch.node_class.as_str()) {
         (Some(said), class) if !class.is_empty() && class != said => Err(Error::invalid(
             "group.node_class",
-            format!("is {class:?}, but `instanceType` says {said:?}; give one of them, or the same in both"),
+            format!(
+                "is {class:?}, but `instanceType` says {said:?}; give one of them, or the same in both"
+            ),
         )),
         (Some(said), _) => Ok(Some(said.to_owned())),
         (None, class) if !class.is_empty() => Ok(Some(class.to_owned())),
@@ -158,14 +171,21 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
         {
             Ok(None)
         }
-        _ => Ok(Some(settings.common.node_class(&settings.instance_type).to_owned())),
+        _ => Ok(Some(
+            settings
+                .common
+                .node_class(&settings.instance_type)
+                .to_owned(),
+        )),
     }
 }
 
 fn image(properties: &Properties, settings: &Settings) -> Result<Option<ImageName>> {
     match &properties.image {
         Some(properties::Image::Name(name)) => ImageName::of(name, settings).map(Some),
-        Some(properties::Image::Pattern(pattern)) => Ok(Some(ImageName::Newest(vec![pattern.clone()]))),
+        Some(properties::Image::Pattern(pattern)) => {
+            Ok(Some(ImageName::Newest(vec![pattern.clone()])))
+        }
         None if properties.launch_template.is_some() || settings.image.is_empty() => Ok(None),
         None => ImageName::of(&settings.image, settings).map(Some),
     }
@@ -199,7 +219,9 @@ fn tags(launch: &Launch, properties: &Properties) -> Result<BTreeMap<String, Str
     if let Some((key, _)) = too_long {
         return Err(Error::invalid(
             "group.properties.tags",
-            format!("tag {key:?} is too long: EC2 takes 128 characters in a key and 256 in a value"),
+            format!(
+                "tag {key:?} is too long: EC2 takes 128 characters in a key and 256 in a value"
+            ),
         ));
     }
     if tags.len() > MAX_TAGS {
@@ -274,7 +296,11 @@ async fn subnet(
         let any = settings.subnets.values().next();
         return Ok(any.or(offered.subnets.values().next()).cloned());
     };
-    if let Some(subnet) = settings.subnets.get(zone).or_else(|| offered.subnets.get(zone)) {
+    if let Some(subnet) = settings
+        .subnets
+        .get(zone)
+        .or_else(|| offered.subnets.get(zone))
+    {
         return Ok(Some(subnet.clone()));
     }
     if !offered.subnets.is_empty() {
@@ -340,6 +366,19 @@ impl Offered {
 impl Plan {
     /// Asks EC2 whether it would do it: permission, key pair, profile, launch template.
     pub(super) async fn try_out(&self, api: &Api, launch: &Launch) -> Result<()> {
+        // A dry run is more about permissions than about names.
+        if let Some(key) = self.properties.key() {
+            let answer = api
+                .send("DescribeKeyPairs", |ec2| {
+                    ec2.describe_key_pairs().key_names(key).send()
+                })
+                .await;
+            match answer {
+                // Whoever may not list key pairs may use them all the same.
+                Err(error) if error.class() != Class::Credentials => return Err(error),
+                _ => {}
+            }
+        }
         let outcome = api
             .send("RunInstances", |ec2| {
                 self.request(&ec2, launch)
@@ -429,13 +468,18 @@ impl Plan {
         let count = i32::try_from(launch.slots.len()).unwrap_or(i32::MAX);
         let mut request = ec2
             .run_instances()
-            .min_count(1)
+            .min_count(if self.partial { 1 } else { count })
             .max_count(count)
             .client_token(&launch.token)
             .set_image_id(self.image.as_ref().map(|image| image.id.clone()))
             .set_instance_type(self.class.as_deref().map(InstanceType::from))
             .set_key_name(properties.key().map(str::to_owned))
-            .set_user_data(launch.user_data.as_ref().map(|data| base64::encode(data.as_slice())))
+            .set_user_data(
+                launch
+                    .user_data
+                    .as_ref()
+                    .map(|data| base64::encode(data.as_slice())),
+            )
             .metadata_options(
                 InstanceMetadataOptionsRequest::builder()
                     .http_tokens(HttpTokensState::Required)
@@ -463,7 +507,11 @@ impl Plan {
         self.attach(request, launch)
     }
 
-    fn attach(&self, request: RunInstancesFluentBuilder, launch: &Launch) -> RunInstancesFluentBuilder {
+    fn attach(
+        &self,
+        request: RunInstancesFluentBuilder,
+        launch: &Launch,
+    ) -> RunInstancesFluentBuilder {
         let Network { subnet, groups } = &self.network;
         let groups = (!groups.is_empty()).then(|| groups.clone());
         if self.properties.public_address.is_some() || self.properties.ipv6 {
@@ -499,7 +547,12 @@ impl Plan {
             .set_volume_type(volume.r#type.as_deref().map(VolumeType::from))
             .set_encrypted(volume.encrypted)
             .build();
-        Some(BlockDeviceMapping::builder().device_name(device).ebs(ebs).build())
+        Some(
+            BlockDeviceMapping::builder()
+                .device_name(device)
+                .ebs(ebs)
+                .build(),
+        )
     }
 
     fn market(&self) -> Option<InstanceMarketOptionsRequest> {
@@ -510,7 +563,12 @@ impl Plan {
         let spot = SpotMarketOptions::builder()
             .spot_instance_type(SpotInstanceType::OneTime)
             .instance_interruption_behavior(InstanceInterruptionBehavior::Terminate)
-            .set_max_price(self.properties.max_price.as_ref().map(properties::Price::text))
+            .set_max_price(
+                self.properties
+                    .max_price
+                    .as_ref()
+                    .map(properties::Price::text),
+            )
             .build();
         Some(
             InstanceMarketOptionsRequest::builder()

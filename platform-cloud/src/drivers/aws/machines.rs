@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use aws_sdk_ec2::{
-    types::{Instance, InstanceStateName, Tag},
-};
+use aws_sdk_ec2::types::{Instance, InstanceStateName, Tag};
 use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Address, AddressType},
@@ -116,7 +114,11 @@ pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
         .and_then(|placement| placement.availability_zone())
         .unwrap_or_default()
         .to_owned();
-    let place = if zone.is_empty() { api.region() } else { zone.clone() };
+    let place = if zone.is_empty() {
+        api.region()
+    } else {
+        zone.clone()
+    };
     Some(Machine {
         provider_id: format!("aws:///{place}/{id}"),
         id,
@@ -193,7 +195,9 @@ fn addresses(instance: &Instance) -> Vec<Address> {
     let mut addresses: Vec<Address> = Vec::new();
     let mut add = |kind: AddressType, value: Option<&str>, interface: &str| {
         if let Some(value) = value.filter(|value| !value.is_empty())
-            && !addresses.iter().any(|known| known.value == value && known.r#type() == kind)
+            && !addresses
+                .iter()
+                .any(|known| known.value == value && known.r#type() == kind)
         {
             addresses.push(Address {
                 r#type: kind.into(),
@@ -212,7 +216,11 @@ fn addresses(instance: &Instance) -> Vec<Address> {
         .first()
         .and_then(|interface| interface.network_interface_id())
         .unwrap_or_default();
-    add(AddressType::InternalIp, instance.private_ip_address(), first);
+    add(
+        AddressType::InternalIp,
+        instance.private_ip_address(),
+        first,
+    );
     add(AddressType::ExternalIp, instance.public_ip_address(), first);
     add(AddressType::InternalDns, instance.private_dns_name(), first);
     add(AddressType::ExternalDns, instance.public_dns_name(), first);

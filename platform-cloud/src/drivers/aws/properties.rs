@@ -133,7 +133,10 @@ impl Properties {
             ));
         }
         for key in read.tags.keys() {
-            if key.starts_with(crate::cloud::PREFIX) || key.starts_with("aws:") || key == super::NAME {
+            if key.starts_with(crate::cloud::PREFIX)
+                || key.starts_with("aws:")
+                || key == super::NAME
+            {
                 return Err(Error::invalid(
                     format!("group.properties.tags.{key}"),
                     "is reserved",
@@ -306,10 +309,15 @@ mod tests {
 
     #[test]
     fn the_words_of_kadende_are_understood() {
-        let properties = read(json!({ "key": "mwas", "instanceType": "t2.small", "image": "debian" })).unwrap();
+        let properties =
+            read(json!({ "key": "mwas", "instanceType": "t2.small", "image": "debian" })).unwrap();
         assert_eq!(properties.key(), Some("mwas"));
-        let properties = read(json!({ "instanceType": "standard", "memory": 1, "sshKey": "mwas" })).unwrap();
-        assert_eq!((properties.key(), properties.memory), (Some("mwas"), Some(1.0)));
+        let properties =
+            read(json!({ "instanceType": "standard", "memory": 1, "sshKey": "mwas" })).unwrap();
+        assert_eq!(
+            (properties.key(), properties.memory),
+            (Some("mwas"), Some(1.0))
+        );
     }
 
     #[test]
@@ -317,14 +325,27 @@ mod tests {
         for (value, field) in [
             (json!({ "key": "a", "sshKey": "b" }), "sshKey"),
             (json!({ "maxPrice": "0.1" }), "maxPrice"),
-            (json!({ "capacityType": "spot", "maxPrice": "cheap" }), "maxPrice"),
+            (
+                json!({ "capacityType": "spot", "maxPrice": "cheap" }),
+                "maxPrice",
+            ),
             (json!({ "launchTemplate": {} }), "launchTemplate"),
-            (json!({ "launchTemplate": { "id": "lt-1", "name": "abc" } }), "launchTemplate"),
-            (json!({ "tags": { "drover.dev/owner": "me" } }), "tags.drover.dev/owner"),
+            (
+                json!({ "launchTemplate": { "id": "lt-1", "name": "abc" } }),
+                "launchTemplate",
+            ),
+            (
+                json!({ "tags": { "drover.dev/owner": "me" } }),
+                "tags.drover.dev/owner",
+            ),
             (json!({ "tags": { "Name": "me" } }), "tags.Name"),
         ] {
             let error = read(value.clone()).unwrap_err();
-            assert_eq!(error.fields()[0].field, format!("group.properties.{field}"), "{value}");
+            assert_eq!(
+                error.fields()[0].field,
+                format!("group.properties.{field}"),
+                "{value}"
+            );
         }
     }
 }

@@ -45,6 +45,9 @@ pub struct Settings {
     pub catalogue: BTreeMap<String, ImagePattern>,
     /// Most instances that one call makes.
     pub max_launch: u32,
+    /// Whether a zone with room for some instances of a call makes those. False: all of a call or none, for servers that
+    /// make only the least number of what they are asked for, as moto does.
+    pub partial_launches: bool,
 }
 
 /// Images by owner and name, of which the newest counts.
@@ -78,6 +81,7 @@ impl Default for Settings {
             key: String::new(),
             catalogue: BTreeMap::new(),
             max_launch: MAX_LAUNCH,
+            partial_launches: true,
         }
     }
 }
@@ -85,7 +89,10 @@ impl Default for Settings {
 impl Settings {
     /// What can be judged without a call.
     pub(super) fn check(&self) -> Result<()> {
-        for (field, url) in [("endpoint", &self.endpoint), ("sts_endpoint", &self.sts_endpoint)] {
+        for (field, url) in [
+            ("endpoint", &self.endpoint),
+            ("sts_endpoint", &self.sts_endpoint),
+        ] {
             if !url.is_empty() && !url.starts_with("http://") && !url.starts_with("https://") {
                 return Err(Error::invalid(
                     field,
@@ -145,7 +152,15 @@ mod tests {
         for name in ["eu-central-1", "us-gov-west-1", "ap-southeast-2"] {
             assert!(is_region(name), "{name}");
         }
-        for name in ["", "eu-central", "eu-central-1a", "EU-central-1", "frankfurt", "-1", "eu--1"] {
+        for name in [
+            "",
+            "eu-central",
+            "eu-central-1a",
+            "EU-central-1",
+            "frankfurt",
+            "-1",
+            "eu--1",
+        ] {
             assert!(!is_region(name), "{name}");
         }
     }
@@ -155,7 +170,9 @@ mod tests {
         let with = |change: fn(&mut Settings)| {
             let mut settings = Settings::default();
             change(&mut settings);
-            settings.check().map_err(|error| error.fields()[0].field.clone())
+            settings
+                .check()
+                .map_err(|error| error.fields()[0].field.clone())
         };
         assert_eq!(with(|_| ()), Ok(()));
         assert_eq!(
@@ -168,7 +185,9 @@ mod tests {
             Err("credentials_file".to_owned())
         );
         assert_eq!(
-            with(|s| _ = s.subnets.insert("eu-central-1a".to_owned(), "vpc-1".to_owned())),
+            with(|s| _ = s
+                .subnets
+                .insert("eu-central-1a".to_owned(), "vpc-1".to_owned())),
             Err("subnets.eu-central-1a".to_owned())
         );
     }

@@ -58,7 +58,11 @@ impl FromStr for Cidr {
 
     fn from_str(text: &str) -> Result<Self, ()> {
         let (address, length) = text.split_once('/').ok_or(())?;
-        Self::new(address.parse().map_err(|_| ())?, length.parse().map_err(|_| ())?).ok_or(())
+        Self::new(
+            address.parse().map_err(|_| ())?,
+            length.parse().map_err(|_| ())?,
+        )
+        .ok_or(())
     }
 }
 
@@ -87,8 +91,19 @@ mod tests {
 
     #[test]
     fn ranges_are_split_and_compared() {
-        let parts: Vec<String> = cidr("10.0.0.0/16").split(18).map(|c| c.to_string()).collect();
-        assert_eq!(parts, ["10.0.0.0/18", "10.0.64.0/18", "10.0.128.0/18", "10.0.192.0/18"]);
+        let parts: Vec<String> = cidr("10.0.0.0/16")
+            .split(18)
+            .map(|c| c.to_string())
+            .collect();
+        assert_eq!(
+            parts,
+            [
+                "10.0.0.0/18",
+                "10.0.64.0/18",
+                "10.0.128.0/18",
+                "10.0.192.0/18"
+            ]
+        );
         assert_eq!(cidr("10.0.0.0/16").split(8).count(), 0);
         assert!(cidr("10.0.0.0/16").overlaps(cidr("10.0.64.0/18")));
         assert!(cidr("10.0.64.0/18").overlaps(cidr("10.0.0.0/16")));

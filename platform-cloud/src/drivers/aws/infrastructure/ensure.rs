@@ -57,7 +57,9 @@ impl<'a> Work<'a> {
     pub(super) async fn run(&mut self) -> Result<()> {
         match self.steps().await {
             // What was made a moment ago is not known everywhere at EC2.
-            Err(error) if errors::is_absent(&error) && !self.aws.recent.of(self.owner).is_empty() => {
+            Err(error)
+                if errors::is_absent(&error) && !self.aws.recent.of(self.owner).is_empty() =>
+            {
                 self.wait(Kind::Network, MAIN, error.message());
                 Ok(())
             }
@@ -69,7 +71,9 @@ impl<'a> Work<'a> {
     pub(super) fn progress(self) -> Progress {
         let mut resources = resources(&self.seen, self.endpoint);
         resources.extend(self.waiting);
-        let done = resources.iter().all(|resource| resource.phase() == ResourcePhase::Ready);
+        let done = resources
+            .iter()
+            .all(|resource| resource.phase() == ResourcePhase::Ready);
         Progress {
             poll_after: (!done).then_some(SOON),
             state: InfrastructureState {
@@ -147,7 +151,11 @@ impl<'a> Work<'a> {
                         .send()
                 })
                 .await
-                .map(|answer| answer.internet_gateway.and_then(|gateway| gateway.internet_gateway_id));
+                .map(|answer| {
+                    answer
+                        .internet_gateway
+                        .and_then(|gateway| gateway.internet_gateway_id)
+                });
             let id = self.end(Kind::Gateway, MAIN, outcome)?;
             self.seen.gateways.push(Gateway {
                 thing: thing(&id, tags),
@@ -170,7 +178,9 @@ impl<'a> Work<'a> {
                 })
                 .await;
             match outcome {
-                Err(error) if errors::code(&error) != "Resource.AlreadyAssociated" => return Err(error),
+                Err(error) if errors::code(&error) != "Resource.AlreadyAssociated" => {
+                    return Err(error);
+                }
                 _ => {}
             }
             gateway.vpc = Some(vpc.to_owned());
@@ -182,7 +192,10 @@ impl<'a> Work<'a> {
     /// The default route of the network's main table, which goes with the network.
     async fn route(&self, vpc: &str, gateway: &str) -> Result<()> {
         let api = &self.aws.api;
-        let filters = vec![filter("vpc-id", [vpc]), filter("association.main", ["true"])];
+        let filters = vec![
+            filter("vpc-id", [vpc]),
+            filter("association.main", ["true"]),
+        ];
         let answer = api
             .send("DescribeRouteTables", |ec2| {
                 ec2.describe_route_tables()
@@ -190,8 +203,14 @@ impl<'a> Work<'a> {
                     .send()
             })
             .await?;
-        let Some(table) = answer.route_tables().iter().find(|table| table.vpc_id() == Some(vpc)) else {
-            return Err(Error::unavailable(format!("the network {vpc} has no route table yet")));
+        let Some(table) = answer
+            .route_tables()
+            .iter()
+            .find(|table| table.vpc_id() == Some(vpc))
+        else {
+            return Err(Error::unavailable(format!(
+                "the network {vpc} has no route table yet"
+            )));
         };
         let id = table.route_table_id().unwrap_or_default();
         let default = table
@@ -266,8 +285,16 @@ impl<'a> Work<'a> {
     fn free_range(&self, network: &Network, zone: &str) -> Option<Cidr> {
         match &network.source {
             Source::Given { cidrs, .. } => cidrs.get(zone).copied(),
-            Source::Made { cidr, subnet_length } => {
-                let whole = self.seen.vpcs.first().and_then(|vpc| vpc.cidr).unwrap_or(*cidr);
+            Source::Made {
+                cidr,
+                subnet_length,
+            } => {
+                let whole = self
+                    .seen
+                    .vpcs
+                    .first()
+                    .and_then(|vpc| vpc.cidr)
+                    .unwrap_or(*cidr);
                 let length = if whole == *cidr {
                     *subnet_length
                 } else {
@@ -342,7 +369,11 @@ impl<'a> Work<'a> {
                 tags.insert(SUBNETS.to_owned(), to_tag(given));
             }
             // The name is unique in a network, which is a second guard against another one.
-            let name = format!("drover-{}-{}", self.owner.cluster_id, short(&self.owner.owner));
+            let name = format!(
+                "drover-{}-{}",
+                self.owner.cluster_id,
+                short(&self.owner.owner)
+            );
             let outcome = self
                 .aws
                 .api
@@ -367,7 +398,8 @@ impl<'a> Work<'a> {
                 rules: vec![Rule::everywhere()],
             });
         }
-        if let (Source::Given { .. }, Some(group)) = (&network.source, self.seen.groups.first_mut()) {
+        if let (Source::Given { .. }, Some(group)) = (&network.source, self.seen.groups.first_mut())
+        {
             let wanted = BTreeMap::from([(SUBNETS.to_owned(), to_tag(given))]);
             retag(self.aws, &mut group.thing, wanted).await?;
         }
@@ -506,8 +538,15 @@ impl<'a> Work<'a> {
     /// Whether something may be made now. Otherwise it may exist already and has to show first.
     fn begin(&mut self, kind: Kind, name: &str) -> bool {
         let recent = self.aws.recent.of(self.owner);
-        if recent.iter().any(|(of, known, _)| *of == kind && known == name) {
-            self.wait(kind, name, "was asked for a short while ago; waiting until EC2 shows it");
+        if recent
+            .iter()
+            .any(|(of, known, _)| *of == kind && known == name)
+        {
+            self.wait(
+                kind,
+                name,
+                "was asked for a short while ago; waiting until EC2 shows it",
+            );
             return false;
         }
         self.aws.recent.begin(self.owner, kind, name);

@@ -61,7 +61,8 @@ impl Aws {
 
     /// The nodes that an address may lead to, the best first.
     async fn target(&self, owner: &Owner, targets: &str) -> Result<Vec<Machine>> {
-        let machines = machines::list(&self.api, &Filter::Cluster(owner.cluster_id.clone())).await?;
+        let machines =
+            machines::list(&self.api, &Filter::Cluster(owner.cluster_id.clone())).await?;
         let mut candidates: Vec<(Identity, Machine)> = machines
             .into_iter()
             .filter(|machine| machine.phase == NodePhase::Running)

@@ -24,7 +24,8 @@ impl Left {
         let releasing = |message: &str| thing.resource(kind, ResourcePhase::Releasing, message);
         match outcome {
             Ok(()) => {
-                self.resources.push(releasing("freed; waiting until EC2 shows it no more"));
+                self.resources
+                    .push(releasing("freed; waiting until EC2 shows it no more"));
                 Ok(true)
             }
             Err(error) if errors::is_absent(&error) => Ok(true),
@@ -60,7 +61,8 @@ impl Aws {
         }
         if left.resources.is_empty() && self.recent.opened.elapsed() < visibility {
             // What a server before this one has made last may not be shown yet.
-            left.resources.push(unseen(owner, Kind::Network, "main", None));
+            left.resources
+                .push(unseen(owner, Kind::Network, "main", None));
         }
         let poll_after = match (left.resources.is_empty(), left.blocked) {
             (true, _) => None,
@@ -102,7 +104,9 @@ impl Aws {
             let id = &subnet.thing.id;
             let outcome = self
                 .api
-                .send("DeleteSubnet", |ec2| ec2.delete_subnet().subnet_id(id).send())
+                .send("DeleteSubnet", |ec2| {
+                    ec2.delete_subnet().subnet_id(id).send()
+                })
                 .await;
             inside |= !left.settle(Kind::Subnet, &subnet.thing, outcome.map(drop))?;
         }
@@ -130,7 +134,9 @@ async fn free_address(api: &Api, address: &Address) -> Result<()> {
     if let Some(association) = &address.association {
         let outcome = api
             .send("DisassociateAddress", |ec2| {
-                ec2.disassociate_address().association_id(association).send()
+                ec2.disassociate_address()
+                    .association_id(association)
+                    .send()
             })
             .await;
         match outcome {
@@ -147,8 +153,10 @@ async fn free_address(api: &Api, address: &Address) -> Result<()> {
         .map(drop)
     } else {
         // The user's own: given back as it came.
-        let tags = [OWNER, CLUSTER, SEQUENCE, KIND, RESOURCE, TARGETS, PORT, BORROWED]
-            .map(|key| Tag::builder().key(key).build());
+        let tags = [
+            OWNER, CLUSTER, SEQUENCE, KIND, RESOURCE, TARGETS, PORT, BORROWED,
+        ]
+        .map(|key| Tag::builder().key(key).build());
         api.send("DeleteTags", |ec2| {
             ec2.delete_tags()
                 .resources(id)

@@ -135,7 +135,9 @@ impl Rule {
                     .set_description(comment)
                     .build(),
             ),
-            Peer::Group(id) => builder.user_id_group_pairs(UserIdGroupPair::builder().group_id(id).build()),
+            Peer::Group(id) => {
+                builder.user_id_group_pairs(UserIdGroupPair::builder().group_id(id).build())
+            }
         }
         .build()
     }
@@ -159,7 +161,12 @@ mod tests {
             Rule::everywhere(),
             Rule::within(false, "sg-1"),
             Rule::new(false, "tcp", Some((80, 443)), Peer::world()),
-            Rule::new(true, "udp", Some((53, 53)), Peer::range("2001:db8::1/32").unwrap()),
+            Rule::new(
+                true,
+                "udp",
+                Some((53, 53)),
+                Peer::range("2001:db8::1/32").unwrap(),
+            ),
         ] {
             let back = Rule::of(rule.egress, &rule.permission());
             assert!(back.len() == 1 && back[0].same(&rule), "{rule:?} {back:?}");

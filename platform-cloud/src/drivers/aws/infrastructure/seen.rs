@@ -124,7 +124,10 @@ macro_rules! pages {
             match page.next_token {
                 // A page that comes again is no complete list.
                 Some(next) if token.as_ref() == Some(&next) => {
-                    return Err(Error::unavailable(concat!($operation, ": the API repeats a page")));
+                    return Err(Error::unavailable(concat!(
+                        $operation,
+                        ": the API repeats a page"
+                    )));
                 }
                 Some(next) if !next.is_empty() => token = Some(next),
                 _ => break,
@@ -140,7 +143,10 @@ impl Seen {
         let tag = |key: &str, value: &str| filter(&format!("tag:{key}"), [escape(value)]);
         Self::read(
             api,
-            Some(vec![tag(OWNER, &owner.owner), tag(CLUSTER, &owner.cluster_id)]),
+            Some(vec![
+                tag(OWNER, &owner.owner),
+                tag(CLUSTER, &owner.cluster_id),
+            ]),
         )
         .await
         .map(|mut seen| {
@@ -192,11 +198,26 @@ impl Seen {
     /// Everything with its kind, in the order in which it is made.
     pub(super) fn things(&self) -> impl Iterator<Item = (Kind, &Thing)> {
         let vpcs = self.vpcs.iter().map(|vpc| (Kind::Network, &vpc.thing));
-        let gateways = self.gateways.iter().map(|gateway| (Kind::Gateway, &gateway.thing));
-        let subnets = self.subnets.iter().map(|subnet| (Kind::Subnet, &subnet.thing));
-        let groups = self.groups.iter().map(|group| (Kind::Firewall, &group.thing));
-        let addresses = self.addresses.iter().map(|address| (Kind::Endpoint, &address.thing));
-        vpcs.chain(gateways).chain(subnets).chain(groups).chain(addresses)
+        let gateways = self
+            .gateways
+            .iter()
+            .map(|gateway| (Kind::Gateway, &gateway.thing));
+        let subnets = self
+            .subnets
+            .iter()
+            .map(|subnet| (Kind::Subnet, &subnet.thing));
+        let groups = self
+            .groups
+            .iter()
+            .map(|group| (Kind::Firewall, &group.thing));
+        let addresses = self
+            .addresses
+            .iter()
+            .map(|address| (Kind::Endpoint, &address.thing));
+        vpcs.chain(gateways)
+            .chain(subnets)
+            .chain(groups)
+            .chain(addresses)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -206,24 +227,36 @@ impl Seen {
     /// Takes out what there is too much of, as somebody was not told that it was made: one of each name is kept.
     pub(super) fn take_surplus(&mut self) -> Self {
         let mut surplus = Self::default();
-        self.vpcs.sort_by_key(|vpc| (vpc.thing.pending, vpc.thing.id.clone()));
+        self.vpcs
+            .sort_by_key(|vpc| (vpc.thing.pending, vpc.thing.id.clone()));
         // The one that more is in already.
         let used = |vpc: &Vpc| {
             let id = &vpc.thing.id;
-            self.subnets.iter().filter(|subnet| subnet.vpc == *id).count()
+            self.subnets
+                .iter()
+                .filter(|subnet| subnet.vpc == *id)
+                .count()
                 + self.groups.iter().filter(|group| group.vpc == *id).count()
-                + self.gateways.iter().filter(|gateway| gateway.vpc.as_ref() == Some(id)).count()
+                + self
+                    .gateways
+                    .iter()
+                    .filter(|gateway| gateway.vpc.as_ref() == Some(id))
+                    .count()
         };
-        let kept = (0..self.vpcs.len()).rev().max_by_key(|at| used(&self.vpcs[*at]));
+        let kept = (0..self.vpcs.len())
+            .rev()
+            .max_by_key(|at| used(&self.vpcs[*at]));
         let vpc = kept.map(|at| self.vpcs[at].thing.id.clone());
         let wrong = |id: &str| vpc.as_deref().is_some_and(|vpc| vpc != id);
         surplus.vpcs = split(&mut self.vpcs, |v| &v.thing, |v| wrong(&v.thing.id));
         surplus.gateways = split(&mut self.gateways, |g| &g.thing, |g| g.vpc.is_none());
         surplus.subnets = split(&mut self.subnets, |s| &s.thing, |s| wrong(&s.vpc));
         surplus.groups = split(&mut self.groups, |g| &g.thing, |g| wrong(&g.vpc));
-        surplus.addresses = split(&mut self.addresses, |a| &a.thing, |a| {
-            a.thing.tag(BORROWED).is_empty() && a.association.is_none()
-        });
+        surplus.addresses = split(
+            &mut self.addresses,
+            |a| &a.thing,
+            |a| a.thing.tag(BORROWED).is_empty() && a.association.is_none(),
+        );
         surplus
     }
 }
@@ -248,7 +281,14 @@ fn split<T>(all: &mut Vec<T>, thing: impl Fn(&T) -> &Thing, worse: impl Fn(&T) -
 
 /// Subnets that the filters let through.
 pub(super) async fn subnets(api: &Api, filters: Option<Vec<Filter>>) -> Result<Vec<Subnet>> {
-    Ok(pages!(api, "DescribeSubnets", describe_subnets, filters, subnets, Subnet::of))
+    Ok(pages!(
+        api,
+        "DescribeSubnets",
+        describe_subnets,
+        filters,
+        subnets,
+        Subnet::of
+    ))
 }
 
 /// Addresses that the filters let through. They come in one page.
@@ -267,7 +307,12 @@ impl Thing {
             id: id?.to_owned(),
             tags: tags
                 .iter()
-                .filter_map(|tag| Some((tag.key()?.to_owned(), tag.value().unwrap_or_default().to_owned())))
+                .filter_map(|tag| {
+                    Some((
+                        tag.key()?.to_owned(),
+                        tag.value().unwrap_or_default().to_owned(),
+                    ))
+                })
                 .collect(),
             pending,
         })
@@ -317,9 +362,16 @@ impl Vpc {
 
 impl Gateway {
     fn of(gateway: &aws_sdk_ec2::types::InternetGateway) -> Option<Self> {
-        let attached = gateway.attachments().iter().find_map(|attachment| attachment.vpc_id());
+        let attached = gateway
+            .attachments()
+            .iter()
+            .find_map(|attachment| attachment.vpc_id());
         Some(Self {
-            thing: Thing::new(gateway.internet_gateway_id(), gateway.tags(), attached.is_none())?,
+            thing: Thing::new(
+                gateway.internet_gateway_id(),
+                gateway.tags(),
+                attached.is_none(),
+            )?,
             vpc: attached.map(str::to_owned),
         })
     }
@@ -327,7 +379,9 @@ impl Gateway {
 
 impl Subnet {
     fn of(subnet: &aws_sdk_ec2::types::Subnet) -> Option<Self> {
-        let pending = subnet.state().is_some_and(|state| state.as_str() == "pending");
+        let pending = subnet
+            .state()
+            .is_some_and(|state| state.as_str() == "pending");
         Some(Self {
             thing: Thing::new(subnet.subnet_id(), subnet.tags(), pending)?,
             vpc: subnet.vpc_id().unwrap_or_default().to_owned(),
@@ -340,8 +394,14 @@ impl Subnet {
 
 impl Group {
     fn of(group: &aws_sdk_ec2::types::SecurityGroup) -> Option<Self> {
-        let ingress = group.ip_permissions().iter().flat_map(|p| Rule::of(false, p));
-        let egress = group.ip_permissions_egress().iter().flat_map(|p| Rule::of(true, p));
+        let ingress = group
+            .ip_permissions()
+            .iter()
+            .flat_map(|p| Rule::of(false, p));
+        let egress = group
+            .ip_permissions_egress()
+            .iter()
+            .flat_map(|p| Rule::of(true, p));
         Some(Self {
             thing: Thing::new(group.group_id(), group.tags(), false)?,
             vpc: group.vpc_id().unwrap_or_default().to_owned(),
@@ -407,7 +467,10 @@ mod tests {
             ..Address::default()
         };
         let mut seen = Seen {
-            addresses: vec![address("eipalloc-1", None), address("eipalloc-2", Some("a"))],
+            addresses: vec![
+                address("eipalloc-1", None),
+                address("eipalloc-2", Some("a")),
+            ],
             ..Seen::default()
         };
         let surplus = seen.take_surplus();

@@ -3,11 +3,16 @@
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use drover_core::{Error, Result};
-use drover_proto::platform::v1::{FirewallDirection, FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec};
+use drover_proto::platform::v1::{
+    FirewallDirection, FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{cidr::Cidr, rules::{Peer, Rule}};
+use super::{
+    cidr::Cidr,
+    rules::{Peer, Rule},
+};
 use crate::drivers::aws::settings;
 
 /// The range of a network if nobody says one.
@@ -86,7 +91,13 @@ impl Wanted {
         let zones = zones(&properties, all)?;
         let endpoint = endpoint(spec)?;
         let network = match &spec.network {
-            Some(network) => Some(self::network(network, &properties, zones, all, endpoint.is_some())?),
+            Some(network) => Some(self::network(
+                network,
+                &properties,
+                zones,
+                all,
+                endpoint.is_some(),
+            )?),
             None => None,
         };
         if let Some(firewall) = &spec.firewall {
@@ -149,7 +160,9 @@ fn network(
         other => {
             return Err(Error::invalid(
                 "spec.network.public",
-                format!("{other:?} is nothing that an EC2 network leads to; expected `{INTERNET}`, or nothing"),
+                format!(
+                    "{other:?} is nothing that an EC2 network leads to; expected `{INTERNET}`, or nothing"
+                ),
             ));
         }
     };
@@ -181,8 +194,14 @@ fn network(
 
 fn made(spec: &NetworkSpec, wanted: usize, all: usize) -> Result<Source> {
     let (field, cidr) = match spec.prefix_length {
-        Some(length) => ("spec.network.prefix_length", Cidr::new(DEFAULT_NETWORK.0, length)),
-        None if spec.cidr.is_empty() => ("spec.network", Cidr::new(DEFAULT_NETWORK.0, DEFAULT_NETWORK.1)),
+        Some(length) => (
+            "spec.network.prefix_length",
+            Cidr::new(DEFAULT_NETWORK.0, length),
+        ),
+        None if spec.cidr.is_empty() => (
+            "spec.network",
+            Cidr::new(DEFAULT_NETWORK.0, DEFAULT_NETWORK.1),
+        ),
         None => ("spec.network.cidr", spec.cidr.parse().ok()),
     };
     let cidr = cidr
@@ -199,10 +218,15 @@ fn made(spec: &NetworkSpec, wanted: usize, all: usize) -> Result<Source> {
     if cidr.split(subnet_length).count() < wanted {
         return Err(Error::invalid(
             field,
-            format!("{cidr} is too small for subnets in {wanted} zones; give a larger one, or fewer `zones` in `properties`"),
+            format!(
+                "{cidr} is too small for subnets in {wanted} zones; give a larger one, or fewer `zones` in `properties`"
+            ),
         ));
     }
-    Ok(Source::Made { cidr, subnet_length })
+    Ok(Source::Made {
+        cidr,
+        subnet_length,
+    })
 }
 
 fn given(spec: &NetworkSpec, properties: &Properties) -> Result<Source> {
@@ -220,16 +244,29 @@ fn given(spec: &NetworkSpec, properties: &Properties) -> Result<Source> {
             .ok()
             .filter(|cidr: &Cidr| (LARGEST..=SMALLEST).contains(&cidr.length()))
             .ok_or_else(|| {
-                Error::invalid(&*field, format!("expected an IPv4 range from /{LARGEST} to /{SMALLEST}"))
+                Error::invalid(
+                    &*field,
+                    format!("expected an IPv4 range from /{LARGEST} to /{SMALLEST}"),
+                )
             })?;
         if properties.subnets.contains_key(zone) {
-            return Err(Error::invalid(field, "the zone has a subnet in `subnets` already"));
+            return Err(Error::invalid(
+                field,
+                "the zone has a subnet in `subnets` already",
+            ));
         }
         cidrs.insert(zone.clone(), cidr);
     }
-    let remembered: usize = properties.subnets.iter().map(|(zone, id)| zone.len() + id.len() + 2).sum();
+    let remembered: usize = properties
+        .subnets
+        .iter()
+        .map(|(zone, id)| zone.len() + id.len() + 2)
+        .sum();
     if remembered > MAX_TAG {
-        return Err(Error::invalid("spec.properties.subnets", "are too many to be remembered in a tag"));
+        return Err(Error::invalid(
+            "spec.properties.subnets",
+            "are too many to be remembered in a tag",
+        ));
     }
     Ok(Source::Given {
         id: spec.id.clone(),
@@ -260,7 +297,11 @@ fn endpoint(spec: &InfrastructureSpec) -> Result<Option<Endpoint>> {
     }
     Ok(Some(Endpoint {
         host,
-        port: if endpoint.port == 0 { DEFAULT_PORT } else { endpoint.port },
+        port: if endpoint.port == 0 {
+            DEFAULT_PORT
+        } else {
+            endpoint.port
+        },
         targets: endpoint.targets.clone(),
     }))
 }
@@ -290,7 +331,11 @@ fn rules(spec: &InfrastructureSpec, endpoint: Option<&Endpoint>) -> Result<Vec<R
     let mut rules = Vec::new();
     for (at, rule) in &given {
         let egress = rule.direction() == FirewallDirection::Egress;
-        let protocol = if rule.protocol.is_empty() { "tcp" } else { &rule.protocol };
+        let protocol = if rule.protocol.is_empty() {
+            "tcp"
+        } else {
+            &rule.protocol
+        };
         let all = [(0, 65535)];
         let some: Vec<(u32, u32)> = rule
             .ports
@@ -299,10 +344,16 @@ fn rules(spec: &InfrastructureSpec, endpoint: Option<&Endpoint>) -> Result<Vec<R
             .collect();
         for cidr in &rule.cidrs {
             let peer = Peer::range(cidr).ok_or_else(|| {
-                Error::invalid(format!("spec.firewall.rules[{at}].cidrs"), format!("{cidr:?} is no range"))
+                Error::invalid(
+                    format!("spec.firewall.rules[{at}].cidrs"),
+                    format!("{cidr:?} is no range"),
+                )
             })?;
             for &(first, last) in if some.is_empty() { &all[..] } else { &some } {
-                rules.push(Rule::new(egress, protocol, Some((first, last)), peer.clone()).comment(&rule.comment));
+                rules.push(
+                    Rule::new(egress, protocol, Some((first, last)), peer.clone())
+                        .comment(&rule.comment),
+                );
             }
         }
     }
@@ -324,7 +375,10 @@ fn rules(spec: &InfrastructureSpec, endpoint: Option<&Endpoint>) -> Result<Vec<R
 
 /// Zone and id pairs as the value of a tag.
 pub(super) fn to_tag(subnets: &BTreeMap<String, String>) -> String {
-    let parts: Vec<String> = subnets.iter().map(|(zone, id)| format!("{zone}={id}")).collect();
+    let parts: Vec<String> = subnets
+        .iter()
+        .map(|(zone, id)| format!("{zone}={id}"))
+        .collect();
     parts.join(",")
 }
 
@@ -350,7 +404,9 @@ mod tests {
     use super::*;
 
     fn all() -> Vec<String> {
-        ["eu-central-1a", "eu-central-1b", "eu-central-1c"].map(str::to_owned).into()
+        ["eu-central-1a", "eu-central-1b", "eu-central-1c"]
+            .map(str::to_owned)
+            .into()
     }
 
     fn network_of(spec: NetworkSpec) -> Result<Network> {
@@ -368,10 +424,17 @@ mod tests {
             ..NetworkSpec::default()
         })
         .unwrap();
-        let Source::Made { cidr, subnet_length } = network.source else {
+        let Source::Made {
+            cidr,
+            subnet_length,
+        } = network.source
+        else {
             panic!("made")
         };
-        assert_eq!((cidr.to_string().as_str(), subnet_length), ("10.7.0.0/22", 24));
+        assert_eq!(
+            (cidr.to_string().as_str(), subnet_length),
+            ("10.7.0.0/22", 24)
+        );
         for wrong in ["10.0.0.0/8", "10.0.0.0/28", "fd00::/56"] {
             let error = network_of(NetworkSpec {
                 cidr: wrong.to_owned(),
@@ -394,7 +457,10 @@ mod tests {
             properties: None,
         };
         let open = Wanted::read(&spec(Vec::new()), &all()).unwrap();
-        assert!(open.network.unwrap().gateway, "an elastic address needs a way outside");
+        assert!(
+            open.network.unwrap().gateway,
+            "an elastic address needs a way outside"
+        );
         let ingress: Vec<&Rule> = open.rules.iter().filter(|rule| !rule.egress).collect();
         assert!(ingress.len() == 1 && ingress[0].covers(6443), "{ingress:?}");
         let narrow = Wanted::read(
@@ -410,13 +476,20 @@ mod tests {
             &all(),
         )
         .unwrap();
-        assert!(!narrow.rules.iter().any(|rule| !rule.egress && rule.peer == Peer::world()));
+        assert!(
+            !narrow
+                .rules
+                .iter()
+                .any(|rule| !rule.egress && rule.peer == Peer::world())
+        );
     }
 
     #[test]
     fn what_ec2_does_not_have_is_refused() {
         let refused = |spec: InfrastructureSpec| {
-            Wanted::read(&spec, &all()).unwrap_err().fields()[0].field.clone()
+            Wanted::read(&spec, &all()).unwrap_err().fields()[0]
+                .field
+                .clone()
         };
         let firewall = FirewallSpec {
             image: "firewall".to_owned(),
