@@ -14,7 +14,7 @@ use aws_sdk_ec2::{
     },
 };
 use aws_smithy_types::base64;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_proto::platform::v1::InfrastructureOutputs;
 
 use super::{
@@ -43,6 +43,8 @@ pub(super) struct Plan {
     image: Option<Image>,
     network: Network,
     tags: BTreeMap<String, String>,
+    /// Fewer instances than asked for are better than none.
+    partial: bool,
 }
 
 /// Where instances are attached.
@@ -142,6 +144,7 @@ impl<'a> Wish<'a> {
             image,
             network,
             tags: tags(self.launch, &properties)?,
+            partial: settings.partial_launches,
             properties,
         })
     }
@@ -180,7 +183,9 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
 fn image(properties: &Properties, settings: &Settings) -> Result<Option<ImageName>> {
     match &properties.image {
         Some(properties::Image::Name(name)) => ImageName::of(name, settings).map(Some),
-        Some(properties::Image::Pattern(pattern)) => Ok(Some(ImageName::Pattern(pattern.clone()))),
+        Some(properties::Image::Pattern(pattern)) => {
+            Ok(Some(ImageName::Newest(vec![pattern.clone()])))
+        }
         None if properties.launch_template.is_some() || settings.image.is_empty() => Ok(None),
         None => ImageName::of(&settings.image, settings).map(Some),
     }
@@ -361,6 +366,19 @@ impl Offered {
 impl Plan {
     /// Asks EC2 whether it would do it: permission, key pair, profile, launch template.
     pub(super) async fn try_out(&self, api: &Api, launch: &Launch) -> Result<()> {
+        // A dry run is more about permissions than about names.
+        if let Some(key) = self.properties.key() {
+            let answer = api
+                .send("DescribeKeyPairs", |ec2| {
+                    ec2.describe_key_pairs().key_names(key).send()
+                })
+                .await;
+            match answer {
+                // Whoever may not list key pairs may use them all the same.
+                Err(error) if error.class() != Class::Credentials => return Err(error),
+                _ => {}
+            }
+        }
         let outcome = api
             .send("RunInstances", |ec2| {
                 self.request(&ec2, launch)
@@ -450,7 +468,7 @@ impl Plan {
         let count = i32::try_from(launch.slots.len()).unwrap_or(i32::MAX);
         let mut request = ec2
             .run_instances()
-            .min_count(1)
+            .min_count(if self.partial { 1 } else { count })
             .max_count(count)
             .client_token(&launch.token)
             .set_image_id(self.image.as_ref().map(|image| image.id.clone()))

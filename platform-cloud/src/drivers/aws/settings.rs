@@ -45,6 +45,9 @@ pub struct Settings {
     pub catalogue: BTreeMap<String, ImagePattern>,
     /// Most instances that one call makes.
     pub max_launch: u32,
+    /// Whether a zone with room for some instances of a call makes those. False: all of a call or none, for servers that
+    /// make only the least number of what they are asked for, as moto does.
+    pub partial_launches: bool,
 }
 
 /// Images by owner and name, of which the newest counts.
@@ -78,6 +81,7 @@ impl Default for Settings {
             key: String::new(),
             catalogue: BTreeMap::new(),
             max_launch: MAX_LAUNCH,
+            partial_launches: true,
         }
     }
 }

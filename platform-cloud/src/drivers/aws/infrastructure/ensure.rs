@@ -218,32 +218,30 @@ impl<'a> Work<'a> {
             .iter()
             .find(|route| route.destination_cidr_block() == Some(EVERYWHERE));
         match default {
-            Some(route) if route.gateway_id() == Some(gateway) => Ok(()),
-            Some(_) => api
-                .send("ReplaceRoute", |ec2| {
-                    ec2.replace_route()
+            Some(route) if route.gateway_id() == Some(gateway) => return Ok(()),
+            // One that leads to a gateway of former times.
+            Some(_) => {
+                api.send("DeleteRoute", |ec2| {
+                    ec2.delete_route()
                         .route_table_id(id)
                         .destination_cidr_block(EVERYWHERE)
-                        .gateway_id(gateway)
                         .send()
                 })
-                .await
-                .map(drop),
-            None => api
-                .send("CreateRoute", |ec2| {
-                    ec2.create_route()
-                        .route_table_id(id)
-                        .destination_cidr_block(EVERYWHERE)
-                        .gateway_id(gateway)
-                        .send()
-                })
-                .await
-                .map(drop)
-                .or_else(|error| match errors::code(&error) {
-                    "RouteAlreadyExists" => Ok(()),
-                    _ => Err(error),
-                }),
+                .await?;
+            }
+            None => {}
         }
+        let outcome = api
+            .send("CreateRoute", |ec2| {
+                ec2.create_route()
+                    .route_table_id(id)
+                    .destination_cidr_block(EVERYWHERE)
+                    .gateway_id(gateway)
+                    .send()
+            })
+            .await
+            .map(drop);
+        already(outcome, "RouteAlreadyExists")
     }
 
     async fn subnets(&mut self, network: &Network, vpc: &str) -> Result<()> {
