@@ -1,30 +1,36 @@
 //! Calls to platforms: exactly what a plan says, each as a task of its own. What they answer is taken in by the next
 //! pass; nothing is decided here.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use drover_client::PlatformClient;
 use drover_core::{
     Class, Error, Millis, Reason, Result, Sym,
-    node::{Answer, Call as Attempt, Outcome},
+    node::{Answer, Call as Attempt, Outcome, Request},
 };
 use drover_planner::Call;
 use drover_proto::platform::v1 as wire;
-use prost::Message;
 use uuid::Uuid;
 
 use crate::{
     clock,
-    cluster::Cluster,
+    cluster::{Cluster, Inner},
     hooks::Point,
-    intake,
+    infrastructure, intake,
     platform::Verdict,
     probes,
     queue::Urgency,
+    request,
     shared::{Registered, Shared},
     witness::Subject,
 };
 
+/// Metadata of a NO_CAPACITY error that names the one failure domain that has none.
+const FAILURE_DOMAIN: &str = "failure_domain";
 /// Deadline of a Deprovision call: the platform answers when it has begun, not when it is done.
 const DEPROVISION_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of a complete read.
@@ -51,6 +57,11 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
             }
             Call::Deprovision { slot } => deprovision(&shared, &cluster, slot, urgency).await,
             Call::Confirm { platform } => confirm(&shared, &cluster, &platform).await,
+            Call::Infrastructure {
+                platform,
+                uid,
+                asked,
+            } => infrastructure::call(&shared, &cluster, (platform, uid), asked, urgency).await,
         };
         if let Some(urgency) = next {
             shared.queue.push(cluster.uid, urgency);
@@ -59,7 +70,11 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
 }
 
 /// The platform behind a name, if it is the backend that is meant.
-fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, PlatformClient)> {
+pub(crate) fn reach(
+    shared: &Shared,
+    name: &str,
+    uid: &str,
+) -> Result<(Arc<Registered>, PlatformClient)> {
     let registered = shared.require_platform(name)?;
     if registered.platform.identity().0 != uid {
         return Err(Error::new(
@@ -72,14 +87,14 @@ fn reach(shared: &Shared, name: &str, uid: &str) -> Result<(Arc<Registered>, Pla
 }
 
 /// A call that was never made: it made nothing, and may be repeated as it is.
-fn not_sent(platform: &str) -> Error {
+pub(crate) fn not_sent(platform: &str) -> Error {
     Error::new(
         Reason::PlatformRestarted,
         format!("{platform} could not be called in time"),
     )
 }
 
-fn judged(shared: &Arc<Shared>, registered: &Registered, error: Option<&Error>) {
+pub(crate) fn judged(shared: &Arc<Shared>, registered: &Registered, error: Option<&Error>) {
     if registered.platform.judge(error, shared.now()) == Verdict::Changed {
         shared.wake_users(&registered.platform.name, Urgency::Bulk);
     }
@@ -95,7 +110,7 @@ async fn provision(
     deadline: Millis,
     urgency: Urgency,
 ) -> Option<Urgency> {
-    let (platform, uid, class, body, count) = {
+    let (platform, uid, pool, body, count) = {
         let inner = cluster.inner.lock();
         let request = inner.state.requests.get(&id)?;
         let count = inner
@@ -108,7 +123,7 @@ async fn provision(
         (
             request.platform.clone(),
             request.platform_uid.clone(),
-            request.class.clone(),
+            pool_of(&inner, request),
             body,
             count,
         )
@@ -125,8 +140,12 @@ async fn provision(
         if left < Duration::from_millis(500) {
             return Err(not_sent(&platform));
         }
-        let mut message = wire::ProvisionRequest::decode(body)
-            .map_err(|_| Error::internal("the stored request cannot be read"))?;
+        let (mut message, digest) = request::decode(&body)?;
+        if let Some(bootstrap) = &mut message.bootstrap {
+            let data = shared.store.user_data(cluster.uid, &digest).await?;
+            let data = data.ok_or_else(|| digest_not_stored(&digest))?;
+            *bootstrap = request::bootstrap(&data, bootstrap.render);
+        }
         message.fence = Some(shared.fence(cluster.uid));
         message.expected_instance_id = registered.platform.identity().1;
         shared.hooks.reach(Point::BeforeProvision).await;
@@ -141,13 +160,16 @@ async fn provision(
     let mut shown = Vec::new();
     let outcome = match answer {
         Ok((registered, answer)) => {
-            registered.platform.has_again(&class);
+            let domains = answer.nodes.iter().map(|n| n.failure_domain.as_str());
+            if !answer.nodes.is_empty() {
+                registered.platform.has_again(&pool, domains);
+            }
             shown.clone_from(&answer.nodes);
             outcomes(answer, count)
         }
         Err(error) => Err(error),
     };
-    note_capacity(shared, &platform, &class, &outcome, now);
+    note_capacity(shared, &platform, &pool, &outcome, now);
     let mut inner = cluster.inner.lock();
     if let Some(witness) = &inner.witness {
         witness.answered(Subject::Request(id), failure(&outcome));
@@ -171,6 +193,25 @@ async fn provision(
         );
     }
     Some(urgency)
+}
+
+/// What capacity a request takes.
+fn pool_of(inner: &Inner, request: &Request) -> Sym {
+    let group = inner.spec.groups.iter().find(|g| g.path == request.group);
+    let choice = group.and_then(|group| {
+        let mut choices = group.choices.iter();
+        choices.find(|choice| choice.spec_hash == request.spec_hash)
+    });
+    choice.map_or_else(|| request.class.clone(), |choice| choice.pool.clone())
+}
+
+/// User data that is referred to and not there.
+pub(crate) fn digest_not_stored(digest: &str) -> Error {
+    Error::new(
+        Reason::DigestNotStored,
+        format!("no user data with SHA-256 {digest} is stored; apply the data itself"),
+    )
+    .with_metadata("sha256", digest)
 }
 
 /// What became of each index. One that is missing, or stands there twice, is unknown: such an answer proves nothing.
@@ -231,21 +272,34 @@ fn failure(outcome: &Result<Vec<Outcome>>) -> Option<&Error> {
 fn note_capacity(
     shared: &Shared,
     platform: &Sym,
-    class: &Sym,
+    pool: &Sym,
     outcome: &Result<Vec<Outcome>>,
     now: Millis,
 ) {
-    let error = match outcome {
-        Err(error) => Some(error),
-        Ok(outcomes) => outcomes.iter().find_map(|outcome| match outcome {
-            Outcome::Failed(error) if error.class() == Class::NoCapacity => Some(error),
-            Outcome::Made(_) | Outcome::Failed(_) | Outcome::Unknown(_) => None,
-        }),
+    let errors: Vec<&Error> = match outcome {
+        Err(error) => vec![error],
+        Ok(outcomes) => outcomes
+            .iter()
+            .filter_map(|outcome| match outcome {
+                Outcome::Failed(error) => Some(error),
+                Outcome::Made(_) | Outcome::Unknown(_) => None,
+            })
+            .collect(),
     };
-    if let Some(error) = error.filter(|error| error.class() == Class::NoCapacity)
-        && let Some(registered) = shared.platform(platform)
-    {
-        registered.platform.out_of(class, now, error.retry_after());
+    let short = errors
+        .into_iter()
+        .filter(|error| error.class() == Class::NoCapacity);
+    // Many nodes of a request may fail for the same want.
+    let short: BTreeMap<&str, Option<Duration>> = short
+        .map(|error| {
+            let domain = error.metadata().get(FAILURE_DOMAIN);
+            (domain.map_or("", String::as_str), error.retry_after())
+        })
+        .collect();
+    if let Some(registered) = shared.platform(platform) {
+        for (domain, after) in short {
+            registered.platform.out_of(pool, domain, now, after);
+        }
     }
 }
 
@@ -332,7 +386,7 @@ async fn deprovision(
     Some(urgency)
 }
 
-fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
+pub(crate) fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
     let most = (RETRY_FIRST << call.failures.min(16)).min(RETRY_MOST);
     let wait = error
         .retry_after()

@@ -8,6 +8,7 @@ use std::{
 use bytes::Bytes;
 use drover_core::{
     Error, Millis, Result, Sym,
+    infrastructure::Wanted,
     spec::{ClusterSpec, Group, Health, OrphanPolicy},
 };
 use drover_planner::State;
@@ -68,6 +69,7 @@ pub(crate) struct Resolved {
     pub(crate) version: String,
     pub(crate) attributes: drover_core::spec::Object,
     pub(crate) groups: Vec<Group>,
+    pub(crate) infrastructure: Vec<Wanted>,
     pub(crate) orphans: OrphanPolicy,
     pub(crate) orphan_grace: Millis,
 }
@@ -79,6 +81,11 @@ impl Resolved {
             version: spec.version.clone(),
             attributes: spec.settings.attributes.clone(),
             groups: spec.resolve()?,
+            infrastructure: spec
+                .infrastructure
+                .iter()
+                .map(drover_convert::infrastructure::wanted)
+                .collect(),
             orphans: spec.orphans,
             orphan_grace: spec.orphan_grace.map_or(ORPHAN_GRACE, crate::clock::millis),
         })
@@ -86,6 +93,9 @@ impl Resolved {
 
     /// The same with names that many clusters share kept once.
     pub(crate) fn interned(mut self, interner: &Interner) -> Self {
+        for wanted in &mut self.infrastructure {
+            wanted.platform = interner.get(&wanted.platform);
+        }
         for group in &mut self.groups {
             group.path = interner.get(&group.path);
             group.version = interner.get(&group.version);
@@ -119,6 +129,7 @@ impl Cluster {
             head,
             nodes,
             requests,
+            resources,
             ..
         } = row;
         let head = head.unwrap_or_else(|| Versioned {
@@ -133,6 +144,7 @@ impl Cluster {
         state.next_sequence = head.value.next_sequence;
         state.observed_generation = head.value.observed_generation;
         codec::decode_head(&head.value.state, &mut state, interner)?;
+        crate::infrastructure::codec::load(resources, &mut state, interner)?;
         state.nodes.reserve_exact(nodes.len());
         for node in nodes {
             let before = state.nodes.last();

@@ -9,6 +9,7 @@ use drover_core::{
 };
 use drover_planner::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, SmallMap, State,
+    Subject,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -94,6 +95,8 @@ struct NodeRow {
     settled: u64,
     #[prost(uint64, tag = "22")]
     maybe_until: u64,
+    #[prost(string, tag = "23")]
+    host: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -154,6 +157,11 @@ struct BackOffRow {
     etag: String,
     #[prost(string, tag = "9")]
     message: String,
+    /// Empty: not of one machine.
+    #[prost(string, tag = "10")]
+    host: String,
+    #[prost(bool, tag = "11")]
+    capacity: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -207,7 +215,7 @@ const REMOVALS: [RemovalReason; 5] = [
     RemovalReason::Orphan,
 ];
 
-const KINDS: [ConditionKind; 12] = [
+const KINDS: [ConditionKind; 15] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -220,12 +228,16 @@ const KINDS: [ConditionKind; 12] = [
     ConditionKind::Failed,
     ConditionKind::Paused,
     ConditionKind::Deleting,
+    ConditionKind::InfrastructureReady,
+    ConditionKind::InfrastructureFailed,
+    ConditionKind::WaitingForInfrastructure,
 ];
 
-const BACK_OFFS: [BackOffKind; 3] = [
+const BACK_OFFS: [BackOffKind; 4] = [
     BackOffKind::Failure,
     BackOffKind::Rejected,
     BackOffKind::Credentials,
+    BackOffKind::NoCapacity,
 ];
 
 fn number<T: PartialEq>(list: &[T], item: &T) -> u32 {
@@ -275,6 +287,7 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         removal_since: node.removal.map_or(0, |removal| removal.since),
         settled: node.settled,
         maybe_until: node.maybe_until,
+        host: node.host.to_string(),
     }
     .encode_to_vec()
     .into()
@@ -304,6 +317,7 @@ pub(crate) fn decode_node(
         platform: interner.like(&row.platform, before.map(|node| &node.platform)),
         platform_uid: interner.like(&row.platform_uid, before.map(|node| &node.platform_uid)),
         class: interner.like(&row.class, before.map(|node| &node.class)),
+        host: interner.get(&row.host),
         version: interner.like(&row.version, before.map(|node| &node.version)),
         spec_hash: interner.like(&row.spec_hash, before.map(|node| &node.spec_hash)),
         attempts: row.attempts,
@@ -379,6 +393,11 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 next: back_off.next,
                 etag: back_off.etag.to_string(),
                 message: back_off.message.to_string(),
+                host: match &key.subject {
+                    Subject::Host(host) => host.to_string(),
+                    Subject::Nodes | Subject::Capacity => String::new(),
+                },
+                capacity: key.subject == Subject::Capacity,
             })
             .collect(),
         conditions: state
@@ -415,6 +434,13 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
                 group: interner.get(&row.group),
                 spec_hash: interner.get(&row.spec_hash),
                 platform: interner.get(&row.platform),
+                subject: if row.capacity {
+                    Subject::Capacity
+                } else if row.host.is_empty() {
+                    Subject::Nodes
+                } else {
+                    Subject::Host(interner.get(&row.host))
+                },
             };
             let kind = item(&BACK_OFFS, row.kind).ok_or_else(|| damaged("back-off"))?;
             let back_off = BackOff {
@@ -471,6 +497,7 @@ mod tests {
                 platform: "local".into(),
                 platform_uid: "u".into(),
                 class: "c".into(),
+                host: "m-1".into(),
                 version: "1".into(),
                 spec_hash: "h".into(),
                 attempts: 2,

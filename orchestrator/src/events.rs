@@ -5,7 +5,7 @@ use drover_planner::{Condition, ConditionKey, ConditionKind, Op, State};
 use drover_proto::orchestrator::v1::EventSeverity;
 use drover_store::NewEvent;
 
-use crate::api::status::Steps;
+use crate::{api::status::Steps, infrastructure};
 
 /// Most node names in one message; the rest is counted.
 const NAMED: usize = 10;
@@ -50,6 +50,7 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::Forget { .. }
         | Op::Close { .. }
         | Op::TakeOrphan { .. } => true,
+        Op::Infrastructure { change, .. } => change.is_action(),
         Op::Enter { .. }
         | Op::Learn { .. }
         | Op::Attempt { .. }
@@ -165,6 +166,12 @@ impl Maker<'_> {
                 event.platform = Some(platform);
             }
             Op::Condition { key, to } => self.condition(key, to.as_ref()),
+            Op::Infrastructure { key, to, change } => {
+                let told = infrastructure::show::told(self.state, key, to.as_deref(), *change);
+                for (severity, reason, message) in told {
+                    self.add(severity, reason, message).platform = Some(key.0.to_string());
+                }
+            }
             Op::Observed { generation } => {
                 let by = if author.is_empty() {
                     String::new()
@@ -260,6 +267,17 @@ impl Maker<'_> {
             }
             // The generation says it already, as it does when something else is wanted than what was ready.
             (ConditionKind::Ready | ConditionKind::Deleting, _) => return,
+            // Told resource by resource.
+            (ConditionKind::InfrastructureReady | ConditionKind::WaitingForInfrastructure, _) => {
+                return;
+            }
+            (ConditionKind::InfrastructureFailed, true)
+                if to.is_some_and(|condition| *condition.reason == *"Failed") =>
+            {
+                return;
+            }
+            (ConditionKind::InfrastructureFailed, true) => (Warning, "InfrastructureFailed"),
+            (ConditionKind::InfrastructureFailed, false) => (Info, "InfrastructureFailedEnded"),
             (ConditionKind::Paused, true) => (Info, "Paused"),
             (ConditionKind::Paused, false) => (Info, "Resumed"),
             (ConditionKind::PlatformUnavailable, true) => (Warning, "PlatformUnavailable"),
@@ -308,6 +326,7 @@ mod tests {
             platform: "local".into(),
             platform_uid: "u".into(),
             class: "".into(),
+            host: "".into(),
             version: "".into(),
             spec_hash: "h".into(),
             attempts: 1,

@@ -15,6 +15,14 @@ pub enum Point {
     BeforeDeprovision,
     /// It was answered; nobody has taken that in.
     AfterDeprovision,
+    /// An EnsureInfrastructure call is about to be made.
+    BeforeEnsure,
+    /// It was answered; nobody has taken that in.
+    AfterEnsure,
+    /// A ReleaseInfrastructure call is about to be made.
+    BeforeRelease,
+    /// It was answered; nobody has taken that in.
+    AfterRelease,
     /// A complete read is about to be made.
     BeforeConfirm,
     /// It was answered; nobody has taken that in.

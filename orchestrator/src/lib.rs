@@ -13,6 +13,7 @@ mod codec;
 mod events;
 mod follow;
 mod hooks;
+mod infrastructure;
 mod intake;
 mod pass;
 mod platform;
@@ -96,6 +97,7 @@ impl Orchestrator {
             platforms: RwLock::default(),
             registering: tokio::sync::Mutex::default(),
             tombstones: sweep::Tombstones::default(),
+            leaks: infrastructure::Leaks::default(),
             changes: Arc::default(),
             probes: probes::Probes::default(),
             tasks: TaskTracker::new(),
@@ -113,6 +115,7 @@ impl Orchestrator {
         shared.spawn(pass::run(shared.clone()));
         shared.spawn(probes::run(shared.clone()));
         shared.spawn(sweep::run(shared.clone()));
+        shared.spawn(infrastructure::sweep::run(shared.clone()));
         Ok(Self { shared })
     }
 

@@ -19,6 +19,7 @@ use crate::{
     cluster::{Cluster, Inner, Resolved},
     codec, events,
     hooks::Point,
+    infrastructure,
     queue::Urgency,
     request,
     shared::Shared,
@@ -193,6 +194,7 @@ fn plan_with(
         now,
         process_start: shared.clock.start(),
         groups: inner.groups(),
+        infrastructure: &inner.spec.infrastructure,
         health_defaults: &defaults,
         orphans: inner.spec.orphans,
         orphan_grace: inner.spec.orphan_grace,
@@ -253,7 +255,8 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
         } = op
         {
             let body = request::build(cluster, &inner, request, nodes, *group, *choice);
-            bodies.push((request.id, Bytes::from(body.encode_to_vec())));
+            let body = request::encode(&body, &inner.spec.groups[*group]);
+            bodies.push((request.id, body));
         }
     }
     let mut step = encode_step(&inner, &plan.ops, &bodies, now);
@@ -315,9 +318,13 @@ pub(crate) fn encode_step(
             Op::TakeOrphan { node } => {
                 slots.insert(node.slot);
             }
-            Op::BackOff { .. } | Op::Condition { .. } | Op::Observed { .. } => {}
+            Op::BackOff { .. }
+            | Op::Condition { .. }
+            | Op::Observed { .. }
+            | Op::Infrastructure { .. } => {}
         }
     }
+    let below = infrastructure::codec::touched(ops);
     let state = &inner.state;
     let mut touched = State {
         uid: state.uid,
@@ -352,7 +359,7 @@ pub(crate) fn encode_step(
     head.next_sequence = touched.next_sequence;
     head.observed_generation = touched.observed_generation;
     head.state = codec::encode_head(&touched);
-    Step {
+    let mut step = Step {
         expect_head: inner.head.revision,
         expect_desired: Some(inner.desired.revision),
         head,
@@ -381,7 +388,9 @@ pub(crate) fn encode_step(
             .map(Uuid::to_string)
             .collect(),
         ..Step::default()
-    }
+    };
+    infrastructure::codec::fill(&mut step, &below, state, &touched);
+    step
 }
 
 /// What is durable becomes what memory shows.
@@ -448,6 +457,12 @@ fn mark_called(inner: &mut Inner, calls: &[Call]) {
             }
             Call::Confirm { platform } => {
                 inner.state.confirms.or_default(platform.clone()).in_flight = true;
+            }
+            Call::Infrastructure { platform, uid, .. } => {
+                let key = (platform.clone(), uid.clone());
+                if let Some(record) = inner.state.infrastructure.get_mut(&key) {
+                    record.call.in_flight = true;
+                }
             }
         }
     }
@@ -522,6 +537,12 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     inner.bodies = fresh.bodies;
     inner.first_slots = fresh.first_slots;
     inner.state.orphans = old.orphans;
+    for (key, before) in old.infrastructure.iter() {
+        if let Some(record) = inner.state.infrastructure.get_mut(key) {
+            record.sent = before.sent;
+            record.call = before.call;
+        }
+    }
     inner.state.foreign = old.foreign;
     for mut node in old.nodes {
         if let Some(new) = inner.state.node_mut(node.slot) {
@@ -573,6 +594,8 @@ async fn finish(
         };
         (kept, inner.state.next_sequence)
     };
+    // Nothing is made for it any more. Before its record goes, so that no secret is left without one.
+    shared.store.drop_user_data(cluster.uid).await?;
     shared.hooks.reach(Point::BeforeFinish).await;
     let time = i64::try_from(now).unwrap_or(i64::MAX);
     let event = drover_store::NewEvent {

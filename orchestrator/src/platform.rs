@@ -9,7 +9,7 @@ use std::{
 use drover_client::PlatformClient;
 use drover_convert::value;
 use drover_core::{Error, Millis, Reason, Result, Sym};
-use drover_planner::{Limits, PlatformView};
+use drover_planner::{Domains, Limits, PlatformView, Shortage};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -30,6 +30,8 @@ const BREAKER_MOST: Millis = 30_000;
 const CAPACITY_FIRST: Millis = 5_000;
 /// Longest wait after a platform had no capacity.
 const CAPACITY_MOST: Millis = 300_000;
+/// More shortages than that are not remembered once they are over.
+const MAX_SHORTAGES: usize = 1_000;
 /// Longest wait for a permit before a call is given up unsent.
 const PERMIT_WAIT: Duration = Duration::from_secs(20);
 /// Window in which vanished nodes are counted together.
@@ -81,7 +83,9 @@ struct Inner {
     failures: u32,
     suspended_until: Millis,
     probing: bool,
-    capacity: BTreeMap<Sym, (u32, Millis)>,
+    /// By pool and failure domain (empty: all): how often in a row, and until when.
+    capacity: BTreeMap<(Sym, Sym), (u32, Millis)>,
+    domains: Arc<Domains>,
     normal: Arc<Semaphore>,
     urgent: Arc<Semaphore>,
     next_call: Millis,
@@ -89,6 +93,8 @@ struct Inner {
     vanished: VecDeque<Millis>,
     mass_loss: u32,
     warnings: Vec<wire::Warning>,
+    /// Infrastructure of others that it shows.
+    foreign_resources: u32,
     sick: u32,
     total: u32,
 }
@@ -135,6 +141,7 @@ impl Platform {
                 suspended_until: 0,
                 probing: false,
                 capacity: BTreeMap::new(),
+                domains: Arc::default(),
                 normal: Arc::new(Semaphore::new(
                     DEFAULT_CONCURRENCY - DEFAULT_CONCURRENCY / URGENT_SHARE,
                 )),
@@ -144,6 +151,7 @@ impl Platform {
                 vanished: VecDeque::new(),
                 mass_loss: 0,
                 warnings: Vec::new(),
+                foreign_resources: 0,
                 sick: 0,
                 total: 0,
             }),
@@ -209,6 +217,7 @@ impl Platform {
             .unwrap_or(Duration::from_secs(10));
         inner.patience = (3 * crate::clock::millis(poll)).max(15_000);
         inner.etag = handshake.etag.as_str().into();
+        inner.domains = domains(&handshake);
         inner.handshake = Some(Arc::new(handshake));
     }
 
@@ -216,6 +225,7 @@ impl Platform {
     pub(crate) fn refreshed(&self, handshake: wire::Platform) {
         let mut inner = self.inner.lock();
         inner.etag = handshake.etag.as_str().into();
+        inner.domains = domains(&handshake);
         inner.handshake = Some(Arc::new(handshake));
     }
 
@@ -325,8 +335,13 @@ impl Platform {
                 .capacity
                 .iter()
                 .filter(|(_, (_, until))| *until > now)
-                .map(|(class, (_, until))| (class.clone(), *until))
+                .map(|((pool, domain), (_, until))| Shortage {
+                    pool: pool.clone(),
+                    domain: domain.clone(),
+                    until: *until,
+                })
                 .collect(),
+            domains: Arc::clone(&inner.domains),
             sick: inner.sick,
             total: inner.total,
             fenced: inner.fenced,
@@ -479,10 +494,21 @@ impl Platform {
         false
     }
 
-    /// It had none of a node class.
-    pub(crate) fn out_of(&self, class: &Sym, now: Millis, after: Option<Duration>) -> Millis {
+    /// It had nothing of a pool, in this failure domain, or if that is empty, in any.
+    pub(crate) fn out_of(
+        &self,
+        pool: &Sym,
+        domain: &str,
+        now: Millis,
+        after: Option<Duration>,
+    ) -> Millis {
         let mut inner = self.inner.lock();
-        let (times, until) = inner.capacity.entry(class.clone()).or_insert((0, 0));
+        if inner.capacity.len() >= MAX_SHORTAGES {
+            // Those that are over have been forgiven by now.
+            inner.capacity.retain(|_, (_, until)| *until > now);
+        }
+        let key = (pool.clone(), domain.into());
+        let (times, until) = inner.capacity.entry(key).or_insert((0, 0));
         if *until <= now {
             let wait = (CAPACITY_FIRST << (*times).min(16)).min(CAPACITY_MOST);
             *until =
@@ -492,13 +518,31 @@ impl Platform {
         *until
     }
 
-    /// It had some of a node class.
-    pub(crate) fn has_again(&self, class: &Sym) -> bool {
-        self.inner.lock().capacity.remove(class).is_some()
+    /// It had some of a pool, in these failure domains.
+    pub(crate) fn has_again<'a>(
+        &self,
+        pool: &Sym,
+        domains: impl IntoIterator<Item = &'a str>,
+    ) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.capacity.is_empty() {
+            return false;
+        }
+        let before = inner.capacity.len();
+        inner.capacity.remove(&(pool.clone(), Sym::default()));
+        for domain in domains {
+            inner.capacity.remove(&(pool.clone(), domain.into()));
+        }
+        inner.capacity.len() < before
     }
 
     pub(crate) fn set_warnings(&self, warnings: Vec<wire::Warning>) {
         self.inner.lock().warnings = warnings;
+    }
+
+    /// So many resources of others are there. Answers whether that is another number than before.
+    pub(crate) fn set_foreign_resources(&self, count: u32) -> bool {
+        std::mem::replace(&mut self.inner.lock().foreign_resources, count) != count
     }
 
     /// Clusters that nobody here manages: id, owner, number of nodes.
@@ -581,6 +625,18 @@ impl Platform {
             );
             conditions.push(condition("MassLoss", true, "Vanished", &message));
         }
+        if inner.foreign_resources > 0 {
+            let message = format!(
+                "{} resources belong to nobody here; they are left alone",
+                inner.foreign_resources
+            );
+            conditions.push(condition(
+                "ForeignInfrastructure",
+                true,
+                "Foreign",
+                &message,
+            ));
+        }
         pb::Platform {
             name: self.name.to_string(),
             spec: Some(inner.registration.spec.clone()),
@@ -598,6 +654,21 @@ impl Platform {
             create_time: value::to_timestamp_opt(inner.registration.create_time),
         }
     }
+}
+
+/// Failure domains as planners know them. One without labels is a zone of its name.
+fn domains(handshake: &wire::Platform) -> Arc<Domains> {
+    let domains = handshake.failure_domains.iter().map(|domain| {
+        let labels = domain.labels.iter();
+        let mut labels: BTreeMap<Sym, Sym> = labels
+            .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
+            .collect();
+        if labels.is_empty() {
+            labels.insert("zone".into(), domain.name.as_str().into());
+        }
+        (domain.name.as_str().into(), labels)
+    });
+    Arc::new(domains.collect())
 }
 
 impl Inner {
@@ -725,9 +796,12 @@ mod tests {
         let platform = platform();
         platform.snapshot_complete(1_000, time(1));
         let (small, large): (Sym, Sym) = ("small".into(), "large".into());
-        assert_eq!(platform.out_of(&small, 1_000, None), 1_000 + CAPACITY_FIRST);
         assert_eq!(
-            platform.out_of(&small, 2_000, None),
+            platform.out_of(&small, "", 1_000, None),
+            1_000 + CAPACITY_FIRST
+        );
+        assert_eq!(
+            platform.out_of(&small, "", 2_000, None),
             1_000 + CAPACITY_FIRST,
             "many say the same at once"
         );
@@ -736,21 +810,21 @@ mod tests {
                 .view(now)
                 .no_capacity
                 .into_iter()
-                .map(|(class, _)| class)
+                .map(|short| short.pool)
                 .collect::<Vec<_>>()
         };
         assert!(without(2_000) == [&*small].map(Sym::from));
         assert_eq!(
-            platform.out_of(&small, 10_000, None),
+            platform.out_of(&small, "", 10_000, None),
             10_000 + 2 * CAPACITY_FIRST
         );
         assert_eq!(
-            platform.out_of(&large, 10_000, Some(Duration::from_secs(1))),
+            platform.out_of(&large, "", 10_000, Some(Duration::from_secs(1))),
             11_000,
             "its own word counts"
         );
         assert!(without(11_000) == [&*small].map(Sym::from));
-        assert!(platform.has_again(&small) && !platform.has_again(&small));
+        assert!(platform.has_again(&small, []) && !platform.has_again(&small, []));
         assert_eq!(without(2_000), [large]);
     }
 

@@ -192,6 +192,11 @@ fn rebind_records(shared: &Shared, name: &str, old: &str, new: &str) -> Result<(
             .nodes
             .iter()
             .any(|node| *node.platform == *name && *node.platform_uid == *old)
+            || inner
+                .state
+                .infrastructure
+                .keys()
+                .any(|(platform, uid)| **platform == *name && **uid == *old)
     });
     if used {
         let message = format!(
@@ -219,7 +224,18 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
                 .state
                 .requests
                 .values()
-                .any(|request| *request.platform == *name);
+                .any(|request| *request.platform == *name)
+            || inner
+                .state
+                .infrastructure
+                .keys()
+                .any(|(platform, _)| **platform == *name);
+        let named = named
+            || inner
+                .spec
+                .infrastructure
+                .iter()
+                .any(|one| *one.platform == *name);
         if named || recorded {
             users.push(cluster.name.to_string());
         }
@@ -232,9 +248,13 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
         return Err(Error::new(Reason::PlatformInUse, message)
             .with_metadata("clusters", users[..users.len().min(10)].join(",")));
     }
-    if let Some(cluster) = shared.tombstones.user(name) {
+    let left = shared
+        .leaks
+        .user(name)
+        .and_then(|owner| Some(shared.tombstones.last(owner)?.0));
+    if let Some(cluster) = shared.tombstones.user(name).or(left) {
         let message = format!(
-            "{name} still shows a node of {cluster}, which is deleted; it is about to be removed"
+            "{name} still shows something of {cluster}, which is deleted; it is about to be removed"
         );
         return Err(Error::new(Reason::PlatformInUse, message).with_metadata("clusters", cluster));
     }

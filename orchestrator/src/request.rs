@@ -1,12 +1,14 @@
 //! The Provision request of a group, as it is stored and sent.
 
+use bytes::Bytes;
 use drover_convert::{spec::to_placement, value::to_struct};
 use drover_core::{
-    Node, NodeState,
+    Error, Node, NodeState, Result,
     node::Request,
     spec::{Choice, Group},
 };
 use drover_proto::platform::v1 as wire;
+use prost::Message;
 
 use crate::cluster::{Cluster, Inner};
 
@@ -30,7 +32,7 @@ pub(crate) fn build(
         name: node.name(),
         ordinal: Some(node.ordinal),
         role: wire::NodeRole::Active.into(),
-        host_id: None,
+        host_id: (!node.host.is_empty()).then(|| node.host.to_string()),
     });
     let living = |node: &&Node| node.removal.is_none() && node.state != NodeState::Failed;
     let mut peers: Vec<&Node> = inner.state.nodes.iter().filter(living).collect();
@@ -47,7 +49,53 @@ pub(crate) fn build(
         group: Some(resolved_group(spec, choice)),
         peers: peers.into_iter().map(peer).collect(),
         spec_hash: request.spec_hash.to_string(),
+        // Stored by reference; the data itself is put in when it is sent.
+        bootstrap: spec.bootstrap.as_ref().map(|bootstrap| wire::Bootstrap {
+            user_data: None,
+            render: bootstrap.render,
+        }),
+        infrastructure: crate::infrastructure::outputs(&inner.state, &request.platform),
         ..wire::ProvisionRequest::default()
+    }
+}
+
+/// What a stored request says beside the message that is sent: fields that no platform knows, behind it.
+#[derive(Clone, PartialEq, Message)]
+struct Reference {
+    #[prost(string, tag = "1001")]
+    user_data: String,
+}
+
+/// A request as it is stored: the message, with a reference to its user data.
+pub(crate) fn encode(message: &wire::ProvisionRequest, group: &Group) -> Bytes {
+    let mut stored = message.encode_to_vec();
+    if let Some(bootstrap) = &group.bootstrap {
+        let reference = Reference {
+            user_data: bootstrap.sha256.clone(),
+        };
+        stored.extend(reference.encode_to_vec());
+    }
+    stored.into()
+}
+
+/// A stored request, and the digest of its user data. Empty: it has none.
+pub(crate) fn decode(stored: &Bytes) -> Result<(wire::ProvisionRequest, String)> {
+    let damaged = |_| Error::internal("the stored request cannot be read");
+    let message = wire::ProvisionRequest::decode(stored.clone()).map_err(damaged)?;
+    let reference = Reference::decode(stored.clone()).map_err(damaged)?;
+    Ok((message, reference.user_data))
+}
+
+/// User data as platforms are told it: as text where it is text.
+pub(crate) fn bootstrap(data: &[u8], render: bool) -> wire::Bootstrap {
+    use wire::bootstrap::UserData;
+    let user_data = match std::str::from_utf8(data) {
+        Ok(text) => UserData::Text(text.to_owned()),
+        Err(_) => UserData::Binary(data.to_vec()),
+    };
+    wire::Bootstrap {
+        user_data: Some(user_data),
+        render,
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     /// Held by whoever changes registrations.
     pub(crate) registering: tokio::sync::Mutex<()>,
     pub(crate) tombstones: Tombstones,
+    /// Infrastructure that is left of deleted clusters.
+    pub(crate) leaks: crate::infrastructure::Leaks,
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Probes,
     pub(crate) tasks: TaskTracker,
@@ -145,7 +147,8 @@ impl Shared {
             .flat_map(|group| group.choices.iter().map(|choice| &choice.platform));
         let used = inner.state.used.iter().map(|(platform, _)| platform);
         let shown = inner.state.orphans.keys().map(|(platform, _)| platform);
-        for name in wanted.chain(used).chain(shown) {
+        let below = inner.spec.infrastructure.iter().map(|one| &one.platform);
+        for name in wanted.chain(used).chain(shown).chain(below) {
             if !views.contains_key(name)
                 && let Some(registered) = platforms.get(name)
             {
@@ -174,6 +177,11 @@ impl Shared {
                         .groups
                         .iter()
                         .any(|g| g.choices.iter().any(|c| *c.platform == *platform))
+                    || inner
+                        .spec
+                        .infrastructure
+                        .iter()
+                        .any(|one| *one.platform == *platform)
             };
             if uses {
                 self.queue.push(cluster.uid, urgency);

@@ -30,6 +30,11 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
                 "madeNothing": request.made_nothing, "deadlineMs": request.deadline, "bodyBytes": body.len(),
             }))
         }
+        Name::Resource(_, kind, _) if kind == crate::infrastructure::KIND => {
+            let (key, record) = crate::infrastructure::codec::decode(bytes, &interner).ok()?;
+            Some(crate::infrastructure::show::json(&key, &record))
+        }
+        Name::Resource(..) => None,
         Name::Head(_) => {
             let mut state = State::default();
             codec::decode_head(bytes, &mut state, &interner).ok()?;
@@ -56,12 +61,12 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
         }
         Name::Replica(_)
         | Name::Desired(_)
-        | Name::Resource(..)
         | Name::Epoch(_)
         | Name::Owner(_)
         | Name::Meta
         | Name::ClusterName(_)
         | Name::Secret(_)
+        | Name::UserData(..)
         | Name::Tombstone(_)
         | Name::Events(..) => None,
     }

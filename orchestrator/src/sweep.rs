@@ -92,6 +92,14 @@ impl Tombstones {
             .unwrap_or(0)
     }
 
+    /// The name of a deleted cluster, and the sequence after the last that it gave out.
+    pub(crate) fn last(&self, uid: Uuid) -> Option<(String, u64)> {
+        let clusters = self.clusters.lock();
+        clusters
+            .get(&uid)
+            .map(|t| (t.name.clone(), t.next_sequence))
+    }
+
     /// When a cluster was deleted.
     pub(crate) fn deleted(&self, uid: Uuid) -> Option<Millis> {
         self.clusters.lock().get(&uid).map(|t| t.deleted)
@@ -231,13 +239,15 @@ async fn sweep(shared: &Arc<Shared>) {
 }
 
 async fn tidy(shared: &Arc<Shared>) {
-    let late: Vec<Uuid> = shared
+    let mut late = shared.leaks.owners();
+    let nodes: Vec<Uuid> = shared
         .tombstones
         .late
         .lock()
         .values()
         .map(|late| late.owner)
         .collect();
+    late.extend(nodes);
     let settled = |uid: Uuid, _: &drover_store::Tombstone| !late.contains(&uid);
     match shared
         .store

@@ -40,6 +40,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Subject {
     Request(Uuid),
     Slot(u64),
+    /// Infrastructure, by the sequence of its request.
+    Infrastructure(u64),
 }
 
 /// A plan, as it is answered.
@@ -60,6 +62,13 @@ impl Planned {
                 Some(Outcome::Open(Subject::Slot(*slot)))
             }
             Op::TakeOrphan { node } => Some(Outcome::Open(Subject::Slot(node.slot))),
+            Op::Infrastructure {
+                to: Some(record),
+                change,
+                ..
+            } if change.is_action() => {
+                Some(Outcome::Open(Subject::Infrastructure(record.sequence)))
+            }
             Op::Remove { .. } | Op::Forget { .. } | Op::Close { .. } => Some(Outcome::Done),
             _ => None,
         });

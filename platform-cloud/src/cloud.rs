@@ -191,6 +191,14 @@ pub struct Machine {
     pub location: String,
 }
 
+impl Machine {
+    /// Who it is by its tags. `None`: nobody of ours.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        tags::decode(&self.tags, self.launch_index, &self.name)
+    }
+}
+
 /// Machines that are alike but for their slots, to be made by one call.
 #[derive(Clone)]
 pub struct Launch {

@@ -9,7 +9,7 @@ use drover_core::{Error, Reason};
 use drover_platform_cloud::{
     PlatformServer,
     drivers::simulated::{
-        Death, DomainSettings, Fault, Operation, SimulatedHandle, SimulatedSettings,
+        Death, DomainSettings, Fault, HostSettings, Operation, SimulatedHandle, SimulatedSettings,
     },
 };
 use drover_proto::platform::v1::{
@@ -319,6 +319,58 @@ async fn nodes_are_spread_over_those_already_placed() {
     }
     let counts = by_zone(&world.simulated().nodes());
     assert_eq!(counts.into_values().collect::<Vec<_>>(), vec![3, 3, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_named_machine_is_one_node_s_at_a_time_and_belongs_to_one_owner() {
+    let host = |id: &str, zone: &str, by: &str| HostSettings {
+        id: id.to_owned(),
+        failure_domain: zone.to_owned(),
+        claimed_by: by.to_owned(),
+    };
+    let world = World::new(SimulatedSettings {
+        hosts: vec![
+            host("m1", "a", ""),
+            host("m2", "b", ""),
+            host("m3", "a", "bob"),
+        ],
+        ..zones(&[("a", None), ("b", None)])
+    })
+    .await;
+    let on = |request: &mut ProvisionRequest, hosts: &[&str]| {
+        for (slot, host) in request.slots.iter_mut().zip(hosts) {
+            slot.host_id = Some((*host).to_owned());
+        }
+    };
+    let mut request = world.request("x", 0, 4);
+    on(&mut request, &["m1", "m2", "m3", "m9"]);
+    let answer = world.provision(&request).await.unwrap();
+    let made: Vec<_> = answer
+        .nodes
+        .iter()
+        .map(|node| {
+            (
+                node.host_id.as_deref().unwrap(),
+                node.failure_domain.as_str(),
+            )
+        })
+        .collect();
+    assert_eq!(made, [("m1", "a"), ("m2", "b")]);
+    let reasons: Vec<Reason> = answer
+        .failures
+        .iter()
+        .map(|failure| from_rpc_status(failure.error.as_ref().unwrap()).reason())
+        .collect();
+    assert_eq!(reasons, [Reason::HostClaimed, Reason::HostNotFound]);
+
+    let mut other = world.request("y", 0, 1);
+    on(&mut other, &["m1"]);
+    let error = world.provision(&other).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::HostClaimed);
+    assert!(error.message().contains("cluster x"), "{error}");
+    // Nobody takes a machine that is not asked for by its name.
+    let plain = world.provision(&world.request("z", 0, 3)).await.unwrap();
+    assert!(plain.nodes.iter().all(|node| node.host_id.is_none()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -21,7 +21,7 @@ use aws_smithy_http_client::{
     tls::{Provider, rustls_provider::CryptoMode},
 };
 use drover_client::Channel;
-use drover_emulators::{Ec2, Ec2Settings};
+use drover_emulators::ec2::{Ec2, Ec2Settings};
 use drover_orchestrator::Orchestrator;
 use drover_platform_cloud::{DriverSettings, PlatformServer, Settings, drivers::aws};
 use drover_proto::orchestrator::v1::{

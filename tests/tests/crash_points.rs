@@ -5,6 +5,7 @@
 mod sim;
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -14,8 +15,9 @@ use std::{
 
 use drover_core::Error;
 use drover_platform_cloud::drivers::simulated::{
-    Death, ErrorRate, ErrorRates, Fault, Operation, SimulatedSettings,
+    Death, ErrorRate, ErrorRates, Fault, HostSettings, Operation, SimulatedSettings,
 };
+use drover_proto::orchestrator::v1 as pb;
 use sim::{Crash, World, runtime};
 
 /// Says where a failed run died, so that it can be run again.
@@ -265,6 +267,104 @@ fn the_backend_cannot_be_reached_for_a_while() {
         world.delete("one").await;
         world.pass(Duration::from_secs(40)).await;
         world.site.backend.pause_backend(false);
+    });
+}
+
+const MACHINES: [&str; 4] = ["m1", "m2", "m3", "m4"];
+
+/// Every node is on a machine of its own.
+fn assert_on_machines(world: &World) {
+    let nodes = world.site.nodes("one");
+    let used: BTreeSet<&str> = nodes.iter().filter_map(|n| n.host_id.as_deref()).collect();
+    assert_eq!(used.len(), nodes.len(), "{nodes:?}");
+    assert!(used.iter().all(|used| MACHINES.contains(used)), "{used:?}");
+}
+
+#[test]
+fn named_machines_are_claimed_used_again_and_freed() {
+    let mut points = 0;
+    for (variant, mut settings) in variants() {
+        let host = |id: &&str| HostSettings {
+            id: (*id).to_owned(),
+            ..HostSettings::default()
+        };
+        settings.hosts = MACHINES.iter().map(host).collect();
+        let on_machines = |spec: &mut pb::ClusterSpec| {
+            spec.groups[0].placement = Some(pb::Placement {
+                hosts: MACHINES.map(str::to_owned).into(),
+                ..Default::default()
+            });
+        };
+        let scenario = format!("named machines, {variant}");
+        points += at_every_point(&scenario, &settings, async |world| {
+            let groups = [("web", 4)];
+            world
+                .try_apply_with("one", &groups, &on_machines)
+                .await
+                .unwrap();
+            world.converge().await;
+            for how in [Death::Failed, Death::Vanished] {
+                assert_eq!(world.kill("one", 1, how), 1);
+                world.pass(Duration::from_millis(30)).await;
+            }
+            world.converge().await;
+            assert_on_machines(world);
+            world.scale("one", "web", 2).await;
+            world.converge().await;
+            world.scale("one", "web", 3).await;
+            world.converge().await;
+            assert_on_machines(world);
+        });
+    }
+    assert!(points >= 120, "{points} points");
+}
+
+#[test]
+fn user_data_is_the_same_whatever_dies() {
+    in_all_variants("user data", 100, async |world| {
+        let with = |text: &'static str| {
+            move |spec: &mut pb::ClusterSpec| {
+                spec.bootstrap = Some(pb::BootstrapSource {
+                    source: Some(pb::bootstrap_source::Source::Text(text.to_owned())),
+                    render: true,
+                });
+                spec.update = Some(pb::UpdatePolicy {
+                    strategy: pb::UpdateStrategy::OnDelete.into(),
+                    ..Default::default()
+                });
+            }
+        };
+        let backend = world.site.backend.clone();
+        let given = |node: &drover_proto::platform::v1::Node| {
+            String::from_utf8(backend.user_data(&node.node_id).unwrap()).unwrap()
+        };
+        let groups = [("web", 3)];
+        backend.fail_next(
+            Operation::Create,
+            Fault::Refuse(Error::unavailable("not now")),
+        );
+        backend.fail_next(Operation::Create, Fault::LoseAnswer);
+        let first = with("first of {{ node.name }}");
+        world.try_apply_with("one", &groups, &first).await.unwrap();
+        world.converge().await;
+        for node in world.site.nodes("one") {
+            assert_eq!(given(&node), format!("first of {}", node.name));
+        }
+        let second = with("second of {{ node.name }}");
+        world.try_apply_with("one", &groups, &second).await.unwrap();
+        assert_eq!(world.kill("one", 1, Death::Terminated), 1);
+        world.converge().await;
+        let nodes = world.site.nodes("one");
+        let new = nodes
+            .iter()
+            .filter(|n| given(n).starts_with("second of web-"));
+        assert_eq!(new.count(), 1);
+        world.delete("one").await;
+        world
+            .until("the cluster is gone", async |world| {
+                world.cluster("one").await.is_none()
+            })
+            .await;
     });
 }
 

@@ -136,6 +136,18 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.conditions.remove(key);
             }
         },
+        Op::Infrastructure { key, to, .. } => match to {
+            Some(record) => {
+                state.next_sequence = state.next_sequence.max(record.sequence + 1);
+                if !state.used.contains(key) {
+                    state.used.insert(key.clone());
+                }
+                state.infrastructure.insert(key.clone(), (**record).clone());
+            }
+            None => {
+                state.infrastructure.remove(key);
+            }
+        },
         Op::Observed { generation } => state.observed_generation = *generation,
     }
 }

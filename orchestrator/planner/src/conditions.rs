@@ -52,12 +52,14 @@ impl Planner<'_> {
             && !self.state.paused
             && self.state.nodes.is_empty()
             && self.state.requests.is_empty()
+            && self.state.infrastructure.is_empty()
             && self.state.orphans.is_empty();
     }
 
     /// A group is Ready when it has as many available nodes as wanted, and no others.
     fn state_readiness(&mut self) {
         let mut all = !self.state.deleting && !self.input.groups.is_empty();
+        all &= self.state_infrastructure();
         for (at, group) in self.input.groups.iter().enumerate() {
             let size = group.size.unwrap_or(1) as usize;
             let (mut present, mut available) = (0, 0);
@@ -120,6 +122,7 @@ impl Planner<'_> {
                 format!("{count} nodes on {platform}, which {trouble}")
             })
             .collect();
+        words.extend(self.blocking_infrastructure());
         if self.input.orphan_hold && !self.state.orphans.is_empty() {
             let count = self.state.orphans.len();
             words.push(format!(

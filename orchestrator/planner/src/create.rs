@@ -1,12 +1,16 @@
 //! One group: who is asked for, and where.
 
 use drover_core::{
-    Node, NodeState,
+    Millis, Node, NodeState, Sym,
     node::{Call as Attempt, ProbeResult, Request, Seen},
+    spec::Choice,
 };
 use uuid::Uuid;
 
-use crate::{BackOff, BackOffKey, BackOffKind, Call, ConditionKey, ConditionKind, Op, Planner};
+use crate::{
+    BackOff, BackOffKey, BackOffKind, Call, ConditionKey, ConditionKind, Op, Planner, PlatformView,
+    Subject,
+};
 
 impl Planner<'_> {
     /// Asks for what a group lacks, and for so many nodes more than its size.
@@ -86,7 +90,14 @@ impl Planner<'_> {
             (max as usize).saturating_sub(counts[choice])
         });
         if room == 0 {
+            self.note(&spec.path, None, false, "Max", || {
+                format!("{} has its {} nodes", describe(wanted), counts[choice])
+            });
             return Some(0);
+        }
+        if let Some(why) = self.awaits_infrastructure(&wanted.platform) {
+            self.wait_for_infrastructure(&spec.path, &why);
+            return None;
         }
         let Some(view) = self
             .input
@@ -110,15 +121,19 @@ impl Planner<'_> {
             });
             return None;
         };
-        if let Some(until) = view.out_of(&wanted.class, self.input.now) {
+        if let Some(until) = self.out_of(group, choice, view) {
             self.wake(until);
+            let then = if choice + 1 < spec.choices.len() {
+                "; the next choice is asked meanwhile"
+            } else {
+                ""
+            };
+            self.note_until(&spec.path, None, false, "NoCapacity", Some(until), || {
+                format!("{} has no capacity{then}", describe(wanted))
+            });
             return Some(0);
         }
-        let key = BackOffKey {
-            group: spec.path.clone(),
-            spec_hash: wanted.spec_hash.clone(),
-            platform: wanted.platform.clone(),
-        };
+        let key = BackOffKey::of(&spec.path, &wanted.spec_hash, &wanted.platform);
         let back_off = self.back_off(&key).cloned();
         let waits = |b: &&BackOff| {
             b.next > self.input.now && (b.kind != BackOffKind::Rejected || b.etag == view.etag)
@@ -132,6 +147,12 @@ impl Planner<'_> {
             self.note_until(&spec.path, None, false, "BackOff", Some(next), || message);
             return None;
         }
+        let hosts = self.free_hosts(group, &key);
+        let machines = hosts.as_ref().map_or(usize::MAX, Vec::len);
+        if machines == 0 {
+            // It has said of every machine why.
+            return None;
+        }
         let flying = self.in_flight(group, &wanted.platform);
         let flight = spec
             .max_in_flight
@@ -141,6 +162,7 @@ impl Planner<'_> {
             .min(room)
             .min(flight)
             .min(space)
+            .min(machines)
             .min(view.limits.max_batch.max(1) as usize);
         if count == 0 {
             if flight == 0 {
@@ -154,8 +176,12 @@ impl Planner<'_> {
             return None;
         }
         let attempts = back_off.map_or(0, |b| b.failures) + 1;
-        self.request(group, choice, count, attempts, new_id());
+        let hosts = hosts.unwrap_or_default();
+        self.request(group, choice, (count, attempts), hosts, new_id());
         counts[choice] += count;
+        if count == machines {
+            return None;
+        }
         if count < need.min(room) {
             // What is left goes into another request of this choice: with the next plan, so that one step stays
             // small, or when fewer are in flight.
@@ -171,7 +197,73 @@ impl Planner<'_> {
         Some(count)
     }
 
-    fn request(&mut self, group: usize, choice: usize, count: usize, attempts: u32, id: Uuid) {
+    /// The named machines of a group that can be asked for now, in their order: on which nothing of the cluster is, or
+    /// may still be, and which the platform has not just refused. None: the group names none.
+    fn free_hosts(&mut self, group: usize, key: &BackOffKey) -> Option<Vec<Sym>> {
+        let spec = &self.input.groups[group];
+        if spec.placement.hosts.is_empty() {
+            return None;
+        }
+        let mut free = Vec::new();
+        for host in &spec.placement.hosts {
+            let asked = self.plan.ops.iter().any(|op| match op {
+                Op::Request { request, nodes, .. } => {
+                    request.platform == key.platform && nodes.iter().any(|n| n.host == *host)
+                }
+                _ => false,
+            });
+            let on_it = |(node, mark): (&Node, &crate::Mark)| {
+                (node.host == *host && node.platform == key.platform && !mark.forgotten)
+                    .then_some((node.slot, mark.leaving || mark.dead))
+            };
+            let taken = self.state.nodes.iter().zip(&self.marks).find_map(on_it);
+            if let Some((slot, ends)) = taken {
+                if ends {
+                    self.note(&spec.path, Some(slot), false, "Host", || {
+                        format!("{host} is used again when it is proven absent")
+                    });
+                }
+                continue;
+            }
+            let back_off = self.back_off(&key.clone().about(Subject::Host(host.clone())));
+            if let Some((next, message)) = back_off.map(|b| (b.next, b.message.clone()))
+                && next > self.input.now
+            {
+                self.wake(next);
+                self.note_until(&spec.path, None, false, "BackOff", Some(next), || {
+                    format!("{host}: {message}")
+                });
+                continue;
+            }
+            if !asked {
+                free.push(host.clone());
+            }
+        }
+        Some(free)
+    }
+
+    /// Until when a choice is out of capacity: as any cluster was told of what it takes, or this group of itself.
+    fn out_of(&self, group: usize, choice: usize, view: &PlatformView) -> Option<Millis> {
+        let spec = &self.input.groups[group];
+        let wanted = &spec.choices[choice];
+        let now = self.input.now;
+        let key = BackOffKey::of(&spec.path, &wanted.spec_hash, &wanted.platform);
+        let own = self
+            .back_off(&key.about(Subject::Capacity))
+            .map(|b| b.next)
+            .filter(|next| *next > now);
+        let shared = view.out_of(&wanted.pool, &spec.placement.failure_domains, now);
+        own.max(shared)
+    }
+
+    fn request(
+        &mut self,
+        group: usize,
+        choice: usize,
+        (count, attempts): (usize, u32),
+        hosts: Vec<Sym>,
+        id: Uuid,
+    ) {
         let spec = &self.input.groups[group];
         let wanted = &spec.choices[choice];
         let Some(view) = self.input.platforms.get(&wanted.platform) else {
@@ -211,6 +303,7 @@ impl Planner<'_> {
                 platform: wanted.platform.clone(),
                 platform_uid: view.uid.clone(),
                 class: wanted.class.clone(),
+                host: hosts.get(index as usize).cloned().unwrap_or_default(),
                 version: spec.version.clone(),
                 spec_hash: wanted.spec_hash.clone(),
                 attempts,
@@ -274,27 +367,41 @@ impl Planner<'_> {
 
     fn out_of_room(&mut self, group: usize, need: usize) {
         let spec = &self.input.groups[group];
-        let out: Vec<String> = spec
+        let out: Vec<(&Choice, Millis)> = spec
             .choices
             .iter()
-            .filter(|c| {
-                self.input
-                    .platforms
-                    .get(&c.platform)
-                    .is_some_and(|v| v.out_of(&c.class, self.input.now).is_some())
+            .enumerate()
+            .filter_map(|(at, choice)| {
+                let view = self.input.platforms.get(&choice.platform)?;
+                Some((choice, self.out_of(group, at, view)?))
             })
-            .map(|c| c.platform.to_string())
             .collect();
+        let until = out.iter().map(|(_, until)| *until).min();
+        let words: Vec<String> = out.iter().map(|(choice, _)| describe(choice)).collect();
         let message = if out.is_empty() {
             format!("{need} more are wanted, and every platform of the group is at its `max`")
         } else {
-            format!("{need} more are wanted; no capacity on {}", out.join(", "))
+            format!(
+                "{need} more are wanted; no capacity on {}",
+                words.join(", ")
+            )
         };
         let key = ConditionKey {
             group: spec.path.clone(),
             kind: ConditionKind::NoCapacity,
         };
         self.hold(key, "NoCapacity", &message);
-        self.note(&spec.path, None, false, "NoCapacity", || message.clone());
+        self.note_until(&spec.path, None, false, "NoCapacity", until, || {
+            message.clone()
+        });
+    }
+}
+
+/// A choice for people: where, and of which class.
+fn describe(choice: &Choice) -> String {
+    if choice.class.is_empty() {
+        choice.platform.to_string()
+    } else {
+        format!("{} ({})", choice.platform, choice.class)
     }
 }

@@ -1,9 +1,9 @@
 //! One group: who goes.
 
 use drover_core::{
-    Millis, NodeState, Sym,
+    NodeState, Sym,
     node::RemovalReason,
-    spec::{Amount, Group, RemovalOrder},
+    spec::{Amount, Group},
 };
 use uuid::Uuid;
 
@@ -26,6 +26,7 @@ impl Planner<'_> {
     pub(crate) fn plan_group(&mut self, at: usize, new_id: &mut dyn FnMut() -> Uuid) {
         let group = &self.input.groups[at];
         self.hold_back_offs(group);
+        self.hold_hosts(group);
         if self.behind {
             // What is wanted may be as old as the rest of the store.
             self.note(&group.path, None, false, "StoreBehind", || {
@@ -64,8 +65,9 @@ impl Planner<'_> {
     /// Whether there may be more of a group than it may have at most, so that nothing of it is asked for again.
     pub(crate) fn is_over(&self, group: usize) -> bool {
         let own = || self.own(group);
-        let marked = own().any(|at| self.state.nodes[at].marked);
-        let most = Self::size(&self.input.groups[group]) + usize::from(marked);
+        let spec = &self.input.groups[group];
+        let spare = spec.placement.hosts.is_empty() && own().any(|at| self.state.nodes[at].marked);
+        let most = Self::size(spec) + usize::from(spare);
         own().filter(|&at| !self.marks[at].dead).count() > most
     }
 
@@ -159,6 +161,10 @@ impl Planner<'_> {
             });
             return;
         }
+        if let Some(why) = self.lacks.clone() {
+            self.wait_for_infrastructure(&spec.path, &why);
+            return;
+        }
         sick.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].slot));
         for at in sick {
             let node = &self.state.nodes[at];
@@ -170,11 +176,7 @@ impl Planner<'_> {
                 continue;
             }
             // Removed now, it could not be replaced yet: it stays until it can.
-            let key = BackOffKey {
-                group: spec.path.clone(),
-                spec_hash: hash,
-                platform: platform.clone(),
-            };
+            let key = BackOffKey::of(&spec.path, &hash, &platform);
             if let Some(next) = self
                 .back_off(&key)
                 .map(|b| b.next)
@@ -235,13 +237,20 @@ impl Planner<'_> {
             .filter(|&at| self.state.nodes[at].marked && self.is_removable(at))
             .collect();
         let spec = &self.input.groups[group];
-        let mut spare = 1;
+        // A successor on the same machine can only come after it.
+        let delete_first = !spec.placement.hosts.is_empty();
+        let floor = Self::size(spec).saturating_sub(usize::from(delete_first));
+        let mut spare = usize::from(!delete_first);
         for &at in &marked {
             let others = self.tally(group).available - usize::from(self.marks[at].available);
-            if self.may_serve(at) && others < Self::size(spec) {
+            if self.may_serve(at) && others < floor {
                 let slot = self.state.nodes[at].slot;
                 self.note(&spec.path, Some(slot), false, "Budget", || {
-                    "replaced when its successor is Ready".into()
+                    if delete_first {
+                        "replaced when all others are Ready".into()
+                    } else {
+                        "replaced when its successor is Ready".into()
+                    }
                 });
                 continue;
             }
@@ -263,10 +272,8 @@ impl Planner<'_> {
         if surplus == 0 {
             return;
         }
-        let mut order = tally.certain;
-        order.sort_by_key(|&at| self.removal_rank(at, spec.removal_order));
         let mut available = tally.available;
-        for at in order.into_iter().take(surplus) {
+        for at in self.removal_order(group, tally.certain, surplus) {
             if self.may_serve(at) {
                 if available <= Self::size(spec) {
                     let slot = self.state.nodes[at].slot;
@@ -286,39 +293,18 @@ impl Planner<'_> {
     }
 
     /// Whether a node may be Ready: not seen to be so now, it may be so all the same.
-    fn may_serve(&self, at: usize) -> bool {
+    pub(crate) fn may_serve(&self, at: usize) -> bool {
         self.marks[at].available || self.state.nodes[at].state == NodeState::Ready
-    }
-
-    /// Who goes first: marked, unhealthy, not yet Ready, outdated, then by age; never random.
-    fn removal_rank(
-        &self,
-        at: usize,
-        order: RemovalOrder,
-    ) -> (bool, bool, bool, bool, Millis, u64) {
-        let node = &self.state.nodes[at];
-        let age = match order {
-            RemovalOrder::Newest => (Millis::MAX - node.create_time, u64::MAX - node.slot),
-            RemovalOrder::Oldest => (node.create_time, node.slot),
-        };
-        let sick = self.marks[at].sick || node.state == NodeState::Unhealthy;
-        (
-            !node.marked,
-            !sick,
-            self.marks[at].available,
-            !self.is_outdated(at),
-            age.0,
-            age.1,
-        )
     }
 
     /// Whether a node is not what its group wants now.
     pub(crate) fn is_outdated(&self, at: usize) -> bool {
         let group = self.input.groups.get(usize::from(self.marks[at].group));
+        let node = &self.state.nodes[at];
         group.is_some_and(|g| {
-            g.choices
-                .iter()
-                .all(|c| c.spec_hash != self.state.nodes[at].spec_hash)
+            let hosts = &g.placement.hosts;
+            g.choices.iter().all(|c| c.spec_hash != node.spec_hash)
+                || !hosts.is_empty() && !hosts.contains(&node.host)
         })
     }
 }

@@ -9,28 +9,33 @@ mod apply;
 mod conditions;
 mod create;
 mod group;
+mod infrastructure;
 mod observe;
 mod orphans;
 mod platform;
 mod remove;
 mod requests;
 mod small;
+mod spread;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, NodeState, Phase, Sym,
+    infrastructure::{Asked, Infrastructure, Wanted},
     node::{RemovalReason, Request},
     spec::{Group, OrphanPolicy},
 };
 use uuid::Uuid;
 
 pub use apply::apply;
-pub use platform::{Limits, PlatformView};
+pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEASE_TIMEOUT};
+pub use platform::{Domains, Limits, PlatformView, Shortage};
 pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Orphan, State,
+    Subject,
 };
 
 /// Most nodes in one request, and rows after which a plan begins nothing new. The last thing begun may touch one whole
@@ -51,6 +56,8 @@ pub struct Input<'a> {
     pub process_start: Millis,
     /// The groups wanted. Empty when the cluster is being deleted.
     pub groups: &'a [Group],
+    /// The infrastructure wanted; of no account when the cluster is being deleted.
+    pub infrastructure: &'a [Wanted],
     /// Defaults for the health of groups that say nothing, by position in `groups`; from their templates.
     pub health_defaults: &'a [Option<drover_core::spec::Health>],
     /// What becomes of orphans.
@@ -184,6 +191,15 @@ pub enum Op {
         /// What it says from now on. Absent: it does not hold.
         to: Option<Condition>,
     },
+    /// The record of infrastructure changes, or ends.
+    Infrastructure {
+        /// Which backend it is on.
+        key: BackendKey,
+        /// What it is from now on. Absent: its record goes.
+        to: Option<Box<Infrastructure>>,
+        /// What that is.
+        change: InfrastructureChange,
+    },
     /// The record is about this generation from now on.
     Observed {
         /// The generation.
@@ -210,6 +226,15 @@ pub enum Call {
     Confirm {
         /// The platform.
         platform: Sym,
+    },
+    /// Asks about infrastructure: that it be made or freed, or what there is of it.
+    Infrastructure {
+        /// The platform.
+        platform: Sym,
+        /// Uid of the backend.
+        uid: Sym,
+        /// What is asked.
+        asked: Asked,
     },
 }
 
@@ -272,6 +297,10 @@ struct Planner<'a> {
     closed: Vec<Uuid>,
     /// Whether this store is older than what platforms show.
     behind: bool,
+    /// Infrastructure that this plan changes, as it leaves it.
+    infrastructure: Vec<(BackendKey, Infrastructure)>,
+    /// What of the infrastructure nodes wait for.
+    lacks: Option<String>,
     /// Conditions that hold after this plan.
     holds: BTreeMap<ConditionKey, Condition>,
     /// Slots whose rows the operations change.
@@ -299,6 +328,8 @@ pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
         backoffs: BTreeMap::new(),
         closed: Vec::new(),
         behind: false,
+        infrastructure: Vec::new(),
+        lacks: None,
         holds: BTreeMap::new(),
         touched: BTreeSet::new(),
         rows: 0,
@@ -319,8 +350,10 @@ impl Planner<'_> {
             self.note("", None, false, "Paused", || {
                 "the cluster is paused: nothing is made, healed or removed".into()
             });
+            self.note_lacking();
         } else {
             self.settle_requests();
+            self.plan_infrastructure();
             if !self.state.deleting {
                 for group in 0..self.input.groups.len() {
                     self.plan_group(group, new_id);
@@ -416,7 +449,9 @@ impl Planner<'_> {
                     .filter(|node| node.request == *request);
                 self.touched.extend(own.map(|node| node.slot));
             }
-            Op::Attempt { .. } | Op::MadeNothing { .. } => self.rows += 1,
+            Op::Attempt { .. } | Op::MadeNothing { .. } | Op::Infrastructure { .. } => {
+                self.rows += 1;
+            }
             Op::TakeOrphan { node } => {
                 self.touched.insert(node.slot);
             }

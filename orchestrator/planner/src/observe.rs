@@ -373,11 +373,7 @@ impl<'a> Planner<'a> {
     /// A back-off ends when a node that was asked for after the last failure has been Ready long enough.
     fn watch_stability(&mut self, node: &Node, group: Option<&Group>) {
         let Some(group) = group else { return };
-        let key = crate::BackOffKey {
-            group: node.group.clone(),
-            spec_hash: node.spec_hash.clone(),
-            platform: node.platform.clone(),
-        };
+        let key = crate::BackOffKey::of(&node.group, &node.spec_hash, &node.platform);
         let Some(back_off) = self.back_off(&key) else {
             return;
         };

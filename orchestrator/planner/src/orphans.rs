@@ -105,6 +105,7 @@ impl Planner<'_> {
             platform: platform.clone(),
             platform_uid: orphan.platform_uid.clone(),
             class: Sym::default(),
+            host: Sym::default(),
             version: Sym::default(),
             spec_hash: Sym::default(),
             attempts: 0,

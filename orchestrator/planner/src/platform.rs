@@ -1,6 +1,22 @@
 //! What is known of a platform, as far as plans depend on it.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use drover_core::{Millis, Sym};
+
+/// Failure domains of a platform: name to topology labels.
+pub type Domains = BTreeMap<Sym, BTreeMap<Sym, Sym>>;
+
+/// What a platform has none of now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Of what (`Choice::pool`).
+    pub pool: Sym,
+    /// In which failure domain. Empty: in all of them.
+    pub domain: Sym,
+    /// Until when nobody asks again.
+    pub until: Millis,
+}
 
 /// A platform as it can be seen now.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +38,10 @@ pub struct PlatformView {
     pub limits: Limits,
     /// Time from accepted to running before a node is sick, where groups say nothing.
     pub provision_timeout: Millis,
-    /// Node classes that it has none of now, and until when nobody asks again.
-    pub no_capacity: Vec<(Sym, Millis)>,
+    /// What it has none of now, as any cluster was told.
+    pub no_capacity: Vec<Shortage>,
+    /// Its failure domains.
+    pub domains: Arc<Domains>,
     /// Sick nodes on it, over all clusters.
     pub sick: u32,
     /// Nodes on it, over all clusters.
@@ -69,13 +87,37 @@ impl PlatformView {
         self.visible && *self.uid == *uid
     }
 
-    /// Until when it has none of a node class.
+    /// Until when it has nothing of a pool in any of these failure domains. None named: in any that it has.
     #[must_use]
-    pub fn out_of(&self, class: &str, now: Millis) -> Option<Millis> {
-        self.no_capacity
+    pub fn out_of(&self, pool: &str, domains: &[String], now: Millis) -> Option<Millis> {
+        let short: Vec<&Shortage> = self
+            .no_capacity
             .iter()
-            .filter(|(c, until)| **c == *class && *until > now)
-            .map(|(_, until)| *until)
-            .max()
+            .filter(|short| *short.pool == *pool && short.until > now)
+            .collect();
+        let until = |domain: &str| {
+            let own = short.iter().filter(|short| *short.domain == *domain);
+            own.map(|short| short.until).max()
+        };
+        if short.is_empty() {
+            return None;
+        }
+        let each: Option<Vec<Millis>> = if domains.is_empty() {
+            self.domains.keys().map(|domain| until(domain)).collect()
+        } else {
+            domains.iter().map(|domain| until(domain)).collect()
+        };
+        // The first of them that may have some again.
+        let each = each.and_then(|each| each.into_iter().min());
+        until("").max(each)
+    }
+
+    /// The value of a topology key in a failure domain. Empty: not known.
+    #[must_use]
+    pub fn topology(&self, domain: &str, key: &str) -> &str {
+        self.domains
+            .get(domain)
+            .and_then(|labels| labels.get(key))
+            .map_or("", |value| value)
     }
 }

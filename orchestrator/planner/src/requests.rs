@@ -1,7 +1,7 @@
 //! Requests: taking in what was answered, closing, sending again, counting failures.
 
 use drover_core::{
-    Class, Error, Millis, Node, NodeState,
+    Class, Error, Millis, Node, NodeState, Reason,
     node::{Answer, Outcome, Request},
     spec::Group,
 };
@@ -9,13 +9,17 @@ use uuid::Uuid;
 
 use crate::{
     BackOff, BackOffKey, BackOffKind, Call, ConditionKey, ConditionKind, Limits, NO_GROUP, Op,
-    Planner, SLOW_CADENCE,
+    Planner, SLOW_CADENCE, Subject,
 };
 
 /// Wait after the second failure in a row; it doubles with each further one. The first is retried at once.
 const FIRST_BACK_OFF: Millis = 2_000;
 /// Wait after the backend refused the platform's credentials; people have to act, and may do so at any time.
 const CREDENTIALS_BACK_OFF: Millis = 60_000;
+/// First wait after a platform had no capacity; it doubles.
+const CAPACITY_FIRST: Millis = 5_000;
+/// Longest wait after a platform had no capacity.
+const CAPACITY_MOST: Millis = 300_000;
 /// Longest wait before a request of unknown outcome is sent again.
 const MAX_RESEND: Millis = 60_000;
 /// First wait before a request of unknown outcome is sent again, where the platform recognises it at once.
@@ -62,6 +66,8 @@ impl Planner<'_> {
             answer.at
         };
         self.close_settled(request.id, until, answer.at);
+        let out = |outcome: &Outcome| matches!(outcome, Outcome::Failed(error) if error.class() == Class::NoCapacity);
+        let whole = !outcomes.iter().any(out);
         for at in 0..self.state.nodes.len() {
             let node = &self.state.nodes[at];
             if node.request != request.id {
@@ -69,7 +75,7 @@ impl Planner<'_> {
             }
             match outcomes.get(node.index as usize) {
                 Some(Outcome::Made(id)) => {
-                    self.end_refusal(request);
+                    self.end_refusal(request, node, whole);
                     if node.node_id.is_none() {
                         self.op(Op::Learn {
                             slot: node.slot,
@@ -84,17 +90,21 @@ impl Planner<'_> {
     }
 
     /// What a platform accepts it does not refuse any more.
-    fn end_refusal(&mut self, request: &Request) {
-        let key = BackOffKey {
-            group: request.group.clone(),
-            spec_hash: request.spec_hash.clone(),
-            platform: request.platform.clone(),
-        };
+    fn end_refusal(&mut self, request: &Request, node: &Node, whole: bool) {
+        let key = BackOffKey::of(&request.group, &request.spec_hash, &request.platform);
         if self
             .back_off(&key)
             .is_some_and(|b| b.kind != BackOffKind::Failure)
         {
-            self.set_back_off(key, None);
+            self.set_back_off(key.clone(), None);
+        }
+        let host = (!node.host.is_empty()).then(|| Subject::Host(node.host.clone()));
+        // Where it made some and had none for others, it is out for now.
+        for subject in whole.then_some(Subject::Capacity).into_iter().chain(host) {
+            let key = key.clone().about(subject);
+            if self.back_off(&key).is_some() {
+                self.set_back_off(key, None);
+            }
         }
     }
 
@@ -115,7 +125,11 @@ impl Planner<'_> {
                         request.id,
                         request.deadline.max(answer.at) + limits.max_creation_time,
                     );
-                    self.fail(request, class, error);
+                    for node in &self.state.nodes {
+                        if node.request == request.id {
+                            self.fail(request, class, error, node);
+                        }
+                    }
                 }
             }
             Class::Stale => self.op(Op::MadeNothing {
@@ -148,26 +162,38 @@ impl Planner<'_> {
             lost: false,
         });
         self.marks[at].forgotten = true;
-        self.fail(request, class, error);
+        self.fail(request, class, error, node);
     }
 
-    fn fail(&mut self, request: &Request, class: Class, error: &Error) {
+    /// Counts a failure: of one machine where the platform says so of it, otherwise of the whole choice.
+    fn fail(&mut self, request: &Request, class: Class, error: &Error, node: &Node) {
         let kind = match class {
-            // Counted for the whole platform by who made the call.
-            Class::NoCapacity => return,
+            Class::NoCapacity => BackOffKind::NoCapacity,
             Class::Cannot => BackOffKind::Rejected,
             Class::Credentials => BackOffKind::Credentials,
             Class::Stale | Class::Reused | Class::Unknown => BackOffKind::Failure,
         };
-        let key = BackOffKey {
-            group: request.group.clone(),
-            spec_hash: request.spec_hash.clone(),
-            platform: request.platform.clone(),
-        };
+        let key = BackOffKey::of(&request.group, &request.spec_hash, &request.platform);
         let retries = self
             .group_of(request)
             .map_or(3, |group| self.input.groups[group].remediation.max_retries);
-        self.count(key, kind, retries, error.message());
+        let about_host = matches!(error.reason(), Reason::HostNotFound | Reason::HostClaimed);
+        let host = &node.host;
+        let subject = if about_host && !host.is_empty() {
+            // An error of the whole call may be about another machine of it.
+            let named = error.resource().map_or("", |(_, named)| named);
+            let mut nodes = self.state.nodes.iter();
+            if *named != **host && nodes.any(|n| n.request == request.id && *n.host == *named) {
+                return;
+            }
+            Subject::Host(host.clone())
+        } else if kind == BackOffKind::NoCapacity {
+            Subject::Capacity
+        } else {
+            Subject::Nodes
+        };
+        let wait = error.retry_after().map(crate::observe::millis);
+        self.count(key.about(subject), kind, retries, error.message(), wait);
     }
 
     /// Counts the end of a node that did not live long enough to show that such nodes work.
@@ -182,11 +208,7 @@ impl Planner<'_> {
         if node.stable || node.removal.is_some() || self.ran_stably(node, Some(group)) {
             return;
         }
-        let key = BackOffKey {
-            group: node.group.clone(),
-            spec_hash: node.spec_hash.clone(),
-            platform: node.platform.clone(),
-        };
+        let key = BackOffKey::of(&node.group, &node.spec_hash, &node.platform);
         if self
             .back_off(&key)
             .is_some_and(|b| node.create_time < b.last)
@@ -194,14 +216,21 @@ impl Planner<'_> {
             // It was asked for before the last failure was known: it says nothing new.
             return;
         }
-        self.count(key, kind, group.remediation.max_retries, message);
+        self.count(key, kind, group.remediation.max_retries, message, None);
     }
 
     fn group_of(&self, request: &Request) -> Option<usize> {
         self.paths.get(&*request.group).map(|&at| usize::from(at))
     }
 
-    fn count(&mut self, key: BackOffKey, kind: BackOffKind, retries: u32, message: &str) {
+    fn count(
+        &mut self,
+        key: BackOffKey,
+        kind: BackOffKind,
+        retries: u32,
+        message: &str,
+        asked: Option<Millis>,
+    ) {
         if self.failed.contains(&key) {
             return;
         }
@@ -214,6 +243,9 @@ impl Planner<'_> {
         let wait = match kind {
             BackOffKind::Rejected => SLOW_CADENCE,
             BackOffKind::Credentials => CREDENTIALS_BACK_OFF,
+            BackOffKind::NoCapacity => asked
+                .unwrap_or(CAPACITY_FIRST << (failures - 1).min(16))
+                .min(CAPACITY_MOST),
             BackOffKind::Failure if failures >= retries => SLOW_CADENCE,
             BackOffKind::Failure if failures == 1 => 0,
             BackOffKind::Failure => (FIRST_BACK_OFF << (failures - 2).min(20)).min(SLOW_CADENCE),
@@ -518,11 +550,7 @@ impl Planner<'_> {
     /// Conditions of a group that its back-offs give.
     pub(crate) fn hold_back_offs(&mut self, group: &Group) {
         for choice in &group.choices {
-            let key = BackOffKey {
-                group: group.path.clone(),
-                spec_hash: choice.spec_hash.clone(),
-                platform: choice.platform.clone(),
-            };
+            let key = BackOffKey::of(&group.path, &choice.spec_hash, &choice.platform);
             let Some(back_off) = self.back_off(&key).cloned() else {
                 continue;
             };
@@ -533,7 +561,7 @@ impl Planner<'_> {
                     (ConditionKind::PlatformUnavailable, "CREDENTIALS_REFUSED")
                 }
                 BackOffKind::Failure if failed => (ConditionKind::Failed, "PlatformFailed"),
-                BackOffKind::Failure => continue,
+                BackOffKind::Failure | BackOffKind::NoCapacity => continue,
             };
             let message = match kind {
                 ConditionKind::Failed => {
@@ -553,6 +581,35 @@ impl Planner<'_> {
                 &message,
             );
         }
+    }
+
+    /// The condition of a group of which named machines cannot be had, and when each is tried again.
+    pub(crate) fn hold_hosts(&mut self, group: &Group) {
+        if group.placement.hosts.is_empty() {
+            return;
+        }
+        let mut words = Vec::new();
+        for choice in &group.choices {
+            let key = BackOffKey::of(&group.path, &choice.spec_hash, &choice.platform);
+            for host in &group.placement.hosts {
+                let key = key.clone().about(Subject::Host(host.clone()));
+                let Some(back_off) = self.back_off(&key).cloned() else {
+                    continue;
+                };
+                if back_off.next > self.input.now {
+                    self.wake(back_off.next);
+                }
+                words.push(format!("{host}: {}", back_off.message));
+            }
+        }
+        if words.is_empty() {
+            return;
+        }
+        let key = ConditionKey {
+            group: group.path.clone(),
+            kind: ConditionKind::Rejected,
+        };
+        self.hold(key, "HostRejected", &words.join("; "));
     }
 
     /// Whether a node belongs to no group that is wanted.

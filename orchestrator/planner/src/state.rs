@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, Sym,
+    infrastructure::Infrastructure,
     node::{Call, Request},
 };
 use uuid::Uuid;
 
-use crate::SmallMap;
+use crate::{SmallMap, infrastructure::BackendKey};
 
 /// What is recorded of a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +32,8 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// Open requests.
     pub requests: SmallMap<Uuid, Request>,
+    /// Infrastructure, by backend.
+    pub infrastructure: SmallMap<BackendKey, Infrastructure>,
     /// Back-offs.
     pub backoffs: SmallMap<BackOffKey, BackOff>,
     /// Conditions that hold.
@@ -76,6 +79,39 @@ pub struct BackOffKey {
     pub spec_hash: Sym,
     /// Name of the platform.
     pub platform: Sym,
+    /// What of it.
+    pub subject: Subject,
+}
+
+impl BackOffKey {
+    /// Of making nodes in a group by one choice.
+    #[must_use]
+    pub fn of(group: &Sym, spec_hash: &Sym, platform: &Sym) -> Self {
+        Self {
+            group: group.clone(),
+            spec_hash: spec_hash.clone(),
+            platform: platform.clone(),
+            subject: Subject::Nodes,
+        }
+    }
+
+    /// The same choice, and another subject of it.
+    #[must_use]
+    pub fn about(mut self, subject: Subject) -> Self {
+        self.subject = subject;
+        self
+    }
+}
+
+/// What a back-off of a choice holds back.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// All nodes.
+    Nodes,
+    /// All nodes, for want of capacity: meanwhile the group goes on with its next choice.
+    Capacity,
+    /// Those on one named machine.
+    Host(Sym),
 }
 
 /// Why and until when nothing is tried.
@@ -104,6 +140,8 @@ pub enum BackOffKind {
     Rejected,
     /// The backend refuses the platform's credentials.
     Credentials,
+    /// The platform has none of it now.
+    NoCapacity,
 }
 
 /// Which condition: of the cluster (empty group) or of a group.
@@ -134,6 +172,9 @@ pub enum ConditionKind {
     Failed,
     Paused,
     Deleting,
+    InfrastructureReady,
+    InfrastructureFailed,
+    WaitingForInfrastructure,
 }
 
 impl ConditionKind {
@@ -153,6 +194,9 @@ impl ConditionKind {
             Self::Failed => "Failed",
             Self::Paused => "Paused",
             Self::Deleting => "Deleting",
+            Self::InfrastructureReady => "InfrastructureReady",
+            Self::InfrastructureFailed => "InfrastructureFailed",
+            Self::WaitingForInfrastructure => "WaitingForInfrastructure",
         }
     }
 }

@@ -47,6 +47,14 @@ fn random_groups(world: &mut World) -> Vec<Group> {
             for c in &mut group.choices {
                 *c = choice(&c.platform, version);
             }
+            if platforms.len() == 1 && world.rng.u8(0..3) == 0 {
+                group.placement.hosts = (0..world.rng.usize(5..8))
+                    .map(|host| format!("g{at}-m{host}").into())
+                    .collect();
+            }
+            if platforms.len() > 1 && world.rng.bool() {
+                group.choices[0].max = Some(world.rng.u32(0..4));
+            }
             if world.rng.u8(0..4) == 0 {
                 group.max_in_flight = Some(world.rng.u32(1..3));
             }
@@ -64,6 +72,7 @@ fn foreign() -> Thing {
         ordinal: 0,
         sequence: 1,
         group: "g0".into(),
+        host: "".into(),
         phase: Phase::Running,
         ready: true,
         hidden_until: 0,

@@ -21,7 +21,7 @@ use drover_planner::{
 use uuid::Uuid;
 use world::{
     World,
-    build::{CALL, CREATION, HIDDEN, choice, group, sym},
+    build::{CALL, CREATION, HIDDEN, choice, group, shortage, sym},
 };
 
 /// A world in which nothing happens by itself; platforms can be seen.
@@ -325,7 +325,7 @@ fn rule_5_the_next_platform_is_for_no_capacity_alone() {
     assert!(requests(&planned).is_empty() && waits_for(&planned, "PlatformUnavailable"));
     world.views.get_mut("a").unwrap().callable = true;
     let until = world.now + 60_000;
-    world.views.get_mut("a").unwrap().no_capacity = vec![(sym(""), until)];
+    world.views.get_mut("a").unwrap().no_capacity = vec![shortage(until)];
     assert_eq!(requests(&step(&mut world)), [("b", 2)]);
 }
 
@@ -343,7 +343,7 @@ fn rule_5_no_capacity_anywhere_is_said() {
     let mut world = still(vec![group("data", 5, &["a", "b"])]);
     let until = world.now + 60_000;
     for view in world.views.values_mut() {
-        view.no_capacity = vec![(sym(""), until)];
+        view.no_capacity = vec![shortage(until)];
     }
     let planned = step(&mut world);
     assert!(waits_for(&planned, "NoCapacity"));
@@ -617,11 +617,7 @@ fn back_offs_of_what_is_wanted_no_more_do_not_pile_up() {
     let mut world = ready(1);
     for version in ["v2", "v3", "v4"] {
         node(&mut world, 1).spec_hash = sym(version);
-        let key = BackOffKey {
-            group: sym("data"),
-            spec_hash: sym(version),
-            platform: sym("a"),
-        };
+        let key = BackOffKey::of(&sym("data"), &sym(version), &sym("a"));
         let old = BackOff {
             kind: BackOffKind::Failure,
             failures: 2,

@@ -10,7 +10,7 @@ use drover_store::{Lane, NewEvent, Step};
 use super::Api;
 use crate::{
     cluster::{Cluster, Inner},
-    pass,
+    infrastructure, pass,
     queue::Urgency,
 };
 
@@ -190,6 +190,13 @@ fn next_step(
                 lost: false,
             });
         }
+    }
+    if let Some((op, told)) = last
+        .then(|| infrastructure::show::abandon(&inner.state, backend, now))
+        .flatten()
+    {
+        ops.push(op);
+        events.extend(told);
     }
     // The last step also says that nothing of the cluster is there any more.
     let used = last && inner.state.used.remove(backend);

@@ -232,7 +232,9 @@ impl Api {
             Arc::new(Cluster::create(Uuid::now_v7(), desired, checked.resolved))
         } else {
             self.shared.hooks.reach(Point::BeforeApply).await;
-            let (uid, revision) = self.shared.store.create_cluster(value.clone()).await?;
+            let data = checked.user_data.to_store();
+            let store = &self.shared.store;
+            let (uid, revision) = store.create_cluster_with(value.clone(), data).await?;
             self.shared.hooks.reach(Point::AfterApply).await;
             let desired = Versioned { value, revision };
             answer.revision = revision;
@@ -267,12 +269,14 @@ impl Api {
         remove_groups: &[String],
         validate_only: bool,
     ) -> Result<pb::ApplyClusterResponse> {
+        let data = self.user_data_of_change(cluster, &checked).await?;
         let (desired, same) = {
             let inner = cluster.inner.lock();
             refuse_kept(&checked.spec, remove_groups)?;
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
             refuse_outdating(&inner, &checked.resolved)?;
+            crate::infrastructure::check::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired.clone();
             let same = desired.value.labels == checked.labels
                 && stored_spec(&desired.value.spec)? == checked.spec;
@@ -306,7 +310,8 @@ impl Api {
             }
             self.shared.revision()
         } else {
-            let revision = self.store(cluster, desired, Some(checked.resolved)).await?;
+            let spec = Some(checked.resolved);
+            let revision = self.store_with(cluster, desired, spec, data).await?;
             shown = self.shown(cluster);
             revision
         };
@@ -453,10 +458,10 @@ fn refuse_outdating(inner: &Inner, resolved: &Resolved) -> Result<()> {
             .iter()
             .filter(|node| node.group == group.path && node.removal.is_none())
             .filter(|node| {
-                group
-                    .choices
-                    .iter()
-                    .all(|choice| choice.spec_hash != node.spec_hash)
+                let hosts = &group.placement.hosts;
+                let moved = !hosts.is_empty() && !hosts.contains(&node.host);
+                let mut choices = group.choices.iter();
+                moved || choices.all(|choice| choice.spec_hash != node.spec_hash)
             })
             .count();
         if outdated > 0 {

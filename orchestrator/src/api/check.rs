@@ -19,9 +19,10 @@ use prost::Message;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{Api, clusters::find_group, suggest::instead};
+use super::{Api, clusters::find_group, suggest::instead, user_data::Known};
 use crate::{
     cluster::{Cluster, Resolved, stored_spec},
+    infrastructure,
     platform::has,
     request,
     shared::Registered,
@@ -33,17 +34,18 @@ const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
 const VALIDATE_AT_ONCE: usize = 16;
 
 /// Where a group has from what it does not say itself: paths of the groups around it, or its own.
-struct Origin {
+pub(super) struct Origin {
     platforms: String,
     /// Which of the choices name a class themselves.
     own_class: Vec<bool>,
     class: String,
     placement: String,
+    bootstrap: String,
 }
 
 impl Origin {
     /// Of the group at this path of the spec (`spec.groups[0].groups[1]`).
-    fn of(spec: &pb::ClusterSpec, field: &str) -> Self {
+    pub(super) fn of(spec: &pb::ClusterSpec, field: &str) -> Self {
         let own_class = |choices: &[pb::PlatformChoice]| {
             choices.iter().map(|c| c.node_class.is_some()).collect()
         };
@@ -53,6 +55,7 @@ impl Origin {
             own_class: own_class(&spec.platforms),
             class: top(),
             placement: top(),
+            bootstrap: top(),
         };
         let (mut at, mut groups) = (top(), &spec.groups);
         for part in field.split(".groups[").skip(1) {
@@ -71,9 +74,16 @@ impl Origin {
             if group.placement.is_some() {
                 origin.placement.clone_from(&at);
             }
+            if group.bootstrap.is_some() {
+                origin.bootstrap.clone_from(&at);
+            }
             groups = &group.groups;
         }
         origin
+    }
+
+    pub(super) fn bootstrap(&self) -> String {
+        format!("{}.bootstrap", self.bootstrap)
     }
 
     fn choice(&self, index: usize) -> String {
@@ -94,6 +104,8 @@ pub(super) struct Checked {
     pub(super) spec: pb::ClusterSpec,
     pub(super) resolved: Arc<Resolved>,
     pub(super) warnings: Vec<String>,
+    /// User data that the document itself brings.
+    pub(super) user_data: Known,
 }
 
 impl Api {
@@ -104,7 +116,14 @@ impl Api {
         assumed: &[String],
     ) -> Result<Checked> {
         let mut checked = self.read(document, cluster, assumed)?;
-        self.ask_platforms(document, &mut checked, cluster).await?;
+        let known = self.check_user_data(&mut checked, cluster).await?;
+        self.ask_platforms(document, &mut checked, cluster, &known)
+            .await?;
+        let Checked {
+            resolved, warnings, ..
+        } = &mut checked;
+        infrastructure::check::ask(&self.shared, &document.name, resolved, cluster, warnings)
+            .await?;
         Ok(checked)
     }
 
@@ -119,6 +138,7 @@ impl Api {
         check_labels("labels", &document.labels, &mut wrong);
         let mut spec = document.spec.clone().unwrap_or_default();
         keep_sizes(&mut spec, cluster);
+        let user_data = Known::take_out(&mut spec, &mut wrong);
         if spec.encoded_len() > MAX_SPEC {
             let description = format!(
                 "has {} bytes encoded, at most {MAX_SPEC} are possible; large attributes and properties belong into templates",
@@ -171,6 +191,20 @@ impl Api {
                 }
             }
         }
+        let missing = infrastructure::check::read(
+            &self.shared,
+            &resolved,
+            assumed,
+            &mut wrong,
+            &mut warnings,
+        );
+        for (field, name) in missing {
+            let description = format!(
+                "no platform {name:?} {}",
+                instead(&name, "registered", &known)
+            );
+            wrong.push(Violation { field, description });
+        }
         // What groups inherit is wrong once, not once a group.
         let mut seen = BTreeSet::new();
         wrong.retain(|one| seen.insert(one.clone()));
@@ -180,6 +214,7 @@ impl Api {
                 spec,
                 resolved: Arc::new(resolved.interned(&self.shared.interner)),
                 warnings,
+                user_data,
             })
         } else {
             Err(Error::violations(wrong))
@@ -268,12 +303,49 @@ impl Api {
                 wire::Capability::SpreadPreferred,
                 "a preferred spread",
             ),
+            (
+                !placement.hosts.is_empty(),
+                wire::Capability::NamedHosts,
+                "named machines",
+            ),
         ] {
             if wanted && !has(&handshake, capability) {
                 refuse(
                     format!("{}.placement", origin.placement),
                     format!("platform {} cannot do {what}", choice.platform),
                 );
+            }
+        }
+        Self::check_domains(origin, group, choice, &handshake, wrong);
+    }
+
+    /// Failure domains that a platform does not have.
+    fn check_domains(
+        origin: &Origin,
+        group: &Group,
+        choice: &Choice,
+        handshake: &wire::Platform,
+        wrong: &mut Vec<Violation>,
+    ) {
+        let known: Vec<String> = handshake
+            .failure_domains
+            .iter()
+            .map(|domain| domain.name.clone())
+            .collect();
+        if known.is_empty() {
+            return;
+        }
+        for (index, domain) in group.placement.failure_domains.iter().enumerate() {
+            if !known.contains(domain) {
+                let description = format!(
+                    "{} has no failure domain {domain:?} {}",
+                    choice.platform,
+                    instead(domain, "it has", &known)
+                );
+                wrong.push(Violation {
+                    field: format!("{}.placement.failure_domains[{index}]", origin.placement),
+                    description,
+                });
             }
         }
     }
@@ -284,6 +356,7 @@ impl Api {
         document: &pb::Cluster,
         checked: &mut Checked,
         cluster: Option<&Arc<Cluster>>,
+        user_data: &Known,
     ) -> Result<()> {
         // What was accepted before is not asked about again, nor is the same thing twice.
         let mut known: BTreeSet<Sym> = cluster.map_or_else(BTreeSet::new, |cluster| {
@@ -305,8 +378,12 @@ impl Api {
                 let Some(client) = registered.platform.client() else {
                     continue;
                 };
-                let message =
+                let mut message =
                     self.probe_request(document, &checked.resolved, group, choice, &registered);
+                message.bootstrap = group
+                    .bootstrap
+                    .as_ref()
+                    .and_then(|bootstrap| user_data.bootstrap(bootstrap));
                 let (field, platform) = (origin.choice(index), choice.platform.clone());
                 asked.push(async move {
                     let left = end.saturating_duration_since(Instant::now());

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use drover_convert::error::to_rpc_status;
 use drover_core::{Error, Reason, Result, spec::MAX_NODES};
-use drover_planner::State;
+use drover_planner::{BackOffKind, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
-use drover_store::{Desired, Pause, Versioned};
+use drover_store::{Desired, Pause, UserData, Versioned};
 use prost::Message;
 
 use super::{
@@ -321,7 +321,9 @@ impl Api {
             }
         }
         for back_off in inner.state.backoffs.values_mut() {
-            if back_off.next.saturating_sub(back_off.last) >= drover_planner::SLOW_CADENCE {
+            if back_off.kind == BackOffKind::NoCapacity
+                || back_off.next.saturating_sub(back_off.last) >= drover_planner::SLOW_CADENCE
+            {
                 back_off.next = now;
             }
         }
@@ -333,6 +335,18 @@ impl Api {
         cluster: &Arc<Cluster>,
         desired: Versioned<Desired>,
         spec: Option<Arc<Resolved>>,
+    ) -> Result<u64> {
+        self.store_with(cluster, desired, spec, UserData::default())
+            .await
+    }
+
+    /// The same with user data that comes and goes with it.
+    pub(super) async fn store_with(
+        &self,
+        cluster: &Arc<Cluster>,
+        desired: Versioned<Desired>,
+        spec: Option<Arc<Resolved>>,
+        data: UserData,
     ) -> Result<u64> {
         let same = {
             let inner = cluster.inner.lock();
@@ -346,7 +360,7 @@ impl Api {
         let stored = self
             .shared
             .store
-            .update_desired(cluster.uid, desired.revision, value)
+            .update_desired_with(cluster.uid, desired.revision, value, data)
             .await;
         let revision = match stored {
             Ok(revision) => revision,

@@ -12,6 +12,7 @@ mod refusal;
 mod service;
 pub(crate) mod status;
 mod suggest;
+mod user_data;
 mod watch;
 
 use std::{sync::Arc, time::Duration};

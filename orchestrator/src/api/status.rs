@@ -88,13 +88,13 @@ pub(super) fn cluster(
             None
         },
         generation: desired.generation,
-        status: Some(status(inner, visible)),
+        status: Some(status(cluster, inner, visible)),
         create_time: Some(time(desired.create_time_ms)),
         delete_time: desired.delete_time_ms.map(time),
     }
 }
 
-fn status(inner: &Inner, visible: &Visible) -> pb::ClusterStatus {
+fn status(cluster: &Cluster, inner: &Inner, visible: &Visible) -> pb::ClusterStatus {
     let groups: Vec<pb::GroupStatus> = inner
         .spec
         .groups
@@ -110,7 +110,7 @@ fn status(inner: &Inner, visible: &Visible) -> pb::ClusterStatus {
         observed_generation: inner.state.observed_generation,
         conditions: conditions(inner, &groups),
         groups,
-        infrastructure: Vec::new(),
+        infrastructure: crate::infrastructure::show::status(cluster, inner),
         addons: Vec::new(),
         pause,
         last_event_sequence: inner.head.value.last_seq(),
@@ -156,8 +156,12 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::RemediationBlocked
         | ConditionKind::ProbeUnreachable
         | ConditionKind::Failed
+        | ConditionKind::InfrastructureFailed
         | ConditionKind::Paused => true,
-        ConditionKind::Ready | ConditionKind::Deleting => false,
+        ConditionKind::Ready
+        | ConditionKind::Deleting
+        | ConditionKind::InfrastructureReady
+        | ConditionKind::WaitingForInfrastructure => false,
     }
 }
 
@@ -254,6 +258,12 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
             "Replace",
         ),
     ];
+    if let Some((status, reason, message, since)) = crate::infrastructure::show::condition(inner) {
+        list.insert(
+            1,
+            condition("InfrastructureReady", status, &reason, message, since),
+        );
+    }
     for kind in [
         ConditionKind::Paused,
         ConditionKind::Deleting,
@@ -296,6 +306,8 @@ fn why_not_ready(inner: &Inner) -> &'static str {
     }
     if state.nodes.iter().any(is_replaced) {
         "Replace"
+    } else if crate::infrastructure::show::condition(inner).is_some_and(|(ready, ..)| !ready) {
+        "Infrastructure"
     } else {
         "ScaleUp"
     }
@@ -524,6 +536,9 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
             message: node.message.to_string(),
             ..pb::Action::default()
         }),
+        Op::Infrastructure { key, to, change } => {
+            crate::infrastructure::show::action(key, to.as_deref(), *change)
+        }
         Op::Enter { .. }
         | Op::Learn { .. }
         | Op::Attempt { .. }

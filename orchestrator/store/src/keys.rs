@@ -38,6 +38,8 @@ pub enum Name {
     Platform(String),
     /// A secret.
     Secret(String),
+    /// User data of a cluster, by its SHA-256 (64 hexadecimal digits).
+    UserData(Uuid, String),
     /// A deleted cluster.
     Tombstone(Uuid),
     /// A chunk of events from this number on.
@@ -112,6 +114,10 @@ impl Key {
             b"e/" => Some(Name::Epoch(*rest.first()?)),
             b"o/" => Some(Name::Owner(*rest.first()?)),
             b"t/" => Some(Name::Tombstone(Uuid::from_slice(rest).ok()?)),
+            b"u/" => {
+                let (uid, rest) = split_uid(rest)?;
+                Some(Name::UserData(uid, text(rest.strip_prefix(b"/")?)?))
+            }
             b"z/" => {
                 let (uid, rest) = split_uid(rest)?;
                 Some(Name::Events(uid, number(rest.strip_prefix(b"/")?)?))
@@ -174,6 +180,7 @@ impl From<&Name> for Key {
             Name::ClusterName(name) => join(b"n/", &[name.as_bytes()]),
             Name::Platform(name) => join(b"p/", &[name.as_bytes()]),
             Name::Secret(name) => join(b"s/", &[name.as_bytes()]),
+            Name::UserData(uid, digest) => join(b"u/", &[uid.as_bytes(), b"/", digest.as_bytes()]),
             Name::Tombstone(uid) => join(b"t/", &[uid.as_bytes()]),
             Name::Events(uid, first) => join(LOG, &[uid.as_bytes(), b"/", &first.to_be_bytes()]),
         }
@@ -194,6 +201,11 @@ pub(crate) fn clusters() -> Key {
 /// Beginning of the keys of one cluster.
 pub(crate) fn cluster(uid: Uuid) -> Key {
     join(b"c/", &[uid.as_bytes(), b"/"])
+}
+
+/// Beginning of the keys of the user data of one cluster.
+pub(crate) fn user_data(uid: Uuid) -> Key {
+    join(b"u/", &[uid.as_bytes(), b"/"])
 }
 
 /// Beginning of the keys of all platforms, secrets, tombstones, owners or replicas.
@@ -226,6 +238,7 @@ impl fmt::Display for Name {
             Self::ClusterName(name) => write!(f, "n/{name}"),
             Self::Platform(name) => write!(f, "p/{name}"),
             Self::Secret(name) => write!(f, "s/{name}"),
+            Self::UserData(uid, digest) => write!(f, "u/{uid}/{digest}"),
             Self::Tombstone(uid) => write!(f, "t/{uid}"),
             Self::Events(uid, first) => write!(f, "z/{uid}/{first}"),
         }
@@ -268,6 +281,7 @@ mod tests {
             Name::ClusterName("shop".into()),
             Name::Platform("eu".into()),
             Name::Secret("db".into()),
+            Name::UserData(uid, "0f/".into()),
             Name::Tombstone(uid),
             Name::Events(uid, u64::MAX),
         ] {

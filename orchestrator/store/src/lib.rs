@@ -15,7 +15,7 @@ pub use bytes::Bytes;
 pub use sqlite::SqliteBackend;
 pub use store::{
     Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,
-    NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary, Update, Versioned,
-    import, restore, shard_of,
+    MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
+    Update, UserData, Versioned, import, restore, shard_of,
 };
 pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, Tombstone};

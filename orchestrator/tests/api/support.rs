@@ -10,7 +10,12 @@
     reason = "shared by several tests, which fail when they cannot go on"
 )]
 
-use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use drover_client::{Channel, in_process};
 use drover_core::{Error, Reason, Result};
@@ -23,7 +28,7 @@ use drover_proto::orchestrator::v1::{
     self as pb, cluster_service_client::ClusterServiceClient,
     platform_registry_service_client::PlatformRegistryServiceClient,
 };
-use drover_store::Store;
+use drover_store::{Backend, Store};
 use drover_testing::store::MemoryBackend;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -89,6 +94,8 @@ pub struct World {
     pub orchestrator: Option<Orchestrator>,
     pub sites: Sites,
     pub site: Site,
+    /// What its store writes to, as long as it lives.
+    pub backend: Weak<dyn Backend>,
 }
 
 impl World {
@@ -113,6 +120,7 @@ impl World {
         let site = Site::new(settings).await;
         let sites = Sites::default();
         sites.put("http://sim", site.channel());
+        let backend = Arc::downgrade(store.backend());
         let orchestrator = Orchestrator::start(store, sites.connector(), Hooks::default())
             .await
             .unwrap();
@@ -120,6 +128,7 @@ impl World {
             orchestrator: Some(orchestrator),
             sites,
             site,
+            backend,
         }
     }
 

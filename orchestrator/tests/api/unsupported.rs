@@ -34,9 +34,6 @@ const CASES: &[Case] = &[
     ("spec.storage", |s| {
         s.storage = Some(pb::StorageSpec::default());
     }),
-    ("spec.infrastructure", |s| {
-        s.infrastructure = vec![pb::Infrastructure::default()];
-    }),
     ("spec.addons", |s| s.addons = vec![pb::Addon::default()]),
     ("spec.lifecycle", |s| {
         s.lifecycle = Some(platform::Lifecycle::default());
@@ -46,12 +43,46 @@ const CASES: &[Case] = &[
     }),
     ("spec.bootstrap", |s| {
         s.bootstrap = Some(pb::BootstrapSource {
-            source: Some(pb::bootstrap_source::Source::Text("hush".into())),
+            source: Some(pb::bootstrap_source::Source::Text(String::new())),
             ..Default::default()
         });
     }),
     ("spec.groups[0].bootstrap", |s| {
         group(s).bootstrap = Some(pb::BootstrapSource::default());
+    }),
+    ("spec.bootstrap.secret_key", |s| {
+        s.bootstrap = Some(pb::BootstrapSource {
+            source: Some(pb::bootstrap_source::Source::SecretKey(pb::SecretKeyRef {
+                name: "join".into(),
+                key: "token".into(),
+            })),
+            ..Default::default()
+        });
+    }),
+    ("spec.bootstrap.sha256", |s| {
+        s.bootstrap = Some(pb::BootstrapSource {
+            source: Some(pb::bootstrap_source::Source::Sha256("abc".into())),
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].bootstrap.render", |s| {
+        group(s).bootstrap = Some(pb::BootstrapSource {
+            source: Some(pb::bootstrap_source::Source::Binary(vec![0xff, 0xfe])),
+            render: true,
+        });
+    }),
+    ("spec.bootstrap", |s| {
+        let text = "hush".repeat(50_000);
+        s.bootstrap = Some(pb::BootstrapSource {
+            source: Some(pb::bootstrap_source::Source::Text(text)),
+            ..Default::default()
+        });
+    }),
+    ("spec.placement.hosts", |s| {
+        s.placement = Some(pb::Placement {
+            hosts: vec!["rack-1".into()],
+            ..Default::default()
+        });
     }),
     ("spec.expire_after", |s| {
         s.expire_after = Some(prost_types::Duration {
@@ -68,6 +99,13 @@ const CASES: &[Case] = &[
     ("spec.groups[0].placement.hosts", |s| {
         group(s).placement = Some(pb::Placement {
             hosts: vec!["rack-1".into()],
+            ..Default::default()
+        });
+        group(s).size = Some(2);
+    }),
+    ("spec.groups[0].placement.hosts[1]", |s| {
+        group(s).placement = Some(pb::Placement {
+            hosts: vec!["rack-1".into(); 2],
             ..Default::default()
         });
     }),

@@ -71,6 +71,8 @@ struct State {
     paused_until: Instant,
     /// When the rate was last lowered. Calls begun before say nothing new.
     lowered: Instant,
+    /// What the API has left, spread over the time until it has more: no faster until then.
+    quota: Option<(f64, Instant)>,
 }
 
 impl Gate {
@@ -92,6 +94,7 @@ impl Gate {
                 next: now.checked_sub(burst).unwrap_or(now),
                 paused_until: now,
                 lowered: now,
+                quota: None,
             }),
         }))
     }
@@ -178,11 +181,9 @@ impl Gate {
             state.paused_until = state.paused_until.max(now + until_reset);
             return;
         }
-        let rate = calls as f64 / until_reset.as_secs_f64().max(1.0);
-        if rate < state.rate {
-            state.rate = rate.max(MIN_RATE);
-            state.lowered = now;
-        }
+        let rate = (calls as f64 / until_reset.as_secs_f64().max(1.0)).max(MIN_RATE);
+        state.quota = (rate < self.0.max_rate).then_some((rate, now + until_reset));
+        state.rate = state.rate.min(rate);
     }
 
     /// Calls a second that are let through now.
@@ -222,7 +223,11 @@ impl Gate {
 
     fn raise(&self) {
         let mut state = self.0.state.lock();
-        state.rate = (state.rate + self.0.max_rate / RECOVERY).min(self.0.max_rate);
+        let most = match state.quota {
+            Some((rate, until)) if Instant::now() < until => rate,
+            _ => self.0.max_rate,
+        };
+        state.rate = (state.rate + self.0.max_rate / RECOVERY).min(most);
     }
 }
 
@@ -312,7 +317,10 @@ mod tests {
     async fn what_is_left_until_the_reset_is_spread_over_that_time() {
         let gate = Gate::new(20.0, 100);
         gate.left(60, Duration::from_secs(60));
-        assert!((gate.rate() - 1.0).abs() < 1e-9);
+        for _ in 0..20 {
+            gate.call(|| async { Ok(()) }).await.unwrap();
+        }
+        assert!((gate.rate() - 1.0).abs() < 1e-9, "{}", gate.rate());
         gate.left(0, Duration::from_secs(30));
         let start = Instant::now();
         gate.call(|| async { Ok(()) }).await.unwrap();

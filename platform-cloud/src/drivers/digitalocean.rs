@@ -26,7 +26,7 @@ use drover_core::{Error, Reason, Result};
 use parking_lot::{Mutex, RwLock};
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed},
@@ -44,8 +44,12 @@ pub use settings::Settings;
 const CATALOGUE_AGE: Duration = Duration::from_secs(3600);
 /// How long a refusal by them is believed: capacity comes back.
 const REFUSAL_AGE: Duration = Duration::from_secs(60);
-/// When a deletion that came too early may be tried again.
-const BUSY: Duration = Duration::from_secs(5);
+/// How long a deletion waits for a droplet that is busy: one that is still being made cannot be deleted.
+const BUSY_WAIT: Duration = Duration::from_secs(20);
+/// Marks its error.
+const BUSY_WITH: &str = "busy_with";
+/// When it may be tried again after that.
+const BUSY: Duration = Duration::from_secs(10);
 
 /// The account. Made by [`open`].
 pub struct DigitalOcean {
@@ -256,6 +260,27 @@ impl DigitalOcean {
             .collect())
     }
 
+    /// One attempt. An error with [`BUSY_WITH`]: nothing was done.
+    async fn destroy(&self, machine: &Machine) -> Result<Removed> {
+        let path = ["droplets", machine.id.as_str()];
+        let reply = self.client.call(Method::DELETE, &path, &[], None).await?;
+        let message = reply.message();
+        match reply.status {
+            200..300 => Ok(Removed::Started),
+            404 => Ok(Removed::Gone),
+            422 if message.contains("pending event") => self.busy(machine).await,
+            422 if message.contains("locked") => Err(Error::new(
+                Reason::Precondition,
+                format!(
+                    "droplet {} is locked by DigitalOcean ({message}); ask its support to unlock it: \
+                     https://cloudsupport.digitalocean.com",
+                    machine.id
+                ),
+            )),
+            _ => Err(reply.error(&format!("to delete droplet {}", machine.id))),
+        }
+    }
+
     /// What a droplet is busy with, for a deletion that was refused for it.
     async fn busy(&self, machine: &Machine) -> Result<Removed> {
         let actions = self
@@ -275,6 +300,7 @@ impl DigitalOcean {
             "droplet {} is busy with {doing} and cannot be deleted before it is done",
             machine.id
         ))
+        .with_metadata(BUSY_WITH, doing)
         .with_retry_after(BUSY))
     }
 }
@@ -346,22 +372,16 @@ impl Cloud for DigitalOcean {
     }
 
     async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<Removed> {
-        let path = ["droplets", machine.id.as_str()];
-        let reply = self.client.call(Method::DELETE, &path, &[], None).await?;
-        let message = reply.message();
-        match reply.status {
-            200..300 => Ok(Removed::Started),
-            404 => Ok(Removed::Gone),
-            422 if message.contains("pending event") => self.busy(machine).await,
-            422 if message.contains("locked") => Err(Error::new(
-                Reason::Precondition,
-                format!(
-                    "droplet {} is locked by DigitalOcean ({message}); ask its support to unlock it: \
-                     https://cloudsupport.digitalocean.com",
-                    machine.id
-                ),
-            )),
-            _ => Err(reply.error(&format!("to delete droplet {}", machine.id))),
+        let until = Instant::now() + BUSY_WAIT;
+        loop {
+            match self.destroy(machine).await {
+                Err(error)
+                    if error.metadata().contains_key(BUSY_WITH) && Instant::now() < until =>
+                {
+                    sleep(self.settings.common.pending_poll_interval()).await;
+                }
+                outcome => return outcome,
+            }
         }
     }
 

@@ -19,7 +19,9 @@ use tokio::{sync::watch, task::JoinHandle};
 
 pub use faults::{Death, Fault, Operation};
 pub use handle::{LedgerEntry, SimulatedHandle};
-pub use settings::{ClassSettings, DomainSettings, ErrorRate, ErrorRates, SimulatedSettings};
+pub use settings::{
+    ClassSettings, DomainSettings, ErrorRate, ErrorRates, HostSettings, SimulatedSettings,
+};
 
 use crate::clock::Clock;
 use infrastructure::Estate;

@@ -146,6 +146,9 @@ pub(crate) struct DevArgs {
     /// Further simulated platforms, by name
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) simulate: Vec<String>,
+    /// Clouds to emulate, each a platform: aws, gcp (gcd), digitalocean, metal, or NAME=CLOUD (feature emulate)
+    #[arg(long, value_name = "CLOUD", value_delimiter = ',')]
+    pub(crate) emulate: Vec<String>,
     /// Register a platform that runs elsewhere
     #[arg(long, value_name = "NAME=URL")]
     pub(crate) platform: Vec<String>,
@@ -455,12 +458,13 @@ mod tests {
 
     #[test]
     fn dev_cleans_or_runs() {
-        let Command::Dev(args) =
-            command("drover dev --simulate aws,gcd --platform own=http://127.0.0.1:1 --rm")
-        else {
+        let Command::Dev(args) = command(
+            "drover dev --simulate aws,gcd --emulate gcp,eu=aws --platform own=http://127.0.0.1:1 --rm",
+        ) else {
             panic!("not dev")
         };
         assert_eq!(args.simulate, ["aws", "gcd"]);
+        assert_eq!(args.emulate, ["gcp", "eu=aws"]);
         assert_eq!(args.platform, ["own=http://127.0.0.1:1"]);
         assert!(
             parse("drover dev --clean --rm").is_err() && parse("drover dev --clean -f x").is_err()

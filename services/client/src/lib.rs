@@ -7,6 +7,7 @@
 mod alive;
 mod call;
 mod channel;
+mod infrastructure;
 pub mod orchestrator;
 pub mod platform;
 pub mod retry;

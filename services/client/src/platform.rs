@@ -14,6 +14,7 @@ use drover_proto::{
         FenceRequest, GetPlatformRequest, ListHostsRequest, ListHostsResponse, Node, Platform,
         ProvisionRequest, ProvisionResponse, StreamLogsRequest, UpdateNodeRequest,
         UpdateNodeResponse, Warning, WatchNodesRequest, WatchNodesResponse,
+        infrastructure_service_client::InfrastructureServiceClient,
         inventory_service_client::InventoryServiceClient,
         node_access_service_client::NodeAccessServiceClient,
         platform_service_client::PlatformServiceClient, watch_nodes_response,
@@ -53,6 +54,7 @@ pub struct PlatformClient {
     platform: PlatformServiceClient<Channel>,
     access: NodeAccessServiceClient<Channel>,
     inventory: InventoryServiceClient<Channel>,
+    pub(crate) infrastructure: InfrastructureServiceClient<Channel>,
 }
 
 impl PlatformClient {
@@ -64,7 +66,9 @@ impl PlatformClient {
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
             access: NodeAccessServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
-            inventory: InventoryServiceClient::new(channel)
+            inventory: InventoryServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            infrastructure: InfrastructureServiceClient::new(channel)
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
         }
     }

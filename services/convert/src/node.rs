@@ -194,6 +194,8 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         spec_hash: node.spec_hash.to_string(),
         attempts: node.attempts,
         addresses: addresses.collect(),
-        host_id: seen.host_id.as_ref().map(ToString::to_string),
+        host_id: (seen.host_id.as_deref())
+            .or((!node.host.is_empty()).then_some(&*node.host))
+            .map(ToOwned::to_owned),
     }
 }

@@ -5,8 +5,8 @@ use drover_core::{
     Error, Result,
     error::Violation,
     spec::{
-        Amount, ClusterSpec, GroupSpec, Health, Object, OrphanPolicy, Placement, PlatformChoice,
-        Port, Probe, Remediation, RemovalOrder, Settings, Spread, UpdateStrategy,
+        Amount, Bootstrap, ClusterSpec, GroupSpec, Health, Object, OrphanPolicy, Placement,
+        PlatformChoice, Port, Probe, Remediation, RemovalOrder, Settings, Spread, UpdateStrategy,
     },
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as platform};
@@ -27,7 +27,7 @@ struct Common<'a> {
     attributes: &'a Option<prost_types::Struct>,
     properties: &'a Option<prost_types::Struct>,
     placement: &'a Option<pb::Placement>,
-    bootstrap: bool,
+    bootstrap: &'a Option<pb::BootstrapSource>,
     management_policy: i32,
     storage: bool,
     lifecycle: bool,
@@ -52,7 +52,7 @@ macro_rules! common {
             attributes: &$from.attributes,
             properties: &$from.properties,
             placement: &$from.placement,
-            bootstrap: $from.bootstrap.is_some(),
+            bootstrap: &$from.bootstrap,
             management_policy: $from.management_policy,
             storage: $from.storage.is_some(),
             lifecycle: $from.lifecycle.is_some(),
@@ -114,12 +114,6 @@ impl Reader {
         let mut unsupported = Unsupported::new();
         lacks(
             &mut unsupported,
-            !from.infrastructure.is_empty(),
-            "infrastructure",
-            "infrastructure",
-        );
-        lacks(
-            &mut unsupported,
             !from.addons.is_empty(),
             "addons",
             "addons",
@@ -156,6 +150,7 @@ impl Reader {
             software: store.software,
             version: store.version,
             settings,
+            infrastructure: crate::infrastructure::specs(&from.infrastructure, &mut self.wrong),
             groups: self.groups("spec.groups", &from.groups, 0),
             orphans,
             orphan_grace: self.span("spec.orphan_grace", &from.orphan_grace),
@@ -199,12 +194,6 @@ impl Reader {
     }
 
     fn settings(&mut self, at: &str, from: &Common<'_>, unsupported: &mut Unsupported) -> Settings {
-        lacks(
-            unsupported,
-            from.bootstrap,
-            "bootstrap",
-            "bootstrap user data",
-        );
         lacks(unsupported, from.storage, "storage", "storage");
         lacks(unsupported, from.lifecycle, "lifecycle", "lifecycle hooks");
         lacks(
@@ -229,6 +218,10 @@ impl Reader {
                 .placement
                 .as_ref()
                 .map(|p| self.placement(at, p, unsupported)),
+            bootstrap: from
+                .bootstrap
+                .as_ref()
+                .and_then(|source| self.bootstrap(at, source, unsupported)),
             health: from
                 .health
                 .as_ref()
@@ -249,6 +242,53 @@ impl Reader {
                 .span(&format!("{at}.provision_timeout"), from.provision_timeout),
             stable_after: self.span(&format!("{at}.stable_after"), from.stable_after),
         }
+    }
+
+    fn bootstrap(
+        &mut self,
+        at: &str,
+        from: &pb::BootstrapSource,
+        unsupported: &mut Unsupported,
+    ) -> Option<Bootstrap> {
+        use pb::bootstrap_source::Source;
+        let at = format!("{at}.bootstrap");
+        let (data, text) = match &from.source {
+            None => {
+                self.refuse(at, "is empty; expected text, bytes or a digest");
+                return None;
+            }
+            Some(Source::SecretKey(_)) => {
+                lacks(
+                    unsupported,
+                    true,
+                    "bootstrap.secret_key",
+                    "user data from a secret",
+                );
+                return None;
+            }
+            Some(Source::Sha256(digest)) => {
+                let hexadecimal = digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+                if digest.len() != 64 || !hexadecimal {
+                    self.refuse(format!("{at}.sha256"), "expected 64 hexadecimal digits");
+                }
+                return Some(Bootstrap {
+                    sha256: digest.to_ascii_lowercase(),
+                    render: from.render,
+                });
+            }
+            Some(Source::Text(text)) => (text.as_bytes(), true),
+            Some(Source::Binary(data)) => (data.as_slice(), std::str::from_utf8(data).is_ok()),
+        };
+        if data.is_empty() {
+            self.refuse(&at, "is empty; leave it out for nodes without user data");
+        }
+        if from.render && !text {
+            self.refuse(format!("{at}.render"), "only text can be rendered");
+        }
+        Some(Bootstrap {
+            sha256: drover_core::spec::digest(data),
+            render: from.render,
+        })
     }
 
     fn management_policy(&mut self, at: &str, from: i32, unsupported: &mut Unsupported) {
@@ -327,12 +367,6 @@ impl Reader {
     ) -> Placement {
         lacks(
             unsupported,
-            !from.hosts.is_empty(),
-            "placement.hosts",
-            "placement on named machines",
-        );
-        lacks(
-            unsupported,
             from.selector.is_some(),
             "placement.selector",
             "placement by labels of the host",
@@ -346,6 +380,7 @@ impl Reader {
         Placement {
             failure_domains: from.failure_domains.clone(),
             spread,
+            hosts: from.hosts.iter().map(|host| host.as_str().into()).collect(),
         }
     }
 
@@ -541,7 +576,8 @@ pub fn health_policy(at: &str, from: &platform::HealthPolicy) -> Result<Health> 
 /// Placement as platforms are told it.
 #[must_use]
 pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
-    if *from == Placement::default() {
+    // Named machines travel with each slot.
+    if from.failure_domains.is_empty() && from.spread.is_empty() {
         return None;
     }
     let spread = from.spread.iter().map(|spread| {
@@ -568,4 +604,104 @@ pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
         selector: None,
         failure_domains: from.failure_domains.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(change: impl Fn(&mut pb::GroupSpec)) -> Result<ClusterSpec> {
+        let mut group = pb::GroupSpec {
+            name: "db".into(),
+            size: Some(1),
+            platforms: vec![pb::PlatformChoice {
+                name: "metal".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        change(&mut group);
+        let spec = cluster_spec(&pb::ClusterSpec {
+            groups: vec![group],
+            ..Default::default()
+        })?;
+        spec.resolve().map(|_| spec)
+    }
+
+    fn bootstrap(
+        source: Option<pb::bootstrap_source::Source>,
+        render: bool,
+    ) -> Result<ClusterSpec> {
+        spec(|group| {
+            group.bootstrap = Some(pb::BootstrapSource {
+                source: source.clone(),
+                render,
+            });
+        })
+    }
+
+    fn fields<T: std::fmt::Debug>(answer: Result<T>) -> Vec<String> {
+        let error = answer.unwrap_err();
+        error.fields().iter().map(|v| v.field.clone()).collect()
+    }
+
+    #[test]
+    fn user_data_becomes_its_digest() {
+        use pb::bootstrap_source::Source;
+        let digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+        for source in [
+            Source::Text("hello".into()),
+            Source::Binary(b"hello".to_vec()),
+            Source::Sha256(digest.to_ascii_uppercase()),
+        ] {
+            let spec = bootstrap(Some(source), true).unwrap();
+            let expected = Bootstrap {
+                sha256: digest.to_owned(),
+                render: true,
+            };
+            assert_eq!(spec.groups[0].settings.bootstrap, Some(expected));
+        }
+        let at = "spec.groups[0].bootstrap";
+        let key = pb::SecretKeyRef::default();
+        for (source, render, field) in [
+            (None, false, at.to_owned()),
+            (Some(Source::Text(String::new())), false, at.to_owned()),
+            (
+                Some(Source::Binary(vec![255])),
+                true,
+                format!("{at}.render"),
+            ),
+            (
+                Some(Source::Sha256("12".into())),
+                false,
+                format!("{at}.sha256"),
+            ),
+            (
+                Some(Source::SecretKey(key)),
+                false,
+                format!("{at}.secret_key"),
+            ),
+        ] {
+            assert_eq!(fields(bootstrap(source, render)), [field]);
+        }
+    }
+
+    #[test]
+    fn named_machines_are_read_and_travel_with_slots_alone() {
+        let hosts = |names: &[&str]| {
+            let hosts: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            spec(move |group| {
+                group.placement = Some(pb::Placement {
+                    hosts: hosts.clone(),
+                    ..Default::default()
+                });
+            })
+        };
+        let read = hosts(&["metalstack://1f", "m2"]).unwrap();
+        let placement = read.groups[0].settings.placement.clone().unwrap();
+        assert_eq!(&*placement.hosts[0], "metalstack://1f");
+        assert_eq!(to_placement(&placement), None);
+        let twice = "spec.groups[0].placement.hosts[1]";
+        assert_eq!(fields(hosts(&["m2", "m2"])), [twice]);
+    }
 }

@@ -3,6 +3,7 @@
 //! Pure: no I/O, no clock, no async runtime, no gRPC.
 
 pub mod error;
+pub mod infrastructure;
 pub mod name;
 pub mod node;
 pub mod spec;

@@ -30,6 +30,8 @@ pub struct Node {
     pub platform_uid: Sym,
     /// Node class. Empty: the platform's default.
     pub class: Sym,
+    /// Named machine that it is for. Empty: any.
+    pub host: Sym,
     /// Store version. Empty: none.
     pub version: Sym,
     /// Hash of what makes it.

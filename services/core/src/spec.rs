@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     error::{Error, Violation},
+    infrastructure::InfrastructureSpec,
     name::{self, Sym},
 };
 
@@ -37,6 +38,8 @@ pub struct ClusterSpec {
     pub version: String,
     /// What all groups inherit.
     pub settings: Settings,
+    /// What nodes need first; at most one entry a platform.
+    pub infrastructure: Vec<InfrastructureSpec>,
     /// Groups, in order.
     pub groups: Vec<GroupSpec>,
     /// What becomes of orphans.
@@ -79,6 +82,8 @@ pub struct Settings {
     pub properties: Object,
     /// Where nodes may be placed.
     pub placement: Option<Placement>,
+    /// User data for new nodes.
+    pub bootstrap: Option<Bootstrap>,
     /// When a node counts as healthy.
     pub health: Option<Health>,
     /// What becomes of sick nodes.
@@ -121,6 +126,27 @@ pub struct Placement {
     pub failure_domains: Vec<String>,
     /// Spread over topology keys.
     pub spread: Vec<Spread>,
+    /// Named machines, by the platform's ids of them; in a group of nodes only. Empty: any machine.
+    pub hosts: Vec<Sym>,
+}
+
+/// User data for new nodes, by reference: the data itself is with the store alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bootstrap {
+    /// SHA-256 of the data, 64 lower-case hexadecimal digits.
+    pub sha256: String,
+    /// Rendered with the template context of each node; the data is text.
+    pub render: bool,
+}
+
+/// SHA-256 of user data, as reads show it: 64 lower-case hexadecimal digits.
+#[must_use]
+pub fn digest(data: &[u8]) -> String {
+    hex(&Sha256::digest(data))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Even distribution over the values of one topology key.
@@ -282,6 +308,8 @@ pub struct Group {
     pub attributes: Object,
     /// Where nodes may be placed.
     pub placement: Placement,
+    /// User data for new nodes.
+    pub bootstrap: Option<Bootstrap>,
     /// When a node counts as healthy. Absent: the template's default, else all defaults.
     pub health: Option<Health>,
     /// What becomes of sick nodes.
@@ -315,6 +343,9 @@ pub struct Choice {
     pub properties: Object,
     /// Requirement on the version of the platform server. Empty: any.
     pub version_requirement: String,
+    /// What capacity of the platform it takes: choices of the same class and properties, of whichever cluster, have the
+    /// same one, and what is out for one is out for all of them.
+    pub pool: Sym,
     /// Hash of what makes a node by this choice; nodes that carry another one are outdated.
     pub spec_hash: Sym,
 }
@@ -383,13 +414,24 @@ fn spec_hash(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Sym {
     }
     digest_object(&mut hash, &group.attributes);
     digest_object(&mut hash, &choice.properties);
-    let hex: String = hash
-        .finalize()
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    // Only where there is some, so that what was hashed before it existed keeps its hash.
+    if let Some(bootstrap) = &group.bootstrap {
+        hash.update(b"b");
+        hash.update(&bootstrap.sha256);
+        hash.update([u8::from(bootstrap.render)]);
+    }
+    let hex = hex(&hash.finalize()[..16]);
     format!("h{HASH_VERSION}-{hex}").into()
+}
+
+/// What capacity a choice takes: its class, and a hash of its properties if it has any (spot or on demand, zone).
+fn pool(class: &str, properties: &Object) -> Sym {
+    if properties.is_empty() {
+        return name::sym(class);
+    }
+    let mut hash = Sha256::new();
+    digest_object(&mut hash, properties);
+    format!("{class}#{}", hex(&hash.finalize()[..8])).into()
 }
 
 fn digest_object(hash: &mut Sha256, object: &Object) {

@@ -108,7 +108,7 @@ fn add_fault(control: &Control, call: &Call) -> Answer {
         .unwrap_or(crate::control::ANY);
     match fault(&body) {
         Ok(fault) if body.get("always") == Some(&Value::Bool(true)) => {
-            control.fail_always(operation, Some(fault))
+            control.fail_always(operation, Some(fault));
         }
         Ok(fault) => {
             let times = body

@@ -16,7 +16,7 @@ mod read;
 mod state;
 mod write;
 
-use std::{io, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl Emulator<World> {
         let clock = Arc::new(Clock::default());
         let common = settings.common.clone();
         let world = World {
-            state: Mutex::new(State::new(&settings)),
+            state: Mutex::new(State::new()),
             ledger: Ledger::default(),
             clock: Arc::clone(&clock),
             settings,
@@ -109,6 +109,11 @@ impl Emulator<World> {
         self.api().state.lock().expired = expired;
     }
 
+    /// A token is refused from now on.
+    pub fn revoke(&self, token: &str) {
+        self.api().state.lock().revoked.push(token.to_owned());
+    }
+
     /// A droplet is locked by an administrator, or not any more. False: there is none.
     pub fn lock(&self, id: &str, locked: bool) -> bool {
         self.api().lock(id, locked)
@@ -118,6 +123,16 @@ impl Emulator<World> {
     #[must_use]
     pub fn default_vpc(&self, region: &str) -> Option<String> {
         self.api().state.lock().default_vpc(region)
+    }
+
+    /// Names of all droplets that requests ever made, gone ones included, by id. A name says which slot a droplet is for.
+    #[must_use]
+    pub fn names(&self) -> BTreeMap<String, String> {
+        let state = self.api().state.lock();
+        let names = state.names.iter();
+        names
+            .map(|(id, name)| (id.to_string(), name.clone()))
+            .collect()
     }
 
     /// Tags of the account, as they were first written, with the number of droplets that have them.
@@ -267,9 +282,11 @@ impl World {
             .unwrap_or_default();
         let known = |tokens: &[String]| tokens.iter().any(|known| known == token);
         let reads = call.method == http::Method::GET;
-        if self.state.lock().expired {
+        let state = self.state.lock();
+        if state.expired || known(&state.revoked) {
             return Err(unauthenticated());
         }
+        drop(state);
         if known(&self.settings.tokens) || (reads && known(&self.settings.read_only_tokens)) {
             return Ok(());
         }

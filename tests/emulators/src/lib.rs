@@ -4,8 +4,12 @@
 //! the server, faults and the request log ([`Control`]), throttling, the clock, acts by hand ([`Emulator`]).
 
 mod admin;
+pub mod base64;
 pub mod control;
 pub mod digitalocean;
+pub mod ec2;
+mod emulator;
+pub mod gce;
 pub mod metal;
 pub mod prism;
 pub mod server;

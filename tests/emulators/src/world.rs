@@ -140,6 +140,13 @@ impl Clock {
             .unwrap_or(self.wall)
     }
 
+    /// The machine's wall time with the emulator's skew, whatever tokio's clock says: what a request's own date is held against.
+    pub fn real(&self) -> Timestamp {
+        let skew = SignedDuration::from_millis(self.skew_ms.load(Ordering::Relaxed));
+        let now = Timestamp::now();
+        now.saturating_add(skew).unwrap_or(now)
+    }
+
     /// How far the emulator's clock is ahead of the machine's, in milliseconds; negative: behind.
     pub fn set_skew_ms(&self, skew_ms: i64) {
         self.skew_ms.store(skew_ms, Ordering::Relaxed);

@@ -287,6 +287,8 @@ pub struct World {
     pub site: Arc<Site>,
     pub orchestrator: Option<Orchestrator>,
     pub wanted: BTreeMap<String, Groups>,
+    /// Infrastructure that every applied cluster asks for.
+    pub below: Vec<pb::Infrastructure>,
     pub restarts: usize,
     /// How often a node of a slot vanished without a trace.
     vanished: BTreeMap<(String, u32), u32>,
@@ -311,6 +313,7 @@ impl World {
             site,
             orchestrator: None,
             wanted: BTreeMap::new(),
+            below: Vec::new(),
             restarts: 0,
             vanished: BTreeMap::new(),
             gone: Vec::new(),
@@ -398,8 +401,23 @@ impl World {
         name: &str,
         groups: &[(&str, u32)],
     ) -> Result<pb::ApplyClusterResponse> {
+        self.try_apply_with(name, groups, &|_| {}).await
+    }
+
+    /// The same with more in its spec.
+    pub async fn try_apply_with(
+        &mut self,
+        name: &str,
+        groups: &[(&str, u32)],
+        change: &dyn Fn(&mut pb::ClusterSpec),
+    ) -> Result<pb::ApplyClusterResponse> {
+        let mut cluster = document(name, "sim", groups);
+        change(cluster.spec.as_mut().unwrap());
+        if let Some(spec) = &mut cluster.spec {
+            spec.infrastructure.clone_from(&self.below);
+        }
         let request = pb::ApplyClusterRequest {
-            cluster: Some(document(name, "sim", groups)),
+            cluster: Some(cluster),
             ..Default::default()
         };
         let answer = self
@@ -647,7 +665,9 @@ impl World {
         for uid in &self.gone {
             let left: Vec<&String> = keys
                 .iter()
-                .filter(|key| key.contains(uid.as_str()) && key.starts_with("c/"))
+                .filter(|key| {
+                    key.contains(uid.as_str()) && (key.starts_with("c/") || key.starts_with("u/"))
+                })
                 .collect();
             assert!(left.is_empty(), "a deleted cluster left {left:?}");
         }

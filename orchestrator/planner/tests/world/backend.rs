@@ -17,6 +17,8 @@ pub struct Thing {
     pub ordinal: u32,
     pub sequence: u64,
     pub group: Sym,
+    /// Named machine that it is. Empty: none.
+    pub host: Sym,
     pub phase: Phase,
     pub ready: bool,
     /// Not listed before then.
@@ -52,6 +54,8 @@ pub struct Backend {
     pub asked: BTreeSet<String>,
     /// Every Provision fails with this.
     pub refuses: Option<Error>,
+    /// Machines that belong to somebody else.
+    pub claimed: BTreeSet<Sym>,
 }
 
 impl Backend {
@@ -66,6 +70,7 @@ impl Backend {
             faults: Faults::default(),
             asked: BTreeSet::new(),
             refuses: None,
+            claimed: BTreeSet::new(),
         }
     }
 
@@ -97,6 +102,7 @@ impl World {
                 ordinal: node.ordinal,
                 sequence: node.sequence,
                 group: node.group.clone(),
+                host: node.host.clone(),
                 phase: Phase::Pending,
                 ready: true,
                 hidden_until: 0,
@@ -117,6 +123,12 @@ impl World {
             let error = Error::new(Reason::NoCapacity, "full");
             return self.at(500, Event::Answered(epoch, request, Err(error)));
         }
+        if things
+            .iter()
+            .any(|thing| backend.claimed.contains(&thing.host))
+        {
+            return self.provision_unclaimed(&platform, request, things);
+        }
         if !self.chance(faults.provision) {
             let ids = things
                 .iter()
@@ -130,6 +142,26 @@ impl World {
             return self.at(took + 1, Event::Answered(epoch, request, Ok(ids)));
         }
         self.fail_provision(&platform, request, things, deadline);
+    }
+
+    /// Makes those whose machines belong to nobody.
+    fn provision_unclaimed(&mut self, platform: &Sym, request: Uuid, things: Vec<Thing>) {
+        let backend = self.platforms.get_mut(platform).unwrap();
+        let mut outcomes = Vec::new();
+        let mut made = Vec::new();
+        for thing in things {
+            if backend.claimed.contains(&thing.host) {
+                let error = Error::new(Reason::HostClaimed, "belongs to somebody else");
+                outcomes.push(Outcome::Failed(error));
+            } else {
+                backend.begun.insert((thing.request, thing.index));
+                outcomes.push(Outcome::Made(thing.id.as_str().into()));
+                made.push(thing);
+            }
+        }
+        let epoch = self.epoch;
+        self.at(100, Event::Make(platform.clone(), made));
+        self.at(101, Event::Answered(epoch, request, Ok(outcomes)));
     }
 
     fn fail_provision(
@@ -216,6 +248,13 @@ impl World {
             if !backend.made.insert(slot) {
                 continue;
             }
+            let lives =
+                |other: &Thing| other.host == thing.host && other.phase != Phase::Terminated;
+            assert!(
+                thing.host.is_empty() || !backend.things.values().any(lives),
+                "two on {}",
+                thing.host
+            );
             thing.hidden_until = self.now + if backend.faults.hidden { delay } else { 0 };
             let (id, group) = (thing.id.clone(), thing.group.clone());
             let hidden = thing.hidden_until - self.now;

@@ -1,6 +1,6 @@
 //! Specs and views with the timings of the tests.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use drover_core::{
     Millis, Sym,
@@ -33,6 +33,7 @@ pub fn view(name: &str) -> PlatformView {
         },
         provision_timeout: 900_000,
         no_capacity: Vec::new(),
+        domains: Arc::default(),
         sick: 0,
         total: 100,
         fenced: false,
@@ -49,6 +50,7 @@ pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
         version: "".into(),
         attributes: serde_json::Map::new(),
         placement: Placement::default(),
+        bootstrap: None,
         health: None,
         remediation: Remediation::default(),
         update: UpdateStrategy::OnDelete,
@@ -68,10 +70,20 @@ pub fn choice(platform: &str, version: &str) -> Choice {
         max: None,
         properties: serde_json::Map::new(),
         version_requirement: String::new(),
+        pool: "".into(),
         spec_hash: format!("{version}-{platform}").into(),
     }
 }
 
 pub fn sym(text: &str) -> Sym {
     text.into()
+}
+
+/// A shortage of everything, everywhere on a platform.
+pub fn shortage(until: Millis) -> drover_planner::Shortage {
+    drover_planner::Shortage {
+        pool: "".into(),
+        domain: "".into(),
+        until,
+    }
 }

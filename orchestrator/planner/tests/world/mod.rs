@@ -8,6 +8,7 @@
 pub mod backend;
 pub mod build;
 mod checks;
+pub mod infrastructure;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,6 +19,7 @@ use backend::{Backend, Faults, Thing};
 use drover_core::{
     Error, Millis, Phase, Sym,
     error::Reason,
+    infrastructure::{Observed, Wanted},
     node::{Answer, Call as Attempt, Outcome, ProbeResult, Seen},
     spec::{Group, OrphanPolicy},
 };
@@ -41,6 +43,10 @@ pub enum Event {
     Answered(u64, Uuid, Result<Vec<Outcome>, Error>),
     /// A Deprovision call ends.
     Deprovisioned(u64, u64, bool),
+    /// A call about infrastructure does what it asks for.
+    Effect(infrastructure::Ask),
+    /// A call about infrastructure ends.
+    Told(infrastructure::Ask, Result<Observed, Error>),
     /// A complete read ends.
     Read(u64, Sym, Millis, Option<Vec<Thing>>),
 }
@@ -57,6 +63,9 @@ pub struct World {
     pub now: Millis,
     pub rng: fastrand::Rng,
     pub groups: Vec<Group>,
+    pub infrastructure: Vec<Wanted>,
+    /// The infrastructure that really is there, by platform.
+    pub sites: BTreeMap<Sym, infrastructure::Site>,
     pub state: State,
     /// What the store has.
     pub durable: State,
@@ -94,6 +103,8 @@ impl World {
             now,
             rng: fastrand::Rng::with_seed(seed),
             groups: Vec::new(),
+            infrastructure: Vec::new(),
+            sites: BTreeMap::new(),
             durable: state.clone(),
             state,
             platforms: platforms
@@ -170,6 +181,7 @@ impl World {
             now,
             process_start: self.process_start,
             groups: &self.groups,
+            infrastructure: &self.infrastructure,
             health_defaults: &[],
             orphans: self.orphans,
             orphan_grace: 120_000,
@@ -206,6 +218,7 @@ impl World {
             request.call = Attempt::default();
             request.answer = None;
         }
+        self.forget_calls();
         self.process_start = self.now;
         self.start();
     }
@@ -259,6 +272,7 @@ impl World {
         assert_eq!(planned, explained, "a plan is a function of its input");
         self.trace(&planned);
         self.check(&planned);
+        self.check_below(&planned);
         self.counter += planned.ops.len() as u64;
         let crash = self.crash.take();
         if crash == Some(Crash::BeforeCommit) {
@@ -317,6 +331,11 @@ impl World {
                 confirm.in_flight = true;
                 self.begin_read(platform);
             }
+            Call::Infrastructure {
+                platform,
+                uid,
+                asked,
+            } => self.ask(&(platform.clone(), uid.clone()), *asked),
         }
     }
 
@@ -352,6 +371,24 @@ impl World {
                 let event = entry.remove();
                 self.happen(event);
             }
+        }
+    }
+
+    /// One pass, and then on to when something happens next.
+    pub fn run_one(&mut self) {
+        let planned = self.pass();
+        if self.finished || planned.again {
+            return;
+        }
+        let event = self.queue.keys().next().map(|(at, _)| *at);
+        let next = planned.wake.into_iter().chain(event).min();
+        self.now = self.now.max(next.unwrap());
+        while let Some(entry) = self.queue.first_entry() {
+            if entry.key().0 > self.now {
+                break;
+            }
+            let event = entry.remove();
+            self.happen(event);
         }
     }
 
@@ -405,7 +442,7 @@ impl World {
                     {
                         let until = self.now + 60_000;
                         let view = self.views.get_mut(&request.platform).unwrap();
-                        view.no_capacity.push((request.class.clone(), until));
+                        view.no_capacity.push(build::shortage(until));
                     }
                     request.call.in_flight = false;
                     request.answer = Some(Answer {
@@ -424,6 +461,8 @@ impl World {
                     node.call.next = self.now + if good { 30_000 } else { 1_000 };
                 }
             }
+            Event::Effect(ask) => self.effect(ask),
+            Event::Told(ask, outcome) => self.told(&ask, outcome),
             Event::Read(epoch, platform, begun, shown) => {
                 if epoch == self.epoch {
                     self.end_read(&platform, begun, shown);

@@ -1,6 +1,6 @@
 //! Clusters as users make and change them, and as they are loaded.
 
-use std::vec;
+use std::{collections::BTreeMap, fmt, vec};
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result, spec::MAX_SPEC};
@@ -12,7 +12,7 @@ use super::{
     damaged, decode, outcome_unknown,
 };
 use crate::{
-    backend::{CommitError, Entry, Expect, Lane, PAGE, Range, Revision, Scan, Txn},
+    backend::{CommitError, Entry, Expect, Lane, Op, PAGE, Range, Revision, Scan, Txn},
     keys::{self, Name},
     value::{Desired, Head, marked, new_txn_id},
 };
@@ -205,14 +205,24 @@ impl Store {
 
     /// Makes a cluster. `CLUSTER_EXISTS` when the name is taken, also by one that is being deleted.
     pub async fn create_cluster(&self, desired: Desired) -> Result<(Uuid, Revision)> {
+        self.create_cluster_with(desired, UserData::default()).await
+    }
+
+    /// The same with user data that its spec refers to.
+    pub async fn create_cluster_with(
+        &self,
+        desired: Desired,
+        data: UserData,
+    ) -> Result<(Uuid, Revision)> {
         check(&desired)?;
+        data.check()?;
         let uid = Uuid::now_v7();
         let marker = Marker {
             key: Name::Desired(uid).into(),
             txn: new_txn_id(),
         };
         let name = Name::ClusterName(desired.name.clone()).into();
-        let txn = Txn {
+        let mut txn = Txn {
             max_wait: Some(API_WAIT),
             ..Txn::default()
         }
@@ -220,6 +230,7 @@ impl Store {
         .expect(Clone::clone(&name), Expect::Absent)
         .put(marker.key.clone(), marked(&desired, &marker.txn))
         .put(name, Bytes::copy_from_slice(uid.as_bytes()));
+        data.add(uid, &mut txn);
         match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
             Ok(revision) => Ok((uid, revision)),
             Err(CommitError::Conflict(_)) => Err(Error::new(
@@ -239,12 +250,124 @@ impl Store {
         expected: Revision,
         desired: Desired,
     ) -> Result<Revision> {
+        self.update_desired_with(uid, expected, desired, UserData::default())
+            .await
+    }
+
+    /// The same with user data that comes and goes with it.
+    pub async fn update_desired_with(
+        &self,
+        uid: Uuid,
+        expected: Revision,
+        desired: Desired,
+        data: UserData,
+    ) -> Result<Revision> {
         check(&desired)?;
+        data.check()?;
         if expected == 0 {
             return Err(Error::internal("a cluster is made with create_cluster"));
         }
-        let key = Name::Desired(uid).into();
-        commit::put(&*self.backend, key, desired, Some(expected), Some(API_WAIT)).await
+        let marker = Marker {
+            key: Name::Desired(uid).into(),
+            txn: new_txn_id(),
+        };
+        let mut txn = Txn {
+            max_wait: Some(API_WAIT),
+            ..Txn::default()
+        }
+        .put(marker.key.clone(), marked(&desired, &marker.txn))
+        .expect(marker.key.clone(), Expect::at(expected));
+        data.add(uid, &mut txn);
+        match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
+            Ok(revision) => Ok(revision),
+            Err(CommitError::Conflict(key)) => Err(commit::mismatch(&*self.backend, &key).await),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// User data of a cluster, `None` when none of this digest is stored. Secret.
+    pub async fn user_data(&self, uid: Uuid, digest: &str) -> Result<Option<Bytes>> {
+        let key = Name::UserData(uid, digest.to_owned()).into();
+        Ok(self.backend.get(&key).await?.map(|entry| entry.value))
+    }
+
+    /// Digests of the user data that is stored of a cluster.
+    pub async fn user_data_digests(&self, uid: Uuid) -> Result<Vec<String>> {
+        let range = Range::prefix(&keys::user_data(uid));
+        let entries = self.backend.scan(range, 8).await?.collect().await?;
+        Ok(entries
+            .into_iter()
+            .filter_map(|entry| match entry.key.parse() {
+                Some(Name::UserData(_, digest)) => Some(digest),
+                _ => None,
+            })
+            .collect())
+    }
+
+    /// Deletes all user data of a cluster: it is about to be finished, and nothing is made for it any more.
+    pub async fn drop_user_data(&self, uid: Uuid) -> Result<()> {
+        let drop = self.user_data_digests(uid).await?;
+        for drop in drop.chunks(MAX_DROPS) {
+            let data = UserData {
+                drop: drop.to_vec(),
+                ..UserData::default()
+            };
+            let mut txn = Txn::default();
+            data.add(uid, &mut txn);
+            // Of unknown outcome: whoever comes again finds what is left.
+            self.backend.commit(txn, Lane::Bulk).await?;
+        }
+        Ok(())
+    }
+}
+
+/// User data of a cluster that is written and deleted together with what refers to it. Secret: `Debug` shows digests
+/// and sizes.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct UserData {
+    /// New data by its digest.
+    pub put: BTreeMap<String, Bytes>,
+    /// Digests of what is not needed any more, at most 64.
+    pub drop: Vec<String>,
+}
+
+impl fmt::Debug for UserData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sizes = self.put.iter().map(|(digest, data)| (digest, data.len()));
+        f.debug_struct("UserData")
+            .field("put", &sizes.collect::<Vec<_>>())
+            .field("drop", &self.drop)
+            .finish()
+    }
+}
+
+/// Most new user data of one change, so that it fits into one transaction beside the largest spec.
+pub const MAX_USER_DATA: usize = 96 * 1024;
+/// Most digests that one transaction deletes.
+const MAX_DROPS: usize = 64;
+
+impl UserData {
+    fn check(&self) -> Result<()> {
+        let size: usize = self.put.values().map(Bytes::len).sum();
+        if size > MAX_USER_DATA {
+            let message = format!(
+                "brings {size} bytes of new user data, at most {MAX_USER_DATA} are possible at a time"
+            );
+            return Err(Error::invalid("spec", message));
+        }
+        Ok(())
+    }
+
+    fn add(self, uid: Uuid, txn: &mut Txn) {
+        let name = |digest| Name::UserData(uid, digest).into();
+        let drops = self.drop.into_iter().take(MAX_DROPS);
+        txn.ops
+            .extend(drops.map(|digest| Op::Delete { key: name(digest) }));
+        txn.ops
+            .extend(self.put.into_iter().map(|(digest, value)| Op::Put {
+                key: name(digest),
+                value,
+            }));
     }
 }
 

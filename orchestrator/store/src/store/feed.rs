@@ -221,6 +221,7 @@ fn typed(change: &Change, revision: Revision) -> Option<Changed> {
         | Name::Owner(_)
         | Name::Meta
         | Name::ClusterName(_)
+        | Name::UserData(..)
         | Name::Events(..) => {
             return None;
         }

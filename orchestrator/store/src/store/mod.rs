@@ -19,7 +19,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use uuid::Uuid;
 
 pub use self::{
-    clusters::{ClusterRow, Loader, NodeRow, ResourceRow},
+    clusters::{ClusterRow, Loader, MAX_USER_DATA, NodeRow, ResourceRow, UserData},
     events::{EventPage, EventWatch},
     feed::{Changed, Changes, Update},
     own::{Owned, SHARDS, Shards, shard_of},

@@ -315,7 +315,7 @@ fn show(name: &Name, bytes: &[u8], decoder: Decoder<'_>) -> Option<Value> {
                 "spec": opaque(&p.spec), "state": length(&p.state),
             })
         }
-        Name::Secret(_) => length(bytes),
+        Name::Secret(_) | Name::UserData(..) => length(bytes),
         Name::Tombstone(_) => {
             let t = Tombstone::decode(bytes).ok()?;
             json!({

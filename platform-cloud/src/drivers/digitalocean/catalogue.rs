@@ -199,7 +199,10 @@ fn by_name<'a>(
 
 /// Names that were looked up.
 #[derive(Default)]
-pub(super) struct Names(Mutex<HashMap<(&'static str, String), (Value, Instant)>>);
+pub(super) struct Names(Mutex<Known>);
+
+/// By kind and name: what it is for the API, and when that was asked.
+type Known = HashMap<(&'static str, String), (Value, Instant)>;
 
 impl Names {
     fn get(&self, kind: &'static str, name: &str) -> Option<Value> {
@@ -255,7 +258,7 @@ impl Names {
             ["name", "fingerprint"]
                 .iter()
                 .any(|field| key[field].as_str() == Some(name))
-                || key["id"].to_string() == name
+                || name.parse::<u64>().is_ok_and(|id| key["id"] == id)
         };
         let mut found = list.items.iter().filter(is);
         let (Some(key), more) = (found.next(), found.next()) else {

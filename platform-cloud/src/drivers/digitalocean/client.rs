@@ -94,12 +94,16 @@ impl Client {
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);
         }
-        let once = || self.once(method.clone(), url.clone(), body);
-        let reply = self.gate.call(once).await?;
-        match reply.status {
-            401 if self.token.reload()? => self.gate.call(once).await?.accepted(&self.token),
-            _ => reply.accepted(&self.token),
+        let token = self.token.get();
+        let once = |token: String| self.once(method.clone(), url.clone(), token, body);
+        let mut reply = self.gate.call(|| once(token.clone())).await?;
+        if reply.status == 401 {
+            let now = self.token.reload()?;
+            if now != token {
+                reply = self.gate.call(|| once(now.clone())).await?;
+            }
         }
+        reply.accepted(&self.token)
     }
 
     /// Reads; `None`: there is no such thing.
@@ -140,6 +144,9 @@ impl Client {
     }
 
     /// One reading. `None`: the list changed meanwhile, so that something may be missing.
+    ///
+    /// The pages are read from the last to the first: what is deleted moves the rest towards the first, where it is read
+    /// again and not missed. What is made comes at the end; where it does not, a change means another reading.
     async fn read(
         &self,
         path: &[&str],
@@ -147,51 +154,71 @@ impl Client {
         key: &str,
         name: &str,
     ) -> Result<Option<List>> {
-        let mut items: Vec<Value> = Vec::new();
-        let mut known = HashSet::new();
-        let (mut first, mut last, mut page) = (0, 0, 1_usize);
-        loop {
-            let mut query = query.to_vec();
-            query.push(("page", page.to_string()));
-            query.push(("per_page", PER_PAGE.to_string()));
-            let body = self
-                .get(path, &query)
-                .await?
-                .ok_or_else(|| Error::unavailable(format!("the API has no list of {name}")))?;
-            let (Some(found), Some(total)) = (
-                body[key].as_array(),
-                body["meta"]["total"].as_u64().map(|total| total as usize),
-            ) else {
-                return Err(Error::unavailable(format!(
-                    "page {page} of the list of {name} cannot be read"
-                )));
-            };
-            if page > 1 && total < last {
-                return Ok(None);
-            }
-            if page == 1 {
-                first = total;
-            }
-            last = total;
-            for item in found {
-                if known.insert(identity(item)) {
-                    items.push(item.clone());
-                }
-            }
-            // The link itself is not followed: the token goes to no other host.
-            if body["links"]["pages"]["next"].is_null() {
-                break;
-            }
-            if found.is_empty() {
-                return Ok(None);
-            }
-            page += 1;
+        let first = self.page(path, query, key, name, 1).await?;
+        let pages = match first.items.len() {
+            0 if first.more => return Ok(None),
+            length if first.more => first.total.div_ceil(length),
+            _ => 1,
+        };
+        let mut read = vec![first];
+        for number in (2..=pages).rev() {
+            read.push(self.page(path, query, key, name, number).await?);
         }
-        Ok((items.len() >= first).then_some(List { items, pages: page }))
+        let totals = || read.iter().map(|page| page.total);
+        let (least, changed) = (totals().min(), totals().any(|total| total != read[0].total));
+        if changed {
+            if !read.iter().all(Page::is_ascending) {
+                return Ok(None);
+            }
+            read.push(self.page(path, query, key, name, 1).await?);
+        }
+        let mut known = HashSet::new();
+        let mut items: Vec<Value> = Vec::new();
+        for item in read.into_iter().flat_map(|page| page.items) {
+            if known.insert(identity(&item)) {
+                items.push(item);
+            }
+        }
+        Ok((Some(items.len()) >= least).then_some(List { items, pages }))
     }
 
-    async fn once(&self, method: Method, url: Url, body: Option<&Value>) -> Result<Reply> {
-        let mut request = self.http.request(method, url).bearer_auth(self.token.get());
+    async fn page(
+        &self,
+        path: &[&str],
+        query: &[(&str, String)],
+        key: &str,
+        name: &str,
+        number: usize,
+    ) -> Result<Page> {
+        let mut query = query.to_vec();
+        query.push(("page", number.to_string()));
+        query.push(("per_page", PER_PAGE.to_string()));
+        let body = self.get(path, &query).await?;
+        let mut body =
+            body.ok_or_else(|| Error::unavailable(format!("the API has no list of {name}")))?;
+        let total = body["meta"]["total"].as_u64();
+        // The link itself is not followed: the token goes to no other host.
+        let more = !body["links"]["pages"]["next"].is_null();
+        match (body[key].take(), total) {
+            (Value::Array(items), Some(total)) => Ok(Page {
+                items,
+                total: total as usize,
+                more,
+            }),
+            _ => Err(Error::unavailable(format!(
+                "page {number} of the list of {name} cannot be read"
+            ))),
+        }
+    }
+
+    async fn once(
+        &self,
+        method: Method,
+        url: Url,
+        token: String,
+        body: Option<&Value>,
+    ) -> Result<Reply> {
+        let mut request = self.http.request(method, url).bearer_auth(token);
         if let Some(body) = body {
             request = request.json(body);
         }
@@ -254,6 +281,22 @@ pub(super) struct List {
     pub(super) items: Vec<Value>,
     /// On how many pages it was.
     pub(super) pages: usize,
+}
+
+struct Page {
+    items: Vec<Value>,
+    /// Of the whole list.
+    total: usize,
+    /// There is another page behind it.
+    more: bool,
+}
+
+impl Page {
+    /// Whether what was made last comes last.
+    fn is_ascending(&self) -> bool {
+        let ids = self.items.iter().map(|item| item["id"].as_u64());
+        self.items.iter().all(|item| item["id"].is_u64()) && ids.is_sorted()
+    }
 }
 
 /// What tells the elements of a list apart.
@@ -347,16 +390,14 @@ impl Token {
         self.value.lock().clone()
     }
 
-    /// Whether there is another token now.
-    fn reload(&self) -> Result<bool> {
+    /// The token that there is now. Another call may have read it before.
+    fn reload(&self) -> Result<String> {
         if self.file.is_none() {
-            return Ok(false);
+            return Ok(self.get());
         }
         let value = self.load()?;
-        let mut current = self.value.lock();
-        let changed = *current != value;
-        *current = value;
-        Ok(changed)
+        self.value.lock().clone_from(&value);
+        Ok(value)
     }
 
     fn name(&self) -> String {

@@ -44,6 +44,7 @@ pub(super) fn refused(reply: &Reply, what: &str) -> Error {
     let message = format!("DigitalOcean refuses {what}: {}", reply.message());
     match reply.status {
         404 => Error::new(Reason::NotFound, message),
+        408 => Error::new(Reason::DeadlineExceeded, message),
         409 => Error::new(Reason::Conflict, message),
         400..=499 => Error::new(Reason::Precondition, message),
         status => Error::unavailable(format!("{message} (status {status})")),

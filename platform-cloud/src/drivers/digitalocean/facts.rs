@@ -115,8 +115,9 @@ fn limits(settings: &Settings) -> Limits {
         max_creation_time: span(4 * common.call_timeout() + Duration::from_secs(60)),
         request_memory: span(Duration::from_secs(3600)),
         visibility_delay: span(common.visibility_delay()),
-        // There is no token, so nothing is sent again before what was made is surely found.
-        replay_delay: span(common.visibility_delay()),
+        // There is no token, so nothing is sent again before what was made is surely found, also by a call that was
+        // given up and is still worked on.
+        replay_delay: span(common.visibility_delay() + common.call_timeout()),
         provision_timeout: span(Duration::from_secs(120)),
     }
 }

@@ -9,7 +9,7 @@ use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
         Capability, DeprovisionState, ExecRequest, ExecStart, FailureDomain, Limits, Node,
-        NodeClass, NodePhase, StreamLogsRequest, exec_request::Input,
+        NodeClass, NodePhase, Slot, StreamLogsRequest, exec_request::Input,
     },
 };
 use futures::{StreamExt, stream};
@@ -73,14 +73,31 @@ impl Simulated {
         let mut world = self.world.lock();
         let mut placer = Placer::new(&world, &batch.request);
         let mut shared = None;
-        let mut make = |slot| {
+        let mut make = |slot: &Slot| {
             if !batch.may_start() {
                 return Outcome::NotStarted;
             }
-            let made = placer.choose(&world).and_then(|domain| {
-                let node =
-                    world.create(batch.identity(slot), domain, &mut shared, &self.settings)?;
+            let place = match &slot.host_id {
+                None => placer.choose(&world).map(|domain| (domain, None)),
+                Some(id) => world.host(id).and_then(|host| {
+                    let domain = world.hosts[host].domain;
+                    placer.check(&world, domain).map(|()| (domain, Some(host)))
+                }),
+            };
+            let data = match batch.request.bootstrap {
+                Some(_) => batch
+                    .render(slot, Place::default())
+                    .map(|rendered| rendered.bootstrap),
+                None => Ok(None),
+            };
+            let place = data.and_then(|data| place.map(|place| (place, data)));
+            let made = place.and_then(|((domain, host), data)| {
+                let (identity, settings) = (batch.identity(slot), &self.settings);
+                let node = world.create(identity, domain, host, &mut shared, settings)?;
                 placer.placed(domain);
+                if let (Some(data), Some(number)) = (data, number(&node.node_id)) {
+                    world.user_data.insert(number, data);
+                }
                 Ok(node)
             });
             match made {
@@ -107,6 +124,7 @@ impl Simulated {
             visibility_delay: Some(to_duration(
                 self.settings.scaled(self.settings.visibility_delay),
             )),
+            max_bootstrap_bytes: self.settings.max_bootstrap_bytes,
             // A repeat reads the nodes of its request as they really are.
             replay_delay: Some(to_duration(Duration::ZERO)),
             ..Limits::default()
@@ -139,6 +157,9 @@ impl Driver for Simulated {
         ];
         if !self.settings.failure_domains.is_empty() {
             capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
+        }
+        if !self.settings.hosts.is_empty() {
+            capabilities.push(Capability::NamedHosts);
         }
         let world = self.world.lock();
         let domains = world.domains.iter().map(|room| FailureDomain {

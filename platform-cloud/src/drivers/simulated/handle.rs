@@ -64,6 +64,21 @@ impl SimulatedHandle {
         self.0.world.lock().capacity = capacity;
     }
 
+    /// The user data that a node was given, rendered if that was asked for. Secret.
+    #[must_use]
+    pub fn user_data(&self, node_id: &str) -> Option<Vec<u8>> {
+        let number = number(node_id)?;
+        self.0.world.lock().user_data.get(&number).cloned()
+    }
+
+    /// Gives a machine to somebody else; empty: back to nobody. Answers whether there is such a machine.
+    pub fn claim_host(&self, id: &str, by: &str) -> bool {
+        let mut world = self.0.world.lock();
+        let host = world.hosts.iter_mut().find(|host| host.id == id);
+        host.map(|host| by.clone_into(&mut host.claimed_by))
+            .is_some()
+    }
+
     /// The most nodes of a failure domain from now on. Answers whether there is such a domain.
     pub fn set_domain_capacity(&self, domain: &str, capacity: Option<u32>) -> bool {
         let mut world = self.0.world.lock();
@@ -184,7 +199,7 @@ impl SimulatedHandle {
                 "no failure domain has room",
             ));
         }
-        let node = world.create(identity, domain, &mut None, &self.0.settings)?;
+        let node = world.create(identity, domain, None, &mut None, &self.0.settings)?;
         drop(world);
         self.wake();
         Ok(node)

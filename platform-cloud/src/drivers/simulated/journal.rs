@@ -26,6 +26,9 @@ enum Line {
 pub(super) struct Stored {
     pub(super) identity: Identity,
     pub(super) domain: String,
+    /// Empty: none.
+    #[serde(default)]
+    pub(super) host: String,
     /// Milliseconds since 1970.
     pub(super) created: u64,
     pub(super) phase: i32,

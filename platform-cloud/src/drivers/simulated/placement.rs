@@ -57,14 +57,7 @@ impl<'a> Placer<'a> {
         if world.domains.is_empty() {
             return Ok(None);
         }
-        let fits = |at: &usize| {
-            !world.domains[*at].is_full()
-                && self
-                    .spreads
-                    .iter()
-                    .filter(|spread| is_required(spread))
-                    .all(|spread| self.satisfies(world, spread, *at))
-        };
+        let fits = |at: &usize| !world.domains[*at].is_full() && self.is_spread(world, *at);
         // The emptiest by the first spread, then by the others, then by nodes of the group, then by name order.
         let order = |at: &usize| {
             let by_spread: Vec<u32> = self
@@ -81,11 +74,43 @@ impl<'a> Placer<'a> {
             .min_by_key(order)
             .map(Some)
             .ok_or_else(|| {
-                Error::new(
+                let error = Error::new(
                     Reason::NoCapacity,
                     "no failure domain has room for another node under the required spread",
-                )
+                );
+                match self.allowed[..] {
+                    // Only this one is full: who may use others need not wait.
+                    [only] if world.domains[only].is_full() => {
+                        error.with_metadata("failure_domain", &world.domains[only].name)
+                    }
+                    _ => error,
+                }
             })
+    }
+
+    fn is_spread(&self, world: &World, domain: usize) -> bool {
+        let mut required = self.spreads.iter().filter(|spread| is_required(spread));
+        required.all(|spread| self.satisfies(world, spread, domain))
+    }
+
+    /// Whether the next node may be where its named machine is.
+    ///
+    /// # Errors
+    /// `NoCapacity` when that failure domain is not allowed or breaks a required spread.
+    pub(super) fn check(&self, world: &World, domain: Option<usize>) -> Result<()> {
+        let fits = match domain {
+            Some(at) => self.allowed.contains(&at) && self.is_spread(world, at),
+            // Nothing is known of where it is.
+            None => true,
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(Error::new(
+                Reason::NoCapacity,
+                "the named machine is where the placement allows no other node",
+            ))
+        }
     }
 
     pub(super) fn placed(&mut self, domain: Option<usize>) {

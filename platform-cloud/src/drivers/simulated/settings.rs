@@ -47,6 +47,10 @@ pub struct SimulatedSettings {
     pub capacity: Option<u32>,
     /// Failure domains. Default: none.
     pub failure_domains: Vec<DomainSettings>,
+    /// Most bytes of user data. Absent: no limit of its own.
+    pub max_bootstrap_bytes: Option<u32>,
+    /// Machines that can be asked for by name. Default: none. Other nodes do not take them.
+    pub hosts: Vec<HostSettings>,
     /// Node classes. Empty: every name is accepted.
     pub node_classes: Vec<ClassSettings>,
     /// Share of calls that fail, by operation. Default: none.
@@ -77,6 +81,18 @@ pub struct DomainSettings {
     pub labels: BTreeMap<String, String>,
     /// Most nodes in it. Absent: no limit.
     pub capacity: Option<u32>,
+}
+
+/// A machine that can be asked for by name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HostSettings {
+    /// Id (rack1-u7), unique.
+    pub id: String,
+    /// Failure domain that it is in. Empty: none.
+    pub failure_domain: String,
+    /// Who has it, beside the nodes here. Empty: nobody.
+    pub claimed_by: String,
 }
 
 /// A node class.
@@ -134,6 +150,8 @@ impl Default for SimulatedSettings {
             visibility_delay: Duration::ZERO,
             capacity: None,
             failure_domains: Vec::new(),
+            max_bootstrap_bytes: None,
+            hosts: Vec::new(),
             node_classes: Vec::new(),
             errors: ErrorRates::default(),
             boot_failure: 0.0,
@@ -161,6 +179,24 @@ impl SimulatedSettings {
         for domain in &self.failure_domains {
             if domain.name.is_empty() {
                 return Err(Error::invalid("failure_domains", "each needs a name"));
+            }
+        }
+        if self.hosts.len() >= usize::from(u16::MAX) {
+            return Err(Error::invalid("hosts", "are too many"));
+        }
+        for (at, host) in self.hosts.iter().enumerate() {
+            let domains = &self.failure_domains;
+            let placed = host.failure_domain.is_empty()
+                || domains.iter().any(|d| d.name == host.failure_domain);
+            if host.id.is_empty() || self.hosts[..at].iter().any(|other| other.id == host.id) {
+                return Err(Error::invalid(
+                    "hosts",
+                    "each needs an id that no other has",
+                ));
+            }
+            if !placed {
+                let why = format!("{} is in no failure domain of the settings", host.id);
+                return Err(Error::invalid("hosts", why));
             }
         }
         if let Some(schema) = &self.properties_schema {

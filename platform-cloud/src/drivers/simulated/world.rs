@@ -28,6 +28,8 @@ use crate::{
 
 /// In the place of a failure domain: none.
 const NO_DOMAIN: u16 = u16::MAX;
+/// In the place of a named machine: none.
+const NO_HOST: u16 = u16::MAX;
 
 /// A node. What it has in common with the others of its request is shared.
 #[derive(Clone, Debug)]
@@ -41,6 +43,7 @@ pub(super) struct SimNode {
     created: u64,
     message: Option<Box<str>>,
     domain: u16,
+    host: u16,
     role: u8,
     phase: NodePhase,
     ready: bool,
@@ -85,6 +88,17 @@ impl Room {
     }
 }
 
+/// A machine that can be asked for by name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Host {
+    pub(super) id: String,
+    pub(super) domain: Option<usize>,
+    /// Who has it, beside the nodes here. Empty: nobody.
+    pub(super) claimed_by: String,
+    /// The node that it is.
+    node: Option<u32>,
+}
+
 /// What lists and watches show while they are frozen, and what they have missed.
 struct Frozen {
     nodes: HashMap<u32, SimNode>,
@@ -97,6 +111,9 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) timers: Timers,
     pub(super) domains: Vec<Room>,
+    pub(super) hosts: Vec<Host>,
+    /// What each node was given to start with. Secret.
+    pub(super) user_data: HashMap<u32, Vec<u8>>,
     pub(super) classes: HashMap<String, Room>,
     pub(super) capacity: Option<u32>,
     pub(super) paused: bool,
@@ -149,6 +166,14 @@ impl World {
                 used: 0,
             }
         });
+        let domains: Vec<Room> = domains.collect();
+        let hosts = settings.hosts.iter().map(|host| Host {
+            id: host.id.clone(),
+            domain: domains.iter().position(|d| d.name == host.failure_domain),
+            claimed_by: host.claimed_by.clone(),
+            node: None,
+        });
+        let hosts = hosts.collect();
         let classes = settings.node_classes.iter().map(|class| {
             let room = Room {
                 name: class.name.clone(),
@@ -163,7 +188,9 @@ impl World {
                 .map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed),
             faults: Faults::new(settings.errors),
             timers: Timers::default(),
-            domains: domains.collect(),
+            domains,
+            hosts,
+            user_data: HashMap::new(),
             classes: classes.collect(),
             capacity: settings.capacity,
             paused: false,
@@ -202,10 +229,12 @@ impl World {
                 Event::Gone,
             );
         }
+        let host = self.hosts.iter().position(|host| host.id == stored.host);
         let node = sim_node(stored.identity, domain, stored.created);
         self.insert(
             number,
             SimNode {
+                host: packed(host, NO_HOST),
                 phase,
                 ready: phase == NodePhase::Running,
                 message: stored.message.map(Into::into),
@@ -221,6 +250,9 @@ impl World {
         }
         if let Some(room) = self.classes.get_mut(&node.shared.node_class) {
             room.used += 1;
+        }
+        if let Some(host) = self.hosts.get_mut(usize::from(node.host)) {
+            host.node = Some(number);
         }
         self.nodes.insert(number, node);
     }
@@ -262,6 +294,7 @@ impl World {
         &mut self,
         identity: Identity,
         domain: Option<usize>,
+        host: Option<usize>,
         like: &mut Option<Arc<Identity>>,
         settings: &SimulatedSettings,
     ) -> Result<Node> {
@@ -293,6 +326,7 @@ impl World {
             .unwrap_or_default()
             .as_millis();
         let mut node = sim_node(identity, domain, u64::try_from(created).unwrap_or(u64::MAX));
+        node.host = packed(host, NO_HOST);
         match like {
             Some(shared) if **shared == *node.shared => node.shared = Arc::clone(shared),
             _ => *like = Some(Arc::clone(&node.shared)),
@@ -345,9 +379,30 @@ impl World {
             return none(format!("node class {class:?}"));
         }
         match domain.and_then(|at| self.domains.get(at)) {
-            Some(room) if room.is_full() => none(format!("failure domain {:?}", room.name)),
+            Some(room) if room.is_full() => none(format!("failure domain {:?}", room.name))
+                .map_err(|error| error.with_metadata("failure_domain", &room.name)),
             _ => Ok(()),
         }
+    }
+
+    /// A machine that is asked for by name and belongs to nobody.
+    pub(super) fn host(&self, id: &str) -> Result<usize> {
+        let at = self.hosts.iter().position(|host| host.id == id);
+        let at = at.ok_or_else(|| {
+            Error::new(Reason::HostNotFound, format!("there is no machine {id:?}"))
+                .with_resource("host", id)
+        })?;
+        let host = &self.hosts[at];
+        let owner = match host.node.and_then(|number| self.nodes.get(&number)) {
+            Some(node) => format!("cluster {}", node.cluster_id()),
+            None if host.claimed_by.is_empty() => return Ok(at),
+            None => host.claimed_by.clone(),
+        };
+        Err(Error::new(
+            Reason::HostClaimed,
+            format!("machine {id:?} belongs to {owner}; it was left alone"),
+        )
+        .with_resource("host", id))
     }
 
     /// The node as it travels.
@@ -373,6 +428,10 @@ impl World {
                 .map_or_else(String::new, |room| room.name.clone()),
             create_time: Some(timestamp(UNIX_EPOCH + Duration::from_millis(node.created))),
             message: node.message.as_deref().unwrap_or_default().to_owned(),
+            host_id: self
+                .hosts
+                .get(usize::from(node.host))
+                .map(|host| host.id.clone()),
             addresses: vec![Address {
                 r#type: AddressType::InternalIp.into(),
                 value: format!("10.{b}.{c}.{d}"),
@@ -529,6 +588,7 @@ impl World {
                     created: node.created,
                     message: node.message.clone(),
                     domain: node.domain,
+                    host: node.host,
                     phase: node.phase,
                     ready: node.ready,
                     hidden: node.hidden,
@@ -634,6 +694,10 @@ impl World {
         if let Some(room) = self.classes.get_mut(&node.shared.node_class) {
             room.used -= 1;
         }
+        if let Some(host) = self.hosts.get_mut(usize::from(node.host)) {
+            host.node = None;
+        }
+        self.user_data.remove(&number);
         if let Some(journal) = &mut self.journal {
             journal.gone(number);
         }
@@ -660,11 +724,16 @@ impl World {
             .domain()
             .and_then(|at| self.domains.get(at))
             .map(|room| room.name.clone());
+        let host = self
+            .hosts
+            .get(usize::from(node.host))
+            .map(|host| host.id.clone());
         journal.put(
             number,
             Stored {
                 identity,
                 domain: domain.unwrap_or_default(),
+                host: host.unwrap_or_default(),
                 created: node.created,
                 phase: node.phase.into(),
                 message: node.message.as_deref().map(str::to_owned),
@@ -726,6 +795,10 @@ impl World {
     }
 }
 
+fn packed(at: Option<usize>, none: u16) -> u16 {
+    at.and_then(|at| u16::try_from(at).ok()).unwrap_or(none)
+}
+
 fn sim_node(mut identity: Identity, domain: Option<usize>, created: u64) -> SimNode {
     let (id, name) = (
         std::mem::take(&mut identity.id),
@@ -744,9 +817,8 @@ fn sim_node(mut identity: Identity, domain: Option<usize>, created: u64) -> SimN
         ordinal,
         created,
         message: None,
-        domain: domain
-            .and_then(|at| u16::try_from(at).ok())
-            .unwrap_or(NO_DOMAIN),
+        domain: packed(domain, NO_DOMAIN),
+        host: NO_HOST,
         role: u8::try_from(role).unwrap_or_default(),
         phase: NodePhase::Pending,
         ready: false,

@@ -59,6 +59,10 @@ async fn cluster(client: &Client, name: &str, all: bool) -> Outcome<()> {
     let now = SystemTime::now();
     let text = tree(&cluster, &nodes, all, now).render(true, output::colours());
     output::print(&text)?;
+    let below = super::infrastructure::table(&cluster);
+    if !below.rows.is_empty() {
+        output::print(&format!("\n{}", below.render(true, output::colours())))?;
+    }
     output::print(&activity(&cluster, &plan, now))?;
     Ok(())
 }

@@ -6,6 +6,7 @@ mod describe;
 mod edit;
 mod events;
 mod get;
+mod infrastructure;
 pub(crate) mod offline;
 mod plan;
 mod probe;

@@ -62,6 +62,12 @@ impl DataDir {
         self.root.join(format!("{SIMULATED}{name}.json"))
     }
 
+    /// Credentials for an emulated cloud.
+    #[cfg(feature = "emulate")]
+    pub(super) fn emulated(&self, name: &str) -> PathBuf {
+        self.root.join(format!("emulated-{name}"))
+    }
+
     /// Names of the simulated platforms of earlier runs: their nodes are still wanted.
     pub(super) fn known_simulated(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(&self.root) else {

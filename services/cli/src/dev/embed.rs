@@ -11,13 +11,17 @@ use drover_platform_cloud::{
 use drover_server::{Running, ServerSettings, Shutdown, StartError};
 use tokio::net::TcpListener;
 
-use super::data::DataDir;
+use super::{
+    data::DataDir,
+    emulate::{Emulated, Emulators},
+};
 
 /// Orchestrator and platforms.
 pub(super) struct Servers {
     orchestrator: Orchestrator,
     api: Running,
     platforms: Vec<(PlatformServer, Running)>,
+    emulators: Emulators,
     /// Endpoints of the platforms, by name.
     pub(super) endpoints: BTreeMap<String, String>,
 }
@@ -40,10 +44,11 @@ fn ephemeral() -> ServerSettings {
 }
 
 impl Servers {
-    /// Starts the local platform, the simulated ones and the orchestrator.
+    /// Starts the local platform, the simulated and the emulated ones and the orchestrator.
     pub(super) async fn start(
         data: &DataDir,
         simulated: &[String],
+        emulated: &[Emulated],
         listener: TcpListener,
     ) -> anyhow::Result<Self> {
         let mut platforms = Vec::new();
@@ -62,6 +67,8 @@ impl Servers {
                 .into(),
             ));
         }
+        let (emulators, clouds) = Emulators::start(emulated, data).await?;
+        kinds.extend(clouds);
         for (name, settings) in kinds {
             let (platform, running) = start_platform(settings)
                 .await
@@ -74,8 +81,14 @@ impl Servers {
             orchestrator,
             api,
             platforms,
+            emulators,
             endpoints,
         })
+    }
+
+    /// Names of platforms on emulated clouds, and where those are.
+    pub(super) fn emulators(&self) -> &[(String, String)] {
+        self.emulators.urls()
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -90,6 +103,7 @@ impl Servers {
             platform.shutdown().await;
             running.shutdown().await;
         }
+        self.emulators.shutdown().await;
     }
 }
 

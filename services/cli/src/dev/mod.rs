@@ -2,6 +2,7 @@
 
 mod data;
 mod embed;
+mod emulate;
 mod stream;
 
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
@@ -30,12 +31,16 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
         drover_server::telemetry::init(drover_server::settings::LogFormat::Auto);
     }
     let elsewhere = elsewhere(&args.platform)?;
+    // Before anything is made, since most of it needs no data.
+    let asked = simulated(args.simulate.iter().cloned());
+    emulate::parse(&args.emulate, &taken(&asked, &elsewhere))?;
     let listener = embed::listen(args.listen)
         .await
         .map_err(|error| Failure::failed(error.to_string()))?;
     let data = DataDir::open(&args.data_dir)?;
     let simulated = simulated(args.simulate.iter().cloned().chain(data.known_simulated()));
-    let servers = Servers::start(&data, &simulated, listener).await?;
+    let emulated = emulate::parse(&args.emulate, &taken(&simulated, &elsewhere))?;
+    let servers = Servers::start(&data, &simulated, &emulated, listener).await?;
     // Whatever goes wrong from here on, the servers are ended in order.
     let result = serve(&args, &servers, &data, elsewhere).await;
     servers.shutdown().await;
@@ -59,6 +64,14 @@ fn elsewhere(words: &[String]) -> Outcome<Vec<(String, String)>> {
         ))),
     };
     words.iter().map(parse).collect()
+}
+
+/// Names that no emulated cloud may have.
+fn taken(simulated: &[String], elsewhere: &[(String, String)]) -> Vec<String> {
+    std::iter::once("local".to_owned())
+        .chain(simulated.iter().cloned())
+        .chain(elsewhere.iter().map(|(name, _)| name.clone()))
+        .collect()
 }
 
 /// Names of the simulated platforms, the one that is always there first.
@@ -104,6 +117,16 @@ async fn serve(
         shown(&args.data_dir),
         if data.new { "new" } else { "kept" }
     ))?;
+    if !args.emulate.is_empty() {
+        output::line("  Emulated clouds forget everything when this ends")?;
+    }
+    if !servers.emulators().is_empty() {
+        let emulators = servers.emulators().iter();
+        let emulators: Vec<String> = emulators
+            .map(|(name, url)| format!("{name} {url}"))
+            .collect();
+        output::line(&format!("  emulators {}", emulators.join(", ")))?;
+    }
     let endpoints = servers
         .endpoints
         .iter()

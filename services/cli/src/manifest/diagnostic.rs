@@ -4,7 +4,7 @@ use std::{fmt::Write, ops::RangeInclusive, sync::Arc};
 
 use super::{
     path::{self, Segment},
-    tree::{Source, Span},
+    tree::{Node, Source, Span, Value},
 };
 
 /// Most errors of a file that are shown. Who has more than that fixes these first.
@@ -70,9 +70,14 @@ impl Diagnostic {
     }
 }
 
+/// Keys of manifests whose values are secret.
+const SECRET_KEYS: [&str; 3] = ["stringData", "userData", "userDataBase64"];
+
 /// Whether a line has a key whose value is secret. A damaged file may have it where no secret is expected.
 fn names_secret(line: &str) -> bool {
-    ["stringData", "userData"].iter().any(|key| line.contains(key))
+    ["stringData", "userData"]
+        .iter()
+        .any(|key| line.contains(key))
 }
 
 /// All that is wrong with the manifests of one command.
@@ -104,6 +109,26 @@ impl Diagnostics {
 
     pub(crate) fn hide(&mut self, source: &Arc<Source>, lines: RangeInclusive<usize>) {
         self.hidden.push((source.clone(), lines));
+    }
+
+    /// Hides what has the name of something secret, wherever it stands: a damaged document may have it where no secret
+    /// is expected.
+    pub(crate) fn hide_secrets(&mut self, source: &Arc<Source>, node: &Node) {
+        match &node.value {
+            Value::Scalar { .. } => {}
+            Value::List(items) => items
+                .iter()
+                .for_each(|item| self.hide_secrets(source, item)),
+            Value::Map(entries) => {
+                for entry in entries {
+                    if SECRET_KEYS.contains(&entry.key.as_str()) {
+                        self.hide(source, entry.span.line..=entry.value.span.last_line);
+                    } else {
+                        self.hide_secrets(source, &entry.value);
+                    }
+                }
+            }
+        }
     }
 
     /// All that was hidden.

@@ -1,5 +1,6 @@
 //! Manifests: YAML or JSON from files, directories and standard input, as requests for the orchestrator.
 
+mod content;
 pub(crate) mod decode;
 pub(crate) mod diagnostic;
 mod document;
@@ -26,7 +27,8 @@ use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{ApplySecretRequest, Cluster, Platform, PlatformSpec};
 
 use self::{
-    decode::{Decoder, file, read_limited, read_stream},
+    content::{read_limited, read_stream},
+    decode::{Decoder, file},
     diagnostic::{Diagnostic, Diagnostics, Hidden},
     path::join,
     tree::{MAX_FILE_BYTES, Node, Source, Span},
@@ -156,6 +158,9 @@ impl Manifests {
                 .chain(own)
                 .collect::<BTreeSet<String>>()
         });
+        for raw in &self.raw {
+            objects.diagnostics.hide_secrets(&raw.source, &raw.root);
+        }
         let mut bundle = capm::Bundle::default();
         for raw in &self.raw {
             if convert::recognise(&raw.root) == Origin::ClusterApi {

@@ -4,7 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use super::{
     Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES, Settings,
-    merge, spec_hash,
+    merge, pool, spec_hash,
 };
 use crate::{
     error::{Error, Violation},
@@ -13,6 +13,8 @@ use crate::{
 
 /// Time that a node gets to stop by itself, unless it is said.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+/// Longest id of a named machine; platforms refuse longer words.
+const MAX_HOST: usize = 512;
 /// Time that a node must be Ready before a back-off is reset, unless it is said.
 const DEFAULT_STABLE_AFTER: Duration = Duration::from_secs(600);
 
@@ -47,6 +49,7 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         );
     }
     walk.check_settings("spec", &cluster.settings);
+    walk.refuse_hosts("spec", &cluster.settings);
     if cluster.groups.is_empty() {
         walk.refuse("spec.groups", "is empty; expected at least one group");
     }
@@ -56,6 +59,13 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         version: &cluster.version,
     };
     walk.siblings("spec.groups", &cluster.groups, &outer, 1);
+    crate::infrastructure::check(
+        &cluster.infrastructure,
+        &cluster.groups,
+        &mut |field, why| {
+            walk.refuse(field, why);
+        },
+    );
     if walk.nodes > u64::from(MAX_NODES) {
         let description = format!(
             "ask for {} nodes in all; at most {MAX_NODES} are allowed",
@@ -130,6 +140,7 @@ impl Walk<'_> {
             self.leaf(at, path, group, settings, version);
             return;
         }
+        self.refuse_hosts(at, &group.settings);
         if group.size.is_some() {
             self.refuse(
                 format!("{at}.size"),
@@ -203,6 +214,7 @@ impl Walk<'_> {
             version: name::sym(version),
             attributes: settings.attributes,
             placement: settings.placement.unwrap_or_default(),
+            bootstrap: settings.bootstrap,
             health: settings.health,
             remediation: settings.remediation.unwrap_or_default(),
             update: settings.update.unwrap_or_default(),
@@ -226,12 +238,77 @@ impl Walk<'_> {
                 max: choice.max,
                 properties: merge(&settings.properties, &choice.properties),
                 version_requirement: choice.version_requirement.clone(),
+                pool: name::sym(""),
                 spec_hash: name::sym(""),
             };
+            choice.pool = pool(&choice.class, &choice.properties);
             choice.spec_hash = spec_hash(self.cluster, &group, &choice);
             group.choices.push(choice);
         }
+        self.check_hosts(at, &group);
         self.groups.push(group);
+    }
+
+    fn refuse_hosts(&mut self, at: &str, settings: &Settings) {
+        if settings
+            .placement
+            .as_ref()
+            .is_some_and(|placement| !placement.hosts.is_empty())
+        {
+            self.refuse(
+                format!("{at}.placement.hosts"),
+                "machines can be named in a group of nodes only",
+            );
+        }
+    }
+
+    /// Each named machine is for one group, and there are enough of them.
+    fn check_hosts(&mut self, at: &str, group: &Group) {
+        let hosts = &group.placement.hosts;
+        let Some(platform) = group.choices.first().map(|choice| &choice.platform) else {
+            return;
+        };
+        if hosts.is_empty() {
+            return;
+        }
+        let field = format!("{at}.placement.hosts");
+        if group.choices.iter().any(|c| c.platform != *platform) {
+            self.refuse(
+                field.clone(),
+                "are machines of one platform, but the group names several",
+            );
+        }
+        let size = group.size.unwrap_or(1) as usize;
+        if hosts.len() < size {
+            let description = format!(
+                "names {} machines for {size} nodes; expected at least as many",
+                hosts.len()
+            );
+            self.refuse(field.clone(), description);
+        }
+        let mut wrong = Vec::new();
+        for (index, host) in hosts.iter().enumerate() {
+            let others = self.groups.iter().filter(|other| {
+                other
+                    .choices
+                    .first()
+                    .is_some_and(|c| c.platform == *platform)
+                    && other.placement.hosts.contains(host)
+            });
+            let description = if host.is_empty() || host.len() > MAX_HOST {
+                format!("expected the platform's id of a machine, 1 to {MAX_HOST} bytes")
+            } else if hosts[..index].contains(host) {
+                format!("{host:?} stands there twice")
+            } else if let Some(other) = others.into_iter().next() {
+                format!("{host:?} is named by group {:?} already", other.path)
+            } else {
+                continue;
+            };
+            wrong.push((format!("{field}[{index}]"), description));
+        }
+        for (field, description) in wrong {
+            self.refuse(field, description);
+        }
     }
 
     fn check_settings(&mut self, at: &str, settings: &Settings) {
@@ -315,6 +392,7 @@ fn inherit(outer: &Settings, inner: &Settings) -> Settings {
         attributes: merge(&outer.attributes, &own.attributes),
         properties: merge(&outer.properties, &own.properties),
         placement: own.placement.or_else(|| outer.placement.clone()),
+        bootstrap: own.bootstrap.or_else(|| outer.bootstrap.clone()),
         health: own.health.or_else(|| outer.health.clone()),
         remediation: own.remediation.or(outer.remediation),
         update: own.update.or(outer.update),
@@ -332,7 +410,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::{Object, PlatformChoice};
+    use crate::spec::{Bootstrap, Object, Placement, PlatformChoice};
 
     fn object(value: serde_json::Value) -> Object {
         value.as_object().cloned().unwrap_or_default()
@@ -430,6 +508,128 @@ mod tests {
             ..Default::default()
         };
         assert!(spec.resolve().unwrap_err().message().contains("more than"));
+    }
+
+    fn wrong(groups: Vec<GroupSpec>, settings: Settings) -> Vec<String> {
+        let spec = ClusterSpec {
+            groups,
+            settings,
+            ..Default::default()
+        };
+        let error = spec.resolve().unwrap_err();
+        error.fields().iter().map(|v| v.field.clone()).collect()
+    }
+
+    fn on_machines(name: &str, size: u32, platform: &str, machines: &[&str]) -> GroupSpec {
+        let mut group = leaf(name, size);
+        group.settings.platforms = on(platform);
+        group.settings.placement = Some(Placement {
+            hosts: machines.iter().map(|host| (*host).into()).collect(),
+            ..Default::default()
+        });
+        group
+    }
+
+    #[test]
+    fn each_machine_is_for_one_group_and_there_are_enough_of_them() {
+        let none = Settings::default;
+        let few = on_machines("a", 3, "metal", &["m1", "m2"]);
+        assert_eq!(wrong(vec![few], none()), ["spec.groups[0].placement.hosts"]);
+        let twice = on_machines("a", 1, "metal", &["m1", "m2", "m1", ""]);
+        let fields = [
+            "spec.groups[0].placement.hosts[2]",
+            "spec.groups[0].placement.hosts[3]",
+        ];
+        assert_eq!(wrong(vec![twice], none()), fields);
+        let first = on_machines("a", 1, "metal", &["m1"]);
+        let shared = on_machines("b", 1, "metal", &["m2", "m1"]);
+        let fields = ["spec.groups[1].placement.hosts[1]"];
+        assert_eq!(wrong(vec![first.clone(), shared], none()), fields);
+        let mut several = first.clone();
+        several.settings.platforms.extend(on("other"));
+        assert_eq!(
+            wrong(vec![several], none()),
+            ["spec.groups[0].placement.hosts"]
+        );
+        let outer = Settings {
+            platforms: on("metal"),
+            placement: first.settings.placement.clone(),
+            ..Default::default()
+        };
+        let inside = GroupSpec {
+            name: "outer".into(),
+            settings: outer.clone(),
+            groups: vec![on_machines("in", 1, "metal", &["m3"])],
+            ..Default::default()
+        };
+        let fields = wrong(vec![inside], outer);
+        for field in ["spec.placement.hosts", "spec.groups[0].placement.hosts"] {
+            assert!(
+                fields.iter().any(|one| one == field),
+                "{field} in {fields:?}"
+            );
+        }
+        // The same name on another platform is another machine.
+        let elsewhere = on_machines("b", 1, "other", &["m1"]);
+        let spec = ClusterSpec {
+            groups: vec![first, elsewhere],
+            ..Default::default()
+        };
+        assert_eq!(spec.resolve().unwrap()[1].placement.hosts.len(), 1);
+    }
+
+    #[test]
+    fn user_data_is_inherited_and_part_of_what_makes_a_node() {
+        let data = |text: &str, render| Bootstrap {
+            sha256: crate::spec::digest(text.as_bytes()),
+            render,
+        };
+        let groups = |outer, inner| {
+            let mut group = leaf("g", 1);
+            group.settings.bootstrap = inner;
+            let settings = Settings {
+                platforms: on("local"),
+                bootstrap: outer,
+                ..Default::default()
+            };
+            let spec = ClusterSpec {
+                groups: vec![group],
+                settings,
+                ..Default::default()
+            };
+            spec.resolve().unwrap().remove(0)
+        };
+        let hash = |group: Group| group.choices[0].spec_hash.clone();
+        let plain = hash(groups(None, None));
+        let inherited = groups(Some(data("x", false)), None);
+        assert_eq!(inherited.bootstrap, Some(data("x", false)));
+        let own = groups(Some(data("y", true)), Some(data("x", false)));
+        assert_eq!(hash(inherited.clone()), hash(own));
+        assert_ne!(hash(inherited.clone()), plain);
+        assert_ne!(
+            hash(inherited.clone()),
+            hash(groups(Some(data("x", true)), None))
+        );
+        assert_ne!(hash(inherited), hash(groups(Some(data("z", false)), None)));
+    }
+
+    #[test]
+    fn choices_of_one_class_and_other_properties_take_other_capacity() {
+        let mut group = leaf("g", 1);
+        group.settings.node_class = Some("m6i".into());
+        let spot = PlatformChoice {
+            name: "aws".into(),
+            properties: object(json!({"capacityType": "spot"})),
+            ..Default::default()
+        };
+        group.settings.platforms = vec![spot, on("aws").remove(0)];
+        let spec = ClusterSpec {
+            groups: vec![group],
+            ..Default::default()
+        };
+        let choices = spec.resolve().unwrap().remove(0).choices;
+        assert_ne!(choices[0].pool, choices[1].pool);
+        assert_eq!(&*choices[1].pool, "m6i");
     }
 
     #[test]

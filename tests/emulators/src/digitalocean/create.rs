@@ -92,6 +92,7 @@ impl World {
                 "id": action, "rel": "create",
                 "href": format!("https://api.digitalocean.com/v2/actions/{action}"),
             }));
+            state.names.insert(droplet.id, droplet.name.clone());
             state.droplets.insert(droplet.id, droplet);
         }
         let links = json!({"actions": actions});

@@ -166,10 +166,10 @@ impl World {
         let public = catalogue::public_images();
         let private = self.settings.snapshots.iter();
         let private = private.map(|(id, name)| catalogue::image(*id, None, "Debian", name, 10));
-        public
-            .into_iter()
-            .chain(private)
-            .find(|image| image["slug"].as_str() == Some(name) || image["id"].to_string() == name)
+        let id: Option<u64> = name.parse().ok();
+        public.into_iter().chain(private).find(|image| {
+            image["slug"].as_str() == Some(name) || id.is_some() && image["id"].as_u64() == id
+        })
     }
 
     pub(super) fn image(&self, name: &str) -> Result<Answer, Answer> {

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{DigitalOceanSettings, World, catalogue, droplet::Droplet};
+use super::{World, catalogue, droplet::Droplet};
 use crate::world::Made;
 
 /// An SSH key of the account.
@@ -48,6 +48,9 @@ pub(super) struct State {
     pub(super) actions: BTreeMap<u64, Action>,
     pub(super) vpcs: Vec<Vpc>,
     pub(super) expired: bool,
+    pub(super) revoked: Vec<String>,
+    /// Names of all droplets that requests ever made.
+    pub(super) names: BTreeMap<u64, String>,
     /// When the calls of the last hour were made.
     pub(super) calls: VecDeque<Instant>,
     next_droplet: u64,
@@ -60,7 +63,7 @@ const WINDOW: Duration = Duration::from_secs(3600);
 const ACTIONS: usize = 50_000;
 
 impl State {
-    pub(super) fn new(_: &DigitalOceanSettings) -> Self {
+    pub(super) fn new() -> Self {
         let vpcs = catalogue::REGIONS
             .iter()
             .enumerate()
@@ -77,6 +80,8 @@ impl State {
             actions: BTreeMap::new(),
             vpcs,
             expired: false,
+            revoked: Vec::new(),
+            names: BTreeMap::new(),
             calls: VecDeque::new(),
             // As large as real ones.
             next_droplet: 504_000_000,

@@ -2,6 +2,8 @@
 
 use std::{cell::Cell, collections::BTreeMap};
 
+use super::machine;
+
 use crate::manifest::{
     decode::Decoder,
     path::{self, join},
@@ -285,16 +287,28 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
             }
         }
     }
+    let (name, namespace) = names(decoder, &root, metadata)?;
+    let doc = Doc {
+        kind,
+        namespace,
+        name,
+        root,
+        used: Cell::new(false),
+    };
+    if kind.is_read() {
+        annotations(decoder, &doc, warnings);
+    }
+    Some(doc)
+}
+
+/// Name and namespace. Nothing, and an error, if they cannot be read.
+fn names(decoder: &mut Decoder<'_>, root: &Node, metadata: &Node) -> Option<(String, String)> {
     let mut name = String::new();
     let mut namespace = "default".to_owned();
     for entry in decoder.map(metadata, "metadata", "a map with a name") {
         let at = join("metadata", &entry.key);
         match entry.key.as_str() {
-            "name" => {
-                name = decoder
-                    .text(&entry.value, &at, "a name")
-                    .unwrap_or_default()
-            }
+            "name" => name = decoder.text(&entry.value, &at, "a name")?,
             "namespace" if !entry.value.is_null() => {
                 namespace = decoder.text(&entry.value, &at, "a name")?;
             }
@@ -311,22 +325,12 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
         }
     }
     if name.is_empty() {
-        let (span, _) = path::locate(&root, "metadata");
+        let (span, _) = path::locate(root, "metadata");
         let message = "`metadata.name` is missing";
         decoder.error(span, "metadata.name", message, "expected a name");
         return None;
     }
-    let doc = Doc {
-        kind,
-        namespace,
-        name,
-        root,
-        used: Cell::new(false),
-    };
-    if kind.is_read() {
-        annotations(decoder, &doc, warnings);
-    }
-    Some(doc)
+    Some((name, namespace))
 }
 
 /// Annotations change nothing that is made, but who wrote them should know that they are gone.
@@ -338,20 +342,34 @@ fn annotations(decoder: &mut Decoder<'_>, doc: &Doc, warnings: &mut Vec<String>)
     }
     let annotations = doc
         .metadata()
-        .and_then(|metadata| metadata.get("annotations"));
-    let lost: Vec<&str> = annotations
+        .and_then(|metadata| metadata.get("annotations"))
         .and_then(Node::map)
-        .unwrap_or_default()
+        .unwrap_or_default();
+    lost(warnings, doc, "annotations", annotations);
+    // Those of clusters and machines are kept, and those of sets if their machines have them, too.
+    if !matches!(doc.kind, Kind::Cluster | Kind::Machine) {
+        let template = doc.root.get("spec").and_then(|spec| spec.get("template"));
+        let kept = template
+            .and_then(|template| template.get("metadata")?.get("labels")?.map())
+            .unwrap_or_default();
+        let labels: Vec<Entry> = machine::labels(doc.labels())
+            .into_iter()
+            .filter(|label| !kept.iter().any(|kept| kept.key == label.key))
+            .collect();
+        lost(warnings, doc, "labels", &labels);
+    }
+}
+
+/// Says which labels or annotations are gone.
+pub(super) fn lost(warnings: &mut Vec<String>, doc: &Doc, what: &str, entries: &[Entry]) {
+    let keys: Vec<&str> = entries
         .iter()
-        .map(|annotation| annotation.key.as_str())
+        .map(|entry| entry.key.as_str())
         .filter(|key| !OWN_ANNOTATIONS.iter().any(|own| key.starts_with(own)))
         .collect();
-    if !lost.is_empty() {
-        let keys = lost.join(", ");
-        warnings.push(format!(
-            "annotations of {} are left out: {keys}",
-            doc.title()
-        ));
+    if !keys.is_empty() {
+        let keys = keys.join(", ");
+        warnings.push(format!("{what} of {} are left out: {keys}", doc.title()));
     }
 }
 

@@ -3,7 +3,7 @@
 use drover_core::name;
 
 use super::{
-    document::{CLUSTER_NAME, CONTROL_PLANE, Doc, Kind},
+    document::{CLUSTER_NAME, CONTROL_PLANE, Doc, Kind, lost},
     machine::{self, Recipe, Site},
     reader::{Reader, Word, given},
 };
@@ -67,9 +67,9 @@ const MACHINES_GROUP: &str = "machines";
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: Word,
-    /// Field of the document that names it.
+    /// Whether its machines are of the control plane.
     pub(super) control_plane: bool,
-    /// Machines, or sets of machines that differ.
+    /// Machines by how they are made.
     parts: Vec<Part>,
 }
 
@@ -239,16 +239,7 @@ impl<'r> Reader<'_, 'r> {
             return None;
         };
         self.fields(template, "spec.template", TEMPLATE, &[]);
-        let mut labels: &[Entry] = &[];
-        if let Some(metadata) = given(template, "metadata") {
-            let path = "spec.template.metadata";
-            self.fields(&metadata.value, path, TEMPLATE_METADATA, &[]);
-            if let Some(of_machines) = given(&metadata.value, "labels") {
-                labels =
-                    self.decoder
-                        .map(&of_machines.value, &join(path, "labels"), "a map of texts");
-            }
-        }
+        let labels = self.template_labels(doc, template);
         let Some(inner) = template.get("spec") else {
             self.missing(template, "spec.template", "spec", "a map");
             return None;
@@ -296,6 +287,31 @@ impl<'r> Reader<'_, 'r> {
                 update: self.policy(spec),
             }],
         })
+    }
+
+    /// Labels that the template of a set gives to its machines.
+    fn template_labels<'n>(&mut self, doc: &Doc, template: &'n Node) -> &'n [Entry] {
+        let path = "spec.template.metadata";
+        let Some(metadata) = given(template, "metadata") else {
+            return &[];
+        };
+        self.fields(&metadata.value, path, TEMPLATE_METADATA, &[]);
+        if let Some(annotations) = given(&metadata.value, "annotations") {
+            let annotations = annotations.value.map().unwrap_or_default();
+            lost(
+                &mut self.warnings,
+                doc,
+                "annotations of machines",
+                annotations,
+            );
+        }
+        match given(&metadata.value, "labels") {
+            Some(labels) => {
+                let path = join(path, "labels");
+                self.decoder.map(&labels.value, &path, "a map of texts")
+            }
+            None => &[],
+        }
     }
 
     /// How changes reach the machines of a set, as far as it is not what happens anyway.

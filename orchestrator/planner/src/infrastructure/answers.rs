@@ -1,0 +1,276 @@
+//! What answers about infrastructure mean for its record.
+
+use std::sync::Arc;
+
+use drover_core::{
+    Class, Error, Millis, Sym,
+    infrastructure::{Asked, Infrastructure, InfrastructureAnswer, Observed, ResourcePhase},
+};
+
+use super::{InfrastructureChange, Turn};
+use crate::{Limits, SLOW_CADENCE, observe::millis};
+
+/// Wait before it is asked again, where the platform does not say.
+const POLL: Millis = 2_000;
+/// Shortest and longest wait that a platform may ask for.
+const POLL_LIMITS: (Millis, Millis) = (100, SLOW_CADENCE);
+/// Wait after the second failure in a row; it doubles.
+const FIRST_BACK_OFF: Millis = 2_000;
+/// Failures in a row after which the slow cadence begins.
+const MAX_FAILURES: u32 = 3;
+/// Wait after the backend refused the platform's credentials.
+const CREDENTIALS_BACK_OFF: Millis = 60_000;
+/// First wait after the platform had no capacity; it doubles.
+const CAPACITY_FIRST: Millis = 5_000;
+/// Longest wait after the platform had no capacity.
+const CAPACITY_MOST: Millis = 300_000;
+/// First wait after a call of unknown outcome; it doubles.
+const RETRY_FIRST: Millis = 500;
+/// Longest wait after a call of unknown outcome, and after a release that failed.
+const RETRY_MOST: Millis = 60_000;
+/// Wait before a call is repeated that the platform refused for being out of date.
+const STALE_RETRY: Millis = 100;
+
+/// Takes in an answer. True: the platform has proven that nothing is left.
+pub(super) fn take_in(
+    turn: &mut Turn<'_>,
+    answer: &InfrastructureAnswer,
+    limits: &Limits,
+    etag: &Sym,
+) -> bool {
+    match (answer.asked, &answer.outcome) {
+        (Asked::Read, Ok(observed)) => take_read(turn, answer.began, observed),
+        // Who made the read has noted when it may be made again.
+        (Asked::Read, Err(_)) => {}
+        (Asked::Ensure, Ok(observed)) => take_ensured(turn, answer.at, observed, limits),
+        (Asked::Release, Ok(observed)) => {
+            if observed.phase == ResourcePhase::Gone
+                && answer.began >= turn.record.unsettled + limits.visibility_delay
+            {
+                return true;
+            }
+            take_released(turn, answer.at, observed, limits);
+        }
+        (asked, Err(error)) => take_failure(turn, asked, answer.at, error, limits, etag),
+    }
+    false
+}
+
+pub(super) fn clear_trouble(record: &mut Infrastructure) {
+    record.reason = Sym::default();
+    record.message = Box::default();
+    record.etag = Sym::default();
+}
+
+fn take_read(turn: &mut Turn<'_>, began: Millis, seen: &Observed) {
+    let record = &mut turn.record;
+    if !record.is_ready() || seen.phase == ResourcePhase::Unknown {
+        return;
+    }
+    let ready = seen.phase == ResourcePhase::Ready || is_nothing(seen);
+    let complete = ready
+        && record.resources.iter().all(|own| {
+            let same = |one: &&drover_core::infrastructure::Resource| {
+                (&one.kind, &one.name) == (&own.kind, &own.name)
+            };
+            seen.resources.iter().any(|one| same(&one))
+        });
+    let before = (record.doubt, record.phase);
+    if complete {
+        record.doubt = 0;
+        let same = record.resources == seen.resources && record.outputs == seen.outputs;
+        if !same {
+            record.resources.clone_from(&seen.resources);
+            record.outputs = Arc::clone(&seen.outputs);
+        }
+        if same && before.0 == 0 {
+            return;
+        }
+    } else if record.doubt == 0 {
+        // It may be shown late: believed when a second read says the same.
+        record.doubt = began.max(1);
+    } else if began > record.doubt {
+        record.phase = match seen.phase {
+            ResourcePhase::Ready | ResourcePhase::Unknown => ResourcePhase::Pending,
+            other => other,
+        };
+        record.resources.clone_from(&seen.resources);
+        record.next = 0;
+    } else {
+        return;
+    }
+    turn.change = Some(InfrastructureChange::Learn);
+}
+
+fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limits) {
+    let record = &mut turn.record;
+    settle(record, at);
+    record.phase = match (seen.phase, seen.poll_after) {
+        (_, None) if is_nothing(seen) => ResourcePhase::Ready,
+        // What is there is ready, and more is to come.
+        (ResourcePhase::Ready, Some(_)) => ResourcePhase::Pending,
+        (phase, _) => phase,
+    };
+    record.resources.clone_from(&seen.resources);
+    record.outputs = Arc::clone(&seen.outputs);
+    turn.change = Some(InfrastructureChange::Learn);
+    let poll = poll_after(seen);
+    match record.phase {
+        ResourcePhase::Ready => {
+            (record.failures, record.next, record.doubt) = (0, 0, 0);
+            clear_trouble(record);
+        }
+        ResourcePhase::Failed => {
+            record.unsettled = record.unsettled.max(at + limits.max_creation_time);
+            record.failures = record.failures.saturating_add(1);
+            record.next = at + back_off(record.failures).max(poll);
+            record.reason = "Failed".into();
+            record.message = failure(seen).into();
+        }
+        ResourcePhase::Pending
+        | ResourcePhase::Releasing
+        | ResourcePhase::Gone
+        | ResourcePhase::Unknown => {
+            // It goes on making things after this answer.
+            record.unsettled = record.unsettled.max(at + limits.max_creation_time);
+            record.next = at + poll;
+            clear_trouble(record);
+        }
+    }
+}
+
+fn take_released(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limits) {
+    let record = &mut turn.record;
+    // A release makes nothing: it does not put off what counts as a proof.
+    record.deadline = 0;
+    record.answer = None;
+    record.phase = seen.phase;
+    record.resources.clone_from(&seen.resources);
+    turn.change = Some(InfrastructureChange::Learn);
+    match seen.phase {
+        // Too early to be a proof: what was asked for before may still come into being.
+        ResourcePhase::Gone => {
+            record.failures = 0;
+            clear_trouble(record);
+            record.next = record.unsettled + limits.visibility_delay;
+        }
+        ResourcePhase::Failed => {
+            record.failures = record.failures.saturating_add(1);
+            let wait = (RETRY_FIRST << record.failures.min(16)).min(RETRY_MOST);
+            record.next = at + wait.max(poll_after(seen));
+            record.reason = "Failed".into();
+            record.message = failure(seen).into();
+        }
+        ResourcePhase::Pending
+        | ResourcePhase::Ready
+        | ResourcePhase::Releasing
+        | ResourcePhase::Unknown => {
+            record.failures = 0;
+            clear_trouble(record);
+            record.next = at + poll_after(seen);
+        }
+    }
+}
+
+fn take_failure(
+    turn: &mut Turn<'_>,
+    asked: Asked,
+    at: Millis,
+    error: &Error,
+    limits: &Limits,
+    etag: &Sym,
+) {
+    let record = &mut turn.record;
+    let class = error.class();
+    let unknown = matches!(class, Class::Unknown | Class::Reused);
+    if unknown {
+        let begun = record.deadline.max(at)
+            + if asked == Asked::Release {
+                0
+            } else {
+                limits.max_creation_time
+            };
+        record.unsettled = record.unsettled.max(begun);
+    } else if asked == Asked::Ensure && class != Class::Stale {
+        // What was made before it failed stays.
+        record.unsettled = record.unsettled.max(at);
+    }
+    record.deadline = 0;
+    record.answer = None;
+    turn.change = Some(InfrastructureChange::Learn);
+    if class == Class::Stale {
+        record.next = at + STALE_RETRY;
+        return;
+    }
+    record.failures = record.failures.saturating_add(1);
+    let doubled = |first: Millis, most: Millis| (first << (record.failures - 1).min(20)).min(most);
+    let said = error.retry_after().map(millis);
+    let wait = match class {
+        _ if asked == Asked::Release => said
+            .unwrap_or_else(|| doubled(RETRY_FIRST, RETRY_MOST))
+            .min(RETRY_MOST),
+        Class::Cannot => SLOW_CADENCE,
+        Class::Credentials => CREDENTIALS_BACK_OFF,
+        Class::NoCapacity => said
+            .unwrap_or_else(|| doubled(CAPACITY_FIRST, CAPACITY_MOST))
+            .min(CAPACITY_MOST),
+        Class::Stale | Class::Reused | Class::Unknown => said
+            .unwrap_or_else(|| doubled(RETRY_FIRST, RETRY_MOST))
+            .max(limits.replay_delay)
+            .min(SLOW_CADENCE),
+    };
+    record.next = at + wait;
+    record.etag = if class == Class::Cannot {
+        etag.clone()
+    } else {
+        Sym::default()
+    };
+    if !unknown || record.failures >= MAX_FAILURES {
+        record.reason = match class {
+            Class::Cannot => "Rejected",
+            Class::Credentials => "CREDENTIALS_REFUSED",
+            Class::NoCapacity => "NoCapacity",
+            Class::Stale | Class::Reused | Class::Unknown => "PlatformFailed",
+        }
+        .into();
+        record.message = drover_core::error::cut(error.message().to_owned()).into();
+    }
+}
+
+/// An Ensure or Release was answered: nothing of it is under way.
+fn settle(record: &mut Infrastructure, at: Millis) {
+    record.deadline = 0;
+    record.answer = None;
+    // It may have been made a moment before the answer, and be shown late.
+    record.unsettled = record.unsettled.max(at);
+}
+
+/// Whether nothing is there, which is all that a spec without parts asks for.
+fn is_nothing(seen: &Observed) -> bool {
+    seen.phase == ResourcePhase::Gone && seen.resources.is_empty()
+}
+
+fn poll_after(seen: &Observed) -> Millis {
+    seen.poll_after
+        .unwrap_or(POLL)
+        .clamp(POLL_LIMITS.0, POLL_LIMITS.1)
+}
+
+fn back_off(failures: u32) -> Millis {
+    match failures {
+        0 | 1 => 0,
+        MAX_FAILURES.. => SLOW_CADENCE,
+        more => FIRST_BACK_OFF << (more - 2),
+    }
+}
+
+fn failure(seen: &Observed) -> String {
+    let failed = seen
+        .resources
+        .iter()
+        .filter(|one| one.phase == ResourcePhase::Failed);
+    let words: Vec<String> = failed
+        .map(|one| format!("{} {}: {}", one.kind, one.name, one.message))
+        .collect();
+    drover_core::error::cut(words.join("; "))
+}

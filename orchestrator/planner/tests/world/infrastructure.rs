@@ -1,0 +1,312 @@
+//! The infrastructure of the simulated platforms.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drover_core::{
+    Error, Millis, Sym,
+    error::Reason,
+    infrastructure::{
+        Asked, Infrastructure, InfrastructureAnswer, Observed, Resource, ResourcePhase, Wanted,
+    },
+};
+use drover_planner::{BackendKey, Plan};
+
+use super::{Event, World, backend::Thing, build::CREATION};
+
+/// What goes wrong with calls about infrastructure, each as one in so many; 0: never.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SiteFaults {
+    /// The answer is lost; what was asked for happens later.
+    pub lost: u32,
+    /// Refused before anything is done.
+    pub failed: u32,
+    /// Answered after half of it is made.
+    pub half: u32,
+}
+
+/// One resource as it really is.
+#[derive(Clone, Debug)]
+struct Real {
+    sequence: u64,
+    ready_at: Millis,
+    /// From when on it is gone, once its release has begun.
+    gone_at: Option<Millis>,
+}
+
+/// The infrastructure of the cluster at one platform.
+#[derive(Clone, Debug, Default)]
+pub struct Site {
+    things: BTreeMap<String, Real>,
+    pub faults: SiteFaults,
+    /// What every Ensure is refused with.
+    pub refuses: Option<Error>,
+    /// Resources that were made, in order.
+    pub made: Vec<String>,
+    pub ensures: usize,
+    pub reads: usize,
+    pub releases: usize,
+}
+
+/// Asks for these parts, by name.
+pub fn wanted(platform: &str, parts: &str) -> Wanted {
+    Wanted::new(platform, parts.as_bytes())
+}
+
+impl Site {
+    /// Kinds that are there, half-made and half-removed ones too.
+    pub fn present(&mut self, now: Millis) -> Vec<String> {
+        self.things
+            .retain(|_, real| real.gone_at.is_none_or(|at| now < at));
+        self.things.keys().cloned().collect()
+    }
+
+    /// Somebody removes a resource behind everybody's back.
+    pub fn lose(&mut self, kind: &str) {
+        self.things.remove(kind).unwrap();
+    }
+
+    fn ensure(&mut self, body: &[u8], sequence: u64, now: Millis, half: bool) -> Observed {
+        self.present(now);
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        for part in body.split(',').filter(|part| !part.is_empty()) {
+            if !self.things.contains_key(part) {
+                self.made.push(part.to_owned());
+                let real = Real {
+                    sequence,
+                    ready_at: now + 3_000,
+                    gone_at: None,
+                };
+                self.things.insert(part.to_owned(), real);
+                if half {
+                    break;
+                }
+            }
+        }
+        self.observe(now, body.split(',').count())
+    }
+
+    fn release(&mut self, now: Millis) -> Observed {
+        for real in self.things.values_mut() {
+            real.gone_at.get_or_insert(now + 2_000);
+        }
+        self.observe(now, 0)
+    }
+
+    /// What is there, of so many that are wanted.
+    pub fn observe(&mut self, now: Millis, parts: usize) -> Observed {
+        self.present(now);
+        let resources: Vec<Resource> = self
+            .things
+            .iter()
+            .map(|(kind, real)| Resource {
+                kind: kind.as_str().into(),
+                name: "main".into(),
+                id: format!("{kind}-{}", real.ready_at).into(),
+                phase: match real.gone_at {
+                    Some(_) => ResourcePhase::Releasing,
+                    None if now < real.ready_at => ResourcePhase::Pending,
+                    None => ResourcePhase::Ready,
+                },
+                message: "".into(),
+                sequence: real.sequence,
+                create_time: real.ready_at,
+            })
+            .collect();
+        let any = |phase| resources.iter().any(|one| one.phase == phase);
+        let phase = if resources.is_empty() {
+            ResourcePhase::Gone
+        } else if any(ResourcePhase::Releasing) {
+            ResourcePhase::Releasing
+        } else if any(ResourcePhase::Pending) || resources.len() < parts {
+            ResourcePhase::Pending
+        } else {
+            ResourcePhase::Ready
+        };
+        let done = matches!(phase, ResourcePhase::Ready | ResourcePhase::Gone);
+        Observed {
+            phase,
+            outputs: if resources.is_empty() {
+                Arc::default()
+            } else {
+                (*b"outputs").into()
+            },
+            resources,
+            poll_after: (!done).then_some(1_000),
+        }
+    }
+}
+
+/// A call under way.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub epoch: u64,
+    pub key: BackendKey,
+    pub asked: Asked,
+    pub began: Millis,
+    body: Arc<[u8]>,
+    sequence: u64,
+    half: bool,
+    /// When it is answered. None: the answer is lost.
+    answer: Option<Millis>,
+}
+
+impl World {
+    /// Wants this infrastructure from now on.
+    pub fn want_below(&mut self, infrastructure: Vec<Wanted>) {
+        self.infrastructure = infrastructure;
+        self.state.generation += 1;
+        self.durable.generation += 1;
+    }
+
+    pub fn site(&mut self, platform: &str) -> &mut Site {
+        self.sites.entry(platform.into()).or_default()
+    }
+
+    pub fn record(&self, platform: &str) -> Option<&Infrastructure> {
+        let key = (
+            Sym::from(platform),
+            Sym::from(format!("uid-of-{platform}").as_str()),
+        );
+        self.state.infrastructure.get(&key)
+    }
+
+    pub(super) fn forget_calls(&mut self) {
+        for record in self.state.infrastructure.values_mut() {
+            record.sent = false;
+            record.call = drover_core::node::Call::default();
+            record.answer = None;
+        }
+    }
+
+    /// No node is asked for before what it needs is there, and nothing is freed that a node stands on.
+    pub(super) fn check_below(&mut self, planned: &Plan) {
+        use drover_planner::{Call, Op};
+        let now = self.now;
+        for op in &planned.ops {
+            if let Op::Request { .. } = op {
+                for wanted in self.infrastructure.clone() {
+                    let record = self.record(&wanted.platform).unwrap();
+                    assert!(record.is_ready(), "a node before its infrastructure");
+                    assert_eq!(record.spec_hash, wanted.spec_hash);
+                }
+            }
+        }
+        for call in &planned.calls {
+            if let Call::Infrastructure {
+                platform,
+                uid,
+                asked: Asked::Release,
+            } = call
+            {
+                let record = self
+                    .state
+                    .infrastructure
+                    .get(&(platform.clone(), uid.clone()));
+                assert!(record.is_some(), "released without a record");
+                let all = self.state.deleting;
+                for (name, backend) in &self.platforms {
+                    assert!(
+                        (!all && name != platform) || backend.things.values().all(Thing::is_dead),
+                        "released under living nodes at {now}"
+                    );
+                }
+            }
+        }
+    }
+
+    pub(super) fn ask(&mut self, key: &BackendKey, asked: Asked) {
+        let record = self.state.infrastructure.get_mut(key).unwrap();
+        record.call.in_flight = true;
+        let (deadline, body, sequence) = match asked {
+            Asked::Read => (self.now + 30_000, Arc::default(), 0),
+            Asked::Ensure | Asked::Release => {
+                (record.deadline, Arc::clone(&record.body), record.sequence)
+            }
+        };
+        let took = self.rng.u64(1..2_000);
+        let site = self.sites.entry(key.0.clone()).or_default();
+        match asked {
+            Asked::Ensure => site.ensures += 1,
+            Asked::Read => site.reads += 1,
+            Asked::Release => site.releases += 1,
+        }
+        let faults = site.faults;
+        let one_in = |rng: &mut fastrand::Rng, n: u32| n > 0 && rng.u32(0..n) == 0;
+        let mut ask = Ask {
+            epoch: self.epoch,
+            key: key.clone(),
+            asked,
+            began: self.now,
+            body,
+            sequence,
+            half: one_in(&mut self.rng, faults.half),
+            answer: Some(took),
+        };
+        let refused = site.refuses.clone().filter(|_| asked == Asked::Ensure);
+        let gone = !self.platforms[&key.0].reachable;
+        if gone || one_in(&mut self.rng, faults.failed) || refused.is_some() {
+            let error = refused.unwrap_or_else(|| Error::new(Reason::Unavailable, "not now"));
+            self.at(took, Event::Told(ask, Err(error)));
+        } else if one_in(&mut self.rng, faults.lost) && asked != Asked::Read {
+            // It happens at any time until its deadline, and what it has begun at that may take longer still.
+            let late = match asked {
+                Asked::Ensure => CREATION,
+                Asked::Read | Asked::Release => 0,
+            };
+            let span = deadline.saturating_sub(self.now) + late;
+            let after = self.rng.u64(0..span.max(1));
+            ask.answer = None;
+            self.at(after, Event::Effect(ask.clone()));
+            let error = Error::new(Reason::DeadlineExceeded, "lost");
+            self.at(took, Event::Told(ask, Err(error)));
+        } else {
+            let after = self.rng.u64(0..took);
+            ask.answer = Some(took - after);
+            self.at(after, Event::Effect(ask));
+        }
+    }
+
+    pub(super) fn effect(&mut self, ask: Ask) {
+        let now = self.now;
+        let site = self.sites.get_mut(&ask.key.0).unwrap();
+        let seen = match ask.asked {
+            Asked::Ensure => site.ensure(&ask.body, ask.sequence, now, ask.half),
+            Asked::Release => site.release(now),
+            Asked::Read => site.observe(now, 0),
+        };
+        if let Some(after) = ask.answer {
+            self.at(after, Event::Told(ask, Ok(seen)));
+        }
+    }
+
+    pub(super) fn told(&mut self, ask: &Ask, outcome: Result<Observed, Error>) {
+        let now = self.now;
+        if ask.epoch != self.epoch {
+            return;
+        }
+        let Some(record) = self.state.infrastructure.get_mut(&ask.key) else {
+            return;
+        };
+        record.call.in_flight = false;
+        if ask.asked == Asked::Read && outcome.is_err() {
+            record.call.next = now + 5_000;
+            return;
+        }
+        record.call = drover_core::node::Call::default();
+        record.answer = Some(InfrastructureAnswer {
+            asked: ask.asked,
+            began: ask.began,
+            at: now,
+            outcome,
+        });
+    }
+
+    /// Lets everything happen that is still under way, without another plan.
+    pub fn drain(&mut self) {
+        while let Some(((at, _), event)) = self.queue.pop_first() {
+            self.now = self.now.max(at);
+            self.happen(event);
+        }
+        self.now += 60_000;
+    }
+}

@@ -1,0 +1,67 @@
+//! Infrastructure: checked at apply, asked for and freed as plans say, stored, shown, and looked for where nobody
+//! should have any left.
+
+mod calls;
+pub(crate) mod check;
+pub(crate) mod codec;
+pub(crate) mod show;
+pub(crate) mod sweep;
+
+pub(crate) use calls::call;
+pub(crate) use sweep::Leaks;
+
+use drover_planner::State;
+use drover_proto::platform::v1 as wire;
+
+/// The kind under which the store keeps its records.
+pub(crate) const KIND: &str = "infrastructure";
+
+/// What the infrastructure of a cluster offers to nodes on a platform, that platform's first.
+pub(crate) fn outputs(state: &State, platform: &str) -> Vec<wire::InfrastructureOutputs> {
+    let own = |first: bool| {
+        state
+            .infrastructure
+            .iter()
+            .filter(move |((name, _), record)| (**name == *platform) == first && record.is_ready())
+            .filter_map(|(_, record)| drover_convert::infrastructure::outputs(&record.outputs))
+    };
+    own(true).chain(own(false)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::infrastructure::{Infrastructure, ResourcePhase};
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn nodes_are_told_of_their_own_platform_first_and_of_what_is_ready() {
+        let mut state = State::default();
+        for (platform, phase) in [
+            ("a", ResourcePhase::Ready),
+            ("b", ResourcePhase::Ready),
+            ("c", ResourcePhase::Pending),
+        ] {
+            let offers = wire::InfrastructureOutputs {
+                platform: platform.into(),
+                network_id: format!("net-of-{platform}"),
+                ..Default::default()
+            };
+            let record = Infrastructure {
+                phase,
+                outputs: offers.encode_to_vec().into(),
+                ..Infrastructure::default()
+            };
+            state
+                .infrastructure
+                .insert((platform.into(), "u".into()), record);
+        }
+        let told = |platform: &str| -> Vec<String> {
+            let outputs = outputs(&state, platform).into_iter();
+            outputs.map(|one| one.network_id).collect()
+        };
+        assert_eq!(told("b"), ["net-of-b", "net-of-a"]);
+        assert_eq!(told("other"), ["net-of-a", "net-of-b"]);
+    }
+}

@@ -1,0 +1,279 @@
+//! Infrastructure as it is answered and told.
+
+use drover_core::infrastructure::{Infrastructure, Resource, ResourcePhase};
+use drover_planner::{BackendKey, ConditionKind, InfrastructureChange, Op, State};
+use drover_proto::orchestrator::v1::{self as pb, EventSeverity};
+use drover_store::NewEvent;
+use serde_json::{Value, json};
+
+use super::calls::parts;
+use crate::cluster::{Cluster, Inner};
+
+/// Most resources of an abandoned backend that are told one by one.
+const MAX_TOLD: usize = 64;
+
+/// What is to be told of one operation: how serious, reason, message.
+pub(crate) type Told = (EventSeverity, &'static str, String);
+
+/// What happened with an operation, given the record before it.
+pub(crate) fn told(
+    state: &State,
+    key: &BackendKey,
+    to: Option<&Infrastructure>,
+    change: InfrastructureChange,
+) -> Vec<Told> {
+    use EventSeverity::{Info, Warning};
+    let before = state.infrastructure.get(key);
+    let platform = &key.0;
+    let known = |list: Option<&Infrastructure>, one: &Resource| {
+        list.is_some_and(|record| {
+            record
+                .resources
+                .iter()
+                .any(|own| (&own.kind, &own.name, own.phase) == (&one.kind, &one.name, one.phase))
+        })
+    };
+    let became = |phase: ResourcePhase| -> Vec<&Resource> {
+        to.iter()
+            .flat_map(|record| &record.resources)
+            .filter(|one| one.phase == phase && !known(before, one))
+            .collect()
+    };
+    let mut list = Vec::new();
+    let ready = became(ResourcePhase::Ready);
+    if !ready.is_empty() && to.is_some_and(|record| !record.releasing) {
+        let message = format!("{} on {platform}", named(&ready, false));
+        list.push((Info, "InfrastructureReady", message));
+    }
+    let failed = became(ResourcePhase::Failed);
+    if !failed.is_empty() {
+        let message = format!("{} on {platform}", named(&failed, true));
+        list.push((Warning, "InfrastructureFailed", message));
+    }
+    let left = |one: &&Resource| {
+        one.phase != ResourcePhase::Gone
+            && !to.is_some_and(|record| {
+                record.resources.iter().any(|own| {
+                    (&own.kind, &own.name) == (&one.kind, &one.name)
+                        && own.phase != ResourcePhase::Gone
+                })
+            })
+    };
+    let gone: Vec<&Resource> = before
+        .iter()
+        .flat_map(|record| &record.resources)
+        .filter(left)
+        .collect();
+    let released = before.is_some_and(|record| record.releasing);
+    match change {
+        InfrastructureChange::Ask => {
+            let body = to.map_or_else(String::new, |record| parts(&record.body));
+            let lost = before.filter(|record| record.doubt > 0);
+            if let Some(lost) = lost {
+                let message = format!("of {} on {platform} something is gone", lost.named());
+                list.push((Warning, "InfrastructureFailed", message));
+            }
+            let message = format!("asked {platform} for {body}");
+            list.push((Info, "InfrastructureRequested", message));
+        }
+        InfrastructureChange::Release => {
+            let message = format!("{platform} is asked to release it");
+            list.push((Info, "InfrastructureReleasing", message));
+        }
+        InfrastructureChange::Gone => {
+            let what = if gone.is_empty() {
+                "nothing is left".to_owned()
+            } else {
+                named(&gone, false)
+            };
+            list.push((
+                Info,
+                "InfrastructureReleased",
+                format!("{what} on {platform}"),
+            ));
+        }
+        InfrastructureChange::Learn | InfrastructureChange::Again => {
+            if released && !gone.is_empty() {
+                let message = format!("{} on {platform}", named(&gone, false));
+                list.push((Info, "InfrastructureReleased", message));
+            }
+        }
+        InfrastructureChange::Abandon => {}
+    }
+    list
+}
+
+fn named(resources: &[&Resource], why: bool) -> String {
+    let words: Vec<String> = resources
+        .iter()
+        .map(|one| {
+            let id = if one.id.is_empty() {
+                String::new()
+            } else {
+                format!(" ({})", one.id)
+            };
+            let why = if why && !one.message.is_empty() {
+                format!(": {}", one.message)
+            } else {
+                String::new()
+            };
+            format!("{} {}{id}{why}", one.kind, one.name)
+        })
+        .collect();
+    words.join(", ")
+}
+
+/// An operation as an action of a plan. None: it is none.
+pub(crate) fn action(
+    key: &BackendKey,
+    to: Option<&Infrastructure>,
+    change: InfrastructureChange,
+) -> Option<pb::Action> {
+    let record = to.filter(|_| change.is_action())?;
+    let (kind, reason, message) = if record.releasing {
+        let message = record.named();
+        (pb::ActionKind::ReleaseInfrastructure, "Delete", message)
+    } else {
+        let message = parts(&record.body);
+        (
+            pb::ActionKind::EnsureInfrastructure,
+            "Infrastructure",
+            message,
+        )
+    };
+    Some(pb::Action {
+        kind: kind.into(),
+        platform: key.0.to_string(),
+        count: 1,
+        reason: reason.to_owned(),
+        message,
+        ..pb::Action::default()
+    })
+}
+
+/// How far the infrastructure of a cluster is: in the order of the spec, then what is left of earlier ones.
+pub(crate) fn status(cluster: &Cluster, inner: &Inner) -> Vec<pb::InfrastructureStatus> {
+    let owner = cluster.uid.to_string();
+    let place = |key: &BackendKey| {
+        let mut wanted = inner.spec.infrastructure.iter();
+        wanted
+            .position(|wanted| wanted.platform == key.0)
+            .unwrap_or(usize::MAX)
+    };
+    let mut records: Vec<_> = inner.state.infrastructure.iter().collect();
+    records.sort_by_key(|(key, _)| place(key));
+    let mut list: Vec<pb::InfrastructureStatus> = records
+        .into_iter()
+        .map(|(key, record)| {
+            drover_convert::infrastructure::to_status(&cluster.name, &owner, &key.0, record)
+        })
+        .collect();
+    if inner.state.deleting {
+        return list;
+    }
+    for (at, wanted) in inner.spec.infrastructure.iter().enumerate() {
+        if !list.iter().any(|one| *one.platform == *wanted.platform) {
+            let missing = drover_convert::infrastructure::to_status(
+                &cluster.name,
+                &owner,
+                &wanted.platform,
+                &Infrastructure::default(),
+            );
+            list.insert(at.min(list.len()), missing);
+        }
+    }
+    list
+}
+
+/// Whether the infrastructure is as wanted, why not, and since when. None: nothing of the kind is wanted.
+pub(crate) fn condition(inner: &Inner) -> Option<(bool, String, String, u64)> {
+    let state = &inner.state;
+    if state.deleting || inner.spec.infrastructure.is_empty() {
+        return None;
+    }
+    let holds = |kind: ConditionKind| {
+        state
+            .conditions
+            .iter()
+            .find(|(key, _)| key.kind == kind)
+            .map(|(_, condition)| condition)
+    };
+    if let Some(ready) = holds(ConditionKind::InfrastructureReady) {
+        return Some((true, "AsWanted".to_owned(), String::new(), ready.since));
+    }
+    let why = holds(ConditionKind::InfrastructureFailed)
+        .or_else(|| holds(ConditionKind::WaitingForInfrastructure));
+    Some(why.map_or_else(
+        || (false, "Infrastructure".to_owned(), String::new(), 0),
+        |why| {
+            (
+                false,
+                why.reason.to_string(),
+                why.message.to_string(),
+                why.since,
+            )
+        },
+    ))
+}
+
+/// Gives up the record of a backend that will never answer again, and names what may be left there.
+pub(crate) fn abandon(state: &State, key: &BackendKey, now: u64) -> Option<(Op, Vec<NewEvent>)> {
+    let record = state.infrastructure.get(key)?;
+    let event = |message: String| NewEvent {
+        time_ms: i64::try_from(now).unwrap_or(i64::MAX),
+        severity: EventSeverity::Warning.into(),
+        reason: "InfrastructureAbandoned".to_owned(),
+        message,
+        platform: Some(key.0.to_string()),
+        count: 1,
+        ..NewEvent::default()
+    };
+    let (platform, uid) = key;
+    let mut events: Vec<NewEvent> = record
+        .resources
+        .iter()
+        .take(MAX_TOLD)
+        .map(|one| {
+            event(format!(
+                "the record of {} is dropped; it may still be on {platform} ({uid})",
+                named(&[one], false)
+            ))
+        })
+        .collect();
+    if record.resources.len() > MAX_TOLD {
+        let rest: Vec<&Resource> = record.resources[MAX_TOLD..].iter().collect();
+        events.push(event(drover_core::error::cut(format!(
+            "the records of {} are dropped",
+            named(&rest, false)
+        ))));
+    }
+    if events.is_empty() {
+        events.push(event(format!(
+            "its record is dropped; {platform} ({uid}) was asked for {} and never showed any of it",
+            parts(&record.body)
+        )));
+    }
+    let op = Op::Infrastructure {
+        key: key.clone(),
+        to: None,
+        change: InfrastructureChange::Abandon,
+    };
+    Some((op, events))
+}
+
+/// A stored record as JSON.
+pub(crate) fn json(key: &BackendKey, record: &Infrastructure) -> Value {
+    let resources = record.resources.iter().map(|one| {
+        json!({
+            "kind": *one.kind, "name": one.name, "id": one.id, "phase": format!("{:?}", one.phase),
+            "message": one.message, "sequence": one.sequence,
+        })
+    });
+    json!({
+        "platform": *key.0, "platformUid": *key.1, "sequence": record.sequence, "specHash": *record.spec_hash,
+        "asks": parts(&record.body), "releasing": record.releasing, "phase": format!("{:?}", record.phase),
+        "resources": resources.collect::<Vec<_>>(), "deadlineMs": record.deadline,
+        "unsettledMs": record.unsettled, "failures": record.failures, "nextMs": record.next,
+        "reason": *record.reason, "message": record.message,
+    })
+}

@@ -1,0 +1,209 @@
+//! Infrastructure that nobody should have any more: what is left of deleted clusters is released, what is foreign is
+//! counted and never touched.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use drover_core::{Error, Millis, Result, Sym};
+use drover_proto::platform::v1 as wire;
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::{
+    calls::judged,
+    queue::Urgency,
+    shared::{Registered, Shared},
+};
+
+/// Time between two looks at all resources of the platforms.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// How long what is left of a deleted cluster is seen before it is released.
+const GRACE: Millis = 120_000;
+/// Deadline of a complete read.
+const LIST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Deadline of a release.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What is left of deleted clusters, by platform and owner, and since when this process sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Leaks(Mutex<BTreeMap<(Sym, Uuid), Millis>>);
+
+impl Leaks {
+    /// Deleted clusters of which something is left.
+    pub(crate) fn owners(&self) -> Vec<Uuid> {
+        self.0.lock().keys().map(|(_, owner)| *owner).collect()
+    }
+
+    /// A deleted cluster of which something is left on a platform.
+    pub(crate) fn user(&self, platform: &str) -> Option<Uuid> {
+        let leaks = self.0.lock();
+        leaks
+            .keys()
+            .find(|(name, _)| **name == *platform)
+            .map(|(_, owner)| *owner)
+    }
+
+    /// Takes in who has something on a platform now. Answers those that were seen for long enough.
+    fn seen(&self, platform: &Sym, owners: &BTreeSet<Uuid>, now: Millis) -> Vec<Uuid> {
+        let mut leaks = self.0.lock();
+        leaks.retain(|(name, owner), _| name != platform || owners.contains(owner));
+        let mut due = Vec::new();
+        for owner in owners {
+            let since = *leaks.entry((platform.clone(), *owner)).or_insert(now);
+            if since + GRACE <= now {
+                due.push(*owner);
+            }
+        }
+        due
+    }
+}
+
+/// Looks at all platforms again and again, until the orchestrator stops.
+pub(crate) async fn run(shared: Arc<Shared>) {
+    let mut turn = tokio::time::interval(INTERVAL);
+    turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            _ = turn.tick() => {}
+        }
+        let platforms: Vec<Arc<Registered>> = shared.platforms.read().values().cloned().collect();
+        for registered in platforms {
+            let look = look(&shared, &registered);
+            tokio::select! {
+                () = shared.stop.cancelled() => return,
+                looked = look => {
+                    if let Err(error) = looked {
+                        let platform = &registered.platform.name;
+                        tracing::debug!(%platform, %error, "infrastructure could not be looked at");
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> {
+    let platform = &registered.platform;
+    let now = shared.now();
+    if !platform.has(wire::Capability::Infrastructure)
+        || !platform.is_visible(now)
+        || !platform.view(now).callable
+    {
+        return Ok(());
+    }
+    let (uid, instance) = platform.identity();
+    let message = wire::ListInfrastructureRequest {
+        expected_platform_uid: uid,
+        expected_instance_id: instance,
+        ..wire::ListInfrastructureRequest::default()
+    };
+    let (client, permit) = client(shared, registered).await?;
+    let listed = client.list_infrastructure(message, LIST_TIMEOUT).await;
+    drop(permit);
+    judged(shared, registered, listed.as_ref().err());
+    let sorted = sort(shared, &platform.name, &listed?);
+    if platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
+        tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure of others is there; left alone");
+    }
+    let due = shared
+        .leaks
+        .seen(&platform.name, &sorted.left, shared.now());
+    if shared.store.restored_hold() {
+        return Ok(());
+    }
+    for owner in due {
+        release(shared, registered, owner).await?;
+    }
+    Ok(())
+}
+
+/// Resources of a platform by whose they are.
+struct Sorted {
+    /// Deleted clusters of which something is left.
+    left: BTreeSet<Uuid>,
+    /// Number of resources that are none of ours.
+    foreign: u32,
+}
+
+fn sort(shared: &Shared, platform: &Sym, resources: &[wire::Resource]) -> Sorted {
+    let mut sorted = Sorted {
+        left: BTreeSet::new(),
+        foreign: 0,
+    };
+    let mut newer = BTreeSet::new();
+    for one in resources {
+        if one.phase() == wire::ResourcePhase::Gone {
+            continue;
+        }
+        let owner = Uuid::parse_str(&one.owner).ok();
+        if owner.is_some_and(|owner| shared.cluster(owner).is_some()) {
+            continue;
+        }
+        let known = owner.and_then(|owner| Some((owner, shared.tombstones.last(owner)?)));
+        let Some((owner, (name, next_sequence))) = known else {
+            sorted.foreign = sorted.foreign.saturating_add(1);
+            continue;
+        };
+        if one.sequence >= next_sequence {
+            tracing::error!(
+                %platform, cluster = %name, sequence = one.sequence, kind = %one.kind, resource = %one.name,
+                "a deleted cluster has infrastructure of a request that this store never gave out; left alone"
+            );
+            sorted.foreign = sorted.foreign.saturating_add(1);
+            newer.insert(owner);
+        } else {
+            sorted.left.insert(owner);
+        }
+    }
+    // A release would free all that the owner has.
+    sorted.left.retain(|owner| !newer.contains(owner));
+    sorted
+}
+
+async fn client(
+    shared: &Shared,
+    registered: &Registered,
+) -> Result<(
+    drover_client::PlatformClient,
+    tokio::sync::OwnedSemaphorePermit,
+)> {
+    let busy = || Error::unavailable("the platform could not be called in time");
+    let client = registered.platform.client().ok_or_else(busy)?;
+    let permit = registered
+        .platform
+        .permit(Urgency::Bulk, || shared.now())
+        .await
+        .ok_or_else(busy)?;
+    Ok((client, permit))
+}
+
+/// Releases what is left of a deleted cluster. Its tombstone is the durable intent; the owner decides what is freed.
+async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, owner: Uuid) -> Result<()> {
+    let Some((name, _)) = shared.tombstones.last(owner) else {
+        return Ok(());
+    };
+    let (uid, instance) = registered.platform.identity();
+    let message = wire::ReleaseInfrastructureRequest {
+        expected_platform_uid: uid,
+        expected_instance_id: instance,
+        fence: Some(shared.fence(owner)),
+        cluster_id: name.clone(),
+        owner: owner.to_string(),
+    };
+    let platform = &registered.platform.name;
+    tracing::info!(%platform, cluster = %name, %owner, "releasing infrastructure that is left of a deleted cluster");
+    let (client, permit) = client(shared, registered).await?;
+    let answer = client
+        .release_infrastructure(message, RELEASE_TIMEOUT)
+        .await;
+    drop(permit);
+    judged(shared, registered, answer.as_ref().err());
+    if let Err(error) = answer {
+        tracing::debug!(%platform, cluster = %name, %error, "it could not be released");
+    }
+    Ok(())
+}

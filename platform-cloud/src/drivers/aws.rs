@@ -1,0 +1,343 @@
+//! EC2 instances as nodes, one account and region a platform.
+
+mod api;
+mod catalogue;
+mod errors;
+mod infrastructure;
+mod launch;
+mod machines;
+mod properties;
+mod settings;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use aws_sdk_ec2::types::{AvailabilityZoneState, Tag};
+use aws_smithy_types::base64;
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
+
+pub use settings::{ImagePattern, Settings};
+
+use crate::{
+    cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed, TagLimits},
+    driver::Deletion,
+    infrastructure::Infrastructure,
+};
+use api::Api;
+use catalogue::Catalogue;
+use launch::Wish;
+
+/// Tag that the console of AWS shows as the name.
+const NAME: &str = "Name";
+/// Tag with the keys of the tags that a group has asked for beside the labels of its nodes.
+const EXTRA: &str = "drover.dev/extra-tags";
+/// Version of the EC2 API.
+const API_VERSION: &str = "2016-11-15";
+/// How long EC2 shows terminated instances: as long a request is recognised by what it made.
+const REQUEST_MEMORY: Duration = Duration::from_secs(30 * 60);
+/// Launches at once: more meet EC2's own limit on `RunInstances`.
+const CONCURRENT_LAUNCHES: usize = 4;
+
+/// EC2 in one account and region.
+pub struct Aws {
+    api: Api,
+    settings: Settings,
+    catalogue: Catalogue,
+    facts: Arc<Facts>,
+    zones: Vec<String>,
+    recent: infrastructure::Recent,
+}
+
+/// Connects to EC2 and learns whose account it is and which zones it has.
+///
+/// # Errors
+/// `Invalid` with the setting that is wrong (region, zones, endpoint); `CredentialsRefused` for missing or wrong
+/// credentials; otherwise those of reaching AWS.
+pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
+    settings.check()?;
+    let api = Api::open(&settings).await?;
+    let region = api.region();
+    let account = api
+        .account()
+        .await
+        .map_err(|error| about_region(error, &region))?;
+    let zones = zones(&api, &settings)
+        .await
+        .map_err(|error| about_region(error, &region))?;
+    let catalogue = Catalogue::default();
+    // Whoever may list neither is told at the first launch that needs it.
+    let mut warnings = Vec::new();
+    if let Err(error) = catalogue.default_subnets(&api).await {
+        warnings.push(format!("the default subnets cannot be read: {error}"));
+    }
+    Ok(Arc::new(Aws {
+        facts: Arc::new(facts(&settings, &account, &region, &zones, warnings)),
+        zones,
+        recent: infrastructure::Recent::default(),
+        api,
+        settings,
+        catalogue,
+    }))
+}
+
+/// An API that cannot be reached may be one of a region that does not exist.
+fn about_region(error: Error, region: &str) -> Error {
+    match error.reason() {
+        Reason::Unavailable | Reason::DeadlineExceeded => error.context(format!(
+            "AWS cannot be reached in region {region:?} (is that the right region, and `endpoint`?)"
+        )),
+        _ => error,
+    }
+}
+
+async fn zones(api: &Api, settings: &Settings) -> Result<Vec<String>> {
+    let region = api.region();
+    let answer = api
+        .send("DescribeAvailabilityZones", |ec2| {
+            ec2.describe_availability_zones().send()
+        })
+        .await?;
+    let mut zones: Vec<String> = answer
+        .availability_zones()
+        .iter()
+        .filter(|zone| {
+            zone.state()
+                .is_none_or(|state| *state == AvailabilityZoneState::Available)
+        })
+        // Local zones and wavelength zones are not part of the region.
+        .filter(|zone| {
+            zone.zone_type()
+                .is_none_or(|kind| kind == "availability-zone")
+        })
+        .filter(|zone| zone.region_name().is_none_or(|of| of == region))
+        .filter_map(|zone| zone.zone_name().map(str::to_owned))
+        .collect();
+    zones.sort();
+    if zones.is_empty() {
+        return Err(Error::invalid(
+            "region",
+            format!("AWS has no region {region:?}, or it is not enabled for this account"),
+        ));
+    }
+    for (at, zone) in settings.zones.iter().enumerate() {
+        if !zones.contains(zone) {
+            return Err(Error::invalid(
+                format!("zones[{at}]"),
+                format!(
+                    "region {region} has no zone {zone:?}; there are: {}",
+                    zones.join(", ")
+                ),
+            ));
+        }
+    }
+    if !settings.zones.is_empty() {
+        zones.retain(|zone| settings.zones.contains(zone));
+    }
+    Ok(zones)
+}
+
+fn facts(
+    settings: &Settings,
+    account: &str,
+    region: &str,
+    zones: &[String],
+    warnings: Vec<String>,
+) -> Facts {
+    let duration = |time: Duration| prost_types::Duration::try_from(time).ok();
+    let common = &settings.common;
+    Facts {
+        uid: format!("aws:{account}:{region}"),
+        name: "aws".to_owned(),
+        kind: "cloud",
+        driver: "aws",
+        backend_version: API_VERSION.to_owned(),
+        scope: [("account", account), ("region", region)]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+        capabilities: vec![
+            Capability::Bootstrap,
+            Capability::BootstrapRender,
+            Capability::UpdateNode,
+            Capability::Adopt,
+            Capability::NodeLogs,
+            Capability::Infrastructure,
+        ],
+        limits: Limits {
+            max_batch: Some(settings.max_launch * 2),
+            calls_per_second: Some(common.calls_per_second),
+            max_bootstrap_bytes: u32::try_from(properties::MAX_USER_DATA).ok(),
+            min_poll_interval: duration(common.poll_interval()),
+            visibility_delay: duration(common.visibility_delay()),
+            request_memory: duration(REQUEST_MEMORY),
+            ..Limits::default()
+        },
+        max_launch: settings.max_launch as usize,
+        max_concurrent_launches: CONCURRENT_LAUNCHES,
+        failure_domains: zones
+            .iter()
+            .map(|zone| FailureDomain {
+                name: zone.clone(),
+                labels: [("zone", zone.as_str()), ("region", region)]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+                control_plane: true,
+            })
+            .collect(),
+        node_classes: Vec::new(),
+        properties_schema: Arc::new(properties::schema()),
+        properties_example: Arc::new(properties::example()),
+        // One less for the name.
+        tag_limits: TagLimits {
+            max_tags: TagLimits::default().max_tags - 1,
+            ..TagLimits::default()
+        },
+        warnings,
+    }
+}
+
+#[async_trait]
+impl Cloud for Aws {
+    fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&self.facts)
+    }
+
+    async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
+        let wish = Wish::of(launch, &self.settings)?;
+        if deep {
+            let plan = wish
+                .plan(&self.api, &self.catalogue, &self.settings, false)
+                .await?;
+            plan.try_out(&self.api, launch).await?;
+        }
+        Ok(())
+    }
+
+    async fn list(&self, filter: &Filter) -> Result<Listed> {
+        Ok(Listed {
+            machines: machines::list(&self.api, filter).await?,
+            warnings: Vec::new(),
+        })
+    }
+
+    async fn create(&self, launch: &Launch) -> Vec<Created> {
+        let plan = match Wish::of(launch, &self.settings) {
+            Ok(wish) => {
+                wish.plan(&self.api, &self.catalogue, &self.settings, true)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        let created = match &plan {
+            Ok(plan) => plan.run(&self.api, launch).await,
+            Err(error) => Created::all(launch, error),
+        };
+        // A subnet, group or image that was remembered may be gone by now.
+        if let Some(Created::Failed(error)) = created.first()
+            && matches!(error.reason(), Reason::Invalid | Reason::NotFound)
+        {
+            self.catalogue.forget();
+        }
+        created
+    }
+
+    async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<Removed> {
+        let answer = self
+            .api
+            .send("TerminateInstances", |ec2| {
+                ec2.terminate_instances().instance_ids(&machine.id).send()
+            })
+            .await;
+        match answer {
+            Ok(answer) => {
+                let gone = answer.terminating_instances().iter().any(|change| {
+                    change.instance_id() == Some(&machine.id)
+                        && change
+                            .current_state()
+                            .and_then(|state| state.name())
+                            .is_some_and(|state| state.as_str() == "terminated")
+                });
+                Ok(if gone {
+                    Removed::Gone
+                } else {
+                    Removed::Started
+                })
+            }
+            Err(error) if errors::is_absent(&error) => Ok(Removed::Gone),
+            Err(error) if error.reason() == Reason::Protected => {
+                Err(protected(&machine.id, &error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn retag(
+        &self,
+        machine: &Machine,
+        set: &BTreeMap<String, String>,
+        remove: &[String],
+    ) -> Result<()> {
+        if !set.is_empty() {
+            let tags: Vec<Tag> = set
+                .iter()
+                .map(|(key, value)| Tag::builder().key(key).value(value).build())
+                .collect();
+            self.api
+                .send("CreateTags", |ec2| {
+                    ec2.create_tags()
+                        .resources(&machine.id)
+                        .set_tags(Some(tags.clone()))
+                        .send()
+                })
+                .await?;
+        }
+        if !remove.is_empty() {
+            let tags: Vec<Tag> = remove
+                .iter()
+                .map(|key| Tag::builder().key(key).build())
+                .collect();
+            self.api
+                .send("DeleteTags", |ec2| {
+                    ec2.delete_tags()
+                        .resources(&machine.id)
+                        .set_tags(Some(tags.clone()))
+                        .send()
+                })
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn console(&self, machine: &Machine) -> Result<Vec<u8>> {
+        let answer = self
+            .api
+            .send("GetConsoleOutput", |ec2| {
+                ec2.get_console_output().instance_id(&machine.id).send()
+            })
+            .await?;
+        let encoded: String = answer
+            .output()
+            .unwrap_or_default()
+            .split_whitespace()
+            .collect();
+        base64::decode(encoded).map_err(|error| {
+            Error::internal(format!(
+                "GetConsoleOutput: the output is not base64: {error}"
+            ))
+        })
+    }
+
+    fn infrastructure(&self) -> Option<&dyn Infrastructure> {
+        Some(self)
+    }
+}
+
+fn protected(id: &str, error: &Error) -> Error {
+    Error::new(
+        Reason::Protected,
+        format!(
+            "instance {id} is protected against termination and was left alone. To lift it: aws ec2 \
+             modify-instance-attribute --instance-id {id} --no-disable-api-termination ({error})"
+        ),
+    )
+}

@@ -1,0 +1,581 @@
+//! Images, instance types and zones by the names that people write, resolved by the API and remembered.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use aws_sdk_ec2::types::{Filter, InstanceType, InstanceTypeInfo};
+use drover_core::{Error, Reason, Result};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    api::Api,
+    errors,
+    properties::CapacityType,
+    settings::{ImagePattern, Settings},
+};
+
+/// How long an answer is remembered. Images and types appear every few weeks.
+const MEMORY: Duration = Duration::from_secs(3600);
+/// Answers that are remembered at most of each kind.
+const MAX_REMEMBERED: usize = 1024;
+
+/// Images that everybody knows by name (name, owner, patterns of which the first that fits counts).
+const BUILT_IN: [(&str, &str, &[&str]); 3] = [
+    // https://wiki.debian.org/Cloud/AmazonEC2Image
+    (
+        "debian",
+        "136693071363",
+        &["debian-13-{deb_arch}-*", "debian-12-{deb_arch}-*"],
+    ),
+    (
+        "ubuntu",
+        "099720109477",
+        &[
+            "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-{deb_arch}-server-*",
+            "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-{deb_arch}-server-*",
+        ],
+    ),
+    ("amazonlinux", "amazon", &["al2023-ami-2023.*-{arch}"]),
+];
+
+/// Architectures that instances are launched with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum Arch {
+    #[default]
+    X86,
+    Arm,
+}
+
+impl Arch {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::X86 => "x86_64",
+            Self::Arm => "arm64",
+        }
+    }
+
+    fn debian(self) -> &'static str {
+        match self {
+            Self::X86 => "amd64",
+            Self::Arm => "arm64",
+        }
+    }
+}
+
+/// An image as it is launched.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Image {
+    pub id: String,
+    pub arch: Arch,
+    /// Where its root volume is attached (/dev/xvda).
+    pub root_device: String,
+}
+
+/// An instance type.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Type {
+    pub name: String,
+    pub arch: Arch,
+    memory_mib: i64,
+    cpus: i32,
+    spot: bool,
+    on_demand: bool,
+    current: bool,
+    bare_metal: bool,
+}
+
+/// What was resolved.
+#[derive(Debug, Default)]
+pub(super) struct Catalogue {
+    images: Memory<(ImageName, Arch), Image>,
+    types: Memory<String, Type>,
+    all_types: Memory<(), Arc<Vec<Type>>>,
+    default_subnets: Memory<(), Arc<BTreeMap<String, String>>>,
+    /// Zone and network of subnets.
+    subnets: Memory<String, (String, String)>,
+    groups: Memory<(Option<String>, String), String>,
+}
+
+/// What an image may be called.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ImageName {
+    Id(String),
+    /// The newest that fits the first pattern that any fits.
+    Newest(Vec<ImagePattern>),
+}
+
+impl ImageName {
+    /// What a name means: an alias of the settings, an id, an entry of the catalogue.
+    pub(super) fn of(name: &str, settings: &Settings) -> Result<Self> {
+        let name = settings.common.image(name);
+        if name.starts_with("ami-") || name.starts_with("resolve:ssm:") {
+            return Ok(Self::Id(name.to_owned()));
+        }
+        if let Some(pattern) = settings.catalogue.get(name) {
+            return Ok(Self::Newest(vec![pattern.clone()]));
+        }
+        BUILT_IN
+            .iter()
+            .find(|(known, ..)| *known == name)
+            .map(|(_, owner, patterns)| {
+                let pattern = |name: &&str| ImagePattern {
+                    owner: (*owner).to_owned(),
+                    name: (*name).to_owned(),
+                };
+                Self::Newest(patterns.iter().map(pattern).collect())
+            })
+            .ok_or_else(|| {
+                let known: Vec<&str> = settings
+                    .common
+                    .images
+                    .keys()
+                    .chain(settings.catalogue.keys())
+                    .map(String::as_str)
+                    .chain(BUILT_IN.map(|(known, ..)| known))
+                    .collect();
+                Error::invalid(
+                    "group.properties.image",
+                    format!(
+                        "there is no image {name:?}; expected an id (ami-…), owner and name, or one of {}",
+                        known.join(", ")
+                    ),
+                )
+            })
+    }
+}
+
+impl Catalogue {
+    /// An image by its name. The architecture chooses among images of one name.
+    pub(super) async fn image(&self, api: &Api, name: &ImageName, arch: Arch) -> Result<Image> {
+        let key = (name.clone(), arch);
+        if let Some(image) = self.images.get(&key) {
+            return Ok(image);
+        }
+        let image = match name {
+            // Only RunInstances itself can look up a parameter.
+            ImageName::Id(id) if !id.starts_with("ami-") => Image {
+                id: id.clone(),
+                arch,
+                root_device: String::new(),
+            },
+            ImageName::Id(id) => image_by_id(api, id).await?,
+            ImageName::Newest(patterns) => {
+                let mut found = Err(no_image(api, "image"));
+                for pattern in patterns {
+                    found = newest_image(api, pattern, arch).await;
+                    if !matches!(&found, Err(error) if error.reason() == Reason::Invalid) {
+                        break;
+                    }
+                }
+                found?
+            }
+        };
+        self.images.put(key, image.clone());
+        Ok(image)
+    }
+
+    /// An instance type by its name.
+    pub(super) async fn instance_type(&self, api: &Api, name: &str) -> Result<Type> {
+        if let Some(found) = self.types.get(&name.to_owned()) {
+            return Ok(found);
+        }
+        let unknown = |said: &str| {
+            Error::new(
+                Reason::NodeClassNotFound,
+                format!(
+                    "AWS has no instance type {name:?} in {} ({said})",
+                    api.region()
+                ),
+            )
+            .with_resource("node class", name)
+        };
+        let answer = api
+            .send("DescribeInstanceTypes", |ec2| {
+                ec2.describe_instance_types()
+                    .instance_types(InstanceType::from(name))
+                    .send()
+            })
+            .await
+            .map_err(|error| match errors::code(&error) {
+                "InvalidInstanceType" | "InvalidParameterValue" => unknown(error.message()),
+                _ => error,
+            })?;
+        let found = answer
+            .instance_types()
+            .iter()
+            .find_map(Type::of)
+            .ok_or_else(|| unknown("the answer is empty"))?;
+        self.types.put(name.to_owned(), found.clone());
+        Ok(found)
+    }
+
+    /// The smallest current instance type with at least so much memory in GiB.
+    pub(super) async fn smallest(
+        &self,
+        api: &Api,
+        memory: f64,
+        arch: Arch,
+        capacity: CapacityType,
+    ) -> Result<Type> {
+        let types = match self.all_types.get(&()) {
+            Some(types) => types,
+            None => {
+                let types = Arc::new(all_types(api).await?);
+                self.all_types.put((), Arc::clone(&types));
+                types
+            }
+        };
+        let wanted = memory * 1024.0;
+        types
+            .iter()
+            .filter(|t| t.current && !t.bare_metal && t.arch == arch)
+            .filter(|t| match capacity {
+                CapacityType::OnDemand => t.on_demand,
+                CapacityType::Spot => t.spot,
+            })
+            // Memory of a type is far below 2^52 MiB.
+            .filter(|t| t.memory_mib as f64 >= wanted)
+            .min_by(|a, b| {
+                (a.memory_mib, a.cpus)
+                    .cmp(&(b.memory_mib, b.cpus))
+                    // Of types alike the newest generation: t3 before t2.
+                    .then_with(|| b.name.cmp(&a.name))
+            })
+            .cloned()
+            .ok_or_else(|| {
+                Error::invalid(
+                    "group.properties.memory",
+                    format!("no instance type has {memory} GiB of memory"),
+                )
+            })
+    }
+
+    /// The default subnets by zone.
+    pub(super) async fn default_subnets(&self, api: &Api) -> Result<Arc<BTreeMap<String, String>>> {
+        if let Some(subnets) = self.default_subnets.get(&()) {
+            return Ok(subnets);
+        }
+        let filter = filter("default-for-az", ["true"]);
+        let mut subnets = BTreeMap::new();
+        let mut token = None;
+        loop {
+            let answer = api
+                .send("DescribeSubnets", |ec2| {
+                    ec2.describe_subnets()
+                        .filters(filter.clone())
+                        .set_next_token(token.clone())
+                        .send()
+                })
+                .await?;
+            for subnet in answer.subnets() {
+                if let (Some(zone), Some(id), Some(true)) = (
+                    subnet.availability_zone(),
+                    subnet.subnet_id(),
+                    subnet.default_for_az(),
+                ) {
+                    subnets.insert(zone.to_owned(), id.to_owned());
+                }
+            }
+            match answer.next_token {
+                Some(next) if !next.is_empty() => token = Some(next),
+                _ => break,
+            }
+        }
+        let subnets = Arc::new(subnets);
+        self.default_subnets.put((), Arc::clone(&subnets));
+        Ok(subnets)
+    }
+
+    /// Zone and network of a subnet.
+    pub(super) async fn subnet(&self, api: &Api, id: &str) -> Result<(String, String)> {
+        if let Some(found) = self.subnets.get(&id.to_owned()) {
+            return Ok(found);
+        }
+        let answer = api
+            .send("DescribeSubnets", |ec2| {
+                ec2.describe_subnets().subnet_ids(id).send()
+            })
+            .await?;
+        let found = answer
+            .subnets()
+            .iter()
+            .find(|subnet| subnet.subnet_id() == Some(id))
+            .ok_or_else(|| {
+                Error::invalid(
+                    "group.properties.subnet",
+                    format!("there is no subnet {id:?}"),
+                )
+            })?;
+        let found = (
+            found.availability_zone().unwrap_or_default().to_owned(),
+            found.vpc_id().unwrap_or_default().to_owned(),
+        );
+        self.subnets.put(id.to_owned(), found.clone());
+        Ok(found)
+    }
+
+    /// Ids of security groups that are given by id or by name, the names being those of one network.
+    pub(super) async fn security_groups(
+        &self,
+        api: &Api,
+        network: Option<&str>,
+        names: &[String],
+    ) -> Result<Vec<String>> {
+        let mut ids = Vec::new();
+        for name in names {
+            let id = if name.starts_with("sg-") {
+                name.clone()
+            } else {
+                self.security_group(api, network, name).await?
+            };
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        Ok(ids)
+    }
+
+    async fn security_group(&self, api: &Api, network: Option<&str>, name: &str) -> Result<String> {
+        let key = (network.map(str::to_owned), name.to_owned());
+        if let Some(id) = self.groups.get(&key) {
+            return Ok(id);
+        }
+        let mut filters = vec![filter("group-name", [name])];
+        filters.extend(network.map(|id| filter("vpc-id", [id])));
+        let answer = api
+            .send("DescribeSecurityGroups", |ec2| {
+                ec2.describe_security_groups()
+                    .set_filters(Some(filters.clone()))
+                    .send()
+            })
+            .await?;
+        let found: Vec<&str> = answer
+            .security_groups()
+            .iter()
+            .filter_map(|group| group.group_id())
+            .collect();
+        let [id] = found.as_slice() else {
+            return Err(Error::invalid(
+                "group.properties.securityGroups",
+                format!(
+                    "{} security groups are called {name:?} there; expected one, or give its id (sg-…)",
+                    found.len()
+                ),
+            ));
+        };
+        let id = (*id).to_owned();
+        self.groups.put(key, id.clone());
+        Ok(id)
+    }
+
+    /// Forgets what the API has just said to be wrong.
+    pub(super) fn forget(&self) {
+        self.images.clear();
+        self.types.clear();
+        self.default_subnets.clear();
+        self.subnets.clear();
+        self.groups.clear();
+    }
+}
+
+/// A filter of a Describe call.
+pub(super) fn filter<I, V>(name: &str, values: I) -> Filter
+where
+    I: IntoIterator<Item = V>,
+    V: Into<String>,
+{
+    Filter::builder()
+        .name(name)
+        .set_values(Some(values.into_iter().map(Into::into).collect()))
+        .build()
+}
+
+async fn image_by_id(api: &Api, id: &str) -> Result<Image> {
+    let answer = api
+        .send("DescribeImages", |ec2| {
+            ec2.describe_images().image_ids(id).send()
+        })
+        .await?;
+    answer
+        .images()
+        .iter()
+        .find(|image| image.image_id() == Some(id))
+        .and_then(Image::of)
+        .ok_or_else(|| no_image(api, &format!("image {id:?}")))
+}
+
+async fn newest_image(api: &Api, pattern: &ImagePattern, arch: Arch) -> Result<Image> {
+    let name = pattern
+        .name
+        .replace("{arch}", arch.name())
+        .replace("{deb_arch}", arch.debian());
+    let filters = [
+        filter("name", [name.as_str()]),
+        filter("state", ["available"]),
+        filter("architecture", [arch.name()]),
+    ];
+    let answer = api
+        .send("DescribeImages", |ec2| {
+            ec2.describe_images()
+                .owners(&pattern.owner)
+                .set_filters(Some(filters.to_vec()))
+                .send()
+        })
+        .await?;
+    answer
+        .images()
+        .iter()
+        // The form of the date sorts as text. The id breaks ties, so that every launch takes the same.
+        .max_by_key(|image| {
+            (
+                image.creation_date().unwrap_or_default(),
+                image.image_id().unwrap_or_default(),
+            )
+        })
+        .and_then(Image::of)
+        .ok_or_else(|| {
+            no_image(
+                api,
+                &format!("image of owner {} named {name:?}", pattern.owner),
+            )
+        })
+}
+
+fn no_image(api: &Api, what: &str) -> Error {
+    Error::invalid(
+        "group.properties.image",
+        format!(
+            "there is no {what} in {} that this account may use",
+            api.region()
+        ),
+    )
+}
+
+async fn all_types(api: &Api) -> Result<Vec<Type>> {
+    let filter = filter("current-generation", ["true"]);
+    let mut types = Vec::new();
+    let mut token = None;
+    loop {
+        let answer = api
+            .send("DescribeInstanceTypes", |ec2| {
+                ec2.describe_instance_types()
+                    .filters(filter.clone())
+                    .max_results(100)
+                    .set_next_token(token.clone())
+                    .send()
+            })
+            .await?;
+        types.extend(answer.instance_types().iter().filter_map(Type::of));
+        match answer.next_token {
+            Some(next) if !next.is_empty() => token = Some(next),
+            _ => return Ok(types),
+        }
+    }
+}
+
+impl Image {
+    fn of(image: &aws_sdk_ec2::types::Image) -> Option<Self> {
+        Some(Self {
+            id: image.image_id()?.to_owned(),
+            arch: match image.architecture().map(|arch| arch.as_str()) {
+                Some("arm64" | "arm64_mac") => Arch::Arm,
+                _ => Arch::X86,
+            },
+            root_device: image.root_device_name().unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+impl Type {
+    fn of(info: &InstanceTypeInfo) -> Option<Self> {
+        let architectures: Vec<&str> = info
+            .processor_info()
+            .map(|processor| processor.supported_architectures())
+            .unwrap_or_default()
+            .iter()
+            .map(|arch| arch.as_str())
+            .collect();
+        let usage = |class: &str| {
+            let classes = info.supported_usage_classes();
+            classes.is_empty() || classes.iter().any(|known| known.as_str() == class)
+        };
+        Some(Self {
+            name: info.instance_type()?.as_str().to_owned(),
+            arch: if architectures.contains(&"arm64") && !architectures.contains(&"x86_64") {
+                Arch::Arm
+            } else {
+                Arch::X86
+            },
+            memory_mib: info
+                .memory_info()
+                .and_then(|memory| memory.size_in_mib())
+                .unwrap_or_default(),
+            cpus: info
+                .v_cpu_info()
+                .and_then(|cpus| cpus.default_v_cpus())
+                .unwrap_or_default(),
+            spot: usage("spot"),
+            on_demand: usage("on-demand"),
+            current: info.current_generation().unwrap_or(true),
+            bare_metal: info.bare_metal().unwrap_or_default(),
+        })
+    }
+}
+
+/// Answers that are remembered for a while.
+#[derive(Debug)]
+struct Memory<K, V>(Mutex<HashMap<K, (Instant, V)>>);
+
+impl<K, V> Default for Memory<K, V> {
+    fn default() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+}
+
+impl<K: Eq + std::hash::Hash, V: Clone> Memory<K, V> {
+    fn get(&self, key: &K) -> Option<V> {
+        let known = self.0.lock();
+        let (at, value) = known.get(key)?;
+        (at.elapsed() < MEMORY).then(|| value.clone())
+    }
+
+    fn put(&self, key: K, value: V) {
+        let mut known = self.0.lock();
+        if known.len() >= MAX_REMEMBERED {
+            known.clear();
+        }
+        known.insert(key, (Instant::now(), value));
+    }
+
+    fn clear(&self) {
+        self.0.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_images_are_understood() {
+        let mut settings = Settings::default();
+        settings
+            .common
+            .images
+            .insert("base".to_owned(), "ami-1".to_owned());
+        let of = |name: &str| ImageName::of(name, &settings);
+        assert_eq!(of("base").unwrap(), ImageName::Id("ami-1".to_owned()));
+        assert_eq!(of("ami-2").unwrap(), ImageName::Id("ami-2".to_owned()));
+        for (name, ..) in BUILT_IN {
+            assert!(matches!(of(name).unwrap(), ImageName::Newest(_)), "{name}");
+        }
+        let error = of("debain").unwrap_err();
+        assert_eq!(error.fields()[0].field, "group.properties.image");
+        assert!(error.message().contains("amazonlinux"), "{error}");
+        assert!(error.message().contains("base"), "{error}");
+    }
+}

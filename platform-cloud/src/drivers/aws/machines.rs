@@ -1,0 +1,293 @@
+//! Instances as machines.
+
+use std::collections::BTreeMap;
+
+use aws_sdk_ec2::types::{Instance, InstanceStateName, Tag};
+use drover_core::{Error, Result};
+use drover_proto::{
+    common::v1::{Address, AddressType},
+    platform::v1::NodePhase,
+};
+use prost_types::Timestamp;
+
+use super::{NAME, api::Api, catalogue::filter, errors};
+use crate::cloud::{Filter, Machine, PREFIX};
+
+/// Instances in one page, the most that EC2 gives.
+const PAGE: i32 = 1000;
+
+/// Every instance that the filter lets through. Foreign ones that are terminated are left out.
+pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
+    let mut filters = Vec::new();
+    match which {
+        Filter::All => {}
+        Filter::Cluster(cluster) => filters.push(filter(&tag("cluster"), [escape(cluster)])),
+        Filter::Request { request_id, .. } => {
+            filters.push(filter(&tag("request"), [escape(request_id)]));
+        }
+        Filter::Id(id) => return by_id(api, id).await,
+    }
+    let filters = (!filters.is_empty()).then_some(filters);
+    let mut machines = Vec::new();
+    let mut token: Option<String> = None;
+    loop {
+        let page = api
+            .send("DescribeInstances", |ec2| {
+                ec2.describe_instances()
+                    .set_filters(filters.clone())
+                    .max_results(PAGE)
+                    .set_next_token(token.clone())
+                    .send()
+            })
+            .await?;
+        let instances = page.reservations().iter().flat_map(|r| r.instances());
+        machines.extend(instances.filter_map(|instance| machine(api, instance)));
+        match page.next_token {
+            Some(next) if next.is_empty() => return Ok(machines),
+            // A token that comes back would be a loop without end.
+            Some(next) if token.as_ref() == Some(&next) => {
+                return Err(Error::unavailable(
+                    "DescribeInstances: the API repeats a page; the list is not complete",
+                ));
+            }
+            Some(next) => token = Some(next),
+            None => return Ok(machines),
+        }
+    }
+}
+
+async fn by_id(api: &Api, id: &str) -> Result<Vec<Machine>> {
+    if !is_instance_id(id) {
+        return Ok(Vec::new());
+    }
+    let answer = api
+        .send("DescribeInstances", |ec2| {
+            ec2.describe_instances().instance_ids(id).send()
+        })
+        .await;
+    match answer {
+        Ok(answer) => Ok(answer
+            .reservations()
+            .iter()
+            .flat_map(|r| r.instances())
+            .filter_map(|instance| machine(api, instance))
+            .collect()),
+        Err(error) if errors::is_absent(&error) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether this can be the id of an instance at all. EC2 refuses others, whole calls included.
+pub(super) fn is_instance_id(id: &str) -> bool {
+    id.strip_prefix("i-")
+        .is_some_and(|hex| !hex.is_empty() && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+fn tag(name: &str) -> String {
+    format!("tag:{PREFIX}{name}")
+}
+
+/// A value for a filter, in which `*` and `?` stand for themselves.
+pub(super) fn escape(value: &str) -> String {
+    let mut escaped = String::with_capacity(value.len());
+    for c in value.chars() {
+        if matches!(c, '*' | '?' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// An instance as a machine. `None`: a foreign one that is gone.
+pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
+    let id = instance.instance_id()?.to_owned();
+    let (tags, name) = tags(instance.tags());
+    let state = instance.state().and_then(|state| state.name());
+    let phase = phase(state);
+    let is_ours = tags.keys().any(|key| key.starts_with(PREFIX));
+    if phase == NodePhase::Terminated && !is_ours {
+        return None;
+    }
+    let zone = instance
+        .placement()
+        .and_then(|placement| placement.availability_zone())
+        .unwrap_or_default()
+        .to_owned();
+    let place = if zone.is_empty() {
+        api.region()
+    } else {
+        zone.clone()
+    };
+    Some(Machine {
+        provider_id: format!("aws:///{place}/{id}"),
+        id,
+        name,
+        tags,
+        launch_index: instance
+            .ami_launch_index()
+            .and_then(|index| u32::try_from(index).ok()),
+        phase,
+        ready: None,
+        message: message(instance, phase),
+        failure_domain: zone,
+        node_class: instance
+            .instance_type()
+            .map(|class| class.as_str().to_owned())
+            .unwrap_or_default(),
+        host_id: None,
+        addresses: addresses(instance),
+        create_time: instance.launch_time().map(|time| Timestamp {
+            seconds: time.secs(),
+            nanos: i32::try_from(time.subsec_nanos()).unwrap_or_default(),
+        }),
+        location: String::new(),
+    })
+}
+
+/// The tags of an instance without those that are not its labels, and its name.
+fn tags(tags: &[Tag]) -> (BTreeMap<String, String>, String) {
+    let mut named = String::new();
+    let mut kept = BTreeMap::new();
+    let mut own: Vec<&str> = Vec::new();
+    for tag in tags {
+        let (Some(key), value) = (tag.key(), tag.value().unwrap_or_default()) else {
+            continue;
+        };
+        if key == NAME {
+            value.clone_into(&mut named);
+        } else if key == super::EXTRA {
+            own.extend(value.split(','));
+        } else if !key.starts_with("aws:") {
+            kept.insert(key.to_owned(), value.to_owned());
+        }
+    }
+    kept.retain(|key, _| !own.contains(&key.as_str()));
+    (kept, named)
+}
+
+fn phase(state: Option<&InstanceStateName>) -> NodePhase {
+    match state {
+        Some(InstanceStateName::Pending) => NodePhase::Pending,
+        Some(InstanceStateName::Running) => NodePhase::Running,
+        Some(InstanceStateName::Stopping | InstanceStateName::Stopped) => NodePhase::Stopped,
+        Some(InstanceStateName::ShuttingDown) => NodePhase::Deprovisioning,
+        Some(InstanceStateName::Terminated) => NodePhase::Terminated,
+        _ => NodePhase::Unknown,
+    }
+}
+
+/// Why an instance does not run, in the words of EC2.
+fn message(instance: &Instance, phase: NodePhase) -> String {
+    if matches!(phase, NodePhase::Running | NodePhase::Pending) {
+        return String::new();
+    }
+    let reason = instance
+        .state_reason()
+        .and_then(|reason| reason.message())
+        .filter(|message| !message.is_empty())
+        .or(instance.state_transition_reason())
+        .unwrap_or_default();
+    drover_core::error::cut(reason.to_owned())
+}
+
+fn addresses(instance: &Instance) -> Vec<Address> {
+    let mut addresses: Vec<Address> = Vec::new();
+    let mut add = |kind: AddressType, value: Option<&str>, interface: &str| {
+        if let Some(value) = value.filter(|value| !value.is_empty())
+            && !addresses
+                .iter()
+                .any(|known| known.value == value && known.r#type() == kind)
+        {
+            addresses.push(Address {
+                r#type: kind.into(),
+                value: value.to_owned(),
+                interface: interface.to_owned(),
+            });
+        }
+    };
+    let mut interfaces: Vec<_> = instance.network_interfaces().iter().collect();
+    interfaces.sort_by_key(|interface| {
+        interface
+            .attachment()
+            .and_then(|attachment| attachment.device_index())
+    });
+    let first = interfaces
+        .first()
+        .and_then(|interface| interface.network_interface_id())
+        .unwrap_or_default();
+    add(
+        AddressType::InternalIp,
+        instance.private_ip_address(),
+        first,
+    );
+    add(AddressType::ExternalIp, instance.public_ip_address(), first);
+    add(AddressType::InternalDns, instance.private_dns_name(), first);
+    add(AddressType::ExternalDns, instance.public_dns_name(), first);
+    for interface in interfaces {
+        let id = interface.network_interface_id().unwrap_or_default();
+        for private in interface.private_ip_addresses() {
+            add(AddressType::InternalIp, private.private_ip_address(), id);
+            let public = private.association().and_then(|a| a.public_ip());
+            add(AddressType::ExternalIp, public, id);
+        }
+        for v6 in interface.ipv6_addresses() {
+            add(AddressType::ExternalIp, v6.ipv6_address(), id);
+        }
+    }
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tag(key: &str, value: &str) -> Tag {
+        Tag::builder().key(key).value(value).build()
+    }
+
+    #[test]
+    fn tags_that_are_not_labels_are_left_out() {
+        let (kept, name) = tags(&[
+            tag("Name", "orders-data"),
+            tag("aws:autoscaling:groupName", "x"),
+            tag("drover.dev/cluster", "orders"),
+            tag("drover.dev/extra-tags", "cost-centre,team"),
+            tag("cost-centre", "42"),
+            tag("team", "a"),
+            tag("label", "b"),
+        ]);
+        assert_eq!(name, "orders-data");
+        let keys: Vec<&str> = kept.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["drover.dev/cluster", "label"]);
+    }
+
+    #[test]
+    fn every_state_has_its_phase() {
+        for (state, expected) in [
+            ("pending", NodePhase::Pending),
+            ("running", NodePhase::Running),
+            ("shutting-down", NodePhase::Deprovisioning),
+            ("terminated", NodePhase::Terminated),
+            ("stopping", NodePhase::Stopped),
+            ("stopped", NodePhase::Stopped),
+            ("rebooting-soon", NodePhase::Unknown),
+        ] {
+            assert_eq!(phase(Some(&InstanceStateName::from(state))), expected);
+        }
+        assert_eq!(phase(None), NodePhase::Unknown);
+    }
+
+    #[test]
+    fn only_ids_of_instances_are_asked_for() {
+        assert!(is_instance_id("i-0123456789abcdef0"));
+        for id in ["", "i-", "vm-1", "i-xyz", "db-1"] {
+            assert!(!is_instance_id(id), "{id}");
+        }
+    }
+
+    #[test]
+    fn wildcards_in_values_are_taken_literally() {
+        assert_eq!(escape("a*b?c\\d"), "a\\*b\\?c\\\\d");
+    }
+}

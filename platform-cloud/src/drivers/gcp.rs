@@ -1,0 +1,457 @@
+//! Compute Engine, through Google's own client. One platform is one region of one project.
+//!
+//! - A node is an instance; its node id is the instance's number, which is never used again.
+//! - Whose it is stands in its labels, see `labels`; nothing is read from its name or metadata.
+//! - Its name is made from its slot, so the machine of a slot can be read by name before lists show it.
+//! - Lists are read zone by zone, all zones of the region: an outage elsewhere is none of ours, and one here is an error.
+//! - Each machine is made by an insert of its own with a `requestId` that is the same for the same slot and zone;
+//!   Compute Engine answers a repeated one with the operation of the first.
+
+mod client;
+mod credentials;
+mod error;
+mod labels;
+mod machine;
+mod name;
+mod properties;
+mod resolve;
+mod settings;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
+use futures::future::join_all;
+use google_cloud_compute_v1::model::{Instance, InstancesSetLabelsRequest, Zone, operation, zone};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use self::client::Client;
+use crate::{
+    cloud::{
+        CLUSTER, Cloud, Created, Facts, Filter, Launch, Listed, Machine, REQUEST, Removed,
+        TagLimits,
+    },
+    driver::Deletion,
+};
+
+pub use settings::Settings;
+
+/// Largest request. Each slot is a call of its own.
+const MAX_BATCH: u32 = 200;
+/// Inserts under way at a time.
+const MAX_CONCURRENT: usize = 32;
+/// Longest value of a tag: it is split over labels, of which there are 64 in all.
+const MAX_TAG: usize = 512;
+/// Changes of labels by others that are met at most while labels are set.
+const MAX_CONFLICTS: usize = 5;
+
+/// Opens the platform: reads the zones of the region, which shows that credentials, project and region are right.
+///
+/// # Errors
+/// `Invalid` with the setting, `CredentialsRefused`, `PermissionDenied`, or those of the network.
+pub async fn open(settings: Settings) -> Result<Arc<Gcp>> {
+    let settings = settings.checked()?;
+    let client = Client::open(&settings).await?;
+    let zones = client
+        .zones(&settings.region)
+        .await
+        .map_err(|error| wrong_project(&settings, error))?;
+    let is_up = |zone: &&Zone| zone.status != Some(zone::Status::Down);
+    let all: Vec<String> = zones.iter().filter_map(|zone| zone.name.clone()).collect();
+    if all.is_empty() {
+        return Err(Error::invalid(
+            "region",
+            format!(
+                "project {:?} has no zones in region {:?}; `gcloud compute regions list` shows what there is",
+                settings.project, settings.region
+            ),
+        ));
+    }
+    for (at, zone) in settings.zones.iter().enumerate() {
+        if !all.contains(zone) {
+            return Err(Error::invalid(
+                format!("zones[{at}]"),
+                format!(
+                    "{zone:?} is no zone of the region; there are: {}",
+                    all.join(", ")
+                ),
+            ));
+        }
+    }
+    let up: Vec<&String> = zones
+        .iter()
+        .filter(is_up)
+        .filter_map(|zone| zone.name.as_ref())
+        .collect();
+    let used = all
+        .iter()
+        .filter(|zone| up.contains(zone) || settings.zones.contains(zone))
+        .filter(|zone| settings.zones.is_empty() || settings.zones.contains(zone));
+    let facts = facts(&settings, used);
+    Ok(Arc::new(Gcp {
+        facts: Arc::new(facts),
+        settings,
+        client,
+        zones: all,
+        opened: Instant::now(),
+        doubtful: Mutex::default(),
+    }))
+}
+
+/// Compute Engine as a cloud.
+pub struct Gcp {
+    facts: Arc<Facts>,
+    settings: Settings,
+    client: Client,
+    /// All zones of the region.
+    zones: Vec<String>,
+    opened: Instant,
+    /// Names of machines whose insert ended without anybody knowing how, and when.
+    doubtful: Mutex<HashMap<String, Instant>>,
+}
+
+fn wrong_project(settings: &Settings, error: Error) -> Error {
+    if error.reason() == Reason::NotFound {
+        return Error::invalid(
+            "project",
+            format!("there is no project {:?}: {error}", settings.project),
+        );
+    }
+    error
+}
+
+fn facts<'a>(settings: &Settings, zones: impl Iterator<Item = &'a String>) -> Facts {
+    let failure_domains = zones
+        .map(|zone| FailureDomain {
+            name: zone.clone(),
+            labels: [
+                ("zone".to_owned(), zone.clone()),
+                ("region".to_owned(), settings.region.clone()),
+            ]
+            .into(),
+            control_plane: true,
+        })
+        .collect();
+    let duration = |time: Duration| prost_types::Duration::try_from(time).ok();
+    let operation = settings.operation_timeout();
+    let mut warnings = Vec::new();
+    if settings.anonymous {
+        warnings.push(
+            "calls Compute Engine without credentials, which only an emulator answers".to_owned(),
+        );
+    }
+    Facts {
+        uid: format!("gcp:{}:{}", settings.project, settings.region),
+        name: "gcp".to_owned(),
+        kind: "cloud",
+        driver: "gcp",
+        backend_version: "v1".to_owned(),
+        scope: [
+            ("project".to_owned(), settings.project.clone()),
+            ("region".to_owned(), settings.region.clone()),
+        ]
+        .into(),
+        capabilities: vec![
+            Capability::Bootstrap,
+            Capability::BootstrapRender,
+            Capability::UpdateNode,
+            Capability::Adopt,
+            Capability::NodeLogs,
+        ],
+        limits: Limits {
+            max_batch: Some(MAX_BATCH),
+            max_bootstrap_bytes: Some(machine::MAX_USER_DATA),
+            min_poll_interval: duration(settings.common.poll_interval()),
+            max_creation_time: duration(operation + Duration::from_secs(120)),
+            visibility_delay: duration(settings.common.visibility_delay()),
+            // A repeated insert is recognised by its id, so there is nothing to wait for.
+            replay_delay: duration(Duration::from_secs(1)),
+            provision_timeout: duration(operation + Duration::from_secs(60)),
+            ..Limits::default()
+        },
+        max_launch: 1,
+        max_concurrent_launches: MAX_CONCURRENT,
+        failure_domains,
+        node_classes: Vec::new(),
+        properties_schema: Arc::new(properties::schema()),
+        properties_example: Arc::new(properties::example()),
+        tag_limits: TagLimits {
+            max_value: MAX_TAG,
+            max_tags: 60,
+        },
+        warnings,
+    }
+}
+
+impl Gcp {
+    /// The zone of a launch.
+    fn zone<'a>(&'a self, launch: &'a Launch) -> Result<&'a str> {
+        launch
+            .failure_domain
+            .as_deref()
+            .or(self.zones.first().map(String::as_str))
+            .ok_or_else(|| Error::internal("a region without zones"))
+    }
+
+    fn read(&self, zone: &str, instance: &Instance) -> Option<Machine> {
+        machine::read(&self.settings, zone, instance)
+    }
+
+    /// The machines of all zones, or the first error.
+    async fn all(&self, filter: Option<&str>) -> Result<Vec<Machine>> {
+        let zones = self.zones.iter().map(|zone| async move {
+            let instances = self.client.list(zone, filter).await?;
+            Ok(instances
+                .iter()
+                .filter_map(|instance| self.read(zone, instance))
+                .collect::<Vec<_>>())
+        });
+        let lists: Result<Vec<Vec<Machine>>> = join_all(zones).await.into_iter().collect();
+        Ok(lists?.into_iter().flatten().collect())
+    }
+
+    /// The machine with this name or id in any of these zones. Sees it from its first moment.
+    async fn one<'a>(
+        &self,
+        name: &str,
+        zones: impl Iterator<Item = &'a String>,
+    ) -> Result<Option<Machine>> {
+        let looks = zones.map(|zone| async move {
+            let instance = self.client.get(zone, name).await?;
+            Ok(instance.and_then(|instance| self.read(zone, &instance)))
+        });
+        let mut failed = None;
+        for look in join_all(looks).await {
+            match look {
+                // There is one at most, so the other zones do not matter.
+                Ok(Some(machine)) => return Ok(Some(machine)),
+                Ok(None) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(None), Err)
+    }
+
+    /// Whether a machine of this name may exist without being listed: an insert of this process or of the one before
+    /// may have made it.
+    fn is_doubtful(&self, name: &str) -> bool {
+        let visible = self.settings.common.visibility_delay();
+        let mut doubtful = self.doubtful.lock();
+        doubtful.retain(|_, since| since.elapsed() < visible);
+        self.opened.elapsed() < visible || doubtful.contains_key(name)
+    }
+
+    async fn make(&self, launch: &Launch) -> Result<Machine> {
+        let zone = self.zone(launch)?;
+        let slot = launch
+            .slots
+            .first()
+            .ok_or_else(|| Error::internal("a launch without slots"))?;
+        let body = machine::body(&self.settings, launch, slot, zone)?;
+        let name = body.name.clone().unwrap_or_default();
+        if self.is_doubtful(&name) {
+            // The same zone is safe by name and requestId; this is for another choice of zone.
+            let others = self.zones.iter().filter(|other| *other != zone);
+            if let Some(machine) = self.one(&name, others).await.map_err(undecided)?
+                && machine::is_of(&machine, &launch.tags)
+            {
+                return Ok(machine);
+            }
+        }
+        let made = self.insert(launch, zone, &body).await;
+        if let Err(error) = &made
+            && error.class() == drover_core::Class::Unknown
+        {
+            self.doubtful.lock().insert(name, Instant::now());
+        }
+        made
+    }
+
+    async fn insert(&self, launch: &Launch, zone: &str, body: &Instance) -> Result<Machine> {
+        let request_id = name::request_id(launch, zone)?;
+        let name = body.name.as_deref().unwrap_or_default();
+        let operation = match self.client.insert(zone, &request_id, body).await {
+            Ok(operation) => operation,
+            Err(error) if error.reason() == Reason::AlreadyExists => {
+                return self.already(launch, zone, name, error).await;
+            }
+            Err(error) => return Err(error::in_zone(error, zone)),
+        };
+        let within = self.settings.operation_timeout();
+        // A new operation is never over at once: this one is of an earlier call.
+        let repeated = operation.status == Some(operation::Status::Done);
+        let operation = match self.client.ended(operation, zone, within).await {
+            Ok(operation) => operation,
+            // The operation may be slow although its machine is there.
+            Err(error) => return self.already(launch, zone, name, error).await,
+        };
+        if let Some(error) = error::of_operation(&operation, zone) {
+            return Err(error);
+        }
+        match operation.target_id {
+            Some(id) if id != 0 && repeated => self.repeated(zone, id).await,
+            Some(id) if id != 0 => Ok(machine::made(&self.settings, launch, body, zone, id)),
+            _ => {
+                let error = Error::unavailable("the operation does not say what it made");
+                self.already(launch, zone, name, error).await
+            }
+        }
+    }
+
+    /// The machine that an earlier call made for the same slot.
+    async fn repeated(&self, zone: &str, id: u64) -> Result<Machine> {
+        let instance = self
+            .client
+            .get(zone, &id.to_string())
+            .await
+            .map_err(undecided)?;
+        let machine = instance.and_then(|instance| self.read(zone, &instance));
+        machine.ok_or_else(|| {
+            Error::new(
+                Reason::Precondition,
+                "the machine of this slot was made and removed; it is not made again",
+            )
+        })
+    }
+
+    /// The machine that stands under the name of this launch, if it is ours; otherwise why the insert failed.
+    async fn already(
+        &self,
+        launch: &Launch,
+        zone: &str,
+        name: &str,
+        why: Error,
+    ) -> Result<Machine> {
+        let found = match self.client.get(zone, name).await {
+            Ok(Some(instance)) => self.read(zone, &instance),
+            Ok(None) => None,
+            Err(error) => return Err(undecided(error)),
+        };
+        match found {
+            Some(machine) if machine::is_of(&machine, &launch.tags) => Ok(machine),
+            Some(_) => Err(Error::new(
+                Reason::Precondition,
+                format!(
+                    "a machine called {name} that is not ours is in zone {zone}; rename or remove it"
+                ),
+            )),
+            None => Err(why),
+        }
+    }
+}
+
+/// An error of a look before an insert: nothing can be said of what an insert before has made.
+fn undecided(error: Error) -> Error {
+    if error.class() == drover_core::Class::Unknown {
+        return error;
+    }
+    Error::unavailable(format!("whether it exists already cannot be seen: {error}"))
+}
+
+#[async_trait]
+impl Cloud for Gcp {
+    fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&self.facts)
+    }
+
+    async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
+        let zone = self.zone(launch)?;
+        for slot in &launch.slots {
+            let body = machine::body(&self.settings, launch, slot, zone)?;
+            if deep {
+                let machine_type = machine::last(body.machine_type.as_deref());
+                self.client.check_machine_type(zone, &machine_type).await?;
+                let image = body
+                    .disks
+                    .first()
+                    .and_then(|disk| disk.initialize_params.as_ref())
+                    .and_then(|params| params.source_image.as_deref());
+                self.client.check_image(image.unwrap_or_default()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn list(&self, filter: &Filter) -> Result<Listed> {
+        let machines = match filter {
+            Filter::All => self.all(None).await?,
+            Filter::Cluster(cluster) => {
+                let mut machines = self.all(Some(&labels::filter(CLUSTER, cluster))).await?;
+                machines.retain(|machine| machine.tags.get(CLUSTER) == Some(cluster));
+                machines
+            }
+            Filter::Request { request_id, .. } => {
+                let mut machines = self.all(Some(&labels::filter(REQUEST, request_id))).await?;
+                machines.retain(|machine| machine.tags.get(REQUEST) == Some(request_id));
+                machines
+            }
+            // A name would be found, too, and is no node id.
+            Filter::Id(id) if id.parse::<u64>().is_err() => Vec::new(),
+            Filter::Id(id) => self.one(id, self.zones.iter()).await?.into_iter().collect(),
+        };
+        Ok(Listed {
+            machines,
+            warnings: Vec::new(),
+        })
+    }
+
+    async fn create(&self, launch: &Launch) -> Vec<Created> {
+        match self.make(launch).await {
+            Ok(machine) => vec![Created::Made(Box::new(machine))],
+            Err(error) => Created::all(launch, &error),
+        }
+    }
+
+    async fn delete(&self, machine: &Machine, _options: &Deletion) -> Result<Removed> {
+        let request_id = name::fresh_request_id();
+        let operation = self
+            .client
+            .delete(&machine.location, &machine.id, &request_id)
+            .await?;
+        match operation.map(|operation| error::of_operation(&operation, &machine.location)) {
+            None => Ok(Removed::Gone),
+            Some(None) => Ok(Removed::Started),
+            Some(Some(error)) => Err(error),
+        }
+    }
+
+    async fn retag(
+        &self,
+        machine: &Machine,
+        set: &BTreeMap<String, String>,
+        remove: &[String],
+    ) -> Result<()> {
+        let (zone, id) = (&machine.location, &machine.id);
+        let mut conflicts = 0;
+        loop {
+            let Some(instance) = self.client.get(zone, id).await? else {
+                return Err(Error::not_found("node", id));
+            };
+            let labels = labels::change(&instance.labels, set, remove);
+            let mut body = InstancesSetLabelsRequest::new().set_labels(labels);
+            body.label_fingerprint
+                .clone_from(&instance.label_fingerprint);
+            match self.client.set_labels(zone, id, &body).await {
+                Ok(operation) => {
+                    let within = self.settings.operation_timeout();
+                    let operation = self.client.ended(operation, zone, within).await?;
+                    return error::of_operation(&operation, zone).map_or(Ok(()), Err);
+                }
+                Err(error) if error.reason() == Reason::Conflict && conflicts < MAX_CONFLICTS => {
+                    conflicts += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn console(&self, machine: &Machine) -> Result<Vec<u8>> {
+        self.client.console(&machine.location, &machine.id).await
+    }
+}

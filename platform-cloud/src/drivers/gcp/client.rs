@@ -1,0 +1,365 @@
+//! The calls to Compute Engine, all through one gate.
+
+use std::time::Duration;
+
+use drover_core::{Error, Reason, Result};
+use google_cloud_compute_v1::{
+    client::{Images, Instances, MachineTypes, ZoneOperations, Zones},
+    model::{Instance, InstancesSetLabelsRequest, Operation, Zone, operation::Status},
+};
+use google_cloud_gax::retry_policy::NeverRetry;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::{Settings, credentials, error};
+use crate::cloud::Gate;
+
+/// Calls at once. Half of them may be waiting for operations.
+const CONCURRENT: usize = 64;
+/// Most machines of one page, which is what the API allows.
+const PAGE: u32 = 500;
+/// First and longest wait between two looks at an operation.
+const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Looks at an operation that may fail one after the other.
+const POLL_FAILURES: u32 = 5;
+/// Most of a console that is read; the API keeps no more.
+const MAX_CONSOLE: usize = 1 << 20;
+
+/// Compute Engine, one project.
+pub(super) struct Client {
+    project: String,
+    gate: Gate,
+    instances: Instances,
+    operations: ZoneOperations,
+    zones: Zones,
+    machine_types: MachineTypes,
+    images: Images,
+}
+
+macro_rules! service {
+    ($kind:ty, $settings:expr, $credentials:expr) => {{
+        let mut builder = <$kind>::builder()
+            .with_credentials($credentials.clone())
+            // One attempt: the gate repeats what was throttled, and whoever asked the rest.
+            .with_retry_policy(NeverRetry)
+            .with_attempt_timeout($settings.common.call_timeout());
+        if let Some(endpoint) = &$settings.endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        builder.build().await.map_err(|error| {
+            Error::invalid(
+                "endpoint",
+                format!("Compute Engine cannot be reached through it: {error}"),
+            )
+        })?
+    }};
+}
+
+impl Client {
+    pub(super) async fn open(settings: &Settings) -> Result<Self> {
+        let credentials = credentials::open(settings).await?;
+        Ok(Self {
+            project: settings.project.clone(),
+            gate: Gate::new(settings.common.calls_per_second, CONCURRENT),
+            instances: service!(Instances, settings, credentials),
+            operations: service!(ZoneOperations, settings, credentials),
+            zones: service!(Zones, settings, credentials),
+            machine_types: service!(MachineTypes, settings, credentials),
+            images: service!(Images, settings, credentials),
+        })
+    }
+
+    async fn call<T, F, Fut>(&self, what: &str, call: F) -> Result<T>
+    where
+        T: Send,
+        F: Fn() -> Fut + Send + Sync,
+        Fut: Future<Output = google_cloud_gax::Result<T>> + Send,
+    {
+        self.gate
+            .call(|| async {
+                call()
+                    .await
+                    .map_err(|failure| error::of_call(what, &failure))
+            })
+            .await
+    }
+
+    /// All zones of a region.
+    pub(super) async fn zones(&self, region: &str) -> Result<Vec<Zone>> {
+        let mut zones = Vec::new();
+        let mut token = None;
+        loop {
+            let page = self
+                .call("zones.list", || {
+                    self.zones
+                        .list()
+                        .set_project(&self.project)
+                        .set_or_clear_page_token(token.clone())
+                        .send()
+                })
+                .await?;
+            zones.extend(page.items);
+            token = page.next_page_token.filter(|token| !token.is_empty());
+            if token.is_none() {
+                break;
+            }
+        }
+        let of_region = |zone: &Zone| super::machine::last(zone.region.as_deref()) == region;
+        zones.retain(of_region);
+        Ok(zones)
+    }
+
+    /// All machines of a zone that the filter lets through, every page of them.
+    pub(super) async fn list(&self, zone: &str, filter: Option<&str>) -> Result<Vec<Instance>> {
+        let mut instances = Vec::new();
+        let mut token: Option<String> = None;
+        loop {
+            let page = self
+                .call("instances.list", || {
+                    self.instances
+                        .list()
+                        .set_project(&self.project)
+                        .set_zone(zone)
+                        .set_max_results(PAGE)
+                        .set_or_clear_filter(filter)
+                        .set_or_clear_page_token(token.clone())
+                        .send()
+                })
+                .await?;
+            if let Some(warning) = page.warning
+                && let Some(code) = warning.code
+                && code.name() != Some("NO_RESULTS_ON_PAGE")
+            {
+                let message = warning.message.unwrap_or_default();
+                return Err(Error::unavailable(format!(
+                    "the machines of zone {zone} cannot all be listed: {} {message}",
+                    code.name().unwrap_or_default()
+                )));
+            }
+            instances.extend(page.items);
+            let next = page.next_page_token.filter(|token| !token.is_empty());
+            if next.is_some() && next == token {
+                return Err(Error::unavailable(format!(
+                    "the list of machines of zone {zone} does not end"
+                )));
+            }
+            token = next;
+            if token.is_none() {
+                return Ok(instances);
+            }
+        }
+    }
+
+    /// A machine by name or id. `None`: there is none.
+    pub(super) async fn get(&self, zone: &str, name: &str) -> Result<Option<Instance>> {
+        let got = self
+            .call("instances.get", || {
+                self.instances
+                    .get()
+                    .set_project(&self.project)
+                    .set_zone(zone)
+                    .set_instance(name)
+                    .send()
+            })
+            .await;
+        absent(got)
+    }
+
+    pub(super) async fn insert(
+        &self,
+        zone: &str,
+        request_id: &str,
+        body: &Instance,
+    ) -> Result<Operation> {
+        self.call("instances.insert", || {
+            self.instances
+                .insert()
+                .set_project(&self.project)
+                .set_zone(zone)
+                .set_request_id(request_id)
+                .set_body(body.clone())
+                .send()
+        })
+        .await
+    }
+
+    /// Begins to delete a machine by its id. `None`: there is none.
+    pub(super) async fn delete(
+        &self,
+        zone: &str,
+        id: &str,
+        request_id: &str,
+    ) -> Result<Option<Operation>> {
+        let deleted = self
+            .call("instances.delete", || {
+                self.instances
+                    .delete()
+                    .set_project(&self.project)
+                    .set_zone(zone)
+                    .set_instance(id)
+                    .set_request_id(request_id)
+                    .send()
+            })
+            .await;
+        absent(deleted)
+    }
+
+    pub(super) async fn set_labels(
+        &self,
+        zone: &str,
+        id: &str,
+        body: &InstancesSetLabelsRequest,
+    ) -> Result<Operation> {
+        self.call("instances.setLabels", || {
+            self.instances
+                .set_labels()
+                .set_project(&self.project)
+                .set_zone(zone)
+                .set_instance(id)
+                .set_body(body.clone())
+                .send()
+        })
+        .await
+    }
+
+    /// Waits for the end of an operation. It may have ended in an error.
+    ///
+    /// # Errors
+    /// Of class `Unknown` when its end is not known in time.
+    pub(super) async fn ended(
+        &self,
+        mut operation: Operation,
+        zone: &str,
+        within: Duration,
+    ) -> Result<Operation> {
+        let name = operation.name.clone().unwrap_or_default();
+        let deadline = Instant::now() + within;
+        let (mut pause, longest) = POLL;
+        let mut failures = 0;
+        loop {
+            if operation.status == Some(Status::Done) {
+                return Ok(operation);
+            }
+            let look = self.call("zoneOperations.wait", || {
+                self.operations
+                    .wait()
+                    .set_project(&self.project)
+                    .set_zone(zone)
+                    .set_operation(&name)
+                    .send()
+            });
+            match timeout_at(deadline, look).await {
+                Err(_) => {
+                    return Err(Error::new(
+                        Reason::DeadlineExceeded,
+                        format!("operation {name} in zone {zone} has not ended within {within:?}"),
+                    ));
+                }
+                Ok(Ok(seen)) => {
+                    operation = seen;
+                    failures = 0;
+                }
+                // A look changes nothing, so a failed one is repeated; the end of the operation stays unknown.
+                Ok(Err(error)) => {
+                    failures += 1;
+                    let waits = error.reason() == Reason::DeadlineExceeded;
+                    if failures >= POLL_FAILURES && !waits {
+                        return Err(Error::unavailable(format!(
+                            "the end of operation {name} in zone {zone} is not known: {error}"
+                        )));
+                    }
+                }
+            }
+            if operation.status != Some(Status::Done) {
+                // The API holds the call back by itself as a rule; where it does not, calls are saved here.
+                sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        }
+    }
+
+    /// What a machine has written to its first serial port.
+    pub(super) async fn console(&self, zone: &str, id: &str) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        let mut start = 0;
+        loop {
+            let output = self
+                .call("instances.getSerialPortOutput", || {
+                    self.instances
+                        .get_serial_port_output()
+                        .set_project(&self.project)
+                        .set_zone(zone)
+                        .set_instance(id)
+                        .set_port(1)
+                        .set_start(start)
+                        .send()
+                })
+                .await?;
+            let contents = output.contents.unwrap_or_default();
+            text.extend_from_slice(contents.as_bytes());
+            let next = output.next.unwrap_or(start);
+            if contents.is_empty() || next <= start || text.len() >= MAX_CONSOLE {
+                return Ok(text);
+            }
+            start = next;
+        }
+    }
+
+    /// That a machine type is offered in a zone.
+    pub(super) async fn check_machine_type(&self, zone: &str, name: &str) -> Result<()> {
+        self.call("machineTypes.get", || {
+            self.machine_types
+                .get()
+                .set_project(&self.project)
+                .set_zone(zone)
+                .set_machine_type(name)
+                .send()
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// That an image can be read. Paths that are no path of an image are left to the insert.
+    pub(super) async fn check_image(&self, path: &str) -> Result<()> {
+        let Some((project, image)) = path
+            .strip_prefix("projects/")
+            .and_then(|path| path.split_once("/global/images/"))
+        else {
+            return Ok(());
+        };
+        match image.strip_prefix("family/") {
+            Some(family) => self
+                .call("images.getFromFamily", || {
+                    self.images
+                        .get_from_family()
+                        .set_project(project)
+                        .set_family(family)
+                        .send()
+                })
+                .await
+                .map(|_| ()),
+            None => self
+                .call("images.get", || {
+                    self.images
+                        .get()
+                        .set_project(project)
+                        .set_image(image)
+                        .send()
+                })
+                .await
+                .map(|_| ()),
+        }
+    }
+}
+
+/// Not there is no error.
+fn absent<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Ok(there) => Ok(Some(there)),
+        Err(error)
+            if error.reason() == Reason::NotFound && error.message().contains("/instances/") =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}

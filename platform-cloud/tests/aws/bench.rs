@@ -1,0 +1,575 @@
+//! A platform over an EC2, and short ways to call it.
+
+use std::{
+    collections::BTreeMap,
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use aws_config::{BehaviorVersion, Region};
+use aws_credential_types::Credentials;
+use aws_sdk_ec2::Client;
+use aws_smithy_http_client::{
+    Builder as HttpBuilder,
+    tls::{Provider, rustls_provider::CryptoMode},
+};
+use drover_convert::error::{from_rpc_status, from_status};
+use drover_core::{Error, Result, name};
+use drover_emulators::ec2::{Ec2, Ec2Settings};
+use drover_platform_cloud::{
+    PlatformServer,
+    cloud::CloudDriver,
+    drivers::aws::{self, Settings},
+    templates::Templates,
+};
+use drover_proto::platform::v1::{
+    Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DeprovisionState,
+    DiscoverRequest, EnsureInfrastructureRequest, EnsureInfrastructureResponse, Fence,
+    GetInfrastructureRequest, GetPlatformRequest, InfrastructureSpec, InfrastructureState, Node,
+    NodePhase, NodeRole, Platform, ProvisionRequest, ProvisionResponse,
+    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, ResolvedGroup, Resource, Slot,
+    bootstrap, infrastructure_service_client::InfrastructureServiceClient,
+    platform_service_client::PlatformServiceClient,
+};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+/// How long anything may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const REGION: &str = "eu-central-1";
+/// An access key that every server here knows.
+pub(crate) const KEY: &str = "AKIAEMULATED";
+
+/// moto, ended with the test.
+pub(crate) struct Moto {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Moto {
+    async fn start() -> Self {
+        let program = std::env::var("DROVER_MOTO").unwrap_or_else(|_| "moto_server".to_owned());
+        let address = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let child = Command::new(&program)
+            .args(["-H", "127.0.0.1", "-p", &address.port().to_string()])
+            // Without these it takes any image, type and key pair.
+            .env("MOTO_ENABLE_AMI_VALIDATION", "true")
+            .env("MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "true")
+            .env("MOTO_ENABLE_KEYPAIR_VALIDATION", "true")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!(
+                    "{program} cannot be started ({error}): pip install 'moto[ec2,server]', and have moto_server on the \
+                     PATH or name it in DROVER_MOTO"
+                )
+            });
+        let moto = Self { child, address };
+        let end = Instant::now() + PATIENCE * 2;
+        while TcpStream::connect(address).is_err() {
+            assert!(Instant::now() < end, "moto does not listen");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        moto
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// The EC2 under a platform.
+pub(crate) enum Backend {
+    Emulator(Ec2),
+    Moto {
+        /// Ends with the bench.
+        _process: Moto,
+    },
+}
+
+/// A platform, its cloud and its directory with the credentials.
+pub(crate) struct Bench {
+    pub(crate) backend: Backend,
+    pub(crate) settings: Settings,
+    pub(crate) server: Arc<Mutex<Arc<PlatformServer>>>,
+    pub(crate) directory: TempDir,
+    pub(crate) owner: Uuid,
+    pub(crate) cluster: String,
+    /// Image, node class and the like of the groups here.
+    pub(crate) properties: Mutex<Value>,
+    ordinals: AtomicU32,
+    sequence: AtomicU64,
+}
+
+/// A file with credentials.
+pub(crate) fn credentials(directory: &Path, key: &str) {
+    let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n");
+    std::fs::write(directory.join("credentials"), text).unwrap();
+}
+
+/// Settings for a server at this address, quick enough for tests.
+pub(crate) fn settings(url: &str, directory: &Path) -> Settings {
+    let mut settings = Settings {
+        region: REGION.to_owned(),
+        endpoint: url.to_owned(),
+        credentials_file: Some(directory.join("credentials")),
+        image: "amazonlinux".to_owned(),
+        instance_type: "t3.micro".to_owned(),
+        ..Settings::default()
+    };
+    let common = &mut settings.common;
+    common.calls_per_second = 1000.0;
+    common.poll_interval_seconds = 0.1;
+    common.pending_poll_interval_seconds = 0.05;
+    common.visibility_delay_seconds = 0.4;
+    common.call_timeout_seconds = 10.0;
+    settings
+}
+
+/// A server over the driver.
+pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
+    let cloud = aws::open(settings.clone()).await?;
+    let driver = CloudDriver::new(cloud, settings.common.clone())?;
+    PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
+}
+
+impl Bench {
+    pub(crate) async fn emulator() -> Self {
+        Self::emulated(Ec2Settings::default()).await
+    }
+
+    pub(crate) async fn emulated(settings: Ec2Settings) -> Self {
+        let ec2 = Ec2::start(settings).await.unwrap();
+        let url = ec2.url();
+        Self::over(Backend::Emulator(ec2), &url, |_| ()).await
+    }
+
+    pub(crate) async fn emulated_with(
+        settings: Ec2Settings,
+        change: impl FnOnce(&mut Settings),
+    ) -> Self {
+        let ec2 = Ec2::start(settings).await.unwrap();
+        let url = ec2.url();
+        Self::over(Backend::Emulator(ec2), &url, change).await
+    }
+
+    pub(crate) async fn moto() -> Self {
+        let moto = Moto::start().await;
+        let url = moto.url();
+        let images = sdk(&url)
+            .describe_images()
+            .owners("amazon")
+            .send()
+            .await
+            .unwrap();
+        let image = images
+            .images()
+            .iter()
+            .find(|image| {
+                image
+                    .architecture()
+                    .is_some_and(|arch| arch.as_str() == "x86_64")
+            })
+            .and_then(|image| image.image_id())
+            .unwrap()
+            .to_owned();
+        Self::over(Backend::Moto { _process: moto }, &url, |settings| {
+            settings.image = image;
+            // moto makes MinCount instances and not as many as possible.
+            settings.partial_launches = false;
+        })
+        .await
+    }
+
+    async fn over(backend: Backend, url: &str, change: impl FnOnce(&mut Settings)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        credentials(directory.path(), KEY);
+        let mut settings = settings(url, directory.path());
+        change(&mut settings);
+        let server = serve(&settings).await.unwrap();
+        Self {
+            backend,
+            settings,
+            server: Arc::new(Mutex::new(Arc::new(server))),
+            directory,
+            owner: Uuid::new_v4(),
+            cluster: format!("c-{}", &Uuid::new_v4().simple().to_string()[..8]),
+            properties: Mutex::new(Value::Null),
+            ordinals: AtomicU32::new(0),
+            sequence: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn ec2(&self) -> &Ec2 {
+        match &self.backend {
+            Backend::Emulator(ec2) => ec2,
+            Backend::Moto { .. } => panic!("only on the emulator"),
+        }
+    }
+
+    pub(crate) fn is_moto(&self) -> bool {
+        matches!(self.backend, Backend::Moto { .. })
+    }
+
+    /// The API itself, past the driver.
+    pub(crate) async fn sdk(&self) -> Client {
+        sdk(&self.settings.endpoint)
+    }
+
+    /// The server dies and another one starts, which knows nothing of what the first one did.
+    pub(crate) async fn restart(&self) {
+        let before = Arc::clone(&self.server.lock());
+        before.shutdown().await;
+        let after = serve(&self.settings).await.unwrap();
+        *self.server.lock() = Arc::new(after);
+    }
+
+    pub(crate) fn client(&self) -> PlatformServiceClient<drover_client::Channel> {
+        let routes = self.server.lock().routes();
+        PlatformServiceClient::new(drover_client::in_process(routes))
+    }
+
+    pub(crate) fn infrastructure(&self) -> InfrastructureServiceClient<drover_client::Channel> {
+        let routes = self.server.lock().routes();
+        InfrastructureServiceClient::new(drover_client::in_process(routes))
+    }
+
+    pub(crate) async fn platform(&self) -> Platform {
+        let answer = self
+            .client()
+            .get_platform(GetPlatformRequest {})
+            .await
+            .unwrap();
+        answer.into_inner().platform.unwrap()
+    }
+
+    fn fence(&self) -> Fence {
+        Fence {
+            store_id: self.owner.to_string(),
+            shard: 0,
+            epoch: 1,
+        }
+    }
+
+    /// A valid request for new nodes, with these properties besides those of the bench.
+    pub(crate) async fn request(&self, count: usize, properties: Value) -> ProvisionRequest {
+        let request_id = Uuid::new_v4();
+        let group = "db";
+        let slots = (0..u32::try_from(count).unwrap()).map(|index| {
+            let ordinal = self.ordinals.fetch_add(1, Ordering::Relaxed);
+            Slot {
+                index: Some(index),
+                id: name::node_id(group, ordinal, self.owner, request_id, index),
+                name: name::node_name(group, ordinal),
+                ordinal: Some(ordinal),
+                role: NodeRole::Active.into(),
+                host_id: None,
+            }
+        });
+        let mut all = self
+            .properties
+            .lock()
+            .as_object()
+            .cloned()
+            .unwrap_or_default();
+        all.extend(properties.as_object().cloned().unwrap_or_default());
+        ProvisionRequest {
+            expected_platform_uid: self.platform().await.uid,
+            fence: Some(self.fence()),
+            owner: self.owner.to_string(),
+            request_id: request_id.to_string(),
+            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
+            slots: slots.collect(),
+            cluster: Some(ClusterContext {
+                id: self.cluster.clone(),
+                labels: [("team".to_owned(), "storage".to_owned())].into(),
+                ..ClusterContext::default()
+            }),
+            group: Some(ResolvedGroup {
+                path: group.to_owned(),
+                size: u32::try_from(count).unwrap(),
+                properties: (!all.is_empty()).then(|| drover_convert::value::to_struct(&all)),
+                ..ResolvedGroup::default()
+            }),
+            spec_hash: "v1-0123456789abcdef".to_owned(),
+            ..ProvisionRequest::default()
+        }
+    }
+
+    pub(crate) async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
+        let outcome = self.client().provision(request.clone()).await;
+        outcome
+            .map(tonic::Response::into_inner)
+            .map_err(|status| from_status(&status))
+    }
+
+    /// Makes nodes, in the order of their indexes.
+    pub(crate) async fn make(
+        &self,
+        count: usize,
+        properties: Value,
+    ) -> (ProvisionRequest, Vec<Node>) {
+        let request = self.request(count, properties).await;
+        let answer = self.provision(&request).await.unwrap();
+        assert_eq!((&answer.failures, &answer.unknown), (&vec![], &vec![]));
+        let mut nodes = answer.nodes;
+        nodes.sort_by_key(index);
+        assert_eq!(nodes.len(), count);
+        (request, nodes)
+    }
+
+    /// Why a request fails, which makes nothing.
+    pub(crate) async fn refused(&self, request: &ProvisionRequest) -> Error {
+        match self.provision(request).await {
+            Err(error) => error,
+            Ok(answer) => {
+                assert_eq!((&answer.nodes, &answer.unknown), (&vec![], &vec![]));
+                from_rpc_status(answer.failures[0].error.as_ref().unwrap())
+            }
+        }
+    }
+
+    pub(crate) async fn deprovision(&self, node: &Node) -> Result<DeprovisionResponse> {
+        let slot = node.slot.clone().unwrap_or_default();
+        let request = DeprovisionRequest {
+            expected_platform_uid: self.platform().await.uid,
+            fence: Some(self.fence()),
+            request_id: Uuid::new_v4().to_string(),
+            owner: slot.owner,
+            cluster_id: node.cluster_id.clone(),
+            node_request_id: slot.request_id,
+            index: slot.index,
+            node_id: node.node_id.clone(),
+            ..DeprovisionRequest::default()
+        };
+        let outcome = self.client().deprovision(request).await;
+        outcome
+            .map(tonic::Response::into_inner)
+            .map_err(|status| from_status(&status))
+    }
+
+    /// Removes a node until it is gone.
+    pub(crate) async fn remove(&self, node: &Node) {
+        until("the node is gone", || async {
+            match self.deprovision(node).await {
+                Ok(answer) => (answer.state() == DeprovisionState::Gone).then_some(()),
+                Err(error) => panic!("{error:?}"),
+            }
+        })
+        .await;
+    }
+
+    /// The nodes of the cluster, terminated ones excepted.
+    pub(crate) async fn nodes(&self) -> Vec<Node> {
+        self.discover(&self.cluster).await.unwrap()
+    }
+
+    pub(crate) async fn discover(&self, cluster: &str) -> Result<Vec<Node>> {
+        let mut nodes = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let request = DiscoverRequest {
+                cluster_id: cluster.to_owned(),
+                page_token,
+                ..DiscoverRequest::default()
+            };
+            let page = self
+                .client()
+                .discover(request)
+                .await
+                .map_err(|status| from_status(&status))?
+                .into_inner();
+            nodes.extend(page.nodes);
+            if page.next_page_token.is_empty() {
+                nodes.retain(|node| node.phase() != NodePhase::Terminated);
+                return Ok(nodes);
+            }
+            page_token = page.next_page_token;
+        }
+    }
+
+    pub(crate) async fn node(&self, id: &str) -> Option<Node> {
+        self.nodes()
+            .await
+            .into_iter()
+            .find(|node| node.node_id == id)
+    }
+
+    pub(crate) async fn ensure(
+        &self,
+        spec: &InfrastructureSpec,
+    ) -> Result<EnsureInfrastructureResponse> {
+        self.ensure_as(self.owner, spec, false).await
+    }
+
+    pub(crate) async fn ensure_as(
+        &self,
+        owner: Uuid,
+        spec: &InfrastructureSpec,
+        validate_only: bool,
+    ) -> Result<EnsureInfrastructureResponse> {
+        let request = EnsureInfrastructureRequest {
+            expected_platform_uid: self.platform().await.uid,
+            fence: Some(self.fence()),
+            cluster_id: self.cluster.clone(),
+            owner: owner.to_string(),
+            sequence: 7,
+            spec: Some(spec.clone()),
+            validate_only,
+            ..EnsureInfrastructureRequest::default()
+        };
+        let outcome = self.infrastructure().ensure_infrastructure(request).await;
+        outcome
+            .map(tonic::Response::into_inner)
+            .map_err(|status| from_status(&status))
+    }
+
+    /// Ensures until everything is there.
+    pub(crate) async fn ensure_whole(&self, spec: &InfrastructureSpec) -> InfrastructureState {
+        until("the infrastructure is ready", || async {
+            let answer = self.ensure(spec).await.unwrap();
+            answer.poll_after.is_none().then(|| answer.state.unwrap())
+        })
+        .await
+    }
+
+    pub(crate) async fn get(&self) -> InfrastructureState {
+        let request = GetInfrastructureRequest {
+            cluster_id: self.cluster.clone(),
+            owner: self.owner.to_string(),
+            ..GetInfrastructureRequest::default()
+        };
+        let answer = self
+            .infrastructure()
+            .get_infrastructure(request)
+            .await
+            .unwrap();
+        answer.into_inner().state.unwrap()
+    }
+
+    pub(crate) async fn release(&self) -> Result<ReleaseInfrastructureResponse> {
+        let request = ReleaseInfrastructureRequest {
+            expected_platform_uid: self.platform().await.uid,
+            fence: Some(self.fence()),
+            cluster_id: self.cluster.clone(),
+            owner: self.owner.to_string(),
+            ..ReleaseInfrastructureRequest::default()
+        };
+        let outcome = self.infrastructure().release_infrastructure(request).await;
+        outcome
+            .map(tonic::Response::into_inner)
+            .map_err(|status| from_status(&status))
+    }
+
+    /// Releases until nothing is left, whatever fails on the way.
+    pub(crate) async fn release_whole(&self) {
+        until("everything is released", || async {
+            let answer = self.release().await.ok()?;
+            answer.poll_after.is_none().then_some(())
+        })
+        .await;
+    }
+
+    /// What the emulator has made for anybody and not taken back.
+    pub(crate) fn left(&self) -> Vec<(String, String)> {
+        self.ec2()
+            .ledger()
+            .into_iter()
+            .filter(|made| !made.foreign && !made.gone)
+            .map(|made| (made.kind, made.id))
+            .collect()
+    }
+}
+
+/// The kinds of resources with their names.
+pub(crate) fn names(resources: &[Resource]) -> Vec<String> {
+    let mut names: Vec<String> = resources
+        .iter()
+        .map(|resource| format!("{}/{}", resource.kind, resource.name))
+        .collect();
+    names.sort();
+    names
+}
+
+pub(crate) fn index(node: &Node) -> u32 {
+    node.slot.as_ref().and_then(|slot| slot.index).unwrap()
+}
+
+/// User data for a request.
+pub(crate) fn user_data(bytes: usize) -> Option<Bootstrap> {
+    Some(Bootstrap {
+        user_data: Some(bootstrap::UserData::Binary(vec![b'x'; bytes])),
+        render: false,
+    })
+}
+
+/// Waits until a condition holds.
+pub(crate) async fn until<T, F>(what: &str, mut condition: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The SDK with nothing of ours.
+pub(crate) fn sdk(url: &str) -> Client {
+    let http = HttpBuilder::new()
+        .tls_provider(Provider::Rustls(CryptoMode::Ring))
+        .build_https();
+    let config = aws_sdk_ec2::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .http_client(http)
+        .region(Region::new(REGION))
+        .credentials_provider(Credentials::new(KEY, "secret", None, None, "tests"))
+        .endpoint_url(url)
+        .build();
+    Client::from_conf(config)
+}
+
+/// Tags of an instance as the API has them.
+pub(crate) async fn tags_of(sdk: &Client, id: &str) -> BTreeMap<String, String> {
+    let answer = sdk
+        .describe_instances()
+        .instance_ids(id)
+        .send()
+        .await
+        .unwrap();
+    let instance = &answer.reservations()[0].instances()[0];
+    instance
+        .tags()
+        .iter()
+        .map(|tag| {
+            (
+                tag.key().unwrap().to_owned(),
+                tag.value().unwrap().to_owned(),
+            )
+        })
+        .collect()
+}

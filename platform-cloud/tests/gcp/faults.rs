@@ -1,0 +1,362 @@
+//! Every call that changes something, with every fault: nothing is lost, nothing is made twice.
+
+use std::time::Duration;
+
+use drover_emulators::{
+    Fault, Settings as Common,
+    gce::{Gce, GceSettings},
+};
+use drover_proto::platform::v1::{
+    DeprovisionState, Node, NodeChange, NodePhase, NodeRole, ProvisionRequest, UpdateNodeRequest,
+    update_node_request::Update,
+};
+
+use futures::{StreamExt, stream};
+
+use super::bench::{Bench, CALL_TIMEOUT, fence, serve, settings, until};
+
+const INSERT: &str = "instances.insert";
+const WAIT: &str = "zoneOperations.wait";
+const DELETE: &str = "instances.delete";
+const LABELS: &str = "instances.setLabels";
+
+/// All faults that leave the outcome open or promise that nothing was done.
+fn faults() -> Vec<(&'static str, Fault)> {
+    vec![
+        (
+            "refused before",
+            Fault::refuse(503, "backendError", "Backend error"),
+        ),
+        (
+            "error after doing it",
+            Fault::refuse_after(503, "backendError", "Backend error"),
+        ),
+        (
+            "internal error after doing it",
+            Fault::refuse_after(500, "internalError", "Internal"),
+        ),
+        ("answer lost", Fault::LoseAnswer),
+        ("answer cut", Fault::CutAnswer),
+        ("throttled", Fault::Throttle { retry_after: None }),
+        (
+            "throttled for a time",
+            Fault::Throttle {
+                retry_after: Some(Duration::from_secs(1)),
+            },
+        ),
+        ("connection refused", Fault::Refused),
+        (
+            "answer too late",
+            Fault::Stall(CALL_TIMEOUT + Duration::from_millis(300)),
+        ),
+    ]
+}
+
+/// A few cases at a time, as each has an API and a platform of its own.
+async fn all<F: Future<Output = ()>>(cases: impl IntoIterator<Item = F>) {
+    stream::iter(cases)
+        .buffer_unordered(4)
+        .collect::<Vec<()>>()
+        .await;
+}
+
+/// What is made is invisible to lists for a while, as that is the harder case.
+async fn bench() -> Bench {
+    Bench::with(GceSettings {
+        common: Common {
+            visibility_delay: Duration::from_millis(300),
+            pending_delay: Duration::from_millis(50),
+            stopping_delay: Duration::from_millis(50),
+            ..Common::default()
+        },
+        ..GceSettings::default()
+    })
+    .await
+}
+
+async fn meets_a_fault(operation: &str, name: &str, fault: Fault, crash: bool) {
+    let what = format!("{operation}, {name}, crash: {crash}");
+    let mut bench = bench().await;
+    let request = bench.request(3);
+    bench.gce.control().fail_next(operation, fault);
+    let first = bench.provision(&request).await;
+    if crash {
+        bench.crash().await;
+    }
+    let answer = bench.provision_until_known(&request).await;
+    assert_eq!(answer.failures, vec![], "{what}, first {first:?}");
+    assert_eq!(answer.nodes.len(), 3, "{what}");
+    assert_eq!(bench.gce.machines().len(), 3, "{what}");
+    assert_eq!(
+        bench.gce.control().faults_left(),
+        0,
+        "{what}: the fault was met"
+    );
+    bench.assert_nothing_doubled(&what);
+    bench.assert_nothing_leaked(&what).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_insert_that_meets_any_fault_makes_each_machine_once() {
+    let mut cases = Vec::new();
+    for (name, fault) in faults() {
+        for crash in [false, true] {
+            cases.push(meets_a_fault(INSERT, name, fault.clone(), crash));
+        }
+    }
+    all(cases).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_an_operation_that_meets_any_fault_makes_each_machine_once() {
+    let mut cases = Vec::new();
+    for (name, fault) in faults() {
+        for crash in [false, true] {
+            cases.push(meets_a_fault(WAIT, name, fault.clone(), crash));
+        }
+    }
+    all(cases).await;
+}
+
+/// The process is killed while a call is under way: its tasks end where they are.
+async fn killed(operation: &'static str, fault: Option<Fault>, what: &str) {
+    let gce = Gce::start(GceSettings {
+        common: Common {
+            visibility_delay: Duration::from_millis(300),
+            ..Common::default()
+        },
+        ..GceSettings::default()
+    })
+    .await
+    .unwrap();
+    let bench = Bench::over(gce.clone(), settings(&gce)).await;
+    let request = bench.request(3);
+    gce.control().clear_requests();
+    if let Some(fault) = fault {
+        gce.control().fail_next(operation, fault);
+    }
+    let victim = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let (of_victim, settings) = (request.clone(), bench.settings.clone());
+    victim.spawn(async move {
+        let server = serve(&settings).await.unwrap();
+        let mut client =
+            drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(
+                drover_client::in_process(server.routes()),
+            );
+        let _ = client.provision(of_victim).await;
+        std::future::pending::<()>().await;
+    });
+    gce.control().wait_for(operation, 1).await;
+    victim.shutdown_background();
+    let mut bench = bench;
+    bench.crash().await;
+    let answer = bench.provision_until_known(&request).await;
+    assert_eq!(answer.failures, vec![], "{what}");
+    assert_eq!(answer.nodes.len(), 3, "{what}");
+    bench.assert_nothing_doubled(what);
+    bench.assert_nothing_leaked(what).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_platform_killed_at_any_point_of_a_creation_makes_each_machine_once() {
+    let late = Fault::Stall(Duration::from_millis(400));
+    killed(INSERT, Some(late.clone()), "before it is done").await;
+    killed(INSERT, Some(Fault::LoseAnswer), "after it is done").await;
+    killed(INSERT, Some(Fault::Refused), "before it is begun").await;
+    killed(INSERT, None, "at some insert").await;
+    killed(WAIT, None, "while it waits").await;
+    killed(WAIT, Some(late), "while it waits long").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_of_unknown_outcome_is_found_though_another_zone_is_chosen_now() {
+    for crash in [false, true] {
+        let mut bench = Bench::with(GceSettings {
+            common: Common {
+                visibility_delay: Duration::from_secs(3_600),
+                ..Common::default()
+            },
+            ..GceSettings::default()
+        })
+        .await;
+        bench.settings.common.visibility_delay_seconds = 3_600.0;
+        bench.crash().await;
+        let request = bench.request(1);
+        bench.gce.control().fail_next(INSERT, Fault::LoseAnswer);
+        let lost = bench.provision(&request).await;
+        assert!(lost.is_err() || !lost.unwrap().unknown.is_empty());
+        let machine = bench.gce.machines().remove(0);
+        if crash {
+            let other = bench
+                .platform
+                .failure_domains
+                .iter()
+                .find(|domain| domain.name != machine.zone);
+            bench.settings.zones = vec![other.unwrap().name.clone()];
+            bench.crash().await;
+        } else {
+            // The zone is full for another machine, so it is avoided for a while.
+            bench.gce.control().fail_next(INSERT, Fault::NoCapacity);
+            bench.provision_until_known(&bench.request(1)).await;
+        }
+        let answer = bench.provision_until_known(&request).await;
+        assert_eq!(answer.nodes[0].node_id, machine.id, "crash: {crash}");
+        bench.assert_nothing_doubled("another zone");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_insert_without_room_goes_to_another_zone_and_without_quota_fails() {
+    let bench = bench().await;
+    bench.gce.control().fail_next(INSERT, Fault::NoCapacity);
+    let answer = bench.provision(&bench.request(3)).await.unwrap();
+    assert_eq!((answer.nodes.len(), answer.failures.len()), (3, 0));
+    let zones: std::collections::BTreeSet<_> = answer
+        .nodes
+        .iter()
+        .map(|node| node.failure_domain.clone())
+        .collect();
+    assert_eq!(zones.len(), 2, "one zone was full");
+
+    bench.gce.control().fail_always(INSERT, Some(Fault::Quota));
+    let error = bench.provision(&bench.request(2)).await.unwrap_err();
+    assert_eq!(error.reason(), drover_core::Reason::QuotaExceeded);
+    assert!(error.message().contains("Quotas"), "{error}");
+    bench.gce.control().clear_faults();
+    assert_eq!(bench.gce.machines().len(), 3);
+    bench.assert_nothing_doubled("capacity");
+    bench.assert_nothing_leaked("capacity").await;
+}
+
+async fn delete_meets(name: &str, fault: Fault, crash: bool) {
+    let what = format!("{DELETE}, {name}, crash: {crash}");
+    let mut bench = bench().await;
+    let mut nodes = bench.provision_until_known(&bench.request(3)).await.nodes;
+    let node = nodes.remove(0);
+    bench.gce.control().fail_next(DELETE, fault);
+    let removal = bench.removal(&node);
+    let first = bench.deprovision(&removal).await;
+    if crash {
+        bench.crash().await;
+    }
+    until(&what, || async {
+        let answer = bench.deprovision(&removal).await.ok()?;
+        (answer.state() == DeprovisionState::Gone).then_some(())
+    })
+    .await;
+    assert_eq!(
+        bench.gce.control().faults_left(),
+        0,
+        "{what}: the fault was met, {first:?}"
+    );
+    let mut left: Vec<String> = bench
+        .gce
+        .machines()
+        .into_iter()
+        .map(|machine| machine.id)
+        .collect();
+    let mut others: Vec<String> = nodes.into_iter().map(|node| node.node_id).collect();
+    left.sort();
+    others.sort();
+    assert_eq!(left, others, "{what}: nothing else was removed");
+    bench.assert_nothing_leaked(&what).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_that_meets_any_fault_removes_that_machine_and_no_other() {
+    let mut cases = Vec::new();
+    for (name, fault) in faults() {
+        for crash in [false, true] {
+            cases.push(delete_meets(name, fault.clone(), crash));
+        }
+    }
+    all(cases).await;
+}
+
+fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
+    UpdateNodeRequest {
+        expected_platform_uid: bench.platform.uid.clone(),
+        fence: Some(fence()),
+        node_id: node.node_id.clone(),
+        expected_cluster_id: node.cluster_id.clone(),
+        expected_slot: node.slot.clone(),
+        update: Some(Update::Change(NodeChange {
+            role: NodeRole::Standby.into(),
+            set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
+            remove_labels: vec!["team.example/One".to_owned()],
+        })),
+        ..UpdateNodeRequest::default()
+    }
+}
+
+async fn labels_meet(name: &str, fault: Fault) {
+    let what = format!("{LABELS}, {name}");
+    let bench = bench().await;
+    let node = bench
+        .provision_until_known(&bench.request(1))
+        .await
+        .nodes
+        .remove(0);
+    bench
+        .gce
+        .retag_by_hand(&node.node_id, &[("their_own", Some("as_it_is"))]);
+    bench.gce.control().fail_next(LABELS, fault);
+    let update = standby(&bench, &node);
+    until(&what, || async {
+        bench.client().update_node(update.clone()).await.ok()
+    })
+    .await;
+    assert_eq!(
+        bench.gce.control().faults_left(),
+        0,
+        "{what}: the fault was met"
+    );
+    let node = until(&what, || async {
+        let nodes = bench.discover(&bench.cluster).await.ok()?;
+        nodes
+            .into_iter()
+            .find(|node| node.role() == NodeRole::Standby)
+    })
+    .await;
+    let expected = [
+        ("tier".to_owned(), "hot".to_owned()),
+        ("their_own".to_owned(), "as_it_is".to_owned()),
+    ];
+    assert_eq!(node.labels, expected.into(), "{what}");
+    assert_eq!(
+        bench.gce.machines()[0].tags["their_own"],
+        "as_it_is",
+        "{what}"
+    );
+    bench.assert_nothing_leaked(&what).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn labels_that_meet_any_fault_are_set_in_the_end_and_others_stay() {
+    let mut faults = faults();
+    faults.push((
+        "changed by somebody else meanwhile",
+        Fault::refuse(412, "conditionNotMet", "Fingerprint"),
+    ));
+    all(faults
+        .into_iter()
+        .map(|(name, fault)| labels_meet(name, fault)))
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeat_after_a_restart_does_not_make_a_removed_machine_again() {
+    let mut bench = bench().await;
+    let request: ProvisionRequest = bench.request(1);
+    let node = bench.provision_until_known(&request).await.nodes.remove(0);
+    bench.until_phase(&node.node_id, NodePhase::Running).await;
+    bench.assert_nothing_leaked("the first life").await;
+    bench.crash().await;
+    let error = bench.provision(&request).await.unwrap_err();
+    assert!(error.message().contains("not made again"), "{error}");
+    assert_eq!(bench.gce.machines(), vec![]);
+}

@@ -1,0 +1,163 @@
+//! Lists are whole or an error, and cost no more than they must.
+
+use std::time::Duration;
+
+use drover_core::Reason;
+use drover_emulators::{
+    Fault, Settings as Common,
+    gce::{Gce, GceSettings},
+};
+use drover_platform_cloud::{
+    cloud::{Cloud, Filter},
+    drivers::gcp,
+};
+use drover_proto::platform::v1::NodePhase;
+
+use super::bench::{Bench, CALL_TIMEOUT, settings};
+
+const LIST: &str = "instances.list";
+
+async fn small_pages(page_size: usize) -> Gce {
+    Gce::start(GceSettings {
+        common: Common {
+            page_size: Some(page_size),
+            ..Common::default()
+        },
+        ..GceSettings::default()
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn every_machine_of_every_page_and_zone_is_listed() {
+    let gce = small_pages(7).await;
+    gce.add_foreign(150);
+    let cloud = gcp::open(settings(&gce)).await.unwrap();
+    gce.control().clear_requests();
+    let listed = cloud.list(&Filter::All).await.unwrap();
+    // 6 zones in two regions: half of them are this platform's.
+    assert_eq!(listed.machines.len(), 75);
+    assert_eq!(
+        gce.control().count(LIST),
+        3 * 4,
+        "25 in a zone are 4 pages of 7"
+    );
+    assert!(
+        listed
+            .machines
+            .iter()
+            .all(|machine| machine.failure_domain.starts_with("europe-west3-"))
+    );
+}
+
+#[tokio::test]
+async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
+    let gce = small_pages(5).await;
+    gce.add_foreign(120);
+    let cloud = gcp::open(settings(&gce)).await.unwrap();
+    let faults = [
+        Fault::refuse(500, "internalError", "Internal"),
+        Fault::refuse(
+            403,
+            "forbidden",
+            "Required 'compute.instances.list' permission",
+        ),
+        Fault::CutAnswer,
+        Fault::LoseAnswer,
+        Fault::Refused,
+        Fault::Stall(CALL_TIMEOUT + Duration::from_millis(500)),
+    ];
+    for fault in faults {
+        for good in [0, 3, 7] {
+            // A stall of no time is no fault.
+            for _ in 0..good {
+                gce.control().fail_next(LIST, Fault::Stall(Duration::ZERO));
+            }
+            gce.control().fail_next(LIST, fault.clone());
+            let error = cloud.list(&Filter::All).await.unwrap_err();
+            assert!(
+                error.message().contains(LIST),
+                "{fault:?} after {good} pages: {error}"
+            );
+            assert_eq!(gce.control().faults_left(), 0);
+        }
+    }
+    assert_eq!(cloud.list(&Filter::All).await.unwrap().machines.len(), 60);
+}
+
+#[tokio::test]
+async fn a_zone_that_does_not_answer_is_an_error_and_one_of_another_region_is_not() {
+    let gce = Gce::start(GceSettings::default()).await.unwrap();
+    gce.add_foreign(12);
+    let cloud = gcp::open(settings(&gce)).await.unwrap();
+    gce.set_reachable("us-central1-a", false);
+    assert_eq!(cloud.list(&Filter::All).await.unwrap().machines.len(), 6);
+    gce.set_reachable("europe-west3-b", false);
+    for filter in [
+        Filter::All,
+        Filter::Cluster("c".into()),
+        Filter::Id("1".into()),
+    ] {
+        let error = cloud.list(&filter).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Unavailable, "{filter:?}");
+        assert!(error.message().contains("europe-west3-b"), "{error}");
+    }
+    gce.set_reachable("europe-west3-b", true);
+    assert_eq!(cloud.list(&Filter::All).await.unwrap().machines.len(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_thousand_machines_of_others_are_listed_and_left_alone() {
+    let bench = Bench::new().await;
+    bench.gce.add_foreign(10_002);
+    let answer = bench.provision_until_known(&bench.request(6)).await;
+    assert_eq!(answer.nodes.len(), 6);
+    let all = bench.discover("").await.unwrap();
+    assert_eq!(
+        all.len(),
+        5_001 + 6,
+        "those of the other region are not ours to see"
+    );
+    assert_eq!(bench.discover(&bench.cluster).await.unwrap().len(), 6);
+    let foreign = all.iter().find(|node| node.slot.is_none()).unwrap();
+    let mut removal = bench.removal(&answer.nodes[0]);
+    removal.node_id.clone_from(&foreign.node_id);
+    let error = bench.deprovision(&removal).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::NodeNotInCluster);
+    bench.assert_nothing_leaked("own nodes").await;
+    assert_eq!(bench.gce.machines().len(), 10_002);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_nothing_changes_each_poll_is_one_list_of_the_region() {
+    let mut bench = Bench::new().await;
+    bench.settings.common.visibility_delay_seconds = 0.1;
+    bench.crash().await;
+    let answer = bench.provision_until_known(&bench.request(20)).await;
+    for node in &answer.nodes {
+        bench.until_phase(&node.node_id, NodePhase::Running).await;
+    }
+    let mut client = bench.client();
+    let watch = client
+        .watch_nodes(drover_proto::platform::v1::WatchNodesRequest::default())
+        .await;
+    assert!(watch.is_ok());
+    // What was just made is looked at more often for a while; then all is quiet.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    bench.gce.control().clear_requests();
+    let began = tokio::time::Instant::now();
+    bench.gce.control().wait_for(LIST, 30).await;
+    let polls = began.elapsed().as_secs_f64() / bench.settings.common.poll_interval_seconds;
+    let requests = bench.gce.control().requests();
+    assert!(
+        requests.iter().all(|request| request.operation == LIST),
+        "lists only"
+    );
+    assert!(
+        requests.len() as f64 <= 3.0 * (polls + 2.0),
+        "{} calls in {polls} polls",
+        requests.len()
+    );
+    drop(watch);
+}

@@ -1,0 +1,116 @@
+//! Calls about infrastructure, one attempt each.
+
+use std::time::Duration;
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{
+    EnsureInfrastructureRequest, EnsureInfrastructureResponse, GetInfrastructureRequest,
+    InfrastructureState, ListInfrastructureRequest, ListInfrastructureResponse,
+    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, Resource,
+};
+use tokio::time::Instant;
+
+use crate::{
+    PlatformClient,
+    call::{request, within},
+};
+
+/// How often a read that outlived its page token is started again.
+const PAGE_RESTARTS: u32 = 1;
+
+impl PlatformClient {
+    /// Makes or completes the infrastructure of one cluster, or only checks what is wanted.
+    pub async fn ensure_infrastructure(
+        &self,
+        message: EnsureInfrastructureRequest,
+        deadline: Duration,
+    ) -> Result<EnsureInfrastructureResponse> {
+        let mut client = self.infrastructure.clone();
+        within(
+            deadline,
+            client.ensure_infrastructure(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// The infrastructure of one cluster.
+    pub async fn get_infrastructure(
+        &self,
+        message: GetInfrastructureRequest,
+        deadline: Duration,
+    ) -> Result<InfrastructureState> {
+        let mut client = self.infrastructure.clone();
+        within(
+            deadline,
+            client.get_infrastructure(request(message, deadline)),
+        )
+        .await?
+        .state
+        .ok_or_else(|| Error::internal("GetInfrastructure answered no state"))
+    }
+
+    /// Frees the infrastructure of one cluster.
+    pub async fn release_infrastructure(
+        &self,
+        message: ReleaseInfrastructureRequest,
+        deadline: Duration,
+    ) -> Result<ReleaseInfrastructureResponse> {
+        let mut client = self.infrastructure.clone();
+        within(
+            deadline,
+            client.release_infrastructure(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// One page of resources.
+    pub async fn list_infrastructure_page(
+        &self,
+        message: ListInfrastructureRequest,
+        deadline: Duration,
+    ) -> Result<ListInfrastructureResponse> {
+        let mut client = self.infrastructure.clone();
+        within(
+            deadline,
+            client.list_infrastructure(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// All pages of resources; `deadline` is for all of them together. Starts again once if a page token expires.
+    pub async fn list_infrastructure(
+        &self,
+        message: ListInfrastructureRequest,
+        deadline: Duration,
+    ) -> Result<Vec<Resource>> {
+        let end = Instant::now() + deadline;
+        let mut restarts = 0;
+        loop {
+            match self.infrastructure_pages(message.clone(), end).await {
+                Err(error)
+                    if error.reason() == Reason::PageTokenExpired && restarts < PAGE_RESTARTS =>
+                {
+                    restarts += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn infrastructure_pages(
+        &self,
+        mut message: ListInfrastructureRequest,
+        end: Instant,
+    ) -> Result<Vec<Resource>> {
+        let mut all = Vec::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let page = self.list_infrastructure_page(message.clone(), left).await?;
+            all.extend(page.resources);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            message.page_token = page.next_page_token;
+        }
+    }
+}

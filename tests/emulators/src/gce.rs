@@ -1,0 +1,219 @@
+//! Compute Engine v1: instances, their operations, zones, machine types and images of one project.
+//!
+//! `requestId` is honoured as documented: the same id within the window answers the operation of the first call,
+//! a failed one included. Lists leave out what is younger than the visibility delay; reading by name or id does not.
+
+mod calls;
+mod filter;
+mod insert;
+mod json;
+mod labels;
+mod page;
+mod route;
+mod settings;
+mod state;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::server::{Answer, Api, Call, Emulator, Refusal};
+use crate::world::{Clock, Hand, Machine, Made};
+
+pub use settings::GceSettings;
+
+use json::Problem;
+use state::State;
+
+/// A running emulator of Compute Engine.
+pub type Gce = Emulator<World>;
+
+/// What there is, and what the account may do.
+pub struct World {
+    settings: GceSettings,
+    clock: Arc<Clock>,
+    state: Mutex<State>,
+}
+
+impl Emulator<World> {
+    /// Serves Compute Engine on the settings' port of 127.0.0.1. Must run within tokio.
+    pub async fn start(settings: GceSettings) -> io::Result<Gce> {
+        let clock = Arc::new(Clock::default());
+        let common = settings.common.clone();
+        let world = World {
+            state: Mutex::new(State::new(&settings)),
+            settings,
+            clock: clock.clone(),
+        };
+        Emulator::serve(Arc::new(world), clock, &common).await
+    }
+
+    /// Running machines of somebody else, spread over the zones of the first region.
+    pub fn add_foreign(&self, n: usize) {
+        let world = self.api();
+        let zones: Vec<String> = world.settings.zones().map(str::to_owned).collect();
+        let mut state = world.state.lock();
+        for (at, zone) in (0..n).zip(zones.iter().cycle()) {
+            state.add_foreign(&world.settings, &world.clock, zone, at);
+        }
+    }
+
+    /// From now on every access token that was valid is refused as expired.
+    pub fn expire_credentials(&self) {
+        let mut state = self.api().state.lock();
+        state.tokens.clear();
+        state.any_token = false;
+    }
+
+    /// From now on this access token is valid.
+    pub fn accept_token(&self, token: &str) {
+        self.api().state.lock().tokens.insert(token.to_owned());
+    }
+
+    /// Whether the control plane of a zone answers.
+    pub fn set_reachable(&self, zone: &str, reachable: bool) {
+        let mut state = self.api().state.lock();
+        if reachable {
+            state.unreachable.remove(zone);
+        } else {
+            state.unreachable.insert(zone.to_owned());
+        }
+    }
+
+    /// A machine as the API shows it, by id or name. `None`: there is none.
+    pub fn instance(&self, id: &str) -> Option<serde_json::Value> {
+        let world = self.api();
+        let state = world.state.lock();
+        let mut instances = state.instances.values();
+        let instance =
+            instances.find(|instance| instance.id.to_string() == id || instance.name == id)?;
+        Some(world.instance_json(instance))
+    }
+
+    /// Protects a machine from deletion, as a person at the console would. False: there is none.
+    pub fn protect_by_hand(&self, id: &str) -> bool {
+        let mut state = self.api().state.lock();
+        state.find(id).is_some_and(|instance| {
+            instance.protected = true;
+            true
+        })
+    }
+}
+
+impl Api for World {
+    fn name(&self, call: &Call) -> (String, Vec<(String, String)>) {
+        let segments = call.segments();
+        let (operation, mut parameters) = match route::route(&call.method, &segments) {
+            Some(route) => (route.operation(), route.parameters()),
+            None => ("?", Vec::new()),
+        };
+        parameters.extend(
+            call.query
+                .iter()
+                .filter(|(key, _)| !key.starts_with('$'))
+                .cloned(),
+        );
+        (operation.to_owned(), parameters)
+    }
+
+    fn handle(&self, _operation: &str, call: &Call) -> Answer {
+        let mut state = self.state.lock();
+        state.settle();
+        match self.answer(&mut state, call) {
+            Ok(value) => Answer::json(200, &value),
+            Err(problem) => problem.answer(),
+        }
+    }
+
+    fn refuse(&self, operation: &str, call: &Call, refusal: &Refusal) -> Answer {
+        match refusal {
+            Refusal::Error {
+                status,
+                code,
+                message,
+            } => Problem::new(*status, code, message.clone()).answer(),
+            Refusal::Throttle { retry_after: None } => {
+                Problem::new(403, "rateLimitExceeded", "Rate Limit Exceeded".into()).answer()
+            }
+            Refusal::Throttle {
+                retry_after: Some(wait),
+            } => {
+                let wait = wait.as_secs_f64().ceil().max(1.0).to_string();
+                Problem::new(
+                    429,
+                    "rateLimitExceeded",
+                    "Quota exceeded for quota metric 'Queries' and limit 'Queries per minute'"
+                        .into(),
+                )
+                .answer()
+                .header("retry-after", wait)
+            }
+            Refusal::Quota => Problem::new(
+                403,
+                "quotaExceeded",
+                "Quota 'INSTANCES' exceeded.  Limit: 0.0 in region.".into(),
+            )
+            .answer(),
+            Refusal::NoCapacity if operation == "instances.insert" => {
+                let mut state = self.state.lock();
+                state.settle();
+                match self.insert_without_capacity(&mut state, call) {
+                    Ok(value) => Answer::json(200, &value),
+                    Err(problem) => problem.answer(),
+                }
+            }
+            Refusal::NoCapacity => {
+                Problem::new(503, "backendError", "The zone has no resources.".into()).answer()
+            }
+        }
+    }
+
+    fn machines(&self) -> Vec<Machine> {
+        let mut state = self.state.lock();
+        state.settle();
+        let machine = |instance: &state::Instance| Machine {
+            id: instance.id.to_string(),
+            state: instance.status(&self.settings).to_owned(),
+            tags: instance.labels.clone(),
+            zone: instance.zone.clone(),
+        };
+        state.instances.values().map(machine).collect()
+    }
+
+    fn ledger(&self) -> Vec<Made> {
+        let mut state = self.state.lock();
+        state.settle();
+        state.ledger.all()
+    }
+
+    fn by_hand(&self, id: &str, hand: &Hand) -> bool {
+        let mut state = self.state.lock();
+        state.settle();
+        let settings = &self.settings;
+        let Some(instance) = state.find(id) else {
+            return false;
+        };
+        match hand {
+            Hand::Terminate => instance.delete(settings),
+            Hand::Stop => return instance.stop(settings),
+            Hand::Retag(tags) => retag(instance, tags),
+        }
+        true
+    }
+}
+
+fn retag(instance: &mut state::Instance, tags: &BTreeMap<String, Option<String>>) {
+    let mut labels = instance.labels.clone();
+    for (key, value) in tags {
+        match value {
+            Some(value) => labels.insert(key.clone(), value.clone()),
+            None => labels.remove(key),
+        };
+    }
+    instance.set_labels(labels);
+}
+
+#[cfg(test)]
+mod tests;

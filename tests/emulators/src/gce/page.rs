@@ -1,0 +1,52 @@
+//! Pages of lists.
+
+use serde_json::Value;
+
+use super::json::Problem;
+use super::settings::GceSettings;
+use crate::server::Call;
+
+/// What the API allows and answers with by default.
+const MAX: usize = 500;
+
+/// The part of all elements that a call asks for, and the token of the next one. Elements are told apart by a key that
+/// grows, so that those made or gone between two pages move nothing.
+pub(super) fn page<T>(
+    settings: &GceSettings,
+    call: &Call,
+    mut all: Vec<(u64, T)>,
+) -> Result<(Vec<T>, Option<String>), Problem> {
+    let asked = match call.query("maxResults") {
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|n| *n <= MAX)
+            .ok_or_else(|| Problem::field("maxResults", text, "Must be between 0 and 500."))?,
+        None => MAX,
+    };
+    let size = asked.min(settings.common.page_size.unwrap_or(MAX)).max(1);
+    if let Some(token) = call.query("pageToken").filter(|token| !token.is_empty()) {
+        let after: u64 = token
+            .strip_prefix("after-")
+            .and_then(|text| u64::from_str_radix(text, 16).ok())
+            .ok_or_else(|| Problem::field("pageToken", token, "Invalid page token."))?;
+        all.retain(|(key, _)| *key > after);
+    }
+    all.sort_by_key(|(key, _)| *key);
+    let more = all.len() > size;
+    all.truncate(size);
+    let next = all
+        .last()
+        .filter(|_| more)
+        .map(|(key, _)| format!("after-{key:x}"));
+    Ok((all.into_iter().map(|(_, element)| element).collect(), next))
+}
+
+/// A list with its next page token.
+pub(super) fn list(kind: &str, items: Value, next: Option<String>) -> Value {
+    let mut value = serde_json::json!({ "kind": kind, "id": "list", "items": items });
+    if let Some(next) = next {
+        value["nextPageToken"] = next.into();
+    }
+    value
+}
