@@ -328,7 +328,7 @@ impl Cloud for Metal {
             match entry {
                 Entry::Read(document) => listed.machines.extend(self.show(&document)),
                 Entry::Unreadable { id, message } => {
-                    listed.warnings.push(machine::warning(id, &message))
+                    listed.warnings.push(machine::warning(id, &message));
                 }
             }
         }

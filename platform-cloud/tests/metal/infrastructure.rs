@@ -451,7 +451,7 @@ async fn what_cannot_be_changed_is_refused_with_its_field() {
         spec
     };
     let firewall = |spec: &mut InfrastructureSpec, change: &dyn Fn(&mut FirewallSpec)| {
-        change(spec.firewall.as_mut().unwrap())
+        change(spec.firewall.as_mut().unwrap());
     };
     let rule = FirewallRule {
         direction: 1,
@@ -510,7 +510,7 @@ async fn wrong_wishes_are_named_and_nothing_is_made() {
     let property = |key: &str, value: &str| {
         let said = serde_json::json!({ key: value });
         with(&|spec| {
-            spec.properties = Some(drover_convert::value::to_struct(said.as_object().unwrap()))
+            spec.properties = Some(drover_convert::value::to_struct(said.as_object().unwrap()));
         })
     };
     let network = |network: NetworkSpec| with(&|spec| spec.network = Some(network.clone()));

@@ -28,7 +28,7 @@ async fn wrong_settings_and_credentials_are_named_when_it_is_opened() {
     let error = opened(with(&|settings| settings.url = "metal".to_owned())).await;
     assert_eq!(error.fields()[0].field, "url");
     let error = opened(with(&|settings| {
-        settings.url = format!("{}/elsewhere", settings.url)
+        settings.url = format!("{}/elsewhere", settings.url);
     }))
     .await;
     assert_eq!(error.reason(), Reason::Unavailable);
