@@ -7,7 +7,10 @@ use std::{error::Error as StdError, path::Path, time::Duration};
     reason = "the other path is a crate that nothing else here needs"
 )]
 use aws_config::profile::profile_file::{ProfileFileKind, ProfileFiles};
-use aws_config::{BehaviorVersion, Region, SdkConfig, profile::ProfileFileCredentialsProvider};
+use aws_config::{
+    BehaviorVersion, Region, SdkConfig, profile::ProfileFileCredentialsProvider,
+    provider_config::ProviderConfig,
+};
 use aws_sdk_ec2::{
     Client,
     config::{
@@ -194,7 +197,12 @@ async fn shared(settings: &settings::Settings, http: &SharedHttpClient) -> SdkCo
     }
     if !settings.profile.is_empty() || settings.credentials_file.is_some() {
         // Who names a profile does not mean the keys that happen to be in the environment.
-        let mut provider = ProfileFileCredentialsProvider::builder();
+        // Without a client of its own it panics: a profile may be one that asks STS or the instance.
+        let region = (!settings.region.is_empty()).then(|| Region::new(settings.region.clone()));
+        let reach = ProviderConfig::without_region()
+            .with_http_client(http.clone())
+            .with_region(region);
+        let mut provider = ProfileFileCredentialsProvider::builder().configure(&reach);
         if !settings.profile.is_empty() {
             provider = provider.profile_name(&settings.profile);
         }
