@@ -98,6 +98,14 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 credentials_file: Some(secret(data, &one.name, credentials)?),
                 profile: "default".into(),
                 image: "debian".into(),
+                // The release that the emulator has.
+                catalogue: BTreeMap::from([(
+                    "debian".to_owned(),
+                    aws::ImagePattern {
+                        owner: "136693071363".into(),
+                        name: "debian-12-{deb_arch}-*".into(),
+                    },
+                )]),
                 instance_type: "t3.small".into(),
                 ..aws::Settings::default()
             };
