@@ -9,13 +9,19 @@ mod machines;
 mod properties;
 mod settings;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use aws_sdk_ec2::types::{AvailabilityZoneState, Tag};
 use aws_smithy_types::base64;
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 pub use settings::{ImagePattern, Settings};
 
@@ -36,6 +42,9 @@ const EXTRA: &str = "drover.dev/extra-tags";
 const API_VERSION: &str = "2016-11-15";
 /// How long EC2 shows terminated instances: as long a request is recognised by what it made.
 const REQUEST_MEMORY: Duration = Duration::from_secs(30 * 60);
+/// How long a call about a new instance is repeated while EC2 does not know it, and how often.
+const NEW_PATIENCE: Duration = Duration::from_secs(5);
+const NEW_PAUSE: Duration = Duration::from_millis(200);
 /// Launches at once: more meet EC2's own limit on `RunInstances`.
 const CONCURRENT_LAUNCHES: usize = 4;
 
@@ -47,6 +56,8 @@ pub struct Aws {
     facts: Arc<Facts>,
     zones: Vec<String>,
     recent: infrastructure::Recent,
+    /// Instances made a short while ago, which EC2 may not know everywhere.
+    new: Mutex<HashMap<String, Instant>>,
 }
 
 /// Connects to EC2 and learns whose account it is and which zones it has.
@@ -75,6 +86,7 @@ pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
         facts: Arc::new(facts(&settings, &account, &region, &zones, warnings)),
         zones,
         recent: infrastructure::Recent::default(),
+        new: Mutex::default(),
         api,
         settings,
         catalogue,
@@ -196,6 +208,37 @@ fn facts(
     }
 }
 
+impl Aws {
+    /// Makes a call about an instance, again as long as EC2 does not know everywhere that it exists: that it is absent
+    /// is no proof then.
+    async fn about<T, Fut>(&self, id: &str, call: impl Fn() -> Fut) -> Result<T>
+    where
+        Fut: Future<Output = Result<T>>,
+    {
+        let end = Instant::now() + NEW_PATIENCE;
+        loop {
+            match call().await {
+                Err(error) if errors::is_absent(&error) && self.is_new(id) => {
+                    if Instant::now() >= end {
+                        return Err(Error::unavailable(format!(
+                            "EC2 does not know everywhere yet that {id} was made: {error}"
+                        )));
+                    }
+                    tokio::time::sleep(NEW_PAUSE).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn is_new(&self, id: &str) -> bool {
+        let visibility = self.settings.common.visibility_delay();
+        let mut new = self.new.lock();
+        new.retain(|_, at| at.elapsed() < visibility);
+        new.contains_key(id)
+    }
+}
+
 #[async_trait]
 impl Cloud for Aws {
     fn facts(&self) -> Arc<Facts> {
@@ -232,6 +275,11 @@ impl Cloud for Aws {
             Ok(plan) => plan.run(&self.api, launch).await,
             Err(error) => Created::all(launch, error),
         };
+        for made in &created {
+            if let Created::Made(machine) = made {
+                self.new.lock().insert(machine.id.clone(), Instant::now());
+            }
+        }
         // A subnet, group or image that was remembered may be gone by now.
         if let Some(Created::Failed(error)) = created.first()
             && matches!(error.reason(), Reason::Invalid | Reason::NotFound)
@@ -243,9 +291,10 @@ impl Cloud for Aws {
 
     async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<Removed> {
         let answer = self
-            .api
-            .send("TerminateInstances", |ec2| {
-                ec2.terminate_instances().instance_ids(&machine.id).send()
+            .about(&machine.id, || {
+                self.api.send("TerminateInstances", |ec2| {
+                    ec2.terminate_instances().instance_ids(&machine.id).send()
+                })
             })
             .await;
         match answer {
@@ -282,28 +331,30 @@ impl Cloud for Aws {
                 .iter()
                 .map(|(key, value)| Tag::builder().key(key).value(value).build())
                 .collect();
-            self.api
-                .send("CreateTags", |ec2| {
+            self.about(&machine.id, || {
+                self.api.send("CreateTags", |ec2| {
                     ec2.create_tags()
                         .resources(&machine.id)
                         .set_tags(Some(tags.clone()))
                         .send()
                 })
-                .await?;
+            })
+            .await?;
         }
         if !remove.is_empty() {
             let tags: Vec<Tag> = remove
                 .iter()
                 .map(|key| Tag::builder().key(key).build())
                 .collect();
-            self.api
-                .send("DeleteTags", |ec2| {
+            self.about(&machine.id, || {
+                self.api.send("DeleteTags", |ec2| {
                     ec2.delete_tags()
                         .resources(&machine.id)
                         .set_tags(Some(tags.clone()))
                         .send()
                 })
-                .await?;
+            })
+            .await?;
         }
         Ok(())
     }

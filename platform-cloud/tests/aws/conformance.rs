@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use aws_sdk_ec2::types::{InstanceType, Tag};
+use aws_sdk_ec2::types::{InstanceType, ResourceType, Tag, TagSpecification};
 use drover_emulators::ec2::Ec2Settings;
 use drover_proto::platform::v1::{
     EndpointSpec, FirewallDirection, FirewallRule, FirewallSpec, InfrastructureSpec, NetworkSpec,
@@ -59,24 +59,22 @@ fn subject(bench: &Bench) -> Subject {
             } else {
                 images.images()[0].image_id().unwrap().to_owned()
             };
+            let tag = Tag::builder().key("team").value("somebody").build();
+            let tags = TagSpecification::builder()
+                .resource_type(ResourceType::Instance)
+                .tags(tag)
+                .build();
             let made = client
                 .run_instances()
                 .image_id(image)
                 .instance_type(InstanceType::T3Micro)
                 .min_count(1)
                 .max_count(1)
+                .tag_specifications(tags)
                 .send()
                 .await
                 .unwrap();
             let id = made.instances()[0].instance_id().unwrap().to_owned();
-            let tag = Tag::builder().key("team").value("somebody").build();
-            client
-                .create_tags()
-                .resources(&id)
-                .tags(tag)
-                .send()
-                .await
-                .unwrap();
             (String::new(), id)
         }
         .boxed()

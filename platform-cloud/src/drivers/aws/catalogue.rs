@@ -481,7 +481,10 @@ impl Image {
     fn of(image: &aws_sdk_ec2::types::Image) -> Option<Self> {
         Some(Self {
             id: image.image_id()?.to_owned(),
-            arch: match image.architecture().map(|arch| arch.as_str()) {
+            arch: match image
+                .architecture()
+                .map(aws_sdk_ec2::types::ArchitectureValues::as_str)
+            {
                 Some("arm64" | "arm64_mac") => Arch::Arm,
                 _ => Arch::X86,
             },
@@ -494,10 +497,10 @@ impl Type {
     fn of(info: &InstanceTypeInfo) -> Option<Self> {
         let architectures: Vec<&str> = info
             .processor_info()
-            .map(|processor| processor.supported_architectures())
+            .map(aws_sdk_ec2::types::ProcessorInfo::supported_architectures)
             .unwrap_or_default()
             .iter()
-            .map(|arch| arch.as_str())
+            .map(aws_sdk_ec2::types::ArchitectureType::as_str)
             .collect();
         let usage = |class: &str| {
             let classes = info.supported_usage_classes();
@@ -512,11 +515,11 @@ impl Type {
             },
             memory_mib: info
                 .memory_info()
-                .and_then(|memory| memory.size_in_mib())
+                .and_then(aws_sdk_ec2::types::MemoryInfo::size_in_mib)
                 .unwrap_or_default(),
             cpus: info
                 .v_cpu_info()
-                .and_then(|cpus| cpus.default_v_cpus())
+                .and_then(aws_sdk_ec2::types::VCpuInfo::default_v_cpus)
                 .unwrap_or_default(),
             spot: usage("spot"),
             on_demand: usage("on-demand"),

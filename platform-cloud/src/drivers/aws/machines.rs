@@ -40,7 +40,10 @@ pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
                     .send()
             })
             .await?;
-        let instances = page.reservations().iter().flat_map(|r| r.instances());
+        let instances = page
+            .reservations()
+            .iter()
+            .flat_map(aws_sdk_ec2::types::Reservation::instances);
         machines.extend(instances.filter_map(|instance| machine(api, instance)));
         match page.next_token {
             Some(next) if next.is_empty() => return Ok(machines),
@@ -69,7 +72,7 @@ async fn by_id(api: &Api, id: &str) -> Result<Vec<Machine>> {
         Ok(answer) => Ok(answer
             .reservations()
             .iter()
-            .flat_map(|r| r.instances())
+            .flat_map(aws_sdk_ec2::types::Reservation::instances)
             .filter_map(|instance| machine(api, instance))
             .collect()),
         Err(error) if errors::is_absent(&error) => Ok(Vec::new()),
@@ -210,7 +213,7 @@ fn addresses(instance: &Instance) -> Vec<Address> {
     interfaces.sort_by_key(|interface| {
         interface
             .attachment()
-            .and_then(|attachment| attachment.device_index())
+            .and_then(aws_sdk_ec2::types::InstanceNetworkInterfaceAttachment::device_index)
     });
     let first = interfaces
         .first()
