@@ -215,6 +215,8 @@ impl Drover {
             instance_type: TYPE.to_owned(),
             ..aws::Settings::default()
         };
+        // moto makes only the least number that it is asked for.
+        settings.partial_launches = backend.emulator.is_some();
         settings.common.calls_per_second = 1000.0;
         settings.common.pending_poll_interval_seconds = LOOK.as_secs_f64();
         let platform = PlatformServer::open(Settings {

@@ -171,7 +171,7 @@ async fn killed_servers_and_a_faulty_cloud_lose_and_double_nothing() {
         .nodes("chaos")
         .await
         .into_iter()
-        .map(|node| node.platform_node_id)
+        .filter_map(|node| node.platform_node_id)
         .collect();
     let existing: BTreeSet<String> = alive(&ec2).into_iter().map(|machine| machine.id).collect();
     assert_eq!(existing, recorded, "what exists is what is recorded");

@@ -174,55 +174,67 @@ impl<C: Cloud> CloudDriver<C> {
         Ok(Some(machine))
     }
 
-    /// Distributes slots over failure domains and makes them. Slots that met a full domain go to another one, as their
-    /// failure was final.
+    /// Distributes slots over failure domains and makes them, in waves: slots that met a full domain go to another one,
+    /// as their failure was final, and those that a required spread holds back wait for the wave before them.
     async fn place(&self, batch: &Batch, placer: &mut Placer<'_>, facts: &Facts) -> Vec<Outcome> {
         let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
         let mut waiting: Vec<&Slot> = batch.slots().collect();
         while !waiting.is_empty() {
-            let mut by_domain: BTreeMap<Option<&str>, Vec<&Slot>> = BTreeMap::new();
+            let mut wave: BTreeMap<Option<&str>, Vec<&Slot>> = BTreeMap::new();
+            let mut later = Vec::new();
             for slot in std::mem::take(&mut waiting) {
                 match placer.choose() {
-                    Ok(domain) => by_domain.entry(domain).or_default().push(slot),
-                    Err(error) => {
-                        // The words of the cloud say more than ours.
-                        outcomes
-                            .entry(index(slot))
-                            .or_insert(Outcome::Failed(error));
-                    }
+                    Ok(domain) => wave.entry(domain).or_default().push(slot),
+                    Err(error) => later.push((slot, error)),
                 }
             }
-            let mut launches = Vec::new();
-            for (domain, slots) in by_domain {
-                match launch::launches(
-                    batch,
-                    &slots,
-                    domain,
-                    facts,
-                    &self.settings,
-                    &self.template_validator,
-                ) {
-                    Ok(made) => launches.extend(made),
-                    Err(error) => outcomes.extend(
-                        slots
-                            .iter()
-                            .map(|slot| (index(slot), Outcome::Failed(error.clone()))),
-                    ),
+            if wave.is_empty() {
+                for (slot, error) in later {
+                    // The words of the cloud, if it was asked, say more than ours.
+                    let failed = outcomes.entry(index(slot));
+                    failed.or_insert(Outcome::Failed(error));
                 }
+                break;
             }
-            let made = stream::iter(launches)
-                .map(|launch| self.launch(batch, launch))
-                .buffer_unordered(facts.max_concurrent_launches.max(1));
-            let made: Vec<_> = made.collect().await;
-            for (launch, results) in made {
-                let again = self.settle(&launch, results, placer, &mut outcomes);
-                waiting.extend(batch.slots().filter(|slot| again.contains(&index(slot))));
-            }
+            waiting.extend(later.into_iter().map(|(slot, _)| slot));
+            let again = self.make(batch, wave, placer, facts, &mut outcomes).await;
+            waiting.extend(batch.slots().filter(|slot| again.contains(&index(slot))));
+            placer.confirm();
         }
         batch
             .slots()
             .map(|slot| outcomes.remove(&index(slot)).unwrap_or(Outcome::NotStarted))
             .collect()
+    }
+
+    /// Makes one wave. Answers the slots that may be tried in another failure domain.
+    async fn make(
+        &self,
+        batch: &Batch,
+        wave: BTreeMap<Option<&str>, Vec<&Slot>>,
+        placer: &mut Placer<'_>,
+        facts: &Facts,
+        outcomes: &mut BTreeMap<u32, Outcome>,
+    ) -> Vec<u32> {
+        let mut launches = Vec::new();
+        for (domain, slots) in wave {
+            let validator = &self.template_validator;
+            match launch::launches(batch, &slots, domain, facts, &self.settings, validator) {
+                Ok(made) => launches.extend(made),
+                Err(error) => {
+                    let failed = || Outcome::Failed(error.clone());
+                    outcomes.extend(slots.iter().map(|slot| (index(slot), failed())));
+                }
+            }
+        }
+        let made = stream::iter(launches)
+            .map(|launch| self.launch(batch, launch))
+            .buffer_unordered(facts.max_concurrent_launches.max(1));
+        let made: Vec<_> = made.collect().await;
+        let settled = made
+            .into_iter()
+            .map(|(launch, results)| self.settle(&launch, results, placer, outcomes));
+        settled.flatten().collect()
     }
 
     async fn launch(&self, batch: &Batch, launch: Launch) -> (Launch, Option<Vec<Created>>) {

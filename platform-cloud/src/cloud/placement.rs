@@ -16,9 +16,12 @@ pub struct Placer<'a> {
     spreads: &'a [Spread],
     allowed: Vec<usize>,
     full: Vec<bool>,
-    /// Nodes already placed, by failure domain.
+    /// Nodes by failure domain, those that are about to be made included.
     group: Vec<u32>,
     cluster: Vec<u32>,
+    /// Those that are surely there: a required spread must hold even if none of the others is made.
+    sure_group: Vec<u32>,
+    sure_cluster: Vec<u32>,
 }
 
 impl<'a> Placer<'a> {
@@ -34,15 +37,27 @@ impl<'a> Placer<'a> {
             full: vec![false; domains.len()],
             group: vec![0; domains.len()],
             cluster: vec![0; domains.len()],
+            sure_group: vec![0; domains.len()],
+            sure_cluster: vec![0; domains.len()],
         }
     }
 
     /// A node of the cluster is there.
     pub fn count(&mut self, domain: &str, same_group: bool) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
-            self.cluster[at] += 1;
-            self.group[at] += u32::from(same_group);
+            for cluster in [&mut self.cluster, &mut self.sure_cluster] {
+                cluster[at] += 1;
+            }
+            for group in [&mut self.group, &mut self.sure_group] {
+                group[at] += u32::from(same_group);
+            }
         }
+    }
+
+    /// Everything that was chosen and not taken back is there now.
+    pub fn confirm(&mut self) {
+        self.sure_group.clone_from(&self.group);
+        self.sure_cluster.clone_from(&self.cluster);
     }
 
     /// A domain has no room.
@@ -63,7 +78,7 @@ impl<'a> Placer<'a> {
     /// The failure domain of the next node, which counts from now on. `None` if there are none at all.
     ///
     /// # Errors
-    /// `NoCapacity` when no domain has room or satisfies a required spread.
+    /// `NoCapacity` when no domain has room or satisfies a required spread; after a [`Placer::confirm`] one may.
     pub fn choose(&mut self) -> Result<Option<&'a str>> {
         if self.domains.is_empty() {
             return Ok(None);
@@ -101,17 +116,18 @@ impl<'a> Placer<'a> {
         if spread.topology_key == HOST {
             return 0;
         }
-        self.counts(spread)
+        self.counts(spread, false)
             .get(self.value(spread, domain))
             .copied()
             .unwrap_or_default()
     }
 
-    fn counts(&self, spread: &Spread) -> BTreeMap<&str, u32> {
-        let nodes = if spread.scope() == SpreadScope::Cluster {
-            &self.cluster
-        } else {
-            &self.group
+    fn counts(&self, spread: &Spread, sure: bool) -> BTreeMap<&str, u32> {
+        let nodes = match (spread.scope() == SpreadScope::Cluster, sure) {
+            (true, false) => &self.cluster,
+            (true, true) => &self.sure_cluster,
+            (false, false) => &self.group,
+            (false, true) => &self.sure_group,
         };
         let mut counts = BTreeMap::new();
         for &at in &self.allowed {
@@ -124,8 +140,8 @@ impl<'a> Placer<'a> {
         if spread.topology_key == HOST {
             return true;
         }
-        let counts = self.counts(spread);
-        let emptiest = counts.values().min().copied().unwrap_or_default();
+        let sure = self.counts(spread, true);
+        let emptiest = sure.values().min().copied().unwrap_or_default();
         let next = self.of_value(spread, domain) + 1;
         next - emptiest <= spread.max_skew.unwrap_or(1)
             && spread.max_per_domain.is_none_or(|max| next <= max)
@@ -239,6 +255,26 @@ mod tests {
         let mut strict = Placer::new(&domains, Some(&placement));
         strict.full("a");
         assert_eq!(chosen(&mut strict, 3), ["b", "c", "-"]);
+    }
+
+    #[test]
+    fn a_required_spread_holds_even_if_the_others_are_not_made() {
+        let domains = zones(&["a", "b", "c"]);
+        let placement = required(1, None);
+        let mut placer = Placer::new(&domains, Some(&placement));
+        let mut wave = Vec::new();
+        while let Ok(Some(domain)) = placer.choose() {
+            wave.push(domain);
+        }
+        assert_eq!(
+            wave,
+            ["a", "b", "c"],
+            "no second node before the first of c is there"
+        );
+        placer.take_back("c");
+        placer.full("c");
+        placer.confirm();
+        assert!(placer.choose().is_err());
     }
 
     #[test]
