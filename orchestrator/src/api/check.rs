@@ -462,6 +462,7 @@ impl Api {
             cluster: Some(cluster),
             group: Some(request::resolved_group(group, choice)),
             spec_hash: choice.spec_hash.to_string(),
+            infrastructure: infrastructure::check::announced(resolved, &choice.platform),
             validate_only: true,
             ..wire::ProvisionRequest::default()
         }

@@ -198,3 +198,19 @@ pub(crate) fn refuse_removed(inner: &Inner, resolved: &Resolved) -> Result<()> {
         Err(Error::violations(wrong))
     }
 }
+
+/// The infrastructure that nodes on a platform will have, as a check of them is told it: that of their own platform first,
+/// none of its outputs known yet.
+pub(crate) fn announced(resolved: &Resolved, platform: &str) -> Vec<wire::InfrastructureOutputs> {
+    let of = |own: bool| {
+        let wanted = resolved.infrastructure.iter();
+        wanted.filter(move |wanted| (*wanted.platform == *platform) == own)
+    };
+    of(true)
+        .chain(of(false))
+        .map(|wanted| wire::InfrastructureOutputs {
+            platform: wanted.platform.to_string(),
+            ..wire::InfrastructureOutputs::default()
+        })
+        .collect()
+}

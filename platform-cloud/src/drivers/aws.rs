@@ -182,6 +182,8 @@ fn facts(
             min_poll_interval: duration(common.poll_interval()),
             visibility_delay: duration(common.visibility_delay()),
             request_memory: duration(REQUEST_MEMORY),
+            // A call that was given up may still be carried out, but not for long.
+            max_creation_time: duration(2 * common.call_timeout()),
             ..Limits::default()
         },
         max_launch: settings.max_launch as usize,

@@ -36,11 +36,11 @@ impl Dev {
     fn start(arguments: &[&str]) -> Self {
         let data = tempfile::tempdir().unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = free.local_addr().unwrap().to_string();
+        let listen = free.local_addr().unwrap().to_string();
         drop(free);
         let mut child = Command::new(env!("CARGO_BIN_EXE_drover"))
             .arg("dev")
-            .args(["--listen", &server])
+            .args(["--listen", &listen])
             .arg("--data-dir")
             .arg(data.path().join("data"))
             .args(arguments)
@@ -57,7 +57,7 @@ impl Dev {
         ];
         Self {
             child,
-            server,
+            server: format!("http://{listen}"),
             said,
             readers,
             _data: data,
@@ -131,16 +131,20 @@ fn root() -> &'static Path {
 
 /// What was made at an emulator and is still there.
 fn left(emulator: &str) -> Vec<Value> {
+    let mut ledger = ask(emulator, "ledger");
+    ledger.retain(|made| made["gone"] == false && made["foreign"] == false);
+    ledger
+}
+
+fn ask(emulator: &str, what: &str) -> Vec<Value> {
     let mut stream = TcpStream::connect(emulator).unwrap();
     let head = format!("Host: {emulator}\r\nConnection: close\r\n\r\n");
-    let request = format!("GET /_emulator/ledger HTTP/1.1\r\n{head}");
+    let request = format!("GET /_emulator/{what} HTTP/1.1\r\n{head}");
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
-    let mut ledger: Vec<Value> = serde_json::from_str(body).unwrap();
-    ledger.retain(|made| made["gone"] == false && made["foreign"] == false);
-    ledger
+    serde_json::from_str(body).unwrap()
 }
 
 fn kinds(left: &[Value]) -> BTreeMap<&str, usize> {
@@ -206,7 +210,10 @@ fn documents_of_the_cluster_api_run_on_metal_and_leave_nothing_behind() {
     );
     assert!(count("ip") >= 1, "{kinds:?}");
     let named = "e0ab02d2-27cd-5a5e-8efc-080ba80cf258";
-    assert!(left.iter().any(|made| made["id"] == named), "{left:#?}");
+    let machines = ask(&metal, "machines");
+    let used =
+        |machine: &Value| machine["id"] == named && machine["tags"]["drover.dev/cluster"] == "lab";
+    assert!(machines.iter().any(used), "{machines:#?}");
     dev.succeeds(&["delete", "cluster", "lab", "-y", "--wait"]);
     until_empty(&metal);
 }

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// How long a condition may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Deadline of a call.
 const CALL: Duration = Duration::from_secs(10);
 
@@ -239,8 +239,39 @@ impl World {
                     view: pb::ClusterView::Full.into(),
                     ..Default::default()
                 };
-                let clusters = self.client().list_clusters(request, CALL).await;
-                panic!("not within {PATIENCE:?}: {what}: {clusters:#?}");
+                let clusters = self
+                    .client()
+                    .list_clusters(request, CALL)
+                    .await
+                    .unwrap()
+                    .clusters;
+                for cluster in clusters {
+                    let request = pb::ListEventsRequest {
+                        cluster: cluster.name.clone(),
+                        page_size: 500,
+                        ..Default::default()
+                    };
+                    let events = self
+                        .client()
+                        .list_events(request, CALL)
+                        .await
+                        .unwrap()
+                        .events;
+                    for event in events.iter().rev().take(30).rev() {
+                        println!("{} {} {}", event.sequence, event.reason, event.message);
+                    }
+                    for node in self.nodes(&cluster.name).await {
+                        println!(
+                            "{} {:?} {} {}",
+                            node.id,
+                            node.state(),
+                            node.reason,
+                            node.message
+                        );
+                    }
+                    println!("{:#?}", cluster.status);
+                }
+                panic!("not within {PATIENCE:?}: {what}");
             }
             sleep(Duration::from_millis(20)).await;
         }

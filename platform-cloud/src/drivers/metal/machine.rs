@@ -55,7 +55,10 @@ impl Metal {
         }
         self.check_image(NODE.image, &wanted.image, "machine")
             .await?;
-        let mut networks = vec![(NODE.network.to_owned(), &wanted.private_network)];
+        let mut networks = Vec::new();
+        if !wanted.private_network.is_empty() {
+            networks.push((NODE.network.to_owned(), &wanted.private_network));
+        }
         let others = wanted.networks.iter().enumerate();
         networks.extend(others.map(|(at, id)| (format!("group.properties.networks[{at}]"), id)));
         for (field, id) in networks {
@@ -178,6 +181,12 @@ impl Metal {
             return Err(Error::internal("a launch without slots"));
         };
         let wanted = Wanted::of(launch, &self.settings, &self.facts.node_classes)?;
+        if wanted.private_network.is_empty() {
+            return Err(Error::new(
+                Reason::Precondition,
+                "the infrastructure of the cluster has no network on this platform",
+            ));
+        }
         let mut request = AllocateMachine {
             name: slot.identity.id.clone(),
             hostname: hostname(&slot.identity.id),

@@ -152,7 +152,7 @@ impl Wanted {
             &offer.network,
             &settings.private_network,
         ]);
-        if private_network.is_empty() {
+        if private_network.is_empty() && !is_announced(&launch.infrastructure) {
             return Err(Error::invalid(
                 "group.properties.privateNetwork",
                 "is required: the cluster has no infrastructure with a network on this platform, and the platform no default",
@@ -189,6 +189,13 @@ impl Wanted {
             filesystem_layout: Some(said.filesystem_layout).filter(|layout| !layout.is_empty()),
         })
     }
+}
+
+/// Whether there will be infrastructure of which nothing is known yet. Only checks come so early.
+pub(super) fn is_announced(outputs: &[InfrastructureOutputs]) -> bool {
+    outputs
+        .iter()
+        .any(|outputs| outputs.network_id.is_empty() && outputs.properties.is_none())
 }
 
 fn first(words: &[&str]) -> String {
