@@ -102,7 +102,7 @@ fn take_read(turn: &mut Turn<'_>, began: Millis, seen: &Observed) {
     turn.change = Some(InfrastructureChange::Learn);
 }
 
-fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limits) {
+fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed) {
     let record = &mut turn.record;
     settle(record, at);
     record.phase = match (seen.phase, seen.poll_after) {
@@ -121,7 +121,6 @@ fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limit
             clear_trouble(record);
         }
         ResourcePhase::Failed => {
-            record.unsettled = record.unsettled.max(at + limits.max_creation_time);
             record.failures = record.failures.saturating_add(1);
             record.next = at + back_off(record.failures).max(poll);
             record.reason = "Failed".into();
@@ -131,8 +130,6 @@ fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limit
         | ResourcePhase::Releasing
         | ResourcePhase::Gone
         | ResourcePhase::Unknown => {
-            // It goes on making things after this answer.
-            record.unsettled = record.unsettled.max(at + limits.max_creation_time);
             record.next = at + poll;
             clear_trouble(record);
         }
