@@ -42,7 +42,7 @@ pub(super) fn take_in(
         (Asked::Read, Ok(observed)) => take_read(turn, answer.began, observed),
         // Who made the read has noted when it may be made again.
         (Asked::Read, Err(_)) => {}
-        (Asked::Ensure, Ok(observed)) => take_ensured(turn, answer.at, observed, limits),
+        (Asked::Ensure, Ok(observed)) => take_ensured(turn, answer.at, observed),
         (Asked::Release, Ok(observed)) => {
             if observed.phase == ResourcePhase::Gone
                 && answer.began >= turn.record.unsettled + limits.visibility_delay
