@@ -78,8 +78,10 @@ async fn a_quiet_cluster_costs_one_list_each_poll_interval() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spot_first_and_on_demand_where_there_is_none_evenly_over_the_zones() {
     let zones = ["eu-central-1a", "eu-central-1b", "eu-central-1c"];
-    let mut settings = Ec2Settings::default();
-    settings.spot_capacity = zones.map(|zone| (zone.to_owned(), 2)).into();
+    let settings = Ec2Settings {
+        spot_capacity: zones.map(|zone| (zone.to_owned(), 2)).into(),
+        ..Ec2Settings::default()
+    };
     let ec2 = Ec2::start(settings).await.unwrap();
     let mut world = World::new().await;
     let settings = on_ec2(&ec2, world.directory.path(), Duration::from_millis(50));

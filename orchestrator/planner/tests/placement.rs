@@ -1,6 +1,7 @@
 //! Where nodes go, and who goes when fewer are wanted: named machines, spread, spill-over.
 
 #![allow(
+    clippy::panic,
     clippy::unwrap_used,
     reason = "what must be there fails the test if it is not"
 )]

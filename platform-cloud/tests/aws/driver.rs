@@ -222,7 +222,7 @@ async fn nodes_show_what_the_api_says(bench: Bench) {
     let kinds: BTreeSet<AddressType> = node
         .addresses
         .iter()
-        .map(|address| address.r#type())
+        .map(drover_proto::common::v1::Address::r#type)
         .collect();
     assert!(
         kinds.contains(&AddressType::InternalIp),
@@ -398,7 +398,7 @@ async fn memory_chooses_the_smallest_type_and_arm_types_get_their_image() {
     let architectures: BTreeSet<String> = described
         .reservations()
         .iter()
-        .flat_map(|reservation| reservation.instances())
+        .flat_map(aws_sdk_ec2::types::Reservation::instances)
         .filter_map(|instance| Some(instance.architecture()?.as_str().to_owned()))
         .collect();
     assert!(architectures.contains("arm64"), "{architectures:?}");
@@ -421,7 +421,7 @@ async fn memory_chooses_the_smallest_type_and_arm_types_get_their_image() {
     let used = described
         .reservations()
         .iter()
-        .flat_map(|reservation| reservation.instances())
+        .flat_map(aws_sdk_ec2::types::Reservation::instances)
         .any(|instance| instance.image_id() == newest.image_id());
     assert!(used, "the newest image of the pattern");
 }

@@ -16,10 +16,11 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 /// How long anything may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
