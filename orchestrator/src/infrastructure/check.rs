@@ -199,18 +199,37 @@ pub(crate) fn refuse_removed(inner: &Inner, resolved: &Resolved) -> Result<()> {
     }
 }
 
+/// Stands for an address that is not allocated yet where a template is tried (RFC 2606).
+const UNKNOWN_HOST: &str = "endpoint.invalid";
+/// Port of an endpoint that says none, as the protos promise.
+const DEFAULT_PORT: u32 = 6443;
+
 /// The infrastructure that nodes on a platform will have, as a check of them is told it: that of their own platform first,
-/// none of its outputs known yet.
+/// nothing known of it yet but what the spec says.
 pub(crate) fn announced(resolved: &Resolved, platform: &str) -> Vec<wire::InfrastructureOutputs> {
     let of = |own: bool| {
         let wanted = resolved.infrastructure.iter();
         wanted.filter(move |wanted| (*wanted.platform == *platform) == own)
     };
-    of(true)
-        .chain(of(false))
-        .map(|wanted| wire::InfrastructureOutputs {
+    let outputs = |wanted: &drover_core::infrastructure::Wanted| {
+        let spec = wire::InfrastructureSpec::decode(&*wanted.body).unwrap_or_default();
+        let endpoint = spec.endpoint.map(|endpoint| wire::Endpoint {
+            host: if endpoint.host.is_empty() {
+                UNKNOWN_HOST.to_owned()
+            } else {
+                endpoint.host
+            },
+            port: if endpoint.port == 0 {
+                DEFAULT_PORT
+            } else {
+                endpoint.port
+            },
+        });
+        wire::InfrastructureOutputs {
             platform: wanted.platform.to_string(),
+            endpoint,
             ..wire::InfrastructureOutputs::default()
-        })
-        .collect()
+        }
+    };
+    of(true).chain(of(false)).map(outputs).collect()
 }

@@ -330,6 +330,15 @@ impl<C: Cloud> CloudDriver<C> {
     }
 }
 
+/// Whether nodes are checked before their infrastructure is made.
+fn is_announced(batch: &Batch) -> bool {
+    let outputs = batch.request.infrastructure.iter();
+    batch.request.validate_only
+        && outputs
+            .into_iter()
+            .any(|outputs| outputs.network_id.is_empty() && outputs.properties.is_none())
+}
+
 fn index(slot: &Slot) -> u32 {
     crate::driver::index(slot)
 }
@@ -401,7 +410,14 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             &facts,
             &self.settings,
             &self.template_validator,
-        )?;
+        );
+        let launches = match launches {
+            // A template may need what is not known before the infrastructure is made.
+            Err(error) if error.reason() == Reason::Precondition && is_announced(batch) => {
+                return Ok(());
+            }
+            launches => launches?,
+        };
         for launch in &launches {
             self.cloud
                 .check(launch, batch.request.validate_only)
