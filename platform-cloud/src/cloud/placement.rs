@@ -223,9 +223,11 @@ mod tests {
         }
     }
 
+    /// One after the other, each made before the next.
     fn chosen(placer: &mut Placer<'_>, count: usize) -> Vec<String> {
         (0..count)
             .map(|_| {
+                placer.confirm();
                 placer
                     .choose()
                     .map_or("-".to_owned(), |at| at.unwrap_or("").to_owned())

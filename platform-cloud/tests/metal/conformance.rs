@@ -82,8 +82,11 @@ async fn it_conforms_with_an_hmac() {
     conforms(&bench, Duration::from_secs(30), 50).await;
 }
 
-/// A platform whose every call passes Prism.
-async fn checked(emulator: MetalSettings) -> (Bench, Prism) {
+/// A platform whose every call passes Prism. `None`: `tests/run` has said that the specification is not here.
+async fn checked(emulator: MetalSettings) -> Option<(Bench, Prism)> {
+    if std::env::var_os("DROVER_WITHOUT_METAL_SPEC").is_some() {
+        return None;
+    }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/prism");
     let published = specification(&folder, "metal-stack-api.json").unwrap();
     let mut bench = Bench::with(emulator).await;
@@ -97,12 +100,14 @@ async fn checked(emulator: MetalSettings) -> (Bench, Prism) {
     through(&mut bench.settings);
     bench.metal.control().clear_requests();
     bench.crash().await;
-    (bench, prism)
+    Some((bench, prism))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_of_the_conformance_suite_fits_the_published_specification() {
-    let (bench, prism) = checked(MetalSettings::default()).await;
+    let Some((bench, prism)) = checked(MetalSettings::default()).await else {
+        return;
+    };
     conforms(&bench, Duration::from_secs(60), 20).await;
     assert_eq!(prism.violations(), Vec::<String>::new());
     assert!(bench.metal.control().count("machine.allocate") > 20);
@@ -111,7 +116,9 @@ async fn every_call_of_the_conformance_suite_fits_the_published_specification() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
-    let (bench, prism) = checked(MetalSettings::default()).await;
+    let Some((bench, prism)) = checked(MetalSettings::default()).await else {
+        return;
+    };
     let control = bench.metal.control();
     let mut spec = whole();
     spec.endpoint.as_mut().unwrap().host = "100.255.254.77".to_owned();
