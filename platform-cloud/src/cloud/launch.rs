@@ -142,6 +142,12 @@ fn wanted(
         return Err(Error::violations(violations)
             .context("what the template makes does not fit the platform"));
     }
+    if let Some(path) = control(&whole) {
+        return Err(Error::invalid(
+            format!("group.properties{path}"),
+            "has a control character",
+        ));
+    }
     let Value::Object(properties) = whole else {
         return Err(Error::internal("properties are an object"));
     };
@@ -177,6 +183,28 @@ fn wanted(
         user_data,
         tags,
     })
+}
+
+/// Where a text has a control character other than a line break or tab, which APIs answer with damaged documents.
+fn control(value: &Value) -> Option<String> {
+    let wrong = |text: &str| {
+        text.chars()
+            .any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t'))
+    };
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => None,
+        Value::String(text) => wrong(text).then(String::new),
+        Value::Array(values) => values
+            .iter()
+            .enumerate()
+            .find_map(|(at, value)| Some(format!("[{at}]{}", control(value)?))),
+        Value::Object(values) => values.iter().find_map(|(key, value)| {
+            if wrong(key) {
+                return Some(String::new());
+            }
+            Some(format!(".{key}{}", control(value)?))
+        }),
+    }
 }
 
 /// The same bytes for what may be made by one call.

@@ -76,6 +76,15 @@ pub(super) fn encode(nodes: &[Identity], limits: TagLimits) -> Result<BTreeMap<S
     for (at, part) in rows.as_bytes().chunks(limits.max_value).enumerate() {
         set(&slots_key(at), String::from_utf8_lossy(part).into_owned());
     }
+    if let Some((key, _)) = tags
+        .iter()
+        .find(|(key, value)| key.chars().chain(value.chars()).any(char::is_control))
+    {
+        return Err(Error::invalid(
+            field_of(key),
+            "has a control character, which no tag can hold",
+        ));
+    }
     if tags.len() > limits.max_tags {
         return Err(Error::new(
             Reason::Precondition,
@@ -99,6 +108,18 @@ pub(super) fn encode(nodes: &[Identity], limits: TagLimits) -> Result<BTreeMap<S
         ));
     }
     Ok(tags)
+}
+
+/// The field of a request that a tag is made from.
+fn field_of(key: &str) -> &'static str {
+    match key {
+        SPEC_HASH => "spec_hash",
+        VERSION => "group.version",
+        CLASS => "group.node_class",
+        GROUP => "group.path",
+        key if key.starts_with(SLOTS) => "slots",
+        _ => "cluster.labels",
+    }
 }
 
 /// The tags that change when a node gets another role or labels.
