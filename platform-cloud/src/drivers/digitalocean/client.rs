@@ -378,7 +378,7 @@ impl Token {
         let value = value.trim().to_owned();
         if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(refused(format!(
-                "there is no token for DigitalOcean in {}. {}",
+                "{} is missing or no token of DigitalOcean. {}",
                 self.name(),
                 self.way_out()
             )));
