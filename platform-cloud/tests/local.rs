@@ -865,6 +865,12 @@ async fn retained_storage_is_attached_again_and_other_storage_goes_with_its_node
 
     let node = world.start(&with_storage("r3")).await.remove(0);
     let get = ["sh", "-c", "redis-cli -p $DROVER_PORT_CLIENT get key"];
+    // Its port is open before its data is read.
+    until("the data is loaded", async || {
+        let (answer, _) = exec(&world, &node, &get, &[]).await;
+        !answer.starts_with("LOADING")
+    })
+    .await;
     assert_eq!(
         exec(&world, &node, &get, &[]).await,
         ("value\n".to_owned(), 0)
