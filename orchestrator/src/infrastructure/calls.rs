@@ -56,6 +56,9 @@ pub(crate) async fn call(
             key,
         }
     };
+    if asked != Asked::Read {
+        shared.leaks.used(&ask.key.0);
+    }
     let began = shared.now();
     let outcome = send(shared, cluster, &ask, urgency).await;
     let now = shared.now();

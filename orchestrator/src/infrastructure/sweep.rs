@@ -27,28 +27,47 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Deadline of a release.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The same for platforms on which nobody has had any since this process started.
+const IDLE_INTERVAL: Millis = 3_600_000;
+
 /// What is left of deleted clusters, by platform and owner, and since when this process sees it.
 #[derive(Debug, Default)]
-pub(crate) struct Leaks(Mutex<BTreeMap<(Sym, Uuid), Millis>>);
+pub(crate) struct Leaks {
+    left: Mutex<BTreeMap<(Sym, Uuid), Millis>>,
+    /// Platforms that were asked for infrastructure since this process started.
+    used: Mutex<BTreeSet<Sym>>,
+}
 
 impl Leaks {
     /// Deleted clusters of which something is left.
     pub(crate) fn owners(&self) -> Vec<Uuid> {
-        self.0.lock().keys().map(|(_, owner)| *owner).collect()
+        self.left.lock().keys().map(|(_, owner)| *owner).collect()
     }
 
     /// A deleted cluster of which something is left on a platform.
     pub(crate) fn user(&self, platform: &str) -> Option<Uuid> {
-        let leaks = self.0.lock();
+        let leaks = self.left.lock();
         leaks
             .keys()
             .find(|(name, _)| **name == *platform)
             .map(|(_, owner)| *owner)
     }
 
+    /// A platform is asked for infrastructure, so something may be left of it one day.
+    pub(crate) fn used(&self, platform: &Sym) {
+        self.used.lock().insert(platform.clone());
+    }
+
+    /// Whether it is worth a call to look at a platform again, when it was last looked at then.
+    fn is_worth(&self, platform: &Sym, last: Millis, now: Millis) -> bool {
+        last + IDLE_INTERVAL <= now
+            || self.used.lock().contains(platform)
+            || self.user(platform).is_some()
+    }
+
     /// Takes in who has something on a platform now. Answers those that were seen for long enough.
     fn seen(&self, platform: &Sym, owners: &BTreeSet<Uuid>, now: Millis) -> Vec<Uuid> {
-        let mut leaks = self.0.lock();
+        let mut leaks = self.left.lock();
         leaks.retain(|(name, owner), _| name != platform || owners.contains(owner));
         let mut due = Vec::new();
         for owner in owners {
@@ -65,6 +84,7 @@ impl Leaks {
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut turn = tokio::time::interval(INTERVAL);
     turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut looked: BTreeMap<Sym, Millis> = BTreeMap::new();
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return,
@@ -72,13 +92,23 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         }
         let platforms: Vec<Arc<Registered>> = shared.platforms.read().values().cloned().collect();
         for registered in platforms {
+            let name = &registered.platform.name;
+            let now = shared.now();
+            if let Some(last) = looked.get(name)
+                && !shared.leaks.is_worth(name, *last, now)
+            {
+                continue;
+            }
             let look = look(&shared, &registered);
             tokio::select! {
                 () = shared.stop.cancelled() => return,
-                looked = look => {
-                    if let Err(error) = looked {
-                        let platform = &registered.platform.name;
-                        tracing::debug!(%platform, %error, "infrastructure could not be looked at");
+                outcome = look => match outcome {
+                    Ok(true) => {
+                        looked.insert(name.clone(), now);
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        tracing::debug!(platform = %name, %error, "infrastructure could not be looked at");
                     }
                 }
             }
@@ -86,14 +116,15 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> {
+/// Answers whether the platform was looked at.
+async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool> {
     let platform = &registered.platform;
     let now = shared.now();
     if !platform.has(wire::Capability::Infrastructure)
         || !platform.is_visible(now)
         || !platform.view(now).callable
     {
-        return Ok(());
+        return Ok(false);
     }
     let (uid, instance) = platform.identity();
     let message = wire::ListInfrastructureRequest {
@@ -113,12 +144,12 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> 
         .leaks
         .seen(&platform.name, &sorted.left, shared.now());
     if shared.store.restored_hold() {
-        return Ok(());
+        return Ok(true);
     }
     for owner in due {
         release(shared, registered, owner).await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Resources of a platform by whose they are.
