@@ -48,6 +48,24 @@ struct Known {
     full: HashMap<(String, String), Instant>,
     /// Whether the last complete reading showed something on its way to another phase.
     moving: bool,
+    /// Creations under way.
+    creating: usize,
+}
+
+/// A creation under way. Until it ends the backend is not read more often than usual: that would only slow it down.
+struct Creating<'a>(&'a Mutex<Known>);
+
+impl<'a> Creating<'a> {
+    fn begin(known: &'a Mutex<Known>) -> Self {
+        known.lock().creating += 1;
+        Self(known)
+    }
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        self.0.lock().creating -= 1;
+    }
 }
 
 impl<C: Cloud> CloudDriver<C> {
@@ -509,6 +527,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
                 placer.full(domain);
             }
         }
+        let _creating = Creating::begin(&self.known);
         self.place(batch, &mut placer, &facts).await
     }
 
@@ -582,7 +601,8 @@ impl<C: Cloud> Driver for CloudDriver<C> {
 
     fn next_poll(&self) -> Option<Duration> {
         let known = self.known.lock();
-        (known.moving || !known.made.is_empty()).then(|| self.settings.pending_poll_interval())
+        let soon = known.creating == 0 && (known.moving || !known.made.is_empty());
+        soon.then(|| self.settings.pending_poll_interval())
     }
 
     async fn shutdown(&self) {

@@ -53,7 +53,7 @@ async fn a_platform_that_cannot_work_does_not_open() {
         &error,
         Reason::CredentialsRefused,
         "",
-        &["there is no token", token.to_str().unwrap()],
+        &["is missing or no token", token.to_str().unwrap()],
     );
 
     std::fs::write(&token, TOKEN).unwrap();
