@@ -14,6 +14,9 @@ use super::{
 /// Wait between two looks whether what was killed is gone.
 const KILL_POLL: Duration = Duration::from_millis(5);
 
+/// How often a directory is removed in which files still appear: half a second, far longer than a process takes to end.
+const REMOVALS: u32 = 100;
+
 /// What [`remove_all`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
@@ -58,9 +61,22 @@ pub fn remove_all(state_dir: &Path) -> Result<Removed> {
         }
     }
     removed.files = count(state.root()).map_err(failed)?;
-    fs::remove_dir_all(state.root()).map_err(failed)?;
+    remove(state.root()).map_err(failed)?;
     drop(locks);
     Ok(removed)
+}
+
+/// Removes a directory in which the last files of what was killed may still appear.
+fn remove(directory: &Path) -> io::Result<()> {
+    for _ in 0..REMOVALS {
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                thread::sleep(KILL_POLL);
+            }
+            result => return result,
+        }
+    }
+    fs::remove_dir_all(directory)
 }
 
 /// Waits for the launchers of a killed platform: afterwards either a process is recorded, or none will ever be.
