@@ -139,12 +139,7 @@ pub enum Filter {
     /// Those with this cluster id in their tags.
     Cluster(String),
     /// Those that one request made. Without any delay of visibility that the cloud can avoid.
-    Request {
-        /// Cluster of the request, for clouds that search by cluster only.
-        cluster_id: Option<String>,
-        /// The request.
-        request_id: String,
-    },
+    Request(String),
     /// The one with this id.
     Id(String),
 }

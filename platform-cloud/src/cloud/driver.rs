@@ -374,7 +374,7 @@ impl Filter {
         match self {
             Self::All => true,
             Self::Cluster(cluster) => tags::cluster(&machine.tags) == cluster,
-            Self::Request { request_id, .. } => tags::request(&machine.tags) == request_id,
+            Self::Request(request_id) => tags::request(&machine.tags) == request_id,
             Self::Id(id) => machine.id == *id,
         }
     }
@@ -469,10 +469,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
     }
 
     async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
-        let filter = Filter::Request {
-            cluster_id: None,
-            request_id: request_id.to_owned(),
-        };
+        let filter = Filter::Request(request_id.to_owned());
         let listed = self.read(&filter).await?;
         if let Some(warning) = listed.warnings.first() {
             return Err(Error::unavailable(format!(

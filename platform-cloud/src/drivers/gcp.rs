@@ -386,7 +386,7 @@ impl Cloud for Gcp {
                 machines.retain(|machine| machine.tags.get(CLUSTER) == Some(cluster));
                 machines
             }
-            Filter::Request { request_id, .. } => {
+            Filter::Request(request_id) => {
                 let mut machines = self.all(Some(&labels::filter(REQUEST, request_id))).await?;
                 machines.retain(|machine| machine.tags.get(REQUEST) == Some(request_id));
                 machines

@@ -318,7 +318,7 @@ impl Cloud for Metal {
         match filter {
             Filter::All => {}
             Filter::Cluster(cluster) => query["tags"] = vec![format!("{CLUSTER}={cluster}")].into(),
-            Filter::Request { request_id, .. } => {
+            Filter::Request(request_id) => {
                 query["tags"] = vec![format!("{REQUEST}={request_id}")].into();
             }
             Filter::Id(id) => return self.one(id).await,

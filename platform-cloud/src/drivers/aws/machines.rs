@@ -22,7 +22,7 @@ pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
     match which {
         Filter::All => {}
         Filter::Cluster(cluster) => filters.push(filter(&tag("cluster"), [escape(cluster)])),
-        Filter::Request { request_id, .. } => {
+        Filter::Request(request_id) => {
             filters.push(filter(&tag("request"), [escape(request_id)]));
         }
         Filter::Id(id) => return by_id(api, id).await,

@@ -63,7 +63,7 @@ impl DigitalOcean {
             }
             Filter::All => None,
             Filter::Cluster(cluster) => Some(tags::encode(CLUSTER, cluster)?),
-            Filter::Request { request_id, .. } => Some(tags::encode(REQUEST, request_id)?),
+            Filter::Request(request_id) => Some(tags::encode(REQUEST, request_id)?),
         };
         let kind = |kind: &str| [("type", kind.to_owned())];
         let path = ["droplets"];
@@ -114,7 +114,7 @@ fn fits(filter: &Filter, machine: &Machine) -> bool {
     match filter {
         Filter::All => true,
         Filter::Cluster(cluster) => is(CLUSTER, cluster),
-        Filter::Request { request_id, .. } => is(REQUEST, request_id),
+        Filter::Request(request_id) => is(REQUEST, request_id),
         Filter::Id(id) => machine.id == *id,
     }
 }
