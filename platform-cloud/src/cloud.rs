@@ -6,7 +6,6 @@ mod address;
 mod driver;
 mod gate;
 mod launch;
-mod placement;
 mod settings;
 mod tags;
 
@@ -28,7 +27,6 @@ use crate::{driver::Deletion, identity::Identity, infrastructure::Infrastructure
 
 pub use driver::CloudDriver;
 pub use gate::{Gate, not_started};
-pub use placement::Placer;
 pub use settings::{AddressSource, AgentSettings, CloudSettings};
 pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits};
 

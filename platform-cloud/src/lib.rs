@@ -16,6 +16,7 @@ pub mod identity;
 pub mod infrastructure;
 mod limits;
 mod observer;
+mod placement;
 mod platform;
 mod provision;
 mod remove;

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Placer, Removed,
-    address, gate, launch, placement, tags,
+    Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Removed, address, gate,
+    launch, tags,
 };
 use crate::{
     driver::{
@@ -23,6 +23,7 @@ use crate::{
         Target,
     },
     infrastructure::Infrastructure,
+    placement::{self, HOST, Placer},
 };
 
 /// How long a failure domain that had no room is tried last.
@@ -412,6 +413,8 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         placement::check(
             &facts.failure_domains,
             group.and_then(|group| group.placement.as_ref()),
+            // Every machine is a host of its own.
+            &[HOST],
         )?;
         let Some(first) = batch.slots().next() else {
             return Ok(());

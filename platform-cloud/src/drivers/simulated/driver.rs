@@ -8,8 +8,8 @@ use drover_core::{Class, Error, Reason, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
-        Capability, DeprovisionState, ExecRequest, ExecStart, FailureDomain, Limits, Node,
-        NodeClass, NodePhase, Slot, StreamLogsRequest, exec_request::Input,
+        Capability, DeprovisionState, ExecRequest, ExecStart, Limits, Node, NodeClass, NodePhase,
+        Slot, StreamLogsRequest, exec_request::Input,
     },
 };
 use futures::{StreamExt, stream};
@@ -17,14 +17,15 @@ use futures::{StreamExt, stream};
 use super::{
     Simulated,
     faults::{Fault, Operation, lost},
-    placement::{self, Placer},
-    world::number,
+    placement,
+    world::{World, number},
 };
 use crate::driver::{
     Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
     Listing, Live, LogStream, Outcome, Place, Target,
 };
 use crate::infrastructure::Infrastructure;
+use crate::placement::Placer;
 
 /// Longest time that a call may take here before it has made something or never will.
 const MAX_CREATION: Duration = Duration::from_secs(10);
@@ -71,35 +72,41 @@ impl Simulated {
 
     fn make(&self, batch: &Batch) -> Vec<Outcome> {
         let mut world = self.world.lock();
-        let mut placer = Placer::new(&world, &batch.request);
+        let domains = world.failure_domains();
+        let mut placer = placement::placer(&world, &domains, &batch.request);
         let mut shared = None;
         let mut make = |slot: &Slot| {
             if !batch.may_start() {
                 return Outcome::NotStarted;
             }
-            let place = match &slot.host_id {
-                None => placer.choose(&world).map(|domain| (domain, None)),
-                Some(id) => world.host(id).and_then(|host| {
-                    let domain = world.hosts[host].domain;
-                    placer.check(&world, domain).map(|()| (domain, Some(host)))
-                }),
-            };
             let data = match batch.request.bootstrap {
                 Some(_) => batch
                     .render(slot, Place::default())
                     .map(|rendered| rendered.bootstrap),
                 None => Ok(None),
             };
-            let place = data.and_then(|data| place.map(|place| (place, data)));
-            let made = place.and_then(|((domain, host), data)| {
+            let data = match data {
+                Ok(data) => data,
+                Err(error) => return Outcome::Failed(error),
+            };
+            let made = seat(&world, &mut placer, slot).and_then(|(domain, host)| {
                 let (identity, settings) = (batch.identity(slot), &self.settings);
-                let node = world.create(identity, domain, host, &mut shared, settings)?;
-                placer.placed(domain);
-                if let (Some(data), Some(number)) = (data, number(&node.node_id)) {
-                    world.user_data.insert(number, data);
+                let made = world.create(identity, domain, host, &mut shared, settings);
+                let name = domain.map_or("", |at| domains[at].name.as_str());
+                match (&made, host) {
+                    (Ok(_), Some(_)) => placer.count(name, true),
+                    (Ok(_), None) => placer.confirm(),
+                    (Err(_), Some(_)) => {}
+                    (Err(_), None) => placer.take_back(name),
                 }
-                Ok(node)
+                placement::fill(&world, &mut placer);
+                made
             });
+            if let (Ok(node), Some(data)) = (&made, data)
+                && let Some(number) = number(&node.node_id)
+            {
+                world.user_data.insert(number, data);
+            }
             match made {
                 Ok(node) => Outcome::Made(Box::new(node)),
                 Err(error) => Outcome::Failed(error),
@@ -132,6 +139,25 @@ impl Simulated {
     }
 }
 
+/// Failure domain of the next node, and its machine if that is named.
+fn seat(
+    world: &World,
+    placer: &mut Placer<'_>,
+    slot: &Slot,
+) -> Result<(Option<usize>, Option<usize>)> {
+    let Some(id) = &slot.host_id else {
+        let domain = placer.choose()?;
+        let at = domain.and_then(|name| world.domains.iter().position(|room| room.name == name));
+        return Ok((at, None));
+    };
+    let host = world.host(id)?;
+    let domain = world.hosts[host].domain;
+    if let Some(at) = domain {
+        placer.check(&world.domains[at].name)?;
+    }
+    Ok((domain, Some(host)))
+}
+
 async fn pause(latency: Duration) {
     // Even a sleep of zero would wait for the next tick of the timer.
     if !latency.is_zero() {
@@ -162,11 +188,6 @@ impl Driver for Simulated {
             capabilities.push(Capability::NamedHosts);
         }
         let world = self.world.lock();
-        let domains = world.domains.iter().map(|room| FailureDomain {
-            name: room.name.clone(),
-            labels: room.labels.clone(),
-            control_plane: true,
-        });
         Description {
             uid: self.uid.clone(),
             name: self.settings.name.clone(),
@@ -176,7 +197,7 @@ impl Driver for Simulated {
             scope: BTreeMap::from([("simulation".to_owned(), self.settings.name.clone())]),
             capabilities,
             limits: self.limits(),
-            failure_domains: domains.collect(),
+            failure_domains: world.failure_domains(),
             node_classes: self
                 .settings
                 .node_classes

@@ -9,7 +9,7 @@ use std::{
 use drover_core::{Error, Reason, Result};
 use drover_proto::{
     common::v1::{Address, AddressType},
-    platform::v1::{Node, NodePhase, RemovalEvidence},
+    platform::v1::{FailureDomain, Node, NodePhase, RemovalEvidence},
 };
 use tokio::time::Instant;
 
@@ -210,6 +210,18 @@ impl World {
             world.restore(number, stored, settings);
         }
         world
+    }
+
+    /// The failure domains as the platform offers them.
+    pub(super) fn failure_domains(&self) -> Vec<FailureDomain> {
+        self.domains
+            .iter()
+            .map(|room| FailureDomain {
+                name: room.name.clone(),
+                labels: room.labels.clone(),
+                control_plane: true,
+            })
+            .collect()
     }
 
     fn restore(&mut self, number: u32, stored: Stored, settings: &SimulatedSettings) {

@@ -7,11 +7,11 @@ use drover_proto::platform::v1::{
     FailureDomain, Placement, Spread, SpreadScope, UnsatisfiableAction,
 };
 
-/// Every machine is a host of its own, so this key is always satisfied.
-const HOST: &str = "host";
+/// Topology key of the machine that a node is on.
+pub(crate) const HOST: &str = "host";
 
 /// Chooses failure domains for the nodes of one request.
-pub struct Placer<'a> {
+pub(crate) struct Placer<'a> {
     domains: &'a [FailureDomain],
     spreads: &'a [Spread],
     allowed: Vec<usize>,
@@ -27,7 +27,7 @@ pub struct Placer<'a> {
 impl<'a> Placer<'a> {
     /// Nothing is placed yet.
     #[must_use]
-    pub fn new(domains: &'a [FailureDomain], placement: Option<&'a Placement>) -> Self {
+    pub(crate) fn new(domains: &'a [FailureDomain], placement: Option<&'a Placement>) -> Self {
         let named = placement.map_or(&[][..], |placement| &placement.failure_domains);
         let is_allowed = |at: &usize| named.is_empty() || named.contains(&domains[*at].name);
         Self {
@@ -43,7 +43,7 @@ impl<'a> Placer<'a> {
     }
 
     /// A node of the cluster is there.
-    pub fn count(&mut self, domain: &str, same_group: bool) {
+    pub(crate) fn count(&mut self, domain: &str, same_group: bool) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
             for cluster in [&mut self.cluster, &mut self.sure_cluster] {
                 cluster[at] += 1;
@@ -55,20 +55,20 @@ impl<'a> Placer<'a> {
     }
 
     /// Everything that was chosen and not taken back is there now.
-    pub fn confirm(&mut self) {
+    pub(crate) fn confirm(&mut self) {
         self.sure_group.clone_from(&self.group);
         self.sure_cluster.clone_from(&self.cluster);
     }
 
     /// A domain has no room.
-    pub fn full(&mut self, domain: &str) {
+    pub(crate) fn full(&mut self, domain: &str) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
             self.full[at] = true;
         }
     }
 
     /// A node that was counted does not exist after all.
-    pub fn take_back(&mut self, domain: &str) {
+    pub(crate) fn take_back(&mut self, domain: &str) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
             self.cluster[at] = self.cluster[at].saturating_sub(1);
             self.group[at] = self.group[at].saturating_sub(1);
@@ -79,18 +79,11 @@ impl<'a> Placer<'a> {
     ///
     /// # Errors
     /// `NoCapacity` when no domain has room or satisfies a required spread; after a [`Placer::confirm`] one may.
-    pub fn choose(&mut self) -> Result<Option<&'a str>> {
+    pub(crate) fn choose(&mut self) -> Result<Option<&'a str>> {
         if self.domains.is_empty() {
             return Ok(None);
         }
-        let fits = |at: &usize| {
-            !self.full[*at]
-                && self
-                    .spreads
-                    .iter()
-                    .filter(|spread| is_required(spread))
-                    .all(|spread| self.satisfies(spread, *at))
-        };
+        let fits = |at: &usize| !self.full[*at] && self.is_spread(*at);
         // The emptiest by the first spread, then by the others, then by nodes of the group, then in their order.
         let order = |at: &usize| {
             let by_spread: Vec<u32> = self
@@ -101,14 +94,41 @@ impl<'a> Placer<'a> {
             (by_spread, self.group[*at], self.cluster[*at], *at)
         };
         let Some(at) = self.allowed.iter().copied().filter(fits).min_by_key(order) else {
-            return Err(Error::new(
+            let error = Error::new(
                 Reason::NoCapacity,
                 "no failure domain has room for another node under the required spread",
-            ));
+            );
+            return Err(match self.allowed[..] {
+                // Only this one is full: who may use others need not wait.
+                [only] if self.full[only] => {
+                    error.with_metadata("failure_domain", &self.domains[only].name)
+                }
+                _ => error,
+            });
         };
         self.cluster[at] += 1;
         self.group[at] += 1;
         Ok(Some(&self.domains[at].name))
+    }
+
+    /// Whether the next node may be in this domain, where its named machine is.
+    ///
+    /// # Errors
+    /// `NoCapacity` when it is not allowed or breaks a required spread.
+    pub(crate) fn check(&self, domain: &str) -> Result<()> {
+        let at = self.domains.iter().position(|known| known.name == domain);
+        if at.is_none_or(|at| self.allowed.contains(&at) && self.is_spread(at)) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Reason::NoCapacity,
+            "the named machine is where the placement allows no other node",
+        ))
+    }
+
+    fn is_spread(&self, domain: usize) -> bool {
+        let mut required = self.spreads.iter().filter(|spread| is_required(spread));
+        required.all(|spread| self.satisfies(spread, domain))
     }
 
     /// Nodes that share the value of the topology key with a domain.
@@ -160,11 +180,15 @@ fn is_required(spread: &Spread) -> bool {
         || spread.max_per_domain.is_some()
 }
 
-/// Checks that a placement can be understood.
+/// Checks that a placement can be understood. `satisfied`: topology keys that hold wherever a node is.
 ///
 /// # Errors
 /// `Invalid` with the field for a failure domain or required topology key that does not exist.
-pub(super) fn check(domains: &[FailureDomain], placement: Option<&Placement>) -> Result<()> {
+pub(crate) fn check(
+    domains: &[FailureDomain],
+    placement: Option<&Placement>,
+    satisfied: &[&str],
+) -> Result<()> {
     let Some(placement) = placement else {
         return Ok(());
     };
@@ -181,7 +205,7 @@ pub(super) fn check(domains: &[FailureDomain], placement: Option<&Placement>) ->
         }
     }
     for (at, spread) in placement.spread.iter().enumerate() {
-        let known = spread.topology_key == HOST
+        let known = satisfied.contains(&spread.topology_key.as_str())
             || domains
                 .iter()
                 .any(|domain| domain.labels.contains_key(&spread.topology_key));
@@ -305,19 +329,19 @@ mod tests {
             failure_domains: vec!["x".to_owned()],
             ..Placement::default()
         };
-        let error = check(&domains, Some(&unknown)).unwrap_err();
+        let error = check(&domains, Some(&unknown), &[HOST]).unwrap_err();
         assert_eq!(
             error.fields()[0].field,
             "group.placement.failure_domains[0]"
         );
         let mut rack = required(1, None);
         rack.spread[0].topology_key = "rack".to_owned();
-        let error = check(&domains, Some(&rack)).unwrap_err();
+        let error = check(&domains, Some(&rack), &[HOST]).unwrap_err();
         assert_eq!(
             error.fields()[0].field,
             "group.placement.spread[0].topology_key"
         );
         rack.spread[0].topology_key = "host".to_owned();
-        check(&domains, Some(&rack)).unwrap();
+        check(&domains, Some(&rack), &[HOST]).unwrap();
     }
 }
