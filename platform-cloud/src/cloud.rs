@@ -23,7 +23,7 @@ use drover_proto::{
 use prost_types::Timestamp;
 use serde_json::{Map, Value};
 
-use crate::{driver::Deletion, identity::Identity, infrastructure::Infrastructure};
+use drover_platform::{driver::Deletion, identity::Identity, infrastructure::Infrastructure};
 
 pub use driver::CloudDriver;
 pub use gate::{Gate, not_started};
@@ -64,13 +64,13 @@ pub trait Cloud: Send + Sync + 'static {
         remove: &[String],
     ) -> Result<()> {
         let _ = (machine, set, remove);
-        Err(crate::driver::lacks(Capability::UpdateNode))
+        Err(drover_platform::driver::lacks(Capability::UpdateNode))
     }
 
     /// What the machine has written to its console. A cloud without consoles leaves this out.
     async fn console(&self, machine: &Machine) -> Result<Vec<u8>> {
         let _ = machine;
-        Err(crate::driver::lacks(Capability::NodeLogs))
+        Err(drover_platform::driver::lacks(Capability::NodeLogs))
     }
 
     /// The failure domains that the request's infrastructure or properties leave, where these are tied to some. `None`:

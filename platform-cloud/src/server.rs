@@ -1,28 +1,18 @@
 //! A platform to embed or to serve.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{ops::Deref, path::PathBuf, sync::Arc};
 
 use drover_core::Result;
-use drover_proto::platform::v1::{
-    infrastructure_service_server::InfrastructureServiceServer,
-    node_access_service_server::NodeAccessServiceServer,
-    platform_service_server::PlatformServiceServer,
-};
-use drover_server::{ServerSettings, Service as Server, Shutdown};
+use drover_platform::{clock::Clock, driver::Driver, templates::Templates};
 use drover_templates::Catalogue;
-use tonic::service::Routes;
 
-use crate::{
-    clock::Clock,
-    driver::Driver,
-    drivers::{
-        local::{self, LocalDriver},
-        simulated::{Simulated, SimulatedHandle, SimulatedSettings},
-    },
-    platform::Platform,
-    service::Service,
-    templates::Templates,
+use crate::drivers::{
+    local::{self, LocalDriver},
+    simulated::{Simulated, SimulatedHandle, SimulatedSettings},
 };
+
+/// The name of the binary.
+const NAME: &str = "drover-platform-cloud";
 
 /// Which backend a platform has, and where its templates come from.
 #[derive(Clone, Debug)]
@@ -75,9 +65,8 @@ impl From<local::Settings> for Settings {
 
 /// A platform: its driver, and everything above it. Nodes outlive it where the driver lets them.
 pub struct PlatformServer {
-    platform: Arc<Platform>,
+    served: drover_platform::PlatformServer,
     simulated: Option<SimulatedHandle>,
-    routes: Routes,
 }
 
 impl PlatformServer {
@@ -147,26 +136,10 @@ impl PlatformServer {
         clock: Clock,
         simulated: Option<SimulatedHandle>,
     ) -> Result<Self> {
-        let platform = Platform::new(driver, templates, clock);
-        let shutdown: Shutdown = platform.shutdown.clone();
-        let routes = service(&platform).into_routes(&ServerSettings::default(), shutdown)?;
         Ok(Self {
-            platform,
+            served: drover_platform::PlatformServer::new(NAME, driver, templates, clock)?,
             simulated,
-            routes,
         })
-    }
-
-    /// The services for the same process, with deadlines and bounds, for `drover_client::in_process`.
-    #[must_use]
-    pub fn routes(&self) -> Routes {
-        self.routes.clone()
-    }
-
-    /// The services for the network, for `drover_server::serve`.
-    #[must_use]
-    pub fn service(&self) -> Server {
-        service(&self.platform)
     }
 
     /// Controls of the simulated backend, if it is one.
@@ -174,10 +147,13 @@ impl PlatformServer {
     pub fn simulated(&self) -> Option<&SimulatedHandle> {
         self.simulated.as_ref()
     }
+}
 
-    /// Ends watches, waits for calls that change something (at most 10 s), and ends the driver. Nodes live on.
-    pub async fn shutdown(&self) {
-        self.platform.shutdown().await;
+impl Deref for PlatformServer {
+    type Target = drover_platform::PlatformServer;
+
+    fn deref(&self) -> &Self::Target {
+        &self.served
     }
 }
 
@@ -201,19 +177,4 @@ fn cloud<C: crate::cloud::Cloud>(
     };
     let driver = crate::cloud::CloudDriver::new(cloud, settings)?;
     Ok((Arc::new(driver), templates, None))
-}
-
-impl Drop for PlatformServer {
-    /// Ends watches and background work, also without a [`PlatformServer::shutdown`].
-    fn drop(&mut self) {
-        self.platform.shutdown.cancel();
-    }
-}
-
-fn service(platform: &Arc<Platform>) -> Server {
-    let service = Service(Arc::clone(platform));
-    Server::new("drover-platform-cloud", env!("CARGO_PKG_VERSION"))
-        .add(PlatformServiceServer::new(service.clone()))
-        .add(NodeAccessServiceServer::new(service.clone()))
-        .add(InfrastructureServiceServer::new(service))
 }

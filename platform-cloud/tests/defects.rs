@@ -5,14 +5,16 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::Result;
-use drover_platform_cloud::{
-    PlatformServer,
+use drover_platform::{
     clock::Clock,
     driver::{
         Batch, Change, Deleted, Deletion, Description, Driver, Found, Listing, Outcome, Target,
     },
-    drivers::simulated::{Simulated, SimulatedSettings},
     templates::Templates,
+};
+use drover_platform_cloud::{
+    PlatformServer,
+    drivers::simulated::{Simulated, SimulatedSettings},
 };
 use drover_proto::platform::v1::{Capability, DeprovisionState, Node};
 use drover_testing::platform::{Subject, conformance};

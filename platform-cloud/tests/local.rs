@@ -18,11 +18,11 @@ use std::{
 };
 
 use drover_core::Reason;
-use drover_platform_cloud::{
+use drover_platform::{
     driver::{Change, Deletion, Driver, Target},
-    drivers::local::{LocalDriver, Removed, remove_all},
     identity::Identity,
 };
+use drover_platform_cloud::drivers::local::{LocalDriver, Removed, remove_all};
 use drover_proto::{
     common::v1::{Chunk, StdinClosed, chunk::Content, process_output::Output},
     platform::v1::{
@@ -441,7 +441,7 @@ async fn nothing_is_started_once_the_caller_is_gone() {
     assert!(
         outcomes
             .iter()
-            .all(|outcome| matches!(outcome, drover_platform_cloud::driver::Outcome::NotStarted))
+            .all(|outcome| matches!(outcome, drover_platform::driver::Outcome::NotStarted))
     );
     assert!(world.nodes().await.is_empty());
     assert_eq!(

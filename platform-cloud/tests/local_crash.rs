@@ -22,10 +22,8 @@ use std::{
     time::Duration,
 };
 
-use drover_platform_cloud::{
-    driver::{Deletion, Driver},
-    drivers::local::LocalDriver,
-};
+use drover_platform::driver::{Deletion, Driver};
+use drover_platform_cloud::drivers::local::LocalDriver;
 use drover_proto::platform::v1::NodePhase;
 use local_support::{
     World, batch, made, processes_of, request, settings, target, test_templates, until,

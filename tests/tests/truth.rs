@@ -6,10 +6,8 @@ mod sim;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason};
-use drover_platform_cloud::{
-    drivers::simulated::{Death, Fault, Operation, SimulatedSettings},
-    identity::Identity,
-};
+use drover_platform::identity::Identity;
+use drover_platform_cloud::drivers::simulated::{Death, Fault, Operation, SimulatedSettings};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Store, import};
 use futures::StreamExt;

@@ -17,13 +17,13 @@ use super::{
     Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Removed, address, gate,
     launch, tags,
 };
-use crate::{
+use crate::placement::{self, HOST, Placer};
+use drover_platform::{
     driver::{
         Batch, Change, Deleted, Deletion, Description, Driver, Found, Listing, LogStream, Outcome,
         Target,
     },
     infrastructure::Infrastructure,
-    placement::{self, HOST, Placer},
 };
 
 /// How long a failure domain that had no room is tried last.
@@ -359,7 +359,7 @@ fn is_announced(batch: &Batch) -> bool {
 }
 
 fn index(slot: &Slot) -> u32 {
-    crate::driver::index(slot)
+    drover_platform::driver::index(slot)
 }
 
 impl Known {
@@ -577,7 +577,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
 
     async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
         if request.previous {
-            return Err(crate::access::not_running(&node.node_id));
+            return Err(drover_platform::driver::not_running(&node.node_id));
         }
         let listed = self.read(&Filter::Id(node.node_id.clone())).await?;
         let Some(machine) = listed

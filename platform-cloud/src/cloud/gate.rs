@@ -3,8 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::batch::Lifetime;
 use drover_core::{Error, Reason, Result};
+use drover_platform::batch::Lifetime;
 use parking_lot::Mutex;
 use tokio::{
     sync::Semaphore,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use super::{CloudSettings, Facts, Launch, LaunchSlot, address, tags};
-use crate::{
+use drover_platform::{
     driver::{Batch, Place},
     identity::hex,
 };

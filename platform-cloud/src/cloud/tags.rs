@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::NodeRole;
 
-use crate::identity::Identity;
+use drover_platform::identity::Identity;
 
 /// Prefix of the tags that are Drover's own.
 pub const PREFIX: &str = "drover.dev/";

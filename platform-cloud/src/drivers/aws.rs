@@ -25,13 +25,10 @@ use tokio::time::Instant;
 
 pub use settings::{ImagePattern, Settings};
 
-use crate::{
-    cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed, TagLimits},
-    driver::Deletion,
-    infrastructure::Infrastructure,
-};
+use crate::cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed, TagLimits};
 use api::Api;
 use catalogue::Catalogue;
+use drover_platform::{driver::Deletion, infrastructure::Infrastructure};
 use launch::Wish;
 
 /// Tag that the console of AWS shows as the name.

@@ -28,10 +28,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::{
-    cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed},
-    driver::Deletion,
-};
+use crate::cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed};
+use drover_platform::driver::Deletion;
 
 use catalogue::{Names, Size};
 use client::Client;

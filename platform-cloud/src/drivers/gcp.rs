@@ -32,13 +32,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use self::client::Client;
-use crate::{
-    cloud::{
-        CLUSTER, Cloud, Created, Facts, Filter, Launch, Listed, Machine, REQUEST, Removed,
-        TagLimits,
-    },
-    driver::Deletion,
+use crate::cloud::{
+    CLUSTER, Cloud, Created, Facts, Filter, Launch, Listed, Machine, REQUEST, Removed, TagLimits,
 };
+use drover_platform::driver::Deletion;
 
 pub use settings::Settings;
 

@@ -74,7 +74,7 @@ use self::{
     place::Seat,
     state::{NODE, REMOVAL, Record, Removal, StateDir},
 };
-use crate::{
+use drover_platform::{
     driver::{
         Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput,
         Found, Listing, Live, LogStream, Outcome, Target,

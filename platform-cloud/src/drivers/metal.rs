@@ -29,11 +29,11 @@ use self::{
     documents::{Partition, Size, Version},
     properties::Offer,
 };
-use crate::{
-    cloud::{
-        CLUSTER, Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, REQUEST,
-        Removed, TagLimits,
-    },
+use crate::cloud::{
+    CLUSTER, Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, REQUEST,
+    Removed, TagLimits,
+};
+use drover_platform::{
     driver::Deletion,
     identity::Identity,
     infrastructure::{Infrastructure, Owner},

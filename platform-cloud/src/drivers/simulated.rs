@@ -23,7 +23,7 @@ pub use settings::{
     ClassSettings, DomainSettings, ErrorRate, ErrorRates, HostSettings, SimulatedSettings,
 };
 
-use crate::clock::Clock;
+use drover_platform::clock::Clock;
 use infrastructure::Estate;
 use world::World;
 

@@ -22,11 +22,11 @@ use aws_smithy_http_client::{
 use drover_convert::error::{from_rpc_status, from_status};
 use drover_core::{Error, Result, name};
 use drover_emulators::ec2::{Ec2, Ec2Settings};
+use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::aws::{self, Settings},
-    templates::Templates,
 };
 use drover_proto::platform::v1::{
     Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DeprovisionState,

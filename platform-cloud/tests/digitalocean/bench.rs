@@ -15,11 +15,11 @@ use drover_emulators::{
     Made,
     digitalocean::{DigitalOcean, DigitalOceanSettings, TOKEN},
 };
+use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::digitalocean::{self, Settings},
-    templates::Templates,
 };
 use drover_proto::platform::v1::{
     Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DiscoverRequest, Fence,

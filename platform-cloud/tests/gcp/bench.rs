@@ -14,11 +14,11 @@ use drover_emulators::{
     Made,
     gce::{Gce, GceSettings},
 };
+use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::gcp::{self, Settings},
-    templates::Templates,
 };
 use drover_proto::platform::v1::{
     ClusterContext, DeprovisionRequest, DeprovisionResponse, DiscoverRequest, Fence,

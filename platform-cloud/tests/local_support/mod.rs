@@ -16,14 +16,14 @@ use std::{
     time::Duration,
 };
 
-use drover_platform_cloud::{
+use drover_platform::{
     batch::{Batch, Caller, Lifetime},
     driver::{Changes, Deleted, Deletion, Driver, Outcome, Target},
-    drivers::local::{CATALOGUE, LocalDriver, Settings, remove_all},
     feed::Listener,
     identity::fingerprint,
     templates::Templates,
 };
+use drover_platform_cloud::drivers::local::{CATALOGUE, LocalDriver, Settings, remove_all};
 use drover_proto::platform::v1::{
     ClusterContext, Fence, Node, NodePhase, NodeRole, ProvisionRequest, RemovalEvidence,
     ResolvedGroup, Slot,

@@ -15,11 +15,11 @@ use drover_emulators::{
     Made,
     metal::{Metal, MetalSettings},
 };
+use drover_platform::templates::Templates;
 use drover_platform_cloud::{
     PlatformServer,
     cloud::CloudDriver,
     drivers::metal::{self, FirewallSettings, Settings},
-    templates::Templates,
 };
 use drover_proto::platform::v1::{
     Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DiscoverRequest,

@@ -23,11 +23,10 @@ use async_trait::async_trait;
 use drover_client::{OrchestratorClient, in_process};
 use drover_core::{Error, Reason, Result};
 use drover_orchestrator::{Connector, Hooks, Orchestrator, Point};
+use drover_platform::{clock::Clock, templates::Templates};
 use drover_platform_cloud::{
     PlatformServer,
-    clock::Clock,
     drivers::simulated::{Death, Simulated, SimulatedHandle, SimulatedSettings},
-    templates::Templates,
 };
 use drover_proto::{
     orchestrator::v1 as pb,

@@ -34,7 +34,7 @@ use self::{
     wanted::{Network, Source, Wanted},
 };
 use super::{Aws, catalogue::filter, errors};
-use crate::infrastructure::{Infrastructure, Owner, Progress};
+use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
 
 /// When to ask again while something is on its way.
 const SOON: Duration = Duration::from_secs(1);

@@ -163,7 +163,7 @@ fn text(plain: &str) -> String {
             out.push(char::from(byte));
         } else {
             out.push('_');
-            out.push_str(&crate::identity::hex(&[byte]));
+            out.push_str(&drover_platform::identity::hex(&[byte]));
         }
     }
     out

@@ -4,10 +4,8 @@ use drover_core::{Error, Result};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::{
-    cloud::Launch,
-    identity::{Identity, hex},
-};
+use crate::cloud::Launch;
+use drover_platform::identity::{Identity, hex};
 
 /// Longest name of a machine.
 const MAX: usize = 63;

@@ -32,7 +32,7 @@ use super::{
     spec::ProcessSpec,
     state::{DATA, SPEC},
 };
-use crate::driver::{ExecInput, ExecOutput};
+use drover_platform::driver::{ExecInput, ExecOutput};
 
 /// Exit code of a command that is not there, as of a shell.
 const NOT_FOUND: i32 = 127;

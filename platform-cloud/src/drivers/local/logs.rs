@@ -17,7 +17,7 @@ use super::{
     node::{Node, blocking},
     state::{LOG, OLD_LOG},
 };
-use crate::driver::LogStream;
+use drover_platform::driver::LogStream;
 
 /// Size in bytes above which a log becomes the old log. At most twice as much is kept of each node.
 const MAX_LOG: u64 = 16 * 1024 * 1024;

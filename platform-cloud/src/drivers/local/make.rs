@@ -23,7 +23,7 @@ use super::{
     spec::{self, ProcessFile, Site},
     state::{DATA, Record},
 };
-use crate::{
+use drover_platform::{
     driver::{Batch, Outcome, Place},
     identity::{Identity, hex},
 };

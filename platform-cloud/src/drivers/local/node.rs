@@ -35,7 +35,7 @@ use super::{
     spec::endpoint,
     state::{EXIT, Exit, LOCK, NODE, PROCESS, REMOVAL, Record, Removal, StateDir},
 };
-use crate::driver::Found;
+use drover_platform::driver::Found;
 
 /// Longest time for which a launcher may be silent. It needs milliseconds; a machine that swaps may need seconds.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);

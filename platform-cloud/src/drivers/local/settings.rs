@@ -14,7 +14,7 @@ use drover_templates::EmbeddedFile;
 use serde_json::json;
 
 use super::{Shared, make::text, place};
-use crate::driver::Description;
+use drover_platform::driver::Description;
 
 /// The shipped templates: `agent` for clusters that name no store, and `redis`.
 pub const CATALOGUE: &[EmbeddedFile] = &[

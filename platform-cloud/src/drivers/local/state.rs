@@ -38,7 +38,7 @@ use super::{
     process::ProcessId,
     spec::{File, ProcessSpec, User},
 };
-use crate::identity::Identity;
+use drover_platform::identity::Identity;
 
 pub(super) const DATA: &str = "data";
 pub(super) const EXIT: &str = "exit.json";

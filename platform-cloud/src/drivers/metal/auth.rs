@@ -9,7 +9,7 @@ use drover_core::{Error, Reason, Result};
 use sha2::{Digest, Sha256};
 
 use super::Settings;
-use crate::identity::hex;
+use drover_platform::identity::hex;
 
 /// Characters of a salt.
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";

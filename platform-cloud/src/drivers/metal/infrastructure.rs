@@ -28,10 +28,8 @@ use super::{
     hostname,
     machine::{Fields, claimed, fits, networks},
 };
-use crate::{
-    cloud::CLUSTER,
-    infrastructure::{Infrastructure, Owner, Progress},
-};
+use crate::cloud::CLUSTER;
+use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
 
 const NETWORK: &str = "network";
 const ENDPOINT: &str = "endpoint";

@@ -20,12 +20,12 @@ use super::{
     placement,
     world::{World, number},
 };
-use crate::driver::{
+use crate::placement::Placer;
+use drover_platform::driver::{
     Batch, Change, Changes, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
     Listing, Live, LogStream, Outcome, Place, Target,
 };
-use crate::infrastructure::Infrastructure;
-use crate::placement::Placer;
+use drover_platform::infrastructure::Infrastructure;
 
 /// Longest time that a call may take here before it has made something or never will.
 const MAX_CREATION: Duration = Duration::from_secs(10);
@@ -334,7 +334,7 @@ impl Driver for Simulated {
 
     async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
         if node.phase() == NodePhase::Pending && !request.follow || request.previous {
-            return Err(crate::access::not_running(&node.node_id));
+            return Err(drover_platform::driver::not_running(&node.node_id));
         }
         let lines = [
             format!(
@@ -367,7 +367,7 @@ impl Driver for Simulated {
     /// `echo` writes its arguments, `cat` its input, `false` ends with 1; everything else ends well at once.
     async fn exec(&self, node: &Node, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
         if node.phase() != NodePhase::Running {
-            return Err(crate::access::not_running(&node.node_id));
+            return Err(drover_platform::driver::not_running(&node.node_id));
         }
         let exit = |code| stream::once(async move { Ok(output(Output::ExitCode(code))) });
         let program = start

@@ -10,7 +10,7 @@ use super::{
     faults::{Death, Fault, Operation},
     world::number,
 };
-use crate::identity::Identity;
+use drover_platform::identity::Identity;
 
 /// How often a slot was made.
 #[derive(Clone, Debug, PartialEq, Eq)]

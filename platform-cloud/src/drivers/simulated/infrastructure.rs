@@ -15,7 +15,7 @@ use super::{
     Simulated,
     faults::{Operation, lost},
 };
-use crate::infrastructure::{Infrastructure, Owner, Progress};
+use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
 
 /// The kinds in the order in which they are made; they are released the other way round.
 const KINDS: [&str; 3] = ["network", "endpoint", "firewall"];

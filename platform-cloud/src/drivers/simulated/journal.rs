@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::identity::Identity;
+use drover_platform::identity::Identity;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

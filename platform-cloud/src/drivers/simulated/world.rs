@@ -20,7 +20,7 @@ use super::{
     settings::SimulatedSettings,
     timers::{Event, Timers},
 };
-use crate::{
+use drover_platform::{
     clock::{Clock, timestamp},
     driver::{Change, Changes, Found, Target},
     identity::Identity,

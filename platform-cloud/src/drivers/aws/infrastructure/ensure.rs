@@ -15,7 +15,7 @@ use super::{
     seen::{Address, Gateway, Group, KIND, RESOURCE, SEQUENCE, Subnet, Thing, Vpc},
     wanted::{Endpoint, to_tag},
 };
-use crate::infrastructure::{Owner, Progress};
+use drover_platform::infrastructure::{Owner, Progress};
 
 /// Names of the resources there is one of.
 const MAIN: &str = "main";

@@ -7,11 +7,8 @@ use super::{
     super::{Aws, machines},
     Seen, TARGETS,
 };
-use crate::{
-    cloud::{Filter, Machine},
-    identity::Identity,
-    infrastructure::Owner,
-};
+use crate::cloud::{Filter, Machine};
+use drover_platform::{identity::Identity, infrastructure::Owner};
 
 impl Aws {
     /// Leads the address to a node that runs, if it does not already. Answers phase and message of the endpoint; `None`:

@@ -9,7 +9,7 @@ use super::{
     BORROWED, CLUSTER, Kind, LATER, OWNER, PORT, SOON, Seen, TARGETS,
     seen::{Address, Gateway, KIND, RESOURCE, SEQUENCE, Thing},
 };
-use crate::infrastructure::{Owner, Progress};
+use drover_platform::infrastructure::{Owner, Progress};
 
 /// What is left after an attempt to free everything.
 pub(super) struct Left {

@@ -11,7 +11,7 @@ use super::{
     cidr::Cidr,
     rules::Rule,
 };
-use crate::infrastructure::Owner;
+use drover_platform::infrastructure::Owner;
 
 pub(super) const OWNER: &str = "drover.dev/owner";
 pub(super) const CLUSTER: &str = "drover.dev/cluster";

@@ -18,7 +18,8 @@ use super::{
     ENDPOINT, FIREWALL, NETWORK,
     plan::{NetworkPlan, Plan},
 };
-use crate::{cloud::CLUSTER, infrastructure::Owner};
+use crate::cloud::CLUSTER;
+use drover_platform::infrastructure::Owner;
 
 pub(super) const OWNER: &str = "drover.dev/owner";
 pub(super) const SEQUENCE: &str = "drover.dev/sequence";

@@ -17,7 +17,7 @@ use super::{
     FIELDS,
     found::Found,
 };
-use crate::identity::hex;
+use drover_platform::identity::hex;
 
 /// Most ports that the ranges of one rule may stand for: the API takes single ports only.
 const MAX_PORTS: usize = 256;

@@ -294,6 +294,15 @@ pub fn lacks(capability: Capability) -> Error {
     .with_metadata("capability", name)
 }
 
+/// The error for a node that does not run.
+#[must_use]
+pub fn not_running(node_id: &str) -> Error {
+    Error::new(
+        Reason::NodeNotRunning,
+        format!("node {node_id:?} does not run"),
+    )
+}
+
 /// The index of a slot that has passed the checks of the common layer.
 #[must_use]
 pub fn index(slot: &Slot) -> u32 {

@@ -78,7 +78,7 @@ impl Batch {
 
     /// How long a create may be started.
     #[must_use]
-    pub(crate) fn lifetime(&self) -> Arc<Lifetime> {
+    pub fn lifetime(&self) -> Arc<Lifetime> {
         Arc::clone(&self.lifetime)
     }
 
@@ -130,7 +130,9 @@ impl Lifetime {
         }
     }
 
-    pub(crate) fn lasts(&self) -> bool {
+    /// Whether some caller still waits.
+    #[must_use]
+    pub fn lasts(&self) -> bool {
         let now = Instant::now();
         self.callers
             .lock()

@@ -160,7 +160,7 @@ pub fn fingerprint(request: &ProvisionRequest) -> String {
 
 /// Lower-case hexadecimal.
 #[must_use]
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes
         .iter()

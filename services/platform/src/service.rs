@@ -20,7 +20,7 @@ pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send
 
 /// `PlatformService` over a [`Platform`].
 #[derive(Clone)]
-pub struct Service(pub(crate) Arc<Platform>);
+pub(crate) struct Service(pub(crate) Arc<Platform>);
 
 fn answer<T>(outcome: Result<T, Error>) -> Result<Response<T>, Status> {
     outcome

@@ -7,7 +7,7 @@ use std::{
 };
 
 use drover_convert::error::{from_status, to_status};
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
@@ -324,15 +324,6 @@ fn chunk(content: Content) -> Chunk {
     Chunk {
         content: Some(content),
     }
-}
-
-/// The error for a node that does not run.
-#[must_use]
-pub(crate) fn not_running(node_id: &str) -> Error {
-    Error::new(
-        Reason::NodeNotRunning,
-        format!("node {node_id:?} does not run"),
-    )
 }
 
 #[cfg(test)]

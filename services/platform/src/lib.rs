@@ -1,0 +1,26 @@
+//! What every platform server has in common: one [`driver::Driver`] trait for backends, and above it, written once, the
+//! checks, fences, idempotency, paging, watches and templates of `platform.v1`.
+
+mod access;
+pub mod batch;
+mod changelog;
+mod check;
+pub mod clock;
+mod discover;
+pub mod driver;
+pub mod feed;
+mod fences;
+pub mod identity;
+pub mod infrastructure;
+mod limits;
+mod observer;
+mod platform;
+mod provision;
+mod remove;
+mod server;
+mod service;
+pub mod templates;
+mod watch;
+
+pub use platform::Platform;
+pub use server::PlatformServer;
