@@ -48,6 +48,13 @@ pub trait Cloud: Send + Sync + 'static {
     /// the API shows them; or an error, never a short list. All pages.
     async fn list(&self, filter: &Filter) -> Result<Listed>;
 
+    /// These machines as they are now, those that are not found left out, if that costs less than listing everything.
+    /// `None`: it does not.
+    async fn look(&self, machines: Vec<Machine>) -> Result<Option<Vec<Machine>>> {
+        let _ = machines;
+        Ok(None)
+    }
+
     /// Makes the machines of one launch, each with its tags from the first moment. Answers one outcome a slot, in their
     /// order. The call that creates goes through [`Gate::create`]. One attempt: nothing is tried again unless the API promises that the first one did nothing (the [`Gate`]
     /// does that for throttling).

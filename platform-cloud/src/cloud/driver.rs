@@ -29,6 +29,10 @@ use drover_platform::{
 /// How long a failure domain that had no room is tried last.
 const FULL_FOR: Duration = Duration::from_secs(30);
 
+/// How long a reading of where a cluster's machines are serves for placing more of them, beside what was made and removed
+/// here since. Requests of one cluster come in bursts, and each would read all that those before it have made.
+const SEATS_FOR: Duration = Duration::from_secs(5);
+
 /// A cloud as a platform.
 pub struct CloudDriver<C> {
     cloud: Arc<C>,
@@ -45,12 +49,24 @@ struct Known {
     made: HashMap<String, (Machine, Instant)>,
     /// Machines whose removal was accepted, by id.
     removed: HashMap<String, Instant>,
+    /// Where the living machines of a cluster are, since when that was read, by cluster.
+    seats: HashMap<String, (Vec<Seat>, Instant)>,
     /// Failure domains without room, by node class and domain.
     full: HashMap<(String, String), Instant>,
-    /// Whether the last complete reading showed something on its way to another phase.
-    moving: bool,
+    /// Machines that were on their way to another phase when they were last seen, by id.
+    moving: HashMap<String, Machine>,
+    /// Whether something was removed since the last complete reading.
+    removing: bool,
     /// Creations under way.
     creating: usize,
+}
+
+/// Where a machine is.
+#[derive(Clone)]
+struct Seat {
+    id: String,
+    group: String,
+    failure_domain: String,
 }
 
 /// A creation under way. Until it ends the backend is not read more often than usual: that would only slow it down.
@@ -131,13 +147,11 @@ impl<C: Cloud> CloudDriver<C> {
             .filter(|machine| filter.fits(machine) && !known.removed.contains_key(&machine.id));
         listed.machines.extend(unseen.cloned());
         if *filter == Filter::All {
-            known.moving = listed.machines.iter().any(|machine| {
-                tags::decode(&machine.tags, machine.launch_index, &machine.name).is_some()
-                    && matches!(
-                        machine.phase,
-                        NodePhase::Pending | NodePhase::Deprovisioning
-                    )
-            });
+            let moving = listed.machines.iter().filter(|machine| is_moving(machine));
+            known.moving = moving
+                .map(|machine| (machine.id.clone(), machine.clone()))
+                .collect();
+            known.removing = false;
         }
         Ok(listed)
     }
@@ -287,6 +301,13 @@ impl<C: Cloud> CloudDriver<C> {
                     let mut known = self.known.lock();
                     // Physical machines have the same id in every life.
                     known.removed.remove(&machine.id);
+                    if let Some((seats, _)) = known.seats.get_mut(&slot.identity.cluster_id) {
+                        seats.push(Seat {
+                            id: machine.id.clone(),
+                            group: slot.identity.group.clone(),
+                            failure_domain: machine.failure_domain.clone(),
+                        });
+                    }
                     known
                         .made
                         .insert(machine.id.clone(), (*machine, Instant::now()));
@@ -328,25 +349,63 @@ impl<C: Cloud> CloudDriver<C> {
                 .as_ref()
                 .map_or("", |cluster| &cluster.id);
             let path = group.map_or("", |group| &group.path);
-            for machine in self
-                .read(&Filter::Cluster(cluster.to_owned()))
-                .await?
-                .machines
-            {
-                let dead = matches!(
-                    machine.phase,
-                    NodePhase::Deprovisioning | NodePhase::Terminated | NodePhase::Failed
-                );
-                if let Some(identity) =
-                    tags::decode(&machine.tags, machine.launch_index, &machine.name)
-                    && !dead
-                {
-                    placer.count(&machine.failure_domain, identity.group == path);
-                }
+            for seat in self.seats(cluster).await? {
+                placer.count(&seat.failure_domain, seat.group == path);
             }
         }
         Ok(placer)
     }
+
+    /// Where the living machines of a cluster are.
+    async fn seats(&self, cluster: &str) -> Result<Vec<Seat>> {
+        let began = Instant::now();
+        if let Some((seats, since)) = self.known.lock().seats.get(cluster)
+            && *since + SEATS_FOR > began
+        {
+            return Ok(seats.clone());
+        }
+        let listed = self.read(&Filter::Cluster(cluster.to_owned())).await?;
+        let seats: Vec<Seat> = listed.machines.iter().filter_map(seat).collect();
+        let mut known = self.known.lock();
+        // Another reading may have ended meanwhile, and more been made since it began.
+        let (kept, _) = known
+            .seats
+            .entry(cluster.to_owned())
+            .and_modify(|(kept, since)| {
+                if *since < began {
+                    (*kept, *since) = (seats.clone(), began);
+                }
+            })
+            .or_insert((seats, began));
+        Ok(kept.clone())
+    }
+}
+
+/// Whether a machine of ours is on its way to another phase.
+fn is_moving(machine: &Machine) -> bool {
+    matches!(
+        machine.phase,
+        NodePhase::Pending | NodePhase::Deprovisioning
+    ) && tags::decode(&machine.tags, machine.launch_index, &machine.name).is_some()
+}
+
+/// Whether a machine was only just made, and more of it will be known soon.
+fn is_new(machine: &Machine) -> bool {
+    machine.phase != NodePhase::Running || machine.addresses.is_empty()
+}
+
+/// Where a living machine of a cluster is. `None`: it is dead, or not ours.
+fn seat(machine: &Machine) -> Option<Seat> {
+    let dead = matches!(
+        machine.phase,
+        NodePhase::Deprovisioning | NodePhase::Terminated | NodePhase::Failed
+    );
+    let identity = tags::decode(&machine.tags, machine.launch_index, &machine.name);
+    identity.filter(|_| !dead).map(|identity| Seat {
+        id: machine.id.clone(),
+        group: identity.group,
+        failure_domain: machine.failure_domain.clone(),
+    })
 }
 
 /// Whether nodes are checked before their infrastructure is made.
@@ -366,6 +425,7 @@ impl Known {
     fn forget(&mut self, now: Instant, visibility: Duration) {
         self.made.retain(|_, (_, since)| *since + visibility > now);
         self.removed.retain(|_, since| *since + visibility > now);
+        self.seats.retain(|_, (_, since)| *since + SEATS_FOR > now);
         self.full.retain(|_, since| *since + FULL_FOR > now);
     }
 }
@@ -540,7 +600,10 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         let mut known = self.known.lock();
         known.removed.insert(target.node_id.clone(), Instant::now());
         known.made.remove(&target.node_id);
-        known.moving = true;
+        known.removing = true;
+        if let Some((seats, _)) = known.seats.get_mut(&target.cluster_id) {
+            seats.retain(|seat| seat.id != target.node_id);
+        }
         drop(known);
         Ok(Deleted {
             state: removed.into(),
@@ -599,9 +662,47 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         self.cloud.infrastructure()
     }
 
+    async fn look(&self) -> Result<Option<Vec<Node>>> {
+        let pending: Vec<Machine> = {
+            let known = self.known.lock();
+            let made = known.made.values().map(|(machine, _)| machine);
+            let moving = known
+                .moving
+                .values()
+                .chain(made.filter(|made| is_new(made)));
+            // A removal is complete when the machine is not listed any more, which only a list shows.
+            if known.removing
+                || moving
+                    .clone()
+                    .any(|machine| machine.phase != NodePhase::Pending)
+            {
+                return Ok(None);
+            }
+            moving.cloned().collect()
+        };
+        let Some(machines) = self.cloud.look(pending).await? else {
+            return Ok(None);
+        };
+        let mut known = self.known.lock();
+        let mut nodes = Vec::with_capacity(machines.len());
+        for machine in machines {
+            nodes.push(self.found(&machine).node);
+            if let Some((made, _)) = known.made.get_mut(&machine.id) {
+                *made = machine;
+            } else if is_moving(&machine) {
+                known.moving.insert(machine.id.clone(), machine);
+            } else {
+                known.moving.remove(&machine.id);
+            }
+        }
+        Ok(Some(nodes))
+    }
+
     fn next_poll(&self) -> Option<Duration> {
         let known = self.known.lock();
-        let soon = known.creating == 0 && (known.moving || !known.made.is_empty());
+        let mut made = known.made.values().map(|(machine, _)| machine);
+        let soon =
+            known.creating == 0 && (known.removing || !known.moving.is_empty() || made.any(is_new));
         soon.then(|| self.settings.pending_poll_interval())
     }
 

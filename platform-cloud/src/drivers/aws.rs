@@ -25,7 +25,9 @@ use tokio::time::Instant;
 
 pub use settings::{ImagePattern, Settings};
 
-use crate::cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed, TagLimits};
+use crate::cloud::{
+    AddressSource, Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed, TagLimits,
+};
 use api::Api;
 use catalogue::Catalogue;
 use drover_platform::{driver::Deletion, infrastructure::Infrastructure};
@@ -44,6 +46,10 @@ const NEW_PATIENCE: Duration = Duration::from_secs(5);
 const NEW_PAUSE: Duration = Duration::from_millis(200);
 /// Launches at once: more meet EC2's own limit on `RunInstances`.
 const CONCURRENT_LAUNCHES: usize = 4;
+
+/// Most pending instances whose states are asked for by id, a hundred in a call. Those of more are read with everything
+/// else, so that the calls stay few.
+const MAX_LOOK: usize = 1000;
 
 /// EC2 in one account and region.
 pub struct Aws {
@@ -260,6 +266,16 @@ impl Cloud for Aws {
             machines: machines::list(&self.api, filter).await?,
             warnings: Vec::new(),
         })
+    }
+
+    async fn look(&self, machines: Vec<Machine>) -> Result<Option<Vec<Machine>>> {
+        // Private addresses are known from the first moment; others only a list shows.
+        let known = self.settings.common.agent.address == AddressSource::Private
+            && machines.iter().all(|machine| !machine.addresses.is_empty());
+        if !known || machines.len() > MAX_LOOK {
+            return Ok(None);
+        }
+        machines::look(&self.api, &machines).await.map(Some)
     }
 
     async fn create(&self, launch: &Launch) -> Vec<Created> {

@@ -112,6 +112,12 @@ pub trait Driver: Send + Sync + 'static {
         None
     }
 
+    /// The nodes that were on their way to another phase, as they are now, if that costs less than reading everything.
+    /// Nothing is concluded from a node that is missing here. `None`: it does not.
+    async fn look(&self) -> Result<Option<Vec<Node>>> {
+        Ok(None)
+    }
+
     /// When a polled backend is to be read again sooner than usual, as something there is on its way.
     fn next_poll(&self) -> Option<Duration> {
         None

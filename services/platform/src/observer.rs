@@ -256,22 +256,49 @@ impl Observer {
         self.hurry();
     }
 
+    /// Looks again at what is on its way. Answers whether that was possible without reading everything.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(crate) async fn look(&self) -> Result<bool> {
+        let began = Instant::now();
+        let Some(nodes) = self.driver.look().await? else {
+            return Ok(false);
+        };
+        let mut changed = Vec::new();
+        let mut state = self.state.lock();
+        for node in nodes {
+            let key = key(&node);
+            if let Some(known) = state.polled.get_mut(&key)
+                && known.changed <= began
+                && *known.node != node
+            {
+                known.node = Arc::new(node);
+                known.changed = began;
+                changed.push(key);
+            }
+        }
+        drop(state);
+        for key in changed {
+            self.log.changed(&key.cluster_id, &key.node_id);
+        }
+        Ok(true)
+    }
+
     /// Something at the backend is on its way, which the driver knows by now.
     pub(crate) fn hurry(&self) {
         self.hurry.notify_one();
     }
 
-    /// Waits until the backend is to be read again: after the usual interval, or after that of the driver while
-    /// something there is on its way.
-    pub(crate) async fn pause(&self, usual: Duration) {
+    /// Waits until the backend is to be read again: after the usual interval since the last reading, or after that of
+    /// the driver while something there is on its way. Answers whether the usual interval has passed.
+    pub(crate) async fn pause(&self, read: Instant, usual: Duration) -> bool {
         let since = Instant::now();
         loop {
-            let interval = self
-                .driver
-                .next_poll()
-                .map_or(usual, |soon| soon.min(usual));
+            let soon = self.driver.next_poll().map(|soon| since + soon);
+            let due = soon.map_or(read + usual, |soon| soon.min(read + usual));
             tokio::select! {
-                () = tokio::time::sleep_until(since + interval) => return,
+                () = tokio::time::sleep_until(due) => return due == read + usual,
                 () = self.hurry.notified() => {}
             }
         }

@@ -10,6 +10,7 @@ use prost::Message;
 use prost_types::Struct;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
@@ -104,12 +105,21 @@ impl Platform {
 
     async fn poll(self: Arc<Self>) {
         loop {
+            let read = Instant::now();
             if let Err(error) = self.observer.read().await {
                 tracing::warn!(%error, "the backend could not be read");
             }
-            self.observer
-                .pause(limits::min_poll_interval(&self.driver.description().limits))
-                .await;
+            let usual = limits::min_poll_interval(&self.driver.description().limits);
+            while !self.observer.pause(read, usual).await {
+                match self.observer.look().await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        tracing::debug!(%error, "what is on its way cannot be read alone");
+                        break;
+                    }
+                }
+            }
         }
     }
 

@@ -205,6 +205,7 @@ impl World {
         match operation {
             "RunInstances" => self.run_instances(state, params, now),
             "DescribeInstances" => self.describe_instances(state, params, now),
+            "DescribeInstanceStatus" => self.describe_instance_status(state, params, now),
             "TerminateInstances" => self.terminate_instances(state, params, now),
             "StopInstances" => self.stop_instances(state, params, now),
             "StartInstances" => self.start_instances(state, params, now),
