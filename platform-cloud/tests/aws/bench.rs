@@ -28,14 +28,17 @@ use drover_platform_cloud::{
     cloud::CloudDriver,
     drivers::aws::{self, Settings},
 };
+use drover_proto::common::v1::chunk;
 use drover_proto::platform::v1::{
     Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DeprovisionState,
     DiscoverRequest, EnsureInfrastructureRequest, EnsureInfrastructureResponse, Fence,
     GetInfrastructureRequest, GetPlatformRequest, InfrastructureSpec, InfrastructureState, Node,
-    NodePhase, NodeRole, Platform, ProvisionRequest, ProvisionResponse,
+    NodeChange, NodePhase, NodeRole, NodeTarget, Platform, ProvisionRequest, ProvisionResponse,
     ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, ResolvedGroup, Resource, Slot,
-    bootstrap, infrastructure_service_client::InfrastructureServiceClient,
-    platform_service_client::PlatformServiceClient,
+    StreamLogsRequest, UpdateNodeRequest, bootstrap,
+    infrastructure_service_client::InfrastructureServiceClient,
+    node_access_service_client::NodeAccessServiceClient,
+    platform_service_client::PlatformServiceClient, update_node_request,
 };
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -366,6 +369,50 @@ impl Bench {
         outcome
             .map(tonic::Response::into_inner)
             .map_err(|status| from_status(&status))
+    }
+
+    /// Makes a node a standby with other labels.
+    pub(crate) async fn change(&self, node: &Node) -> UpdateNodeRequest {
+        UpdateNodeRequest {
+            expected_platform_uid: self.platform().await.uid,
+            fence: Some(self.fence()),
+            node_id: node.node_id.clone(),
+            expected_cluster_id: node.cluster_id.clone(),
+            expected_slot: node.slot.clone(),
+            update: Some(update_node_request::Update::Change(NodeChange {
+                role: NodeRole::Standby.into(),
+                set_labels: [("stage".to_owned(), "prod".to_owned())].into(),
+                remove_labels: vec!["team".to_owned()],
+            })),
+            ..UpdateNodeRequest::default()
+        }
+    }
+
+    /// The log of a node.
+    pub(crate) async fn log(&self, node: &Node, tail_lines: Option<u32>) -> String {
+        let request = StreamLogsRequest {
+            node: Some(NodeTarget {
+                expected_platform_uid: self.platform().await.uid,
+                node_id: node.node_id.clone(),
+                cluster_id: node.cluster_id.clone(),
+                expected_slot: node.slot.clone(),
+                ..NodeTarget::default()
+            }),
+            tail_lines,
+            as_text: true,
+            ..StreamLogsRequest::default()
+        };
+        let routes = self.server.lock().routes();
+        let mut client = NodeAccessServiceClient::new(drover_client::in_process(routes));
+        let mut stream = client.stream_logs(request).await.unwrap().into_inner();
+        let mut text = String::new();
+        while let Some(answer) = stream.message().await.unwrap() {
+            if let Some(chunk::Content::Text(piece)) = answer.chunk.and_then(|chunk| chunk.content)
+            {
+                text.push_str(&piece);
+            }
+        }
+        text
     }
 
     /// Removes a node until it is gone.

@@ -7,10 +7,7 @@ use drover_core::Reason;
 use drover_emulators::ec2::Ec2Settings;
 use drover_proto::{
     common::v1::AddressType,
-    platform::v1::{
-        NodePhase, NodeRole, Placement, Spread, SpreadScope, UnsatisfiableAction,
-        UpdateNodeRequest, update_node_request,
-    },
+    platform::v1::{NodePhase, NodeRole, Placement, Spread, SpreadScope, UnsatisfiableAction},
 };
 use serde_json::{Value, json};
 
@@ -275,25 +272,7 @@ async fn a_request_is_recognised_after_a_restart(bench: Bench) {
 async fn nodes_are_retagged(bench: Bench) {
     let (_, nodes) = bench.make(2, Value::Null).await;
     let node = &nodes[1];
-    let request = UpdateNodeRequest {
-        expected_platform_uid: bench.platform().await.uid,
-        fence: Some(drover_proto::platform::v1::Fence {
-            store_id: bench.owner.to_string(),
-            shard: 0,
-            epoch: 1,
-        }),
-        node_id: node.node_id.clone(),
-        expected_cluster_id: bench.cluster.clone(),
-        expected_slot: node.slot.clone(),
-        update: Some(update_node_request::Update::Change(
-            drover_proto::platform::v1::NodeChange {
-                role: NodeRole::Standby.into(),
-                set_labels: [("stage".to_owned(), "prod".to_owned())].into(),
-                remove_labels: vec!["team".to_owned()],
-            },
-        )),
-        ..UpdateNodeRequest::default()
-    };
+    let request = bench.change(node).await;
     bench.client().update_node(request).await.unwrap();
     let changed = bench.node(&node.node_id).await.unwrap();
     assert_eq!(changed.role(), NodeRole::Standby);
@@ -304,6 +283,26 @@ async fn nodes_are_retagged(bench: Bench) {
     assert_eq!(
         bench.node(&nodes[0].node_id).await.unwrap().role(),
         NodeRole::Active
+    );
+}
+
+// moto has no text in its consoles.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_console_of_a_node_is_its_log() {
+    let bench = Bench::emulator().await;
+    let (_, nodes) = bench.make(1, Value::Null).await;
+    let node = &nodes[0];
+    until("it runs", || async {
+        let node = bench.node(&node.node_id).await?;
+        (node.phase() == NodePhase::Running).then_some(())
+    })
+    .await;
+    let whole = bench.log(node, None).await;
+    assert!(whole.starts_with("[    0.000000] Linux"), "{whole}");
+    let last = bench.log(node, Some(1)).await;
+    assert!(
+        last.ends_with("login: ") && !last.contains("Linux"),
+        "{last}"
     );
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use drover_core::{Class, Reason};
 use drover_emulators::{Fault, ec2::Ec2Settings};
-use drover_proto::platform::v1::{DeprovisionState, Node, ProvisionRequest};
+use drover_proto::platform::v1::{DeprovisionState, Node, NodeRole, ProvisionRequest};
 use serde_json::Value;
 
 use crate::bench::{Bench, index, until};
@@ -141,6 +141,40 @@ async fn whatever_befalls_a_removal_the_node_goes_and_no_other() {
         bench.remove(&nodes[1]).await;
     }
     assert_eq!(bench.left(), vec![]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_a_change_of_labels_it_is_whole_in_the_end() {
+    let bench = Bench::emulator().await;
+    for call in ["CreateTags", "DeleteTags"] {
+        for (what, fault, dies) in faults() {
+            let what = format!("{call}, {what}");
+            let (_, nodes) = bench.make(2, Value::Null).await;
+            let change = bench.change(&nodes[0]).await;
+            bench.ec2().control().fail_next(call, fault);
+            let _ = bench.client().update_node(change.clone()).await;
+            assert_eq!(bench.ec2().control().faults_left(), 0, "{what}");
+            if dies {
+                bench.restart().await;
+            }
+            until("the change is made", || async {
+                bench.client().update_node(change.clone()).await.ok()
+            })
+            .await;
+            let changed = bench.node(&nodes[0].node_id).await.unwrap();
+            assert_eq!(changed.role(), NodeRole::Standby, "{what}");
+            let labels = [("stage".to_owned(), "prod".to_owned())];
+            assert_eq!(changed.labels, labels.into(), "{what}");
+            assert_eq!(changed.slot, nodes[0].slot, "{what}");
+            let other = bench.node(&nodes[1].node_id).await.unwrap();
+            assert_eq!(other.role(), NodeRole::Active, "{what}");
+            assert_eq!(other.labels, nodes[1].labels, "{what}");
+            for node in &nodes {
+                bench.remove(node).await;
+            }
+        }
+    }
+    assert_eq!(bench.left(), vec![], "0 leaked");
 }
 
 #[tokio::test(flavor = "multi_thread")]

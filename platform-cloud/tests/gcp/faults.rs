@@ -293,9 +293,9 @@ fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
     }
 }
 
-async fn labels_meet(name: &str, fault: Fault) {
+async fn labels_meet(name: &str, fault: Fault, dies: bool) {
     let what = format!("{LABELS}, {name}");
-    let bench = bench().await;
+    let mut bench = bench().await;
     let node = bench
         .provision_until_known(&bench.request(1))
         .await
@@ -306,6 +306,10 @@ async fn labels_meet(name: &str, fault: Fault) {
         .retag_by_hand(&node.node_id, &[("their_own", Some("as_it_is"))]);
     bench.gce.control().fail_next(LABELS, fault);
     let update = standby(&bench, &node);
+    if dies {
+        let _ = bench.client().update_node(update.clone()).await;
+        bench.crash().await;
+    }
     until(&what, || async {
         bench.client().update_node(update.clone()).await.ok()
     })
@@ -342,9 +346,15 @@ async fn labels_that_meet_any_fault_are_set_in_the_end_and_others_stay() {
         "changed by somebody else meanwhile",
         Fault::refuse(412, "conditionNotMet", "Fingerprint"),
     ));
-    all(faults
+    let mut cases: Vec<_> = faults
         .into_iter()
-        .map(|(name, fault)| labels_meet(name, fault)))
+        .map(|(name, fault)| (name, fault, false))
+        .collect();
+    cases.push(("crash before", Fault::Refused, true));
+    cases.push(("crash after", Fault::LoseAnswer, true));
+    all(cases
+        .into_iter()
+        .map(|(name, fault, dies)| labels_meet(name, fault, dies)))
     .await;
 }
 
