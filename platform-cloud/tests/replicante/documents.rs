@@ -67,7 +67,7 @@ async fn wrong_documents_are_refused_with_the_paths_of_their_fields() {
         (
             r#""size": 3"#,
             r#""size": 9007199254740993"#,
-            "cluster.attributes",
+            "cluster.attributes.tier.size",
         ),
         (r#""count": 2"#, r#""count": 65536"#, "provision.count"),
         (r#""count": 2"#, r#""count": -1"#, "provision.count"),

@@ -223,13 +223,14 @@ impl<'a> Part<'a> {
     }
 
     fn attributes(&self, check: &mut Checker) -> Map<String, Value> {
-        match self.get(&["attributes"]) {
-            None => Map::new(),
-            Some((path, value)) => value.as_object().cloned().unwrap_or_else(|| {
-                check.wrong(path, format!("expected an object, found {}", kind(value)));
-                Map::new()
-            }),
-        }
+        let Some((path, value)) = self.get(&["attributes"]) else {
+            return Map::new();
+        };
+        exact(check, &path, value);
+        value.as_object().cloned().unwrap_or_else(|| {
+            check.wrong(path, format!("expected an object, found {}", kind(value)));
+            Map::new()
+        })
     }
 
     fn count(&self, check: &mut Checker) -> u16 {
@@ -294,6 +295,32 @@ impl<'a> Part<'a> {
             );
         }
         groups
+    }
+}
+
+/// Refuses whole numbers that would not arrive as they are: values travel as floating-point numbers.
+fn exact(check: &mut Checker, path: &str, value: &Value) {
+    const MOST: u64 = 1 << 53;
+    match value {
+        Value::Number(number) => {
+            let magnitude = number
+                .as_u64()
+                .or_else(|| number.as_i64().map(i64::unsigned_abs));
+            if magnitude.is_some_and(|magnitude| magnitude > MOST) {
+                check.wrong(path, "is a whole number beyond 2^53; write it as a string");
+            }
+        }
+        Value::Array(values) => {
+            for (at, value) in values.iter().enumerate() {
+                exact(check, &format!("{path}[{at}]"), value);
+            }
+        }
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                exact(check, &format!("{path}.{name}"), value);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
 }
 
