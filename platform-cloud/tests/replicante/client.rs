@@ -84,13 +84,17 @@ impl Site {
         replicante: ReplicanteSettings,
         server_settings: ServerSettings,
     ) -> Self {
-        let server = PlatformServer::open(settings.into())
-            .await
-            .unwrap()
-            .with_replicante(replicante);
-        let listener = listen(&server_settings).await.unwrap();
-        let stop = Shutdown::new();
-        let running = spawn(server.service(), listener, &server_settings, stop).unwrap();
+        let server = PlatformServer::open(settings.into()).await.unwrap();
+        Self::on(server.with_replicante(replicante), &server_settings).await
+    }
+
+    pub(crate) async fn of(server: PlatformServer) -> Self {
+        Self::on(server, &ServerSettings::default()).await
+    }
+
+    async fn on(server: PlatformServer, settings: &ServerSettings) -> Self {
+        let listener = listen(settings).await.unwrap();
+        let running = spawn(server.service(), listener, settings, Shutdown::new()).unwrap();
         Self { server, running }
     }
 

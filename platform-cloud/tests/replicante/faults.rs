@@ -1,11 +1,20 @@
 //! Backends that fail, and clients that repeat.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use drover_core::{Error, Reason};
-use drover_platform::ReplicanteSettings;
-use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
-use drover_proto::platform::v1::Node;
+use async_trait::async_trait;
+use drover_core::{Error, Reason, Result};
+use drover_platform::{
+    ReplicanteSettings,
+    clock::Clock,
+    driver::{Batch, Deleted, Deletion, Description, Driver, Listing, Outcome, Target},
+    templates::Templates,
+};
+use drover_platform_cloud::{
+    PlatformServer,
+    drivers::simulated::{Fault, Operation, Simulated, SimulatedSettings},
+};
+use drover_proto::platform::v1::{Node, Warning};
 use drover_server::ServerSettings;
 use futures::future::join_all;
 use uuid::Uuid;
@@ -36,6 +45,66 @@ async fn what_cannot_be_read_whole_is_an_error_and_no_short_list() {
     );
     site.provision(SDK).await.refused(503);
     assert_eq!(backend.len(), 2);
+}
+
+/// A backend that could not read something.
+struct Unreadable {
+    inner: Arc<Simulated>,
+    warning: Warning,
+}
+
+#[async_trait]
+impl Driver for Unreadable {
+    fn description(&self) -> Description {
+        self.inner.description()
+    }
+
+    async fn check(&self, batch: &Batch) -> Result<()> {
+        self.inner.check(batch).await
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        let mut listing = self.inner.list().await?;
+        listing.warnings.push(self.warning.clone());
+        Ok(listing)
+    }
+
+    async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        self.inner.create(batch).await
+    }
+
+    async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
+        self.inner.delete(target, options).await
+    }
+}
+
+async fn unreadable(cluster_id: Option<&str>, id: Option<&str>) -> Site {
+    let inner = Simulated::open(SimulatedSettings::default(), Clock::start()).unwrap();
+    let warning = Warning {
+        message: "a pod has labels that nobody understands".to_owned(),
+        cluster_id: cluster_id.map(str::to_owned),
+        id: id.map(str::to_owned),
+        ..Warning::default()
+    };
+    let driver = Arc::new(Unreadable { inner, warning });
+    Site::of(PlatformServer::with_driver(driver, Templates::Anything).unwrap()).await
+}
+
+#[tokio::test]
+async fn an_unreadable_node_is_listed_or_the_list_is_refused() {
+    let site = unreadable(Some("orders"), Some("pod-7")).await;
+    let ids = site.provision(SDK).await.made();
+    let mut expected = vec!["pod-7".to_owned()];
+    expected.extend(ids);
+    assert_eq!(site.discovered("orders").await, expected);
+    for (cluster_id, id) in [(None, None), (None, Some("pod-7")), (Some("orders"), None)] {
+        let site = unreadable(cluster_id, id).await;
+        let body = site.send("GET", "/discover", &[], b"").await.refused(503);
+        assert!(
+            body["error_cause"].as_str().unwrap().contains("labels"),
+            "{body}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -32,6 +32,10 @@
 //! | 500, 502, 503, 504 | a defect, the platform's credentials, nothing to be had or the backend away (`Retry-After`), too late |
 //!
 //! No answer is 404: clients take that for a wrong address and drop the body.
+//!
+//! A platform binary has it without doing anything: [`crate::PlatformServer::service`] brings the routes along. To make it
+//! configurable, the binary has a field `replicante: ReplicanteSettings` (with serde's default) in the settings of its file,
+//! and calls [`crate::PlatformServer::with_replicante`] with it before it asks for the service.
 
 mod answer;
 mod deprovision;

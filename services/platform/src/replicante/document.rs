@@ -55,6 +55,9 @@ impl Provision {
         let cluster = root.object(&mut check, "cluster");
         let provision = root.object(&mut check, "provision");
         let cluster_id = cluster.name(&mut check, &["cluster_id"]);
+        if !cluster_id.is_empty() {
+            check.cluster("cluster.cluster_id", &cluster_id);
+        }
         let store = cluster.text(&mut check, &["store"]).unwrap_or_default();
         let version = cluster.text(&mut check, &VERSION).unwrap_or_default();
         let attributes = cluster.attributes(&mut check);
@@ -94,6 +97,7 @@ impl Deprovision {
         let root = root(&mut check, document);
         let cluster_id = root.name(&mut check, &["cluster_id"]);
         let node_id = root.name(&mut check, &["node_id"]);
+        check.word("node_id", &node_id);
         check.finish()?;
         Ok(Self {
             cluster_id,

@@ -35,6 +35,8 @@ pub(super) struct Seen {
     pub(super) began: Instant,
     /// How long a read may not show a node that exists.
     pub(super) visibility_delay: Duration,
+    /// How long after a call of unknown outcome a node may still come into being.
+    pub(super) creation_time: Duration,
     /// How long a request may be repeated.
     pub(super) request_memory: Duration,
 }
@@ -48,17 +50,30 @@ struct Plan {
     group_id: String,
     slots: Vec<Slot>,
     calls: usize,
-    /// When the last call ended. `None`: one is under way.
-    ended: Option<Instant>,
+    /// From when on a read shows all that it made. `None`: a call is under way.
+    visible: Option<Instant>,
 }
 
 /// The slots of a request, for one call. Dropping it ends the call.
 pub(super) struct Planned<'a> {
     pub(super) slots: Vec<Slot>,
-    /// Nothing was made, so the ordinals are free again.
-    pub(super) nothing_made: bool,
+    /// How the call ended.
+    pub(super) end: End,
     plans: &'a Plans,
     request_id: Uuid,
+    visibility_delay: Duration,
+    creation_time: Duration,
+}
+
+/// How a call ended, as far as its ordinals depend on it.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum End {
+    /// Nobody knows; something may still be made.
+    Unknown,
+    /// What was made is there.
+    Known,
+    /// Nothing was made: the ordinals are free again.
+    NothingMade,
 }
 
 impl Plans {
@@ -77,7 +92,7 @@ impl Plans {
             Some(plan) if !plan.is_for(wish) => return Err(reused(&wish.request_id.to_string())),
             Some(plan) => {
                 plan.calls += 1;
-                plan.ended = None;
+                plan.visible = None;
                 plan.slots.clone()
             }
             None => {
@@ -88,7 +103,7 @@ impl Plans {
                     group_id: wish.group_id.to_owned(),
                     slots: slots.clone(),
                     calls: 1,
-                    ended: None,
+                    visible: None,
                 };
                 plans.insert(wish.request_id, plan);
                 slots
@@ -96,9 +111,11 @@ impl Plans {
         };
         Ok(Planned {
             slots,
-            nothing_made: false,
+            end: End::Unknown,
             plans: self,
             request_id: wish.request_id,
+            visibility_delay: seen.visibility_delay,
+            creation_time: seen.creation_time,
         })
     }
 }
@@ -117,7 +134,7 @@ fn taken(plans: &HashMap<Uuid, Plan>, wish: Wish<'_>, seen: &Seen) -> HashSet<u3
         plan.cluster_id == wish.cluster_id
             && plan.group_id == wish.group_id
             // What ended long enough before the read began is in it, or gone again.
-            && plan.ended.is_none_or(|ended| ended + seen.visibility_delay >= seen.began)
+            && plan.visible.is_none_or(|visible| visible >= seen.began)
     };
     plans
         .values()
@@ -145,14 +162,16 @@ fn slots(wish: Wish<'_>, taken: &HashSet<u32>) -> Vec<Slot> {
 
 fn forget(plans: &mut HashMap<Uuid, Plan>, seen: &Seen) -> Result<()> {
     let now = Instant::now();
-    let keep = seen.visibility_delay.max(seen.request_memory);
-    plans.retain(|_, plan| plan.ended.is_none_or(|ended| now < ended + keep));
+    plans.retain(|_, plan| {
+        plan.visible
+            .is_none_or(|visible| now < visible + seen.request_memory)
+    });
     if plans.len() < MAX_PLANS {
         return Ok(());
     }
     let oldest = plans
         .iter()
-        .filter_map(|(id, plan)| Some((plan.ended?, *id)))
+        .filter_map(|(id, plan)| Some((plan.visible?, *id)))
         .min();
     match oldest {
         Some((_, id)) => {
@@ -176,9 +195,11 @@ impl Drop for Planned<'_> {
         if plan.calls > 0 {
             return;
         }
-        plan.ended = Some(Instant::now());
-        if self.nothing_made {
-            plans.remove(&self.request_id);
+        let visible = Instant::now() + self.visibility_delay;
+        match self.end {
+            End::Unknown => plan.visible = Some(visible + self.creation_time),
+            End::Known => plan.visible = Some(visible),
+            End::NothingMade => drop(plans.remove(&self.request_id)),
         }
     }
 }
@@ -194,6 +215,7 @@ mod tests {
             ordinals: ordinals.iter().copied().collect(),
             began: Instant::now(),
             visibility_delay: Duration::from_secs(5),
+            creation_time: Duration::from_secs(30),
             request_memory: Duration::from_secs(60),
         }
     }
@@ -226,16 +248,22 @@ mod tests {
         assert_eq!(ordinals(&third), [0]);
 
         let before = seen(&[0, 2]);
-        drop((first, second));
+        for mut known in [first, second] {
+            known.end = End::Known;
+        }
         let fourth = plans.plan(wish(4, 1), &before).unwrap();
         assert_eq!(ordinals(&fourth), [5], "that read may not show them yet");
         tokio::time::sleep(Duration::from_secs(6)).await;
         let mut fifth = plans.plan(wish(5, 1), &seen(&[0, 1])).unwrap();
         assert_eq!(ordinals(&fifth), [2], "this one would show them");
-        fifth.nothing_made = true;
+        fifth.end = End::NothingMade;
         drop(fifth);
         let sixth = plans.plan(wish(6, 1), &seen(&[0, 1])).unwrap();
         assert_eq!(ordinals(&sixth), [2]);
+        drop((sixth, fourth));
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let seventh = plans.plan(wish(7, 1), &seen(&[0, 1])).unwrap();
+        assert_eq!(ordinals(&seventh), [3], "2 and 5 may still be made");
     }
 
     #[tokio::test(start_paused = true)]
@@ -247,7 +275,7 @@ mod tests {
         let other = plans.plan(wish(1, 3), &seen(&[])).err().unwrap();
         assert_eq!(other.reason(), Reason::RequestIdReused);
         drop((first, again));
-        tokio::time::sleep(Duration::from_secs(61)).await;
+        tokio::time::sleep(Duration::from_secs(60 + 5 + 30 + 1)).await;
         drop(plans.plan(wish(2, 1), &seen(&[])).unwrap());
         assert!(!plans.knows(Uuid::from_u128(1)), "it is forgotten");
     }

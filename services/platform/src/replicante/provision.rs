@@ -16,7 +16,7 @@ use super::{
     Door, OWNER,
     document::Provision,
     fence,
-    plans::{Seen, Wish},
+    plans::{End, Seen, Wish},
 };
 use crate::{driver::Found, identity::hex, limits, provision::reused};
 
@@ -68,6 +68,7 @@ impl Door {
                 .collect(),
             began,
             visibility_delay: limits::visibility_delay(&limits),
+            creation_time: limits::max_creation_time(&limits),
             request_memory: limits::request_memory(&limits),
         };
         // A request for nothing is checked like any other.
@@ -89,7 +90,12 @@ impl Door {
             ..request(&asked)
         };
         let outcome = self.platform.provision(request, deadline).await;
-        planned.nothing_made = validate_only || outcome.as_ref().is_err_and(promises_nothing);
+        planned.end = match &outcome {
+            _ if validate_only => End::NothingMade,
+            Err(error) if promises_nothing(error) => End::NothingMade,
+            Ok(response) if response.unknown.is_empty() => End::Known,
+            _ => End::Unknown,
+        };
         let response = outcome.map_err(|error| in_this_document(error, &asked))?;
         report(&asked, &planned.slots, &response);
         match response.failures.first().or(response.unknown.first()) {
