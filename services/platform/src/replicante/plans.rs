@@ -57,8 +57,7 @@ struct Plan {
 /// The slots of a request, for one call. Dropping it ends the call.
 pub(super) struct Planned<'a> {
     pub(super) slots: Vec<Slot>,
-    /// How the call ended.
-    pub(super) end: End,
+    end: End,
     plans: &'a Plans,
     request_id: Uuid,
     visibility_delay: Duration,
@@ -185,6 +184,13 @@ fn forget(plans: &mut HashMap<Uuid, Plan>, seen: &Seen) -> Result<()> {
     }
 }
 
+impl Planned<'_> {
+    /// Ends the call, and says how; otherwise nobody knows.
+    pub(super) fn ended(mut self, end: End) {
+        self.end = end;
+    }
+}
+
 impl Drop for Planned<'_> {
     fn drop(&mut self) {
         let mut plans = self.plans.0.lock();
@@ -248,16 +254,14 @@ mod tests {
         assert_eq!(ordinals(&third), [0]);
 
         let before = seen(&[0, 2]);
-        for mut known in [first, second] {
-            known.end = End::Known;
-        }
+        first.ended(End::Known);
+        second.ended(End::Known);
         let fourth = plans.plan(wish(4, 1), &before).unwrap();
         assert_eq!(ordinals(&fourth), [5], "that read may not show them yet");
         tokio::time::sleep(Duration::from_secs(6)).await;
-        let mut fifth = plans.plan(wish(5, 1), &seen(&[0, 1])).unwrap();
+        let fifth = plans.plan(wish(5, 1), &seen(&[0, 1])).unwrap();
         assert_eq!(ordinals(&fifth), [2], "this one would show them");
-        fifth.end = End::NothingMade;
-        drop(fifth);
+        fifth.ended(End::NothingMade);
         let sixth = plans.plan(wish(6, 1), &seen(&[0, 1])).unwrap();
         assert_eq!(ordinals(&sixth), [2]);
         drop((sixth, fourth));

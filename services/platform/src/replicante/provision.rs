@@ -79,7 +79,7 @@ impl Door {
             group_id: &asked.group_id,
             count: usize::from(asked.count.max(1)).min(limits::max_batch(&limits)),
         };
-        let mut planned = self.plans.plan(wish, &seen)?;
+        let planned = self.plans.plan(wish, &seen)?;
         let request = ProvisionRequest {
             expected_platform_uid: self.uid(),
             request_id: request_id.to_string(),
@@ -90,14 +90,16 @@ impl Door {
             ..request(&asked)
         };
         let outcome = self.platform.provision(request, deadline).await;
-        planned.end = match &outcome {
+        let end = match &outcome {
             _ if validate_only => End::NothingMade,
             Err(error) if promises_nothing(error) => End::NothingMade,
             Ok(response) if response.unknown.is_empty() => End::Known,
             _ => End::Unknown,
         };
+        let slots = planned.slots.clone();
+        planned.ended(end);
         let response = outcome.map_err(|error| in_this_document(error, &asked))?;
-        report(&asked, &planned.slots, &response);
+        report(&asked, &slots, &response);
         match response.failures.first().or(response.unknown.first()) {
             Some(failed) if response.nodes.is_empty() => {
                 let status = failed.error.clone().unwrap_or_default();
