@@ -100,7 +100,8 @@ impl Door {
         planned.ended(end);
         let response = outcome.map_err(|error| in_this_document(error, &asked))?;
         report(&asked, &slots, &response);
-        match response.failures.first().or(response.unknown.first()) {
+        // What may exist goes before what does not: it must not sound final.
+        match response.unknown.first().or(response.failures.first()) {
             Some(failed) if response.nodes.is_empty() => {
                 let status = failed.error.clone().unwrap_or_default();
                 Err(in_this_document(from_rpc_status(&status), &asked))
