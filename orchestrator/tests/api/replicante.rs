@@ -57,7 +57,7 @@ async fn nodes_that_came_over_http_are_never_touched() {
     world.ready("orders").await;
     provision(&door, "orders").await;
     provision(&door, "theirs").await;
-    let settled = |nodes: &[Node]| nodes.len() == 4 && nodes.iter().all(|node| node.ready());
+    let settled = |nodes: &[Node]| nodes.len() == 4 && nodes.iter().all(Node::ready);
     let before = until("all are up", async || {
         Some(of(&world, OWNER)).filter(|nodes| settled(nodes))
     })
