@@ -9,6 +9,7 @@ use std::{
 
 use clap::{Args, FromArgMatches, ValueEnum};
 use drover_agent::AgentSettings;
+use drover_platform::ReplicanteSettings;
 use drover_platform_cloud::{
     DriverSettings, PlatformServer, Settings,
     drivers::{local, simulated::SimulatedSettings},
@@ -81,6 +82,8 @@ struct FileSettings {
     gcp: GcpSettings,
     digitalocean: DigitalOceanSettings,
     metal: MetalSettings,
+    /// The Replicante Platform API, which every driver has.
+    replicante: ReplicanteSettings,
 }
 
 impl Default for FileSettings {
@@ -94,6 +97,7 @@ impl Default for FileSettings {
             gcp: GcpSettings::default(),
             digitalocean: DigitalOceanSettings::default(),
             metal: MetalSettings::default(),
+            replicante: ReplicanteSettings::default(),
         }
     }
 }
@@ -166,10 +170,13 @@ async fn start(
     stop: Shutdown,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     let templates = settings.templates.clone();
+    let replicante = settings.replicante.clone();
     let driver = driver(settings)?;
     // The port first: two servers on one port must not both touch the state.
     let listener = drover_server::listen(&server).await?;
-    let platform = PlatformServer::open(Settings { driver, templates }).await?;
+    let platform = PlatformServer::open(Settings { driver, templates })
+        .await?
+        .with_replicante(replicante);
     let running = drover_server::spawn(platform.service(), listener, &server, stop)?;
     tracing::info!(address = %running.address(), "serving");
     running.finished().await;

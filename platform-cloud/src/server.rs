@@ -3,7 +3,7 @@
 use std::{ops::Deref, path::PathBuf, sync::Arc};
 
 use drover_core::Result;
-use drover_platform::{clock::Clock, driver::Driver, templates::Templates};
+use drover_platform::{ReplicanteSettings, clock::Clock, driver::Driver, templates::Templates};
 use drover_templates::Catalogue;
 
 use crate::drivers::{
@@ -140,6 +140,13 @@ impl PlatformServer {
             served: drover_platform::PlatformServer::new(NAME, driver, templates, clock)?,
             simulated,
         })
+    }
+
+    /// With other settings of the Replicante Platform API than the defaults.
+    #[must_use]
+    pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
+        self.served = self.served.with_replicante(settings);
+        self
     }
 
     /// Controls of the simulated backend, if it is one.

@@ -15,6 +15,7 @@ mod fuzz;
 mod placement;
 mod reads;
 mod registry;
+mod replicante;
 mod restart;
 mod support;
 mod unsupported;

@@ -100,7 +100,7 @@ impl Checker {
         }
     }
 
-    fn word(&mut self, field: &str, value: &str) {
+    pub(crate) fn word(&mut self, field: &str, value: &str) {
         if value.len() > MAX_WORD || value.chars().any(char::is_control) {
             self.wrong(
                 field,

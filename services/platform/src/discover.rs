@@ -16,6 +16,7 @@ use crate::{
     check::Checker,
     clock::timestamp,
     limits::{MAX_PAGE_BYTES, MAX_PAGE_SIZE, PAGE_SIZE},
+    observer::Reading,
     platform::Platform,
 };
 
@@ -63,11 +64,7 @@ impl Platform {
             return kept.page(offset, size);
         }
         let etag = self.etag();
-        let reading = if request.cluster_id.is_empty() {
-            self.observer.read().await?
-        } else {
-            self.observer.read_cluster(&request.cluster_id).await?
-        };
+        let reading = self.reading(&request.cluster_id).await?;
         let ids: HashSet<&str> = request.node_ids.iter().map(String::as_str).collect();
         let wanted = |node: &&Node| {
             (request.cluster_id.is_empty() || node.cluster_id == request.cluster_id)
@@ -122,6 +119,21 @@ impl Platform {
             self.pages.keep(kept);
         }
         Ok(response)
+    }
+}
+
+impl Platform {
+    /// Reads through to the backend: one cluster, or everything if the id is empty. Nodes of other clusters may be among
+    /// those of one.
+    ///
+    /// # Errors
+    /// Those of the driver when it cannot read whole.
+    pub(crate) async fn reading(&self, cluster_id: &str) -> Result<Arc<Reading>> {
+        if cluster_id.is_empty() {
+            self.observer.read().await
+        } else {
+            self.observer.read_cluster(cluster_id).await
+        }
     }
 }
 

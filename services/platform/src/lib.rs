@@ -17,10 +17,12 @@ mod observer;
 mod platform;
 mod provision;
 mod remove;
+pub mod replicante;
 mod server;
 mod service;
 pub mod templates;
 mod watch;
 
 pub use platform::Platform;
+pub use replicante::ReplicanteSettings;
 pub use server::PlatformServer;

@@ -27,6 +27,10 @@ pub(crate) fn min_poll_interval(limits: &Limits) -> Duration {
     span(limits.min_poll_interval.as_ref(), Duration::from_secs(10))
 }
 
+pub(crate) fn max_creation_time(limits: &Limits) -> Duration {
+    span(limits.max_creation_time.as_ref(), Duration::from_secs(120))
+}
+
 pub(crate) fn request_memory(limits: &Limits) -> Duration {
     span(limits.request_memory.as_ref(), Duration::from_secs(600))
 }

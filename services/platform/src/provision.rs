@@ -304,7 +304,7 @@ pub(crate) fn removed(node_id: &str) -> Error {
     .with_metadata(REMOVED, node_id)
 }
 
-fn reused(request_id: &str) -> Error {
+pub(crate) fn reused(request_id: &str) -> Error {
     Error::new(
         Reason::RequestIdReused,
         format!("request id {request_id} was used for something else"),

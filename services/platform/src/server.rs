@@ -12,7 +12,12 @@ use drover_server::{ServerSettings, Service as Server, Shutdown};
 use tonic::service::Routes;
 
 use crate::{
-    clock::Clock, driver::Driver, platform::Platform, service::Service, templates::Templates,
+    clock::Clock,
+    driver::Driver,
+    platform::Platform,
+    replicante::{Door, ReplicanteSettings},
+    service::Service,
+    templates::Templates,
 };
 
 /// A platform: its driver, and everything above it. Nodes outlive it where the driver lets them.
@@ -20,6 +25,7 @@ pub struct PlatformServer {
     name: &'static str,
     platform: Arc<Platform>,
     routes: Routes,
+    replicante: Arc<Door>,
 }
 
 impl PlatformServer {
@@ -39,9 +45,17 @@ impl PlatformServer {
         let routes = service(name, &platform).into_routes(&ServerSettings::default(), shutdown)?;
         Ok(Self {
             name,
+            replicante: Door::new(Arc::clone(&platform), ReplicanteSettings::default()),
             platform,
             routes,
         })
+    }
+
+    /// With other settings of the Replicante Platform API than the defaults.
+    #[must_use]
+    pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
+        self.replicante = Door::new(Arc::clone(&self.platform), settings);
+        self
     }
 
     /// The services for the same process, with deadlines and bounds, for `drover_client::in_process`.
@@ -50,10 +64,10 @@ impl PlatformServer {
         self.routes.clone()
     }
 
-    /// The services for the network, for `drover_server::serve`.
+    /// The services for the network, for `drover_server::serve`, with the Replicante Platform API beside them.
     #[must_use]
     pub fn service(&self) -> Server {
-        service(self.name, &self.platform)
+        self.replicante.serve(service(self.name, &self.platform))
     }
 
     /// Ends watches, waits for calls that change something (at most 10 s), and ends the driver. Nodes live on.

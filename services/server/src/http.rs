@@ -1,12 +1,112 @@
 //! What is answered over plain HTTP.
 
-use axum::{Router, http::StatusCode, routing::get};
-use tokio::sync::watch;
+use axum::{
+    Router,
+    http::{Method, Request, Response, StatusCode},
+    routing::get,
+};
+use tokio::{sync::watch, time::Instant};
+use tonic::transport::server::TcpConnectInfo;
+use tracing::Span;
 
-use crate::{Readiness, telemetry};
+use crate::{Readiness, calls::TraceId, telemetry};
 
 /// What must answer when nothing else does.
 pub(crate) const OWN_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+/// The label of whatever clients make up.
+const OTHER: &str = "other";
+
+/// Counts a request when it ends, however it ends. The server's own paths are not counted.
+pub(crate) struct Record {
+    path: Option<&'static str>,
+    method: &'static str,
+    span: Span,
+    start: Instant,
+}
+
+impl Record {
+    pub(crate) fn start<B>(
+        paths: &[&'static str],
+        request: &Request<B>,
+        trace_id: TraceId,
+    ) -> Self {
+        let asked = request.uri().path();
+        let known = paths.iter().find(|path| **path == asked).copied();
+        let path = (!OWN_PATHS.contains(&asked)).then(|| known.unwrap_or(OTHER));
+        let method = method(request.method());
+        let span = match path {
+            None => Span::none(),
+            Some(path) => {
+                let peer = tracing::field::Empty;
+                tracing::info_span!("request", method, path, %trace_id, peer)
+            }
+        };
+        let peer = request.extensions().get::<TcpConnectInfo>();
+        if let Some(peer) = peer.and_then(TcpConnectInfo::remote_addr) {
+            span.record("peer", tracing::field::display(peer));
+        }
+        if let Some(path) = path {
+            metrics::gauge!("drover_http_in_flight", "path" => path).increment(1.0);
+        }
+        Self {
+            path,
+            method,
+            span,
+            start: Instant::now(),
+        }
+    }
+
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
+    /// The answer is there.
+    pub(crate) fn end<B>(mut self, response: Response<B>) -> Response<B> {
+        self.count(response.status().as_str());
+        response
+    }
+
+    fn count(&mut self, code: &str) {
+        let Some(path) = self.path.take() else {
+            return;
+        };
+        let elapsed = self.start.elapsed();
+        metrics::gauge!("drover_http_in_flight", "path" => path).decrement(1.0);
+        let labels = [
+            ("path", path.to_owned()),
+            ("method", self.method.to_owned()),
+            ("code", code.to_owned()),
+        ];
+        metrics::counter!("drover_http_requests_total", &labels).increment(1);
+        metrics::histogram!("drover_http_duration_seconds", "path" => path)
+            .record(elapsed.as_secs_f64());
+        let _entered = self.span.enter();
+        tracing::debug!(code, ?elapsed, "request");
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // Nobody took the answer: the client went away.
+        self.count("cancelled");
+    }
+}
+
+/// A method as a label.
+fn method(method: &Method) -> &'static str {
+    [
+        (Method::GET, "GET"),
+        (Method::HEAD, "HEAD"),
+        (Method::POST, "POST"),
+        (Method::PUT, "PUT"),
+        (Method::PATCH, "PATCH"),
+        (Method::DELETE, "DELETE"),
+        (Method::OPTIONS, "OPTIONS"),
+    ]
+    .into_iter()
+    .find_map(|(known, name)| (known == *method).then_some(name))
+    .unwrap_or(OTHER)
+}
 
 /// The routes that every server has.
 pub(crate) fn routes(

@@ -27,11 +27,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{body::Body, transport::server::TcpConnectInfo};
 use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing::Instrument;
 
 use crate::{
     Readiness, ServerSettings, Service,
     calls::Calls,
-    http::{OWN_PATHS, routes},
+    http::{OWN_PATHS, Record, routes},
     net::{Impatient, holder},
     telemetry,
 };
@@ -154,6 +155,7 @@ pub fn spawn(
     let entrance = Entrance {
         grpc,
         http: service.http.merge(routes(liveness, readiness.clone())),
+        paths: service.paths.into(),
     };
 
     let server = Server {
@@ -366,6 +368,7 @@ impl Connection {
 struct Entrance {
     grpc: Calls,
     http: axum::Router,
+    paths: Arc<[&'static str]>,
 }
 
 #[derive(Clone)]
@@ -396,20 +399,30 @@ impl tower::Service<Request<Incoming>> for Visit {
 
 impl Entrance {
     /// Plain HTTP, with the same bounds as gRPC.
-    async fn plain(mut self, request: Request<Incoming>) -> Response<Body> {
+    async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
         let _in_flight = self.grpc.tracker().token();
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let place = self.grpc.admit_http();
+        let context = self.grpc.http_context(request.headers());
+        let record = Record::start(&self.paths, &request, context.trace_id);
         if place.is_none() && !exempt {
-            return refusal(StatusCode::SERVICE_UNAVAILABLE);
+            return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
         }
-        let answer = AssertUnwindSafe(tower::Service::call(&mut self.http, request)).catch_unwind();
-        match tokio::time::timeout(self.grpc.max_deadline(), answer).await {
-            Ok(Ok(Ok(response))) => response.map(Body::new),
-            Ok(Ok(Err(never))) => match never {},
-            Ok(Err(_)) => refusal(StatusCode::INTERNAL_SERVER_ERROR),
-            Err(_) => refusal(StatusCode::GATEWAY_TIMEOUT),
-        }
+        let deadline = context.deadline;
+        request.extensions_mut().insert(context);
+        let answer = AssertUnwindSafe(tower::Service::call(&mut self.http, request))
+            .catch_unwind()
+            .instrument(record.span());
+        let answer = match deadline {
+            Some(at) => tokio::time::timeout_at(at, answer).await.ok(),
+            None => Some(answer.await),
+        };
+        record.end(match answer {
+            Some(Ok(Ok(response))) => response.map(Body::new),
+            Some(Ok(Err(never))) => match never {},
+            Some(Err(_)) => refusal(StatusCode::INTERNAL_SERVER_ERROR),
+            None => refusal(StatusCode::GATEWAY_TIMEOUT),
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 
+use axum::routing::MethodRouter;
 use drover_core::{Error, Result};
 use tokio::sync::watch;
 use tonic::{body::Body, server::NamedService, service::Routes};
@@ -32,6 +33,8 @@ pub struct Service {
     pub(crate) names: Vec<&'static str>,
     pub(crate) descriptors: Vec<&'static [u8]>,
     pub(crate) http: axum::Router,
+    /// Paths of `http`: each is a label of its metrics.
+    pub(crate) paths: Vec<&'static str>,
     pub(crate) readiness: Option<watch::Receiver<Readiness>>,
     pub(crate) liveness: Option<watch::Receiver<Readiness>>,
 }
@@ -50,6 +53,7 @@ impl Service {
                 tonic_health::pb::FILE_DESCRIPTOR_SET,
             ],
             http: axum::Router::new(),
+            paths: Vec::new(),
             readiness: None,
             liveness: None,
         }
@@ -86,10 +90,13 @@ impl Service {
         self
     }
 
-    /// Plain HTTP routes on the same port, beside `/healthz`, `/readyz` and `/metrics`.
+    /// A plain HTTP route on the same port, beside `/healthz`, `/readyz` and `/metrics`; the path has no parameters. It is
+    /// bounded, cut off, drained and counted like a call with one answer. Handlers find a [`crate::CallContext`] in the
+    /// extensions of the request; its deadline is the default one of the server.
     #[must_use]
-    pub fn http(mut self, router: axum::Router) -> Self {
-        self.http = router;
+    pub fn route(mut self, path: &'static str, methods: MethodRouter) -> Self {
+        self.http = self.http.route(path, methods);
+        self.paths.push(path);
         self
     }
 

@@ -136,17 +136,19 @@ async fn health_follows_readiness_in_grpc_and_http() {
 
 #[tokio::test]
 async fn http_routes_are_served_on_the_same_port_and_their_panics_are_caught() {
-    let router = axum::Router::new()
-        .route("/hello", axum::routing::get(async || "hello"))
-        .route(
-            "/panic",
-            axum::routing::get(async || {
-                if true {
-                    panic!("hunter2")
-                }
-            }),
-        );
-    let fixture = start_with(ServerSettings::default(), |service| service.http(router)).await;
+    let fixture = start_with(ServerSettings::default(), |service| {
+        service
+            .route("/hello", axum::routing::get(async || "hello"))
+            .route(
+                "/panic",
+                axum::routing::get(async || {
+                    if true {
+                        panic!("hunter2")
+                    }
+                }),
+            )
+    })
+    .await;
     assert_eq!(
         get(&fixture.running, "/hello").await,
         (200, "hello".to_owned())
@@ -154,6 +156,70 @@ async fn http_routes_are_served_on_the_same_port_and_their_panics_are_caught() {
     assert_eq!(get(&fixture.running, "/panic").await, (500, String::new()));
     assert_eq!(get(&fixture.running, "/nothing").await.0, 404);
     assert_eq!(get(&fixture.running, "/healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn http_routes_are_counted_under_their_paths_only() {
+    let fixture = start_with(ServerSettings::default(), |service| {
+        service.route("/counted", axum::routing::get(async || "hello"))
+    })
+    .await;
+    assert_eq!(get(&fixture.running, "/counted").await.0, 200);
+    assert_eq!(get(&fixture.running, "/counted?secret=1").await.0, 200);
+    assert_eq!(get(&fixture.running, "/made-up").await.0, 404);
+    let metrics = get(&fixture.running, "/metrics").await.1;
+    for line in [
+        r#"drover_http_requests_total{path="/counted",method="GET",code="200"} 2"#,
+        r#"drover_http_in_flight{path="/counted"} 0"#,
+        r#"drover_http_duration_seconds_count{path="/counted"} 2"#,
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
+    }
+    for absent in ["made-up", "secret", r#"path="/metrics""#] {
+        assert!(!metrics.contains(absent), "{absent} is in\n{metrics}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_routes_have_the_deadline_of_calls_that_bring_none() {
+    let asked = |context: axum::Extension<drover_server::CallContext>| async move {
+        let left = context.0.deadline.unwrap() - tokio::time::Instant::now();
+        format!("{left:?}")
+    };
+    let settings = ServerSettings {
+        default_deadline: Duration::from_secs(7),
+        ..ServerSettings::default()
+    };
+    let fixture = start_with(settings, |service| {
+        service
+            .route("/asked", axum::routing::get(asked))
+            .route("/stuck", axum::routing::get(std::future::pending::<()>))
+    })
+    .await;
+    assert_eq!(
+        get(&fixture.running, "/asked").await,
+        (200, "7s".to_owned())
+    );
+    assert_eq!(get(&fixture.running, "/stuck").await, (504, String::new()));
+}
+
+#[tokio::test]
+async fn http_routes_are_bounded_together_with_calls() {
+    let settings = ServerSettings {
+        max_concurrent_requests: 1,
+        ..ServerSettings::default()
+    };
+    let fixture = start_with(settings, |service| {
+        service.route("/hello", axum::routing::get(async || "hello"))
+    })
+    .await;
+    let mut hosts = fixture.hosts.clone();
+    let call = tokio::spawn(async move { hosts.list_hosts(ask("wait")).await });
+    eventually("it is in flight", async || fixture.demo.seen.running() == 1).await;
+    assert_eq!(get(&fixture.running, "/hello").await.0, 503);
+    fixture.demo.gate.add_permits(1);
+    call.await.unwrap().unwrap();
+    assert_eq!(get(&fixture.running, "/hello").await.0, 200);
 }
 
 #[tokio::test]

@@ -132,9 +132,14 @@ impl Calls {
         self.0.unary.clone().try_acquire_owned().ok()
     }
 
-    /// Longest time until an answer begins.
-    pub(crate) fn max_deadline(&self) -> Duration {
-        self.0.max_deadline
+    /// What a handler of plain HTTP can know of its request, which never brings a deadline.
+    pub(crate) fn http_context(&self, headers: &HeaderMap) -> CallContext {
+        CallContext {
+            // One too far to be represented is none.
+            deadline: Instant::now().checked_add(self.0.default_deadline),
+            shutdown: self.0.asked.clone(),
+            trace_id: trace_of(headers),
+        }
     }
 
     /// What counts the calls in flight, those of plain HTTP too.

@@ -1,0 +1,245 @@
+//! The Replicante Platform API (HTTP and JSON) over a [`Platform`]: `GET /discover`, `POST /provision`,
+//! `POST /deprovision`, beside gRPC on the same port.
+//!
+//! It is one more client of the platform: what it makes, removes and reads goes through the same checks, templates,
+//! fences and idempotency as gRPC, under an owner of its own ([`OWNER`]). Orchestrators see its nodes as foreign.
+//!
+//! The fields of the written specification and those of the Replicante SDK are both understood:
+//! - `version` or `store_version`, of the cluster and of a node group; `node_group_id` or `node_group`.
+//! - `provision.count` (at most that many; absent: 1). More than the platform makes in one request
+//!   (`Limits.max_batch`): as many as that. The answer says how many there are, and which.
+//! - `attributes` (absent: none). Those of the group are merged into those of the cluster as a JSON merge patch; a null
+//!   deletes.
+//! - Fields that neither knows are ignored.
+//!
+//! Each POST to `/provision` is a new request, because the specification has no idempotency key. A client that sends the
+//! header `Idempotency-Key` (a UUID, which becomes the request id, or any other text) may repeat it: the same key
+//! answers the nodes that it made. Another document under the same key is refused.
+//!
+//! Discovery lists every node that has a cluster id, whoever made it and whatever its health; only those that the
+//! backend itself calls ended for good are left out. If anything could not be read the answer is 503 and never a short
+//! list, because clients take a node that is missing for gone.
+//!
+//! Errors have the body of the SDK (`error`, `error_msg`, `error_cause`, `error_trail`):
+//!
+//! | status | means |
+//! |---|---|
+//! | 400 | the document is no JSON, lacks a field, or has a wrong one; each with its path |
+//! | 403 | the node was not made through this API, and `delete_any` is off |
+//! | 405, 413, 415 | wrong method (with `Allow`), too large, not `application/json` |
+//! | 409 | the node is in another cluster, or changed meanwhile |
+//! | 422 | it cannot work as written: unknown node group (`defined_node_groups` has those that exist), store, version or class; key used before |
+//! | 500, 502, 503, 504 | a defect, the platform's credentials, nothing to be had or the backend away (`Retry-After`), too late |
+//!
+//! No answer is 404: clients take that for a wrong address and drop the body.
+//!
+//! A platform binary has it without doing anything: [`crate::PlatformServer::service`] brings the routes along. To make it
+//! configurable, the binary has a field `replicante: ReplicanteSettings` (with serde's default) in the settings of its file,
+//! and calls [`crate::PlatformServer::with_replicante`] with it before it asks for the service.
+
+mod answer;
+mod deprovision;
+mod discover;
+mod document;
+mod plans;
+mod provision;
+
+use std::sync::Arc;
+
+use axum::{
+    body::Bytes,
+    extract::{DefaultBodyLimit, FromRequest, Request, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{MethodRouter, get, post},
+};
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::Fence;
+use drover_server::{CallContext, MAX_MESSAGE_BYTES, Service as Server};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use self::{answer::Refusal, plans::Plans};
+use crate::platform::Platform;
+
+/// Owner of every node that is made through this API, on every platform: no cluster record of an orchestrator ever has
+/// it. It is also the id of the store in the fences of its calls.
+pub const OWNER: Uuid = Uuid::from_u128(0x7c1d_5a0e_93f4_4b62_8e17_52ac_d60b_3f98);
+
+/// The header under which a client may repeat a request.
+const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Longest key: twice the length of anything sensible.
+const MAX_KEY: usize = 256;
+
+/// What the Replicante Platform API of a server does: `replicante` in its settings file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReplicanteSettings {
+    /// Whether it is served. Default true.
+    pub enabled: bool,
+    /// Whether it may remove any node. Default false: only those that were made through it.
+    pub delete_any: bool,
+}
+
+impl Default for ReplicanteSettings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            delete_any: false,
+        }
+    }
+}
+
+/// The API of one platform.
+pub(crate) struct Door {
+    platform: Arc<Platform>,
+    settings: ReplicanteSettings,
+    plans: Plans,
+}
+
+impl Door {
+    pub(crate) fn new(platform: Arc<Platform>, settings: ReplicanteSettings) -> Arc<Self> {
+        Arc::new(Self {
+            platform,
+            settings,
+            plans: Plans::default(),
+        })
+    }
+
+    /// Adds its routes to a server.
+    pub(crate) fn serve(self: &Arc<Self>, server: Server) -> Server {
+        if !self.settings.enabled {
+            return server;
+        }
+        let complete = |methods: MethodRouter<Arc<Self>>, allow: &'static str| {
+            methods
+                .fallback(async move || answer::wrong_method(allow))
+                .layer(DefaultBodyLimit::max(MAX_MESSAGE_BYTES))
+                .with_state(Arc::clone(self))
+        };
+        server
+            .route("/discover", complete(get(discover), "GET, HEAD"))
+            .route("/provision", complete(post(provision), "POST"))
+            .route("/deprovision", complete(post(deprovision), "POST"))
+    }
+
+    /// The uid of the platform that calls carry.
+    fn uid(&self) -> String {
+        self.platform.driver.description().uid
+    }
+}
+
+/// The fence of every call. Nobody else calls in the name of this store, so its epoch never changes.
+fn fence() -> Option<Fence> {
+    Some(Fence {
+        store_id: OWNER.to_string(),
+        shard: 0,
+        epoch: 1,
+    })
+}
+
+async fn discover(State(door): State<Arc<Door>>, request: Request) -> Response {
+    let work = door.discover();
+    match within(deadline(&request), work).await {
+        Ok(found) => answer::json(StatusCode::OK, &found),
+        Err(error) => Refusal::of("the discovery failed", error).into_response(),
+    }
+}
+
+async fn provision(State(door): State<Arc<Door>>, request: Request) -> Response {
+    const WHAT: &str = "no node was provisioned";
+    let until = deadline(&request);
+    let key = idempotency_key(request.headers());
+    let document = match read(WHAT, request).await {
+        Ok(document) => document,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let work = async { door.provision(&document, key?, until).await };
+    match within(until, work).await {
+        Ok(answer) => answer::json(StatusCode::OK, &answer),
+        Err(error) => Refusal::of(WHAT, error)
+            .or_groups(&document)
+            .into_response(),
+    }
+}
+
+async fn deprovision(State(door): State<Arc<Door>>, request: Request) -> Response {
+    const WHAT: &str = "the node was not deprovisioned";
+    let until = deadline(&request);
+    let document = match read(WHAT, request).await {
+        Ok(document) => document,
+        Err(refusal) => return refusal.into_response(),
+    };
+    match within(until, door.deprovision(&document)).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => Refusal::of(WHAT, error).into_response(),
+    }
+}
+
+fn deadline(request: &Request) -> Option<Instant> {
+    request
+        .extensions()
+        .get::<CallContext>()
+        .and_then(|context| context.deadline)
+}
+
+/// Ends what takes longer than the server allows, with a body that says so.
+async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let Some(at) = deadline else {
+        return work.await;
+    };
+    tokio::time::timeout_at(at, work).await.unwrap_or_else(|_| {
+        Err(Error::new(
+            Reason::DeadlineExceeded,
+            "the deadline passed before the answer",
+        ))
+    })
+}
+
+/// The document of a request.
+async fn read(what: &'static str, request: Request) -> Result<Value, Refusal> {
+    // Pages of other origins may send anything but this without asking first.
+    if !is_json(request.headers()) {
+        return Err(Refusal::plain(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            what,
+            "the content type is not application/json",
+        ));
+    }
+    let body = Bytes::from_request(request, &()).await.map_err(|error| {
+        let why = match error.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                format!("the document is larger than {MAX_MESSAGE_BYTES} bytes")
+            }
+            _ => "the document did not arrive whole".to_owned(),
+        };
+        Refusal::plain(error.status(), what, why)
+    })?;
+    serde_json::from_slice(&body).map_err(|error| {
+        let why = format!("the document is no JSON: {error}");
+        Refusal::plain(StatusCode::BAD_REQUEST, what, why)
+    })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>> {
+    let Some(key) = headers.get(IDEMPOTENCY_KEY) else {
+        return Ok(None);
+    };
+    match key.to_str() {
+        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY => Ok(Some(key.to_owned())),
+        _ => Err(Error::invalid(
+            "Idempotency-Key",
+            format!("expected 1 to {MAX_KEY} printable characters of ASCII"),
+        )),
+    }
+}

@@ -1,0 +1,98 @@
+//! `GET /discover`.
+
+use std::collections::BTreeMap;
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::{Node, Warning};
+use serde::Serialize;
+
+use super::{Door, provision::exists};
+
+/// The address of a node whose own is not known (yet): a URL with a name that never resolves (RFC 6761).
+///
+/// Clients require the field, and take everything before the first colon for the transport: an empty address, or one
+/// without a known scheme, makes them give up the whole cluster. This one costs them the one node, which is then
+/// unreachable, as it is.
+const UNKNOWN_ADDRESS: &str = "http://address-unknown.invalid";
+
+/// A `ClusterDiscoveryResponse`.
+#[derive(Debug, Serialize)]
+pub(super) struct Discovered {
+    clusters: Vec<Cluster>,
+}
+
+#[derive(Debug, Serialize)]
+struct Cluster {
+    cluster_id: String,
+    nodes: Vec<Listed>,
+}
+
+#[derive(Debug, Serialize)]
+struct Listed {
+    agent_address: String,
+    node_class: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node_group: Option<String>,
+    node_id: String,
+}
+
+impl Door {
+    /// Every node with a cluster id, by cluster and id.
+    pub(super) async fn discover(&self) -> Result<Discovered> {
+        let reading = self.platform.reading("").await?;
+        let mut clusters: BTreeMap<&str, BTreeMap<&str, Listed>> = BTreeMap::new();
+        for found in &reading.listing.nodes {
+            let node = &found.node;
+            if !node.cluster_id.is_empty() && exists(node) {
+                clusters
+                    .entry(&node.cluster_id)
+                    .or_default()
+                    .insert(&node.node_id, listed(node));
+            }
+        }
+        for warning in &reading.listing.warnings {
+            let (cluster_id, node_id) = unreadable(warning)?;
+            clusters
+                .entry(cluster_id)
+                .or_default()
+                .entry(node_id)
+                .or_insert_with(|| Listed {
+                    agent_address: UNKNOWN_ADDRESS.to_owned(),
+                    node_class: String::new(),
+                    node_group: None,
+                    node_id: node_id.to_owned(),
+                });
+        }
+        let clusters = clusters.into_iter().map(|(cluster_id, nodes)| Cluster {
+            cluster_id: cluster_id.to_owned(),
+            nodes: nodes.into_values().collect(),
+        });
+        Ok(Discovered {
+            clusters: clusters.collect(),
+        })
+    }
+}
+
+fn listed(node: &Node) -> Listed {
+    let address = node.agent_address.clone();
+    Listed {
+        agent_address: address
+            .filter(|address| !address.is_empty())
+            .unwrap_or_else(|| UNKNOWN_ADDRESS.to_owned()),
+        node_class: node.node_class.clone(),
+        node_group: (!node.group.is_empty()).then(|| node.group.clone()),
+        node_id: node.node_id.clone(),
+    }
+}
+
+/// The node that a warning is about. One that does not say could hide any.
+fn unreadable(warning: &Warning) -> Result<(&str, &str)> {
+    match (warning.cluster_id.as_deref(), warning.id.as_deref()) {
+        // A thing that is known to be in no cluster is not listed anyway; it has no place here either.
+        (Some(cluster), Some(id)) if !cluster.is_empty() && !id.is_empty() => Ok((cluster, id)),
+        _ => Err(Error::new(
+            Reason::Unavailable,
+            format!("the list would not be whole: {}", warning.message),
+        )),
+    }
+}
