@@ -6,7 +6,7 @@ mod redact;
 use std::time::Duration;
 
 use bytes::Bytes;
-use drover_core::{Error, Reason, Violation};
+use drover_core::{Error, Reason};
 use http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
 
@@ -178,19 +178,15 @@ fn is_admission(words: &str) -> bool {
 }
 
 fn invalid(call: &Call, words: &str, details: &Details) -> Error {
-    let violations = details
+    let error = Error::new(Reason::Invalid, format!("{call}: {words}"));
+    details
         .causes
         .iter()
         .filter(|cause| !cause.field.is_empty())
-        .map(|cause| Violation {
-            field: format!("{}.{}", call.object(), cause.field),
-            description: redact::words(&cause.message),
+        .fold(error, |error, cause| {
+            let field = format!("{}.{}", call.object(), cause.field);
+            error.with_violation(field, redact::words(&cause.message))
         })
-        .collect::<Vec<_>>();
-    let error = Error::new(Reason::Invalid, format!("{call}: {words}"));
-    violations.into_iter().fold(error, |error, violation| {
-        error.with_violation(violation.field, violation.description)
-    })
 }
 
 /// The error of a call that got no answer. Its outcome is unknown.
