@@ -22,7 +22,7 @@ use serde_json::Value;
 use tracing::warn;
 
 use crate::{
-    client::{Api, Delete, Deletion, Kind, Meta, Object},
+    client::{Api, Delete, Kind, Meta, Object},
     delete::{Item, Remover},
     labels,
     objects::{self, Plan},
@@ -506,10 +506,4 @@ fn alone(step: &Step, all: &[Step]) -> Option<Value> {
         }
         _ => Some(body),
     }
-}
-
-/// Whether a deletion left something.
-#[must_use]
-pub(crate) fn is_gone(deletion: &Deletion) -> bool {
-    *deletion == Deletion::Gone
 }

@@ -314,7 +314,9 @@ mod tests {
     fn a_constraint_of_the_template_gives_way_only_to_one_that_was_asked_for() {
         let own = json!({"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 9, "whenUnsatisfiable": "ScheduleAnyway"});
         let spec = json!({"topologySpreadConstraints": [own]});
-        let skew = |placement| applied(placement, spec.clone())["topologySpreadConstraints"][0]["maxSkew"].clone();
+        let skew = |placement: &Placement| {
+            applied(placement, spec.clone())["topologySpreadConstraints"][0]["maxSkew"].clone()
+        };
         assert_eq!(skew(&Placement::default()), 9);
         let asked = Placement {
             spread: vec![spread("zone")],
