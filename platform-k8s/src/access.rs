@@ -1,0 +1,1 @@
+//! Logs and commands of a node, through the API server.

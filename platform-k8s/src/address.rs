@@ -1,0 +1,1 @@
+//! The agent address of a pod.

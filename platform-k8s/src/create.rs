@@ -1,0 +1,1 @@
+//! Makes nodes: checks, and the objects of each slot in order.

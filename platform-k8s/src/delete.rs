@@ -1,0 +1,1 @@
+//! Removes a node with all its objects, if they are still the ones that are meant.

@@ -1,0 +1,1 @@
+//! Everything that exists, read from the API server.

@@ -1,0 +1,1 @@
+//! The driver: what the modules do, as one.

@@ -1,0 +1,1 @@
+//! Template output as Kubernetes objects: read, stamped with an identity, ordered. Pure functions.

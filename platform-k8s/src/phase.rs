@@ -1,0 +1,1 @@
+//! How far a pod is, and why.

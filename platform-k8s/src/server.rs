@@ -1,0 +1,1 @@
+//! A platform to embed or to serve.

@@ -1,0 +1,1 @@
+//! What changes, as the API server tells it.
