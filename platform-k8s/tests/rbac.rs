@@ -48,7 +48,8 @@ fn placed(file: &str, namespace: &str) -> Vec<Value> {
         } else {
             document["metadata"]["namespace"] = namespace.into();
         }
-        for subject in document["subjects"].as_array_mut().into_iter().flatten() {
+        let subjects = document.get_mut("subjects").and_then(Value::as_array_mut);
+        for subject in subjects.into_iter().flatten() {
             subject["namespace"] = namespace.into();
         }
     }

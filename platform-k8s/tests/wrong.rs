@@ -12,10 +12,11 @@ mod support;
 #[path = "wrong/webhook.rs"]
 mod webhook;
 
-use bench::{Bench, attributes, kinds, one_each, rig};
+use bench::{Bench, attributes, kinds, one_each, rig, settings};
 use drover_core::{Class, Error, Reason};
+use drover_platform_k8s::PlatformServer;
 use serde_json::json;
-use support::{Raw, Thing, until};
+use support::{FaultProxy, Raw, Thing, until};
 use webhook::{Verdict, Webhook};
 
 /// Templates, errors and logs never show this.
@@ -265,4 +266,56 @@ async fn a_namespace_that_is_missing_or_goes_is_named_and_makes_nothing() {
     request.group.as_mut().unwrap().properties = Some(properties);
     let error = bench.refused(&request).await;
     assert!(error.message().contains("kube-system") || format!("{error:?}").contains("properties.namespace"), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_is_not_served_is_refused_by_name_and_a_custom_one_is_dealt_with() {
+    let widgets = "widgets.v1alpha1.tests.drover.dev".to_owned();
+    let rig = rig();
+    let proxy = FaultProxy::start(rig).await;
+    let mut settings = settings("default");
+    settings.kubeconfig = Some(proxy.kubeconfig());
+    settings.kinds.insert(1, widgets.clone());
+    let refused = PlatformServer::open(settings).await.err().unwrap();
+    assert_eq!(refused.class(), Class::Cannot, "{refused:?}");
+    assert!(refused.message().contains(&widgets), "{refused:?}");
+
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "widgets.tests.drover.dev"},
+        "spec": {
+            "group": "tests.drover.dev", "scope": "Namespaced", "names": {"plural": "widgets", "kind": "Widget"},
+            "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            }}}],
+        },
+    });
+    let raw = rig.raw().await;
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    raw.create(path, &definition).await.unwrap();
+    until("widgets are served", || async {
+        let path = "/apis/tests.drover.dev/v1alpha1/widgets";
+        let served = raw.get(path).await.is_ok();
+        let groups = raw.get("/apis").await.unwrap().to_string();
+        (served && groups.contains("tests.drover.dev")).then_some(())
+    })
+    .await;
+    let bench = Bench::with(|settings| settings.kinds.insert(1, widgets.clone())).await;
+    let request = bench.request("custom", 2).await;
+    let nodes = bench.whole(&request, "widgets").await;
+    one_each(&nodes, &request, "widgets");
+    let made = bench.namespace.list(&widgets).await;
+    assert_eq!(made.len(), 2);
+    for widget in &made {
+        let labels = &widget["metadata"]["labels"];
+        assert_eq!(labels[&bench.settings.labels.cluster], bench.cluster);
+        assert!(labels["drover.dev/owner"].is_string() && labels["drover.dev/request"].is_string());
+    }
+    bench.clean("widgets").await;
+    // A platform that was not told of them makes none: it could not remove them.
+    let other = Bench::start().await;
+    let error = other.refused(&other.request("custom", 1).await).await;
+    assert_eq!(error.class(), Class::Cannot, "{error:?}");
+    assert!(format!("{error:?}").to_lowercase().contains("widget"), "{error:?}");
+    other.namespace.until_empty("no widgets").await;
 }
