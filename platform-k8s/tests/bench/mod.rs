@@ -351,7 +351,13 @@ impl Bench {
 
     /// Watches all nodes of all clusters.
     pub(crate) async fn watch(&self) -> tonic::Streaming<WatchNodesResponse> {
-        let request = WatchNodesRequest::default();
+        let request = WatchNodesRequest {
+            heartbeat_interval: Some(prost_types::Duration {
+                seconds: 1,
+                nanos: 0,
+            }),
+            ..WatchNodesRequest::default()
+        };
         self.client()
             .watch_nodes(request)
             .await
