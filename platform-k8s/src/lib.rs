@@ -11,12 +11,14 @@
 
 pub mod access;
 pub mod address;
+pub mod catalogue;
 pub mod client;
 pub mod create;
 pub mod delete;
 pub mod discover;
 pub mod driver;
 pub mod errors;
+mod group;
 pub mod labels;
 pub mod objects;
 pub mod phase;
@@ -25,4 +27,5 @@ mod server;
 pub mod settings;
 pub mod watch;
 
+pub use server::PlatformServer;
 pub use settings::Settings;
