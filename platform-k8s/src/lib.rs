@@ -17,6 +17,7 @@ pub mod delete;
 pub mod discover;
 pub mod driver;
 pub mod errors;
+mod group;
 pub mod labels;
 pub mod objects;
 pub mod phase;
