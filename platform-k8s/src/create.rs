@@ -4,11 +4,7 @@
 //! there already and has the same identity is completed by server-side apply. A set that cannot be completed is
 //! removed again; a set whose fate is unknown is left for a repeat, which finds it by its names.
 
-use std::{
-    collections::HashSet,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
@@ -310,7 +306,9 @@ impl Creator {
         if let Some(problem) = problem {
             // Nobody would find it.
             let what = format!("{} in namespace {:?}", step.label, step.namespace);
-            return Err(Incomplete::Unsure(error.context(format!("{what}: {problem}"))));
+            return Err(Incomplete::Unsure(
+                error.context(format!("{what}: {problem}")),
+            ));
         }
         if !is_final(&error) && error.reason() != Reason::Conflict {
             return Err(Incomplete::Unsure(error));
@@ -350,7 +348,10 @@ impl Creator {
         let mut items = progress.items;
         if progress.resumed {
             // An attempt before may have made more.
-            let all = self.remover.read(&identity.cluster_id, &identity.id).await?;
+            let all = self
+                .remover
+                .read(&identity.cluster_id, &identity.id)
+                .await?;
             items = all
                 .into_iter()
                 .filter(|item| is_of(&item.meta, identity))
@@ -389,7 +390,10 @@ impl Creator {
             Some(mark) => {
                 let node = mark.node.as_deref().unwrap_or(&meta.name);
                 let problem = mark.problem.map(|it| format!("; {it}")).unwrap_or_default();
-                format!("it belongs to node {node:?} of cluster {:?}{problem}", mark.cluster)
+                format!(
+                    "it belongs to node {node:?} of cluster {:?}{problem}",
+                    mark.cluster
+                )
             }
         };
         Error::new(
@@ -433,7 +437,9 @@ fn is_of(meta: &Meta, identity: &Identity) -> bool {
 /// completes the others.
 #[must_use]
 pub fn whole(items: &[Item], keys: &LabelKeys) -> HashSet<String> {
-    let marks = items.iter().filter_map(|item| labels::read(&item.meta, keys));
+    let marks = items
+        .iter()
+        .filter_map(|item| labels::read(&item.meta, keys));
     let whole = marks.filter(|mark| mark.anchor);
     whole.filter_map(|mark| mark.node).collect()
 }

@@ -120,9 +120,8 @@ impl Remover {
     /// Reads these objects, as far as they are there and have both labels.
     async fn look(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
         let keys = &self.settings.labels;
-        let has = |meta: &Meta, key: &str, text: &str| {
-            meta.labels.get(key) == Some(&labels::value(text))
-        };
+        let has =
+            |meta: &Meta, key: &str, text: &str| meta.labels.get(key) == Some(&labels::value(text));
         let mut reads = Vec::with_capacity(known.len());
         for place in known {
             reads.push(async {
@@ -210,11 +209,18 @@ impl Remover {
         if marked.is_empty() {
             return Ok(Vec::new());
         }
-        let verdict = |mark: &Mark| mark.identity.as_ref().map(|it| target.matches(&it.node(&it.id)));
+        let verdict = |mark: &Mark| {
+            mark.identity
+                .as_ref()
+                .map(|it| target.matches(&it.node(&it.id)))
+        };
         let ours = |mark: &Mark| matches!(verdict(mark), Some(Ok(())));
         if !marked.iter().any(|(_, mark)| ours(mark)) {
             // The object that stands for the node speaks first.
-            let mut verdicts: Vec<_> = marked.iter().map(|(_, mark)| (!mark.anchor, mark)).collect();
+            let mut verdicts: Vec<_> = marked
+                .iter()
+                .map(|(_, mark)| (!mark.anchor, mark))
+                .collect();
             verdicts.sort_by_key(|(no_anchor, _)| *no_anchor);
             for (_, mark) in &verdicts {
                 if let Some(Err(error)) = verdict(mark) {

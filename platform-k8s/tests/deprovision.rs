@@ -56,7 +56,11 @@ async fn the_pod_goes_first_and_then_the_rest_in_the_order_of_the_settings() {
 async fn what_is_known_is_looked_at_and_the_end_is_read() {
     let bench = Direct::start().await;
     let node = bench.one(SET).await;
-    let items = bench.remover.read(&bench.cluster, &node.node_id).await.unwrap();
+    let items = bench
+        .remover
+        .read(&bench.cluster, &node.node_id)
+        .await
+        .unwrap();
     let known: Vec<_> = items
         .iter()
         .map(|item| Place {
@@ -67,12 +71,25 @@ async fn what_is_known_is_looked_at_and_the_end_is_read() {
         .collect();
     let (target, options) = (target(&node), Deletion::default());
     bench.proxy.forget();
-    bench.remover.delete(&target, &options, &known).await.unwrap();
+    bench
+        .remover
+        .delete(&target, &options, &known)
+        .await
+        .unwrap();
     let calls = bench.proxy.calls();
-    assert!(calls.iter().all(|call| matches!(call.verb, "get" | "delete")), "{calls:?}");
+    assert!(
+        calls
+            .iter()
+            .all(|call| matches!(call.verb, "get" | "delete")),
+        "{calls:?}"
+    );
     assert_eq!(bench.changes()[0], "delete pods");
     until("the node is gone", || async {
-        let deleted = bench.remover.delete(&target, &options, &known).await.unwrap();
+        let deleted = bench
+            .remover
+            .delete(&target, &options, &known)
+            .await
+            .unwrap();
         (deleted.state == DeprovisionState::Gone).then_some(())
     })
     .await;
@@ -103,7 +120,12 @@ async fn workloads_go_with_everything_that_they_made() {
             (state == DeprovisionState::Gone).then_some(())
         })
         .await;
-        for resource in ["pods", "persistentvolumeclaims", "statefulsets.apps", "replicasets.apps"] {
+        for resource in [
+            "pods",
+            "persistentvolumeclaims",
+            "statefulsets.apps",
+            "replicasets.apps",
+        ] {
             assert!(bench.names(resource).await.is_empty(), "{resource}");
         }
         bench.namespace.until_empty("a workload").await;
@@ -117,25 +139,37 @@ async fn what_is_somebody_elses_is_left_alone() {
     let id = &node.node_id;
     let labels = |cluster: &str| json!({"drover.dev/cluster": cluster, "drover.dev/node": id});
     // Another cluster, and the same labels with another owner's identity.
-    bench.namespace.pod("other-cluster", json!({"labels": labels("other")})).await;
+    bench
+        .namespace
+        .pod("other-cluster", json!({"labels": labels("other")}))
+        .await;
     let mut stolen = labels(&bench.cluster);
     let owner = uuid::Uuid::new_v4().to_string();
     stolen["drover.dev/owner"] = json!(owner);
     stolen["drover.dev/request"] = json!(owner);
-    let identity = json!({"owner": owner, "request_id": owner, "cluster_id": bench.cluster, "id": id});
+    let identity =
+        json!({"owner": owner, "request_id": owner, "cluster_id": bench.cluster, "id": id});
     let annotations = json!({"drover.dev/identity": identity.to_string()});
     bench
         .namespace
-        .pod("other-owner", json!({"labels": stolen, "annotations": annotations}))
+        .pod(
+            "other-owner",
+            json!({"labels": stolen, "annotations": annotations}),
+        )
         .await;
     // What an operator made of it has the labels and no identity.
-    bench.namespace.pod("follower", json!({"labels": labels(&bench.cluster)})).await;
+    bench
+        .namespace
+        .pod("follower", json!({"labels": labels(&bench.cluster)}))
+        .await;
     until("what belongs to the node is gone", || async {
         // The other owner's pod has both labels, so it is told from the node at last.
         let state = bench.delete(&node).await;
         assert!(
             matches!(&state, Ok(DeprovisionState::Deprovisioning))
-                || state.as_ref().is_err_and(|it| it.reason() == Reason::NodeNotInCluster),
+                || state
+                    .as_ref()
+                    .is_err_and(|it| it.reason() == Reason::NodeNotInCluster),
             "{state:?}"
         );
         state.is_err().then_some(())
@@ -168,13 +202,23 @@ async fn another_slot_or_owner_is_refused_and_nothing_touched() {
             ("request", id) => slot.request_id = id,
             (_, id) => slot.owner = id,
         }
-        let error = bench.delete_as(&target, &Deletion::default()).await.unwrap_err();
+        let error = bench
+            .delete_as(&target, &Deletion::default())
+            .await
+            .unwrap_err();
         assert_eq!(error.reason(), reason);
     }
     let mut elsewhere = target(&node);
     elsewhere.cluster_id = "elsewhere".to_owned();
-    let state = bench.delete_as(&elsewhere, &Deletion::default()).await.unwrap();
-    assert_eq!(state, DeprovisionState::Gone, "there is no such node in that cluster");
+    let state = bench
+        .delete_as(&elsewhere, &Deletion::default())
+        .await
+        .unwrap();
+    assert_eq!(
+        state,
+        DeprovisionState::Gone,
+        "there is no such node in that cluster"
+    );
     let options = Deletion {
         retain_storage: true,
         ..Deletion::default()
@@ -195,20 +239,39 @@ async fn a_finalizer_that_never_finishes_is_named_and_the_node_never_gone() {
     until("all but the one is gone", || async {
         let state = bench.delete(&node).await.unwrap();
         assert_eq!(state, DeprovisionState::Deprovisioning);
-        let items = bench.remover.read(&bench.cluster, &node.node_id).await.unwrap();
+        let items = bench
+            .remover
+            .read(&bench.cluster, &node.node_id)
+            .await
+            .unwrap();
         (items.len() == 1).then_some(())
     })
     .await;
     bench.proxy.forget();
     let state = bench.delete(&node).await.unwrap();
     assert_eq!(state, DeprovisionState::Deprovisioning);
-    assert_eq!(bench.changes(), Vec::<String>::new(), "it was asked for before");
-    let items = bench.remover.read(&bench.cluster, &node.node_id).await.unwrap();
+    assert_eq!(
+        bench.changes(),
+        Vec::<String>::new(),
+        "it was asked for before"
+    );
+    let items = bench
+        .remover
+        .read(&bench.cluster, &node.node_id)
+        .await
+        .unwrap();
     let why = kept_by(&items).unwrap();
     assert!(why.contains("example.com/never"), "{why}");
-    assert!(why.contains(&format!("configmap/{}", node.node_id)), "{why}");
+    assert!(
+        why.contains(&format!("configmap/{}", node.node_id)),
+        "{why}"
+    );
     let free = json!({"metadata": {"finalizers": []}});
-    bench.namespace.merge("configmaps", &node.node_id, &free).await.unwrap();
+    bench
+        .namespace
+        .merge("configmaps", &node.node_id, &free)
+        .await
+        .unwrap();
     bench.gone(&node).await;
     bench.namespace.until_empty("the finalizer is gone").await;
 }
@@ -241,12 +304,17 @@ async fn what_cannot_be_read_whole_is_not_begun() {
     let bench = Direct::start().await;
     let node = bench.one(SET).await;
     bench.proxy.forget();
-    bench.proxy.fail(On::call("list", "secrets").always(), may_not("list", "secrets"));
+    bench.proxy.fail(
+        On::call("list", "secrets").always(),
+        may_not("list", "secrets"),
+    );
     let error = bench.delete(&node).await.unwrap_err();
     assert_eq!(error.reason(), Reason::PermissionDenied);
     assert!(error.message().contains("secrets"), "{error:?}");
     bench.proxy.heal();
-    bench.proxy.fail(On::call("list", "secrets"), Fault::internal());
+    bench
+        .proxy
+        .fail(On::call("list", "secrets"), Fault::internal());
     let error = bench.delete(&node).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Unavailable);
     assert_eq!(bench.changes(), Vec::<String>::new());
@@ -254,11 +322,17 @@ async fn what_cannot_be_read_whole_is_not_begun() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_removal_goes_on_whatever_befell_the_one_before() {
-    for fault in [Fault::internal(), Fault::LoseAnswer, Fault::internal_after()] {
+    for fault in [
+        Fault::internal(),
+        Fault::LoseAnswer,
+        Fault::internal_after(),
+    ] {
         for resource in ["pods", "services", "persistentvolumeclaims"] {
             let bench = Direct::start().await;
             let node = bench.one(SET).await;
-            bench.proxy.fail(On::call("delete", resource), fault.clone());
+            bench
+                .proxy
+                .fail(On::call("delete", resource), fault.clone());
             let error = bench.delete(&node).await.unwrap_err();
             assert_eq!(error.reason(), Reason::Unavailable, "{error:?}");
             bench.gone(&node).await;
@@ -283,7 +357,11 @@ async fn what_is_left_of_a_node_without_its_pod_is_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_call_may_hurry_and_a_grace_is_never_none() {
     let bench = Direct::start().await;
-    let slow = POD.replace("terminationGracePeriodSeconds: 1", "terminationGracePeriodSeconds: 1000")
+    let slow = POD
+        .replace(
+            "terminationGracePeriodSeconds: 1",
+            "terminationGracePeriodSeconds: 1000",
+        )
         .replace("metadata: {", "metadata: {finalizers: [example.com/wait], ");
     let node = bench.one(&slow).await;
     let grace = |seconds| Deletion {
@@ -291,7 +369,10 @@ async fn a_second_call_may_hurry_and_a_grace_is_never_none() {
         ..Deletion::default()
     };
     for (asked, expected) in [(100, 100), (7, 7), (50, 7), (0, 1)] {
-        bench.delete_as(&target(&node), &grace(asked)).await.unwrap();
+        bench
+            .delete_as(&target(&node), &grace(asked))
+            .await
+            .unwrap();
         let pod = bench.namespace.get("pods", &node.node_id).await.unwrap();
         let left = &pod["metadata"]["deletionGracePeriodSeconds"];
         assert!(
@@ -300,6 +381,10 @@ async fn a_second_call_may_hurry_and_a_grace_is_never_none() {
         );
     }
     let free = json!({"metadata": {"finalizers": []}});
-    bench.namespace.merge("pods", &node.node_id, &free).await.unwrap();
+    bench
+        .namespace
+        .merge("pods", &node.node_id, &free)
+        .await
+        .unwrap();
     bench.gone(&node).await;
 }

@@ -41,7 +41,9 @@ fn marked(object: &Value, request: &ProvisionRequest) {
 }
 
 fn refused_by_quota(name: &str) -> Fault {
-    let message = format!("pods {name:?} is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1");
+    let message = format!(
+        "pods {name:?} is forbidden: exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"
+    );
     let (code, body) = refusal(403, "Forbidden", &message);
     Fault::Refuse(code, body)
 }
@@ -130,11 +132,17 @@ async fn a_repeat_makes_nothing_and_finds_the_same() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_set_of_unknown_fate_is_completed_by_a_repeat() {
-    for fault in [Fault::LoseAnswer, Fault::internal(), Fault::internal_after()] {
+    for fault in [
+        Fault::LoseAnswer,
+        Fault::internal(),
+        Fault::internal_after(),
+    ] {
         for resource in ["persistentvolumeclaims", "services", "pods"] {
             let bench = Direct::start().await;
             let request = bench.request(1);
-            bench.proxy.fail(On::call("create", resource), fault.clone());
+            bench
+                .proxy
+                .fail(On::call("create", resource), fault.clone());
             let error = unknown(bench.make(&request, SET).await);
             assert_eq!(error.class(), Class::Unknown, "{error:?}");
             assert_eq!(bench.proxy.faults_left(), 0);
@@ -152,7 +160,9 @@ async fn a_set_that_cannot_be_completed_is_removed() {
     let bench = Direct::start().await;
     let request = bench.request(1);
     let name = &request.slots[0].id;
-    bench.proxy.fail(On::call("create", "pods"), refused_by_quota(name));
+    bench
+        .proxy
+        .fail(On::call("create", "pods"), refused_by_quota(name));
     let error = failed(bench.make(&request, SET).await);
     assert_eq!(error.reason(), Reason::QuotaExceeded);
     // The answer says that nothing is there, so nothing may be.
@@ -164,9 +174,13 @@ async fn what_an_attempt_before_made_is_removed_with_it() {
     let bench = Direct::start().await;
     let request = bench.request(1);
     let name = &request.slots[0].id;
-    bench.proxy.fail(On::call("create", "services"), Fault::LoseAnswer);
+    bench
+        .proxy
+        .fail(On::call("create", "services"), Fault::LoseAnswer);
     unknown(bench.make(&request, SET).await);
-    bench.proxy.fail(On::call("create", "pods"), refused_by_quota(name));
+    bench
+        .proxy
+        .fail(On::call("create", "pods"), refused_by_quota(name));
     let error = failed(bench.make(&request, SET).await);
     assert_eq!(error.reason(), Reason::QuotaExceeded);
     assert_eq!(bench.namespace.everything().await, vec![]);
@@ -177,8 +191,12 @@ async fn what_cannot_be_removed_again_is_unknown_and_removed_later() {
     let bench = Direct::start().await;
     let request = bench.request(1);
     let name = &request.slots[0].id;
-    bench.proxy.fail(On::call("create", "pods"), refused_by_quota(name));
-    bench.proxy.fail(On::call("delete", "services"), Fault::internal());
+    bench
+        .proxy
+        .fail(On::call("create", "pods"), refused_by_quota(name));
+    bench
+        .proxy
+        .fail(On::call("delete", "services"), Fault::internal());
     let error = unknown(bench.make(&request, SET).await);
     assert!(error.message().contains("exceeded quota"), "{error:?}");
     assert!(error.message().contains("not removed yet"), "{error:?}");
@@ -198,13 +216,19 @@ async fn a_name_that_somebody_else_has_is_named_and_left_alone() {
     let foreign = bench.namespace.create("services", &foreign).await.unwrap();
     let error = failed(bench.make(&request, SET).await);
     assert_eq!(error.reason(), Reason::Precondition);
-    assert!(error.message().contains(&format!("Service {name}")), "{error:?}");
+    assert!(
+        error.message().contains(&format!("Service {name}")),
+        "{error:?}"
+    );
     assert!(error.message().contains("belongs to no node"), "{error:?}");
     let left = bench.namespace.everything().await;
     let left: Vec<_> = left.iter().map(|it| it.resource.as_str()).collect();
     assert_eq!(left, ["services"]);
     let after = bench.namespace.get("services", &name).await.unwrap();
-    assert_eq!(after["metadata"]["resourceVersion"], foreign["metadata"]["resourceVersion"]);
+    assert_eq!(
+        after["metadata"]["resourceVersion"],
+        foreign["metadata"]["resourceVersion"]
+    );
 
     request.validate_only = true;
     let error = bench.check(&request, SET).await.unwrap_err();
@@ -221,7 +245,10 @@ async fn a_node_whose_labels_were_changed_by_hand_is_neither_doubled_nor_removed
     let name = &request.slots[0].id;
     bench.namespace.merge("pods", name, &changed).await.unwrap();
     let error = unknown(bench.make(&request, SET).await);
-    assert!(error.message().contains(&format!("Pod {name}")), "{error:?}");
+    assert!(
+        error.message().contains(&format!("Pod {name}")),
+        "{error:?}"
+    );
     assert!(error.message().contains("drover.dev/request"), "{error:?}");
     assert_eq!(bench.namespace.everything().await, before);
 }
@@ -233,7 +260,12 @@ async fn another_request_does_not_get_the_node_of_the_first() {
     made(bench.make(&request, POD).await);
     request.request_id = uuid::Uuid::new_v4().to_string();
     let error = failed(bench.make(&request, POD).await);
-    assert!(error.message().contains(&format!("of cluster {:?}", bench.cluster)), "{error:?}");
+    assert!(
+        error
+            .message()
+            .contains(&format!("of cluster {:?}", bench.cluster)),
+        "{error:?}"
+    );
     assert_eq!(bench.names("pods").await.len(), 1);
 }
 
@@ -243,7 +275,10 @@ async fn nothing_is_begun_when_nobody_waits_any_more() {
     let (batch, caller) = batch(&bench.request(2), &of_text(SET));
     drop(caller);
     let outcomes = bench.creator.create(&batch).await;
-    assert!(outcomes.iter().all(|it| matches!(it, Outcome::NotStarted)), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|it| matches!(it, Outcome::NotStarted)),
+        "{outcomes:?}"
+    );
     assert_eq!(bench.changes(), Vec::<String>::new());
 }
 
@@ -256,7 +291,10 @@ async fn a_check_asks_the_api_server_and_makes_nothing() {
     let bad = SET.replace("port: 80", "port: 800000");
     let error = bench.check(&request, &bad).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Invalid);
-    assert!(error.fields()[0].field.contains("spec.ports[0].port"), "{error:?}");
+    assert!(
+        error.fields()[0].field.contains("spec.ports[0].port"),
+        "{error:?}"
+    );
     assert_eq!(bench.namespace.everything().await, vec![]);
     assert_eq!(bench.changes(), Vec::<String>::new());
 }
@@ -314,7 +352,10 @@ async fn a_custom_resource_of_a_new_kind_is_made_and_removed_like_any_other() {
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     raw.create(path, &crd).await.unwrap();
     until("the kind is served", || async {
-        raw.get(&format!("/apis/{group}/v1/stores")).await.ok().map(drop)
+        raw.get(&format!("/apis/{group}/v1/stores"))
+            .await
+            .ok()
+            .map(drop)
     })
     .await;
     let resource = format!("stores.{group}");
@@ -328,7 +369,11 @@ async fn a_custom_resource_of_a_new_kind_is_made_and_removed_like_any_other() {
     );
     let request = bench.request(1);
     let node = made(bench.make(&request, &template).await).remove(0);
-    let store = bench.namespace.get(&resource, &request.slots[0].id).await.unwrap();
+    let store = bench
+        .namespace
+        .get(&resource, &request.slots[0].id)
+        .await
+        .unwrap();
     marked(&store, &request);
     assert_eq!(store["spec"], json!({"template": {"x": 1}}));
     bench.gone(&node).await;
@@ -381,14 +426,26 @@ async fn placement_class_storage_and_user_data_reach_the_pod() {
         })
         .await;
         let on = pod["spec"]["nodeName"].as_str().unwrap();
-        let host = bench.namespace.raw.get(&format!("/api/v1/nodes/{on}")).await.unwrap();
+        let host = bench
+            .namespace
+            .raw
+            .get(&format!("/api/v1/nodes/{on}"))
+            .await
+            .unwrap();
         let zone = &host["metadata"]["labels"]["topology.kubernetes.io/zone"];
         assert_eq!(zone, "zone-b");
         let spec = &pod["spec"];
-        assert_eq!(spec["containers"][0]["resources"]["requests"]["cpu"], "100m");
+        assert_eq!(
+            spec["containers"][0]["resources"]["requests"]["cpu"],
+            "100m"
+        );
         let spread = &spec["topologySpreadConstraints"][0];
         assert_eq!(spread["topologyKey"], "kubernetes.io/hostname");
-        let claim = bench.namespace.get("persistentvolumeclaims", &node.id).await.unwrap();
+        let claim = bench
+            .namespace
+            .get("persistentvolumeclaims", &node.id)
+            .await
+            .unwrap();
         assert_eq!(claim["spec"]["storageClassName"], "fast");
         assert_eq!(claim["spec"]["resources"]["requests"]["storage"], "3Gi");
         let secret = spec["volumes"][0]["secret"]["secretName"].as_str().unwrap();
@@ -449,7 +506,10 @@ async fn templates_that_are_built_in_pass_the_strictest_rules_for_pods() {
         assert_eq!(spec["automountServiceAccountToken"], false, "{store}");
         assert_eq!(spec["securityContext"]["runAsNonRoot"], true, "{store}");
         let main = &spec["containers"][0];
-        assert_eq!(main["securityContext"]["readOnlyRootFilesystem"], true, "{store}");
+        assert_eq!(
+            main["securityContext"]["readOnlyRootFilesystem"], true,
+            "{store}"
+        );
         for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
             assert!(main[probe].is_object(), "{store} {probe}");
         }

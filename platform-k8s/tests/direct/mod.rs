@@ -77,12 +77,7 @@ impl Direct {
         let kinds = settings.kinds.iter().map(|name| kinds.named(name).unwrap());
         let remover = Remover::new(api.clone(), Arc::clone(&settings), kinds.collect());
         let remover = Arc::new(remover);
-        let creator = Creator::new(
-            api,
-            settings,
-            Arc::clone(&remover),
-            Arc::new(Nobody),
-        );
+        let creator = Creator::new(api, settings, Arc::clone(&remover), Arc::new(Nobody));
         Self {
             namespace,
             proxy,
@@ -188,7 +183,9 @@ impl Direct {
     pub(crate) fn changes(&self) -> Vec<String> {
         let calls = self.proxy.calls();
         let changes = calls.iter().filter(|call| call.changes());
-        changes.map(|call: &Call| format!("{} {}", call.verb, call.resource)).collect()
+        changes
+            .map(|call: &Call| format!("{} {}", call.verb, call.resource))
+            .collect()
     }
 }
 
@@ -213,7 +210,9 @@ pub(crate) fn of_text(template: &str) -> Templates {
     };
     write("index.yaml", "default: {template: test.yaml}");
     write("test.yaml", template);
-    Templates::Catalogue(Arc::new(Catalogue::open(&[], Some(directory.path())).unwrap()))
+    Templates::Catalogue(Arc::new(
+        Catalogue::open(&[], Some(directory.path())).unwrap(),
+    ))
 }
 
 pub(crate) fn built_in(files: &[EmbeddedFile]) -> Templates {
