@@ -299,6 +299,11 @@ impl Api {
         decode(&call, &body)
     }
 
+    /// Longest time for one call.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.inner.timeout
+    }
+
     pub(crate) fn raw(&self) -> kube::Client {
         self.inner.connection.client()
     }

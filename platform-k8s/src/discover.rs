@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use drover_core::{Class, Reason, Result};
+use drover_core::{Reason, Result};
 use drover_platform::driver::{Found, Listing};
 use drover_proto::{
     common::v1::{Address, AddressType},
@@ -43,6 +43,8 @@ pub(crate) struct Seen {
     pub(crate) member: Member,
     /// Identity, phase left open, of an object that is no pod. `None`: it has none.
     pub(crate) identity: Option<Found>,
+    /// The request that made it, as a uid. 0: none is known.
+    pub(crate) request: u128,
 }
 
 impl Reader {
@@ -75,6 +77,7 @@ impl Reader {
         Some(Seen {
             cluster: found.node.cluster_id,
             node: found.node.node_id,
+            request: request(&mark),
             member: member(kind, &pod.metadata, &mark, warning, Some(part)),
             identity: None,
         })
@@ -90,6 +93,7 @@ impl Reader {
             .map(|problem| self.warning(&object.metadata, &mark, &node, problem));
         Some(Seen {
             cluster: mark.cluster.clone(),
+            request: request(&mark),
             identity: mark.identity.as_ref().map(|identity| Found {
                 node: identity.node(&node),
                 fingerprint: identity.fingerprint.clone(),
@@ -188,6 +192,10 @@ impl Reader {
     }
 }
 
+fn request(mark: &Mark) -> u128 {
+    mark.identity.as_ref().map_or(0, |it| uid(&it.request_id))
+}
+
 fn member(
     kind: u16,
     meta: &Meta,
@@ -253,6 +261,8 @@ pub(crate) struct Filter {
     pub(crate) labels: String,
     /// Name of a pod without node label. Empty: any.
     pub(crate) pod: String,
+    /// Only nodes that were made to their end.
+    pub(crate) whole: bool,
 }
 
 /// Reads everything that a filter lets through, complete or not at all. Kinds that the credentials may not list are
@@ -287,7 +297,7 @@ pub(crate) async fn read(
     for lost in known.lost() {
         lost_pod(api, &reader, &mut groups, &lost).await?;
     }
-    Ok(known.listing(&groups))
+    Ok(known.listing(&groups, filter.whole))
 }
 
 async fn one(
@@ -303,10 +313,8 @@ async fn one(
     let index = u16::try_from(at).unwrap_or(u16::MAX);
     let is_pod = is_pod(&kind);
     let mut labels = selector(settings, is_pod);
-    for more in [&filter.labels] {
-        if !more.is_empty() {
-            labels = format!("{labels},{more}");
-        }
+    if !filter.labels.is_empty() {
+        labels = format!("{labels},{}", filter.labels);
     }
     let mut seen = Vec::new();
     if !is_pod {
@@ -321,7 +329,7 @@ async fn one(
             .await;
         return match read {
             Ok(_) => Ok(seen),
-            Err(error) if error.class() == Class::Credentials && error.reason() == Reason::PermissionDenied => {
+            Err(error) if error.reason() == Reason::PermissionDenied => {
                 Ok(Vec::new())
             }
             Err(error) => Err(error),
@@ -380,6 +388,7 @@ impl Lost {
                 warning: None,
             },
             identity: None,
+            request: 0,
         }
     }
 }

@@ -87,6 +87,8 @@ pub(crate) struct Group {
     identity: Option<Packed>,
     /// Whether there was a pod.
     had_pod: bool,
+    /// The request that made it, as a [`uid`]. 0: none is known.
+    request: u128,
 }
 
 /// What is under way in this process for one node.
@@ -114,6 +116,7 @@ impl Groups {
             node,
             mut member,
             identity,
+            request,
         } = seen;
         member.namespace = self.name(&member.namespace);
         if let Some(pod) = &mut member.pod {
@@ -128,6 +131,9 @@ impl Groups {
             None => Arc::new(key),
         };
         let group = self.map.entry(Arc::clone(&key)).or_default();
+        if request != 0 {
+            group.request = request;
+        }
         match &member.pod {
             Some(pod) => {
                 group.had_pod = true;
@@ -210,6 +216,16 @@ impl Groups {
 }
 
 impl Group {
+    /// Whether all its objects were made once: the last one is there.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.members.iter().any(|it| it.anchor)
+    }
+
+    /// Whether this request made it.
+    pub(crate) fn is_of(&self, request: u128) -> bool {
+        self.request == request
+    }
+
     /// Its pods.
     pub(crate) fn pods(&self) -> impl Iterator<Item = (&Member, &PodPart)> {
         self.members

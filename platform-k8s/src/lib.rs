@@ -11,6 +11,7 @@
 
 pub mod access;
 pub mod address;
+pub mod catalogue;
 pub mod client;
 pub mod create;
 pub mod delete;
@@ -26,4 +27,5 @@ mod server;
 pub mod settings;
 pub mod watch;
 
+pub use server::PlatformServer;
 pub use settings::Settings;

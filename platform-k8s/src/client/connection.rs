@@ -7,17 +7,31 @@ use std::{
 };
 
 use drover_core::{Error, Reason, Result};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use kube::{
     Client, Config,
+    client::{Body, ConfigExt as _},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use parking_lot::RwLock;
 use sha2::{Digest, Sha256};
+use tower::{BoxError, ServiceBuilder};
 
 use crate::settings::Settings;
 
 /// How often the files are looked at.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Longest time to open a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence after which the other end of a connection is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// How long a connection is kept that nobody uses.
+const IDLE: Duration = Duration::from_secs(60);
+/// Most bytes that a connection reads ahead.
+const MAX_BUFFER: usize = 128 * 1024;
 
 /// The files that a pod finds its credentials in.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -101,7 +115,7 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State>
     .await
     .map_err(|_| Error::internal("reading the kubeconfig was interrupted"))?
     .map_err(|error| unusable("the kubeconfig cannot be used", &error))?;
-    let (mut config, files) = match found {
+    let (config, files) = match found {
         Some(found) => {
             let mut files = referred(&found);
             files.extend(sources(kubeconfig));
@@ -123,13 +137,9 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State>
             (config, files.into())
         }
     };
-    // Nothing is tried again below us, and every call has a limit of ours.
-    config.default_retry = false;
-    config.read_timeout = None;
-    config.connect_timeout = Some(Duration::from_secs(5));
     let digest = digest(&files).await;
     let namespace = config.default_namespace.clone();
-    let client = Client::try_from(config)
+    let client = client(config)
         .map_err(|error| unusable("the credentials cannot be used", &error))?;
     Ok(State {
         client,
@@ -137,6 +147,29 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State>
         files,
         digest,
     })
+}
+
+/// A client without what kube puts around it: nothing is tried again below us, every call has a limit of ours, and no
+/// address is written to a log, as that of a command holds its words.
+fn client(config: Config) -> kube::Result<Client> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    // A connection whose other end has vanished is noticed below the watches.
+    tcp.set_keepalive(Some(KEEPALIVE));
+    let connector = config.rustls_https_connector_with_connector(tcp)?;
+    let http = HttpClient::builder(TokioExecutor::new())
+        .pool_idle_timeout(IDLE)
+        .http1_max_buf_size(MAX_BUFFER)
+        .build::<_, Body>(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(service, config.default_namespace))
 }
 
 /// The kubeconfig of the environment, or of the home directory. `None`: there is none.

@@ -7,9 +7,7 @@ use std::{
 };
 
 use drover_core::Error;
-use drover_platform::{
-    driver::{Changes, Found, Listing},
-};
+use drover_platform::driver::{Changes, Found, Listing};
 use drover_proto::platform::v1::RemovalEvidence;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -254,13 +252,31 @@ impl Known {
         })
     }
 
+    /// The nodes that a request has made to their end. `None`: what is known is not current.
+    pub(crate) fn of_request(&self, request_id: &str) -> Option<Vec<Found>> {
+        if !self.current() {
+            return None;
+        }
+        let request = crate::group::uid(request_id);
+        let state = self.state.lock();
+        let groups = state.groups.iter();
+        let whole = groups.filter(|(_, group)| group.is_of(request) && group.is_whole());
+        let found = whole.filter_map(|(key, group)| {
+            let under_way = state.under_way(&key.cluster, &key.node);
+            Some(state.placed(group.node(&self.kinds, under_way)?, group))
+        });
+        Some(found.collect())
+    }
+
     /// A list that was read, as nodes.
-    pub(crate) fn listing(&self, groups: &Groups) -> Listing {
+    pub(crate) fn listing(&self, groups: &Groups, whole: bool) -> Listing {
         let state = self.state.lock();
         let mut listing = Listing::default();
         for (key, group) in groups.iter() {
             let under_way = state.under_way(&key.cluster, &key.node);
-            if let Some(found) = group.node(&self.kinds, under_way) {
+            if (!whole || group.is_whole())
+                && let Some(found) = group.node(&self.kinds, under_way)
+            {
                 listing.nodes.push(state.placed(found, group));
             }
             let warnings = group.members().iter().filter_map(|it| it.warning.as_deref());
@@ -374,9 +390,6 @@ impl Known {
         true
     }
 
-    pub(super) fn knows(&self, uid: u128) -> bool {
-        self.state.lock().objects.contains_key(&uid)
-    }
 
     pub(super) fn is_lost(&self, uid: u128) -> bool {
         let state = self.state.lock();

@@ -20,6 +20,7 @@ use drover_proto::platform::v1::{
     ProvisionResponse, ResolvedGroup, Slot, Warning, WatchNodesRequest, WatchNodesResponse,
     platform_service_client::PlatformServiceClient,
 };
+use futures::future::join_all;
 use parking_lot::Mutex;
 use serde_json::Value;
 use uuid::Uuid;
@@ -296,9 +297,8 @@ impl Bench {
 
     /// Removes every node of ours that is listed, and waits until nothing at all is left in the namespace.
     pub(crate) async fn clean(&self, what: &str) {
-        for node in self.nodes().await {
-            self.remove(&node, what).await;
-        }
+        let nodes = self.nodes().await;
+        join_all(nodes.iter().map(|node| self.remove(node, what))).await;
         self.namespace.until_empty(what).await;
         assert_eq!(self.nodes().await, vec![], "{what}");
     }
@@ -351,7 +351,13 @@ impl Bench {
 
     /// Watches all nodes of all clusters.
     pub(crate) async fn watch(&self) -> tonic::Streaming<WatchNodesResponse> {
-        let request = WatchNodesRequest::default();
+        let request = WatchNodesRequest {
+            heartbeat_interval: Some(prost_types::Duration {
+                seconds: 1,
+                nanos: 0,
+            }),
+            ..WatchNodesRequest::default()
+        };
         self.client()
             .watch_nodes(request)
             .await

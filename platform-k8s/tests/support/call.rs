@@ -264,7 +264,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Refuse(..) => "error before",
             Self::RefuseAfter(..) => "error after",
