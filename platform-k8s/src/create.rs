@@ -20,7 +20,7 @@ use tracing::warn;
 use crate::{
     client::{Api, Delete, Kind, Meta, Object},
     delete::{Item, Remover},
-    labels::{self, LabelKeys},
+    labels,
     objects::{self, Plan},
     settings::Settings,
 };
@@ -431,17 +431,6 @@ fn is_of(meta: &Meta, identity: &Identity) -> bool {
                 && it.cluster_id == identity.cluster_id
                 && it.id == identity.id
         })
-}
-
-/// Ids of the nodes among these objects that are whole: what was made last is there. A repeat of their request
-/// completes the others.
-#[must_use]
-pub fn whole(items: &[Item], keys: &LabelKeys) -> HashSet<String> {
-    let marks = items
-        .iter()
-        .filter_map(|item| labels::read(&item.meta, keys));
-    let whole = marks.filter(|mark| mark.anchor);
-    whole.filter_map(|mark| mark.node).collect()
 }
 
 /// The outcome of a slot of which nothing was begun.

@@ -62,7 +62,10 @@ impl Direct {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let rig = rig();
+        Self::over(rig(), change).await
+    }
+
+    pub(crate) async fn over(rig: &Rig, change: impl FnOnce(&mut Settings)) -> Self {
         let namespace = rig.namespace().await;
         let proxy = FaultProxy::start(rig).await;
         let mut settings = Settings {
