@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     access,
     client::{Api, Kind, Object},
-    create::{Creator, Making, Nodes},
+    create::{Creator, Nodes},
     delete::{Item, Remover},
     discover::{self, Filter},
     labels,
@@ -84,7 +84,6 @@ impl KubernetesDriver {
             Arc::clone(&settings),
             Arc::clone(&remover),
             Arc::new(Made(known)),
-            Making::new(),
         );
         Ok(Self {
             api,
@@ -179,18 +178,13 @@ impl Driver for KubernetesDriver {
     }
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
-        let cluster = batch.request.cluster.as_ref();
-        let cluster = cluster.map(|it| it.id.as_str()).unwrap_or_default();
-        let _making: Vec<_> = batch
-            .slots()
-            .map(|slot| self.known().creating(cluster, &slot.id))
-            .collect();
         self.creator.create(batch).await
     }
 
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
         let _removing = self.known().removing(&target.cluster_id, &target.node_id);
-        self.remover.delete(target, options, None).await
+        let known = self.known().places(&target.cluster_id, &target.node_id);
+        self.remover.delete(target, options, &known).await
     }
 
     async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
@@ -214,6 +208,10 @@ impl Driver for KubernetesDriver {
 struct Made(Arc<Known>);
 
 impl Nodes for Made {
+    fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync> {
+        Box::new(self.0.creating(cluster_id, node_id))
+    }
+
     fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node {
         let last = items.len().saturating_sub(1);
         for (at, item) in items.iter().enumerate() {
@@ -234,10 +232,6 @@ impl Nodes for Made {
         self.0
             .node(&identity.cluster_id, &identity.id)
             .unwrap_or_else(|| identity.node(&identity.id))
-    }
-
-    fn known(&self, _: &str, _: &str) -> Option<Vec<Item>> {
-        None
     }
 }
 
