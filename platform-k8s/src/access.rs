@@ -1,0 +1,381 @@
+//! Logs and commands of a node, through the API server. Nothing that passes through is kept or logged.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::{Error, Reason, Result};
+use drover_platform::driver::{ExecInput, ExecOutput, LogStream, not_running};
+use drover_proto::{
+    common::v1::{Chunk, ProcessOutput, TerminalSize, chunk::Content, process_output::Output},
+    platform::v1::{
+        ExecStart, Node, StreamLogsRequest, exec_request::Input, stream_logs_request::Since,
+    },
+};
+use futures::{SinkExt as _, StreamExt as _};
+use k8s_openapi::{api::core::v1::Pod as ApiPod, apimachinery::pkg::apis::meta::v1::Status};
+use kube::api::{AttachParams, AttachedProcess};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    sync::mpsc,
+};
+
+use crate::{
+    client::{Api, Call, EventType, Kind, ListQuery, Shape, bytes, escape},
+    discover::query,
+    pod::{ContainerStatus, Pod},
+};
+
+/// Annotation: the container that people mean when they name none.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+/// Bytes between the API server and the client of a command, each way.
+const BUFFER: usize = 64 * 1024;
+/// Pieces of output that wait for a slow client.
+const MAX_PIECES: usize = 4;
+/// What shells answer for a command that is not there, and for one that may not be run.
+const NOT_FOUND: i32 = 127;
+const NOT_EXECUTABLE: i32 = 126;
+/// Longest silence while a container is waited for.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// Where a node's container is.
+struct Place {
+    namespace: String,
+    pod: String,
+    container: String,
+}
+
+/// Reads the log of a node's first container, or of that which its annotation names.
+///
+/// # Errors
+/// `NodeNotRunning` if it has no pod, or one that has not started and is not to be waited for.
+pub(crate) async fn logs(
+    api: &Api,
+    pods: &Arc<Kind>,
+    node: &Node,
+    request: &StreamLogsRequest,
+) -> Result<LogStream> {
+    let place = place(api, pods, node).await?;
+    let path = format!(
+        "{}/log?{}",
+        pods.path(&place.namespace, Some(&place.pod)),
+        parameters(&place, request)
+    );
+    let call = Call::new("get", pods, &place.namespace, &place.pod);
+    loop {
+        let error = match bytes(api, call.clone(), &path).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let not_started = error.message().contains("is waiting to start")
+            || error.message().contains("ContainerCreating")
+            || error.message().contains("does not have a host assigned");
+        if !not_started {
+            return Err(refused(error, node));
+        }
+        if !request.follow {
+            return Err(not_running(&node.node_id));
+        }
+        started(api, pods, &place, node).await?;
+    }
+}
+
+/// The API server says of logs that are not there that the request is bad.
+fn refused(error: Error, node: &Node) -> Error {
+    match error.reason() {
+        Reason::NotFound => not_running(&node.node_id),
+        Reason::Invalid => Error::new(Reason::Precondition, error.message()),
+        _ => error,
+    }
+}
+
+fn parameters(place: &Place, request: &StreamLogsRequest) -> String {
+    let mut text = format!("container={}", escape(&place.container));
+    if request.follow {
+        text.push_str("&follow=true");
+    }
+    if request.previous {
+        text.push_str("&previous=true");
+    }
+    if let Some(lines) = request.tail_lines {
+        text.push_str(&format!("&tailLines={lines}"));
+    }
+    match &request.since {
+        Some(Since::SinceTime(time)) => {
+            let nanos = time.nanos.clamp(0, 999_999_999);
+            if let Ok(time) = jiff::Timestamp::new(time.seconds, nanos) {
+                text.push_str(&format!("&sinceTime={}", escape(&time.to_string())));
+            }
+        }
+        Some(Since::SinceDuration(span)) => {
+            // Whole seconds only, and at least one.
+            let seconds = span.seconds + i64::from(span.nanos > 0);
+            text.push_str(&format!("&sinceSeconds={}", seconds.max(1)));
+        }
+        None => {}
+    }
+    text
+}
+
+/// Waits until the container runs or has run.
+async fn started(api: &Api, pods: &Kind, place: &Place, node: &Node) -> Result<()> {
+    let fields = format!("metadata.name={}", place.pod);
+    let query: ListQuery<'_> = query(pods, &place.namespace, "", &fields, Shape::Full);
+    let has_started = |pod: &Pod| {
+        let all = pod.status.container_statuses.iter();
+        let mut all = all.chain(&pod.status.init_container_statuses);
+        let ran = |it: &ContainerStatus| it.state.running.is_some() || it.state.terminated.is_some();
+        all.any(|it| it.name == place.container && ran(it))
+    };
+    loop {
+        let mut found = None;
+        let version = api.list(&query, |page: Vec<Pod>| found = page.into_iter().next()).await?;
+        match found {
+            None => return Err(not_running(&node.node_id)),
+            Some(pod) if has_started(&pod) => return Ok(()),
+            Some(_) => {}
+        }
+        let mut events = api.watch::<Pod>(&query, &version).await?;
+        while let Some(event) = events.next(SILENCE).await? {
+            match event.kind {
+                EventType::Deleted => return Err(not_running(&node.node_id)),
+                EventType::Added | EventType::Modified if has_started(&event.object) => {
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The pod that the node is now.
+async fn place(api: &Api, pods: &Kind, node: &Node) -> Result<Place> {
+    let (namespace, name) = node
+        .provider_id
+        .strip_prefix("kubernetes://")
+        .and_then(|rest| rest.split_once('/'))
+        .ok_or_else(|| not_running(&node.node_id))?;
+    let pod: Option<Pod> = api.get(pods, namespace, name).await?;
+    let pod = pod.ok_or_else(|| not_running(&node.node_id))?;
+    let named = pod.metadata.annotations.get(DEFAULT_CONTAINER);
+    let first = pod.spec.containers.first().map(|it| &it.name);
+    let container = named
+        .filter(|name| pod.spec.containers.iter().any(|it| it.name == **name))
+        .or(first)
+        .ok_or_else(|| not_running(&node.node_id))?;
+    Ok(Place {
+        namespace: namespace.to_owned(),
+        pod: name.to_owned(),
+        container: container.clone(),
+    })
+}
+
+/// Runs a command in the node's container. Dropping the output ends the connection, and with it the command as soon as
+/// it reads or writes.
+///
+/// # Errors
+/// `NodeNotRunning` if it has no pod that runs.
+pub(crate) async fn exec(
+    api: &Api,
+    pods: &Arc<Kind>,
+    node: &Node,
+    start: ExecStart,
+    input: ExecInput,
+) -> Result<ExecOutput> {
+    let place = place(api, pods, node).await?;
+    let call = Call::new("create", pods, &place.namespace, &place.pod);
+    let parameters = AttachParams::default()
+        .container(place.container.clone())
+        .stdin(start.stdin)
+        .stdout(true)
+        .stderr(!start.tty)
+        .tty(start.tty)
+        .max_stdin_buf_size(BUFFER)
+        .max_stdout_buf_size(BUFFER)
+        .max_stderr_buf_size(BUFFER);
+    let turn = api.turn().await;
+    let pods = kube::Api::<ApiPod>::namespaced(api.raw(), &place.namespace);
+    let opened = tokio::time::timeout(
+        api.timeout(),
+        pods.exec(&place.pod, start.command.iter().map(String::as_str), &parameters),
+    );
+    let process = match opened.await {
+        Ok(Ok(process)) => process,
+        Ok(Err(error)) => return Err(not_opened(&call, node, &error)),
+        Err(_) => return Err(crate::errors::timeout(&call, api.timeout())),
+    };
+    drop(turn);
+    let size = start.tty.then(|| start.terminal_size.unwrap_or(TerminalSize { columns: 80, rows: 24 }));
+    let (sender, receiver) = mpsc::channel(MAX_PIECES);
+    // It ends with the process, or when nobody reads its output any more.
+    tokio::spawn(async move {
+        let closed = sender.clone();
+        tokio::select! {
+            () = run(process, call, size, input, sender) => {}
+            () = closed.closed() => {}
+        }
+    });
+    Ok(futures::stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|item| (item, receiver))
+    })
+    .boxed())
+}
+
+fn not_opened(call: &Call, node: &Node, error: &kube::Error) -> Error {
+    let kube::Error::Api(status) = error else {
+        return crate::errors::transport(call, error);
+    };
+    let status = crate::errors::Status {
+        code: status.code,
+        message: status.message.clone(),
+        reason: status.reason.clone(),
+        details: None,
+    };
+    let message = status.message.clone();
+    let not_there = message.contains("container not found")
+        || message.contains("does not have a host assigned")
+        || message.contains("cannot exec into a container in a completed pod");
+    let error = crate::errors::of_status(call, status, None);
+    if not_there || error.reason() == Reason::NotFound {
+        return not_running(&node.node_id);
+    }
+    error
+}
+
+type Output1 = mpsc::Sender<Result<ProcessOutput>>;
+
+async fn run(
+    mut process: AttachedProcess,
+    call: Call,
+    size: Option<TerminalSize>,
+    input: ExecInput,
+    output: Output1,
+) {
+    let (stdout, stderr) = (process.stdout(), process.stderr());
+    let status = process.take_status();
+    let write = feed(process.stdin(), process.terminal_size(), size, input);
+    let read = async {
+        futures::join!(
+            copy(stdout, &output, Output::Stdout),
+            copy(stderr, &output, Output::Stderr)
+        );
+        match status {
+            Some(status) => status.await,
+            None => None,
+        }
+    };
+    // The input may go on longer than the command: its end is that of the command.
+    tokio::pin!(read, write);
+    let status = tokio::select! {
+        status = &mut read => status,
+        () = &mut write => read.await,
+    };
+    let last = match status {
+        Some(status) => exit_code(&call, &status),
+        None => Err(Error::unavailable(format!(
+            "{call}: the connection to the command was cut"
+        ))),
+    };
+    let last = last.map(|code| ProcessOutput {
+        output: Some(Output::ExitCode(code)),
+    });
+    // Nobody listens when this fails.
+    let _ = output.send(last).await;
+}
+
+async fn copy(from: Option<impl AsyncRead + Unpin>, to: &Output1, kind: fn(Chunk) -> Output) {
+    let Some(mut from) = from else { return };
+    let mut buffer = vec![0; BUFFER];
+    while let Ok(count) = from.read(&mut buffer).await
+        && count > 0
+    {
+        let piece = Chunk {
+            content: Some(Content::Data(buffer[..count].to_vec())),
+        };
+        let piece = ProcessOutput {
+            output: Some(kind(piece)),
+        };
+        if to.send(Ok(piece)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Passes on input and sizes until the input ends.
+async fn feed(
+    mut stdin: Option<impl tokio::io::AsyncWrite + Unpin>,
+    mut terminal: Option<futures::channel::mpsc::Sender<kube::api::TerminalSize>>,
+    size: Option<TerminalSize>,
+    mut input: ExecInput,
+) {
+    if let (Some(terminal), Some(size)) = (&mut terminal, &size) {
+        // The command has ended when this fails.
+        let _ = terminal.send(characters(size)).await;
+    }
+    while let Some(Ok(message)) = input.next().await {
+        match message.input {
+            Some(Input::Stdin(chunk)) => {
+                let data = match chunk.content {
+                    Some(Content::Data(data)) => data,
+                    Some(Content::Text(text)) => text.into_bytes(),
+                    None => continue,
+                };
+                let failed = match &mut stdin {
+                    Some(to) => to.write_all(&data).await.is_err() || to.flush().await.is_err(),
+                    None => false,
+                };
+                if failed {
+                    stdin = None;
+                }
+            }
+            Some(Input::Resize(size)) => {
+                if let Some(terminal) = &mut terminal {
+                    let _ = terminal.send(characters(&size)).await;
+                }
+            }
+            Some(Input::StdinClosed(_)) => close(stdin.take()).await,
+            Some(Input::Start(_)) | None => {}
+        }
+    }
+    close(stdin).await;
+}
+
+async fn close(stdin: Option<impl tokio::io::AsyncWrite + Unpin>) {
+    if let Some(mut stdin) = stdin {
+        // The command has ended when this fails.
+        let _ = stdin.shutdown().await;
+    }
+}
+
+fn characters(size: &TerminalSize) -> kube::api::TerminalSize {
+    kube::api::TerminalSize {
+        width: u16::try_from(size.columns).unwrap_or(u16::MAX),
+        height: u16::try_from(size.rows).unwrap_or(u16::MAX),
+    }
+}
+
+/// What a command has ended with.
+fn exit_code(call: &Call, status: &Status) -> Result<i32> {
+    if status.status.as_deref() == Some("Success") {
+        return Ok(0);
+    }
+    let causes = status.details.iter().filter_map(|it| it.causes.as_ref()).flatten();
+    let code = causes
+        .filter(|it| it.reason.as_deref() == Some("ExitCode"))
+        .find_map(|it| it.message.as_deref()?.parse().ok());
+    if let Some(code) = code {
+        return Ok(code);
+    }
+    let message = status.message.as_deref().unwrap_or_default();
+    if message.contains("executable file not found") || message.contains("no such file or directory") {
+        return Ok(NOT_FOUND);
+    }
+    if message.contains("permission denied") {
+        return Ok(NOT_EXECUTABLE);
+    }
+    // The runtime's words may repeat the command.
+    Err(Error::unavailable(format!(
+        "{call}: the container runtime could not run the command"
+    )))
+}
+
+#[cfg(test)]
+mod tests;

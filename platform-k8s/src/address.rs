@@ -1,0 +1,149 @@
+//! The agent address of a pod, as the Replicante Platform specification has it:
+//!
+//! 1. annotation `k8s.replicante.io/agent-address`;
+//! 2. else the IP address that annotation `k8s.replicante.io/agent-ip-from` (`node` or `pod`) says, else the settings;
+//! 3. with annotations `k8s.replicante.io/agent-schema` and `k8s.replicante.io/agent-port`, if both are there;
+//! 4. else with scheme and port of the settings.
+//!
+//! What is written and wrong is a problem to report, and never replaced by a guess.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use crate::{
+    pod::Pod,
+    settings::{AgentSettings, IpFrom},
+};
+
+/// Annotation: the address as it is.
+pub const ADDRESS: &str = "k8s.replicante.io/agent-address";
+/// Annotation: `node` or `pod`.
+pub const IP_FROM: &str = "k8s.replicante.io/agent-ip-from";
+/// Annotation: the scheme.
+pub const SCHEME: &str = "k8s.replicante.io/agent-schema";
+/// Annotation: the port.
+pub const PORT: &str = "k8s.replicante.io/agent-port";
+
+/// Schemes that can be probed.
+const SCHEMES: &[&str] = &["grpc", "grpcs", "http", "https", "tcp"];
+
+/// The agent address. `Ok(None)`: there is none, or none yet.
+///
+/// # Errors
+/// What is wrong with an annotation, for people.
+pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, String> {
+    let annotations = &pod.metadata.annotations;
+    if let Some(address) = annotation(annotations, ADDRESS) {
+        return check(address).map(Some);
+    }
+    let host = target(pod, settings)?;
+    let (scheme, port) = match (annotation(annotations, SCHEME), annotation(annotations, PORT)) {
+        (Some(scheme), Some(port)) => (check_scheme(scheme)?, Some(check_port(port)?)),
+        _ => (settings.scheme.as_str(), settings.port),
+    };
+    Ok(match (host, port) {
+        (Some(host), Some(port)) => Some(format!("{scheme}://{}", join(host, port))),
+        _ => None,
+    })
+}
+
+/// The address at which others find the pod. `None`: none yet.
+///
+/// # Errors
+/// What is wrong with the annotation, for people.
+pub fn target<'a>(pod: &'a Pod, settings: &AgentSettings) -> Result<Option<&'a str>, String> {
+    let ip = match ip_from(&pod.metadata.annotations, settings)? {
+        IpFrom::Pod => pod.ips().next(),
+        IpFrom::Node => Some(pod.status.host_ip.as_str()),
+    };
+    Ok(ip.filter(|ip| !ip.is_empty()))
+}
+
+/// Whose address it is.
+///
+/// # Errors
+/// What is wrong with the annotation, for people.
+pub fn ip_from(
+    annotations: &BTreeMap<String, String>,
+    settings: &AgentSettings,
+) -> Result<IpFrom, String> {
+    match annotation(annotations, IP_FROM) {
+        None => Ok(settings.ip_from),
+        Some("pod") => Ok(IpFrom::Pod),
+        Some("node") => Ok(IpFrom::Node),
+        Some(other) => Err(format!("annotation {IP_FROM} is {}; expected node or pod", show(other))),
+    }
+}
+
+/// `host:port`, IPv6 in brackets.
+#[must_use]
+pub fn join(host: &str, port: u16) -> String {
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+        _ => format!("{host}:{port}"),
+    }
+}
+
+/// An annotation that says something.
+fn annotation<'a>(annotations: &'a BTreeMap<String, String>, key: &str) -> Option<&'a str> {
+    annotations
+        .get(key)
+        .map(|value| value.trim())
+        .filter(|value| !value.is_empty())
+}
+
+fn check(address: &str) -> Result<String, String> {
+    let wrong = || {
+        format!("annotation {ADDRESS} is {}; expected scheme://host:port", show(address))
+    };
+    let (scheme, rest) = address.split_once("://").ok_or_else(wrong)?;
+    if !SCHEMES.contains(&scheme) {
+        return Err(format!("{} with scheme {}", wrong(), SCHEMES.join(", ")));
+    }
+    // A path says nothing about where the agent is.
+    let rest = rest.trim_end_matches('/');
+    let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+    let bare = match host.strip_prefix('[').map(|host| host.strip_suffix(']')) {
+        Some(Some(ip)) if ip.parse::<std::net::Ipv6Addr>().is_ok() => ip,
+        None if is_host(host) => host,
+        _ => return Err(wrong()),
+    };
+    match port.parse::<u16>() {
+        Ok(port) if port > 0 => Ok(format!("{scheme}://{}", join(bare, port))),
+        _ => Err(wrong()),
+    }
+}
+
+fn is_host(host: &str) -> bool {
+    !host.is_empty()
+        && host
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'))
+}
+
+fn check_scheme(scheme: &str) -> Result<&str, String> {
+    if SCHEMES.contains(&scheme) {
+        Ok(scheme)
+    } else {
+        Err(format!(
+            "annotation {SCHEME} is {}; expected {}",
+            show(scheme),
+            SCHEMES.join(", ")
+        ))
+    }
+}
+
+fn check_port(port: &str) -> Result<u16, String> {
+    match port.parse::<u16>() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err(format!("annotation {PORT} is {}; expected 1 to 65535", show(port))),
+    }
+}
+
+/// What somebody wrote, at most a line of it.
+fn show(text: &str) -> String {
+    let short: String = text.chars().take(64).collect();
+    format!("{short:?}")
+}
+
+#[cfg(test)]
+mod tests;

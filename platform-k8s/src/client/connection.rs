@@ -1,0 +1,233 @@
+//! Where the API server is, and as whom it is called. Read again when the files change.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use drover_core::{Error, Reason, Result};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use kube::{
+    Client, Config,
+    client::{Body, ConfigExt as _},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use parking_lot::RwLock;
+use sha2::{Digest, Sha256};
+use tower::{BoxError, ServiceBuilder};
+
+use crate::settings::Settings;
+
+/// How often the files are looked at.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Longest time to open a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Silence after which the other end of a connection is asked whether it is there.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// How long a connection is kept that nobody uses.
+const IDLE: Duration = Duration::from_secs(60);
+/// Most bytes that a connection reads ahead.
+const MAX_BUFFER: usize = 128 * 1024;
+
+/// The files that a pod finds its credentials in.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A client that follows its credentials on disk.
+pub(super) struct Connection {
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+    state: RwLock<State>,
+    /// Held while credentials are read.
+    reloading: tokio::sync::Mutex<()>,
+}
+
+struct State {
+    client: Client,
+    namespace: String,
+    files: BTreeSet<PathBuf>,
+    digest: [u8; 32],
+}
+
+impl Connection {
+    pub(super) async fn open(settings: &Settings) -> Result<Self> {
+        // One provider of cryptography in the whole process; that it is there already is fine.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
+        let state = load(kubeconfig.as_deref(), context.as_deref()).await?;
+        Ok(Self {
+            kubeconfig,
+            context,
+            state: RwLock::new(state),
+            reloading: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.state.read().client.clone()
+    }
+
+    pub(super) fn default_namespace(&self) -> String {
+        self.state.read().namespace.clone()
+    }
+
+    /// Looks at the files now. Answers whether there are new credentials.
+    pub(super) async fn reload_if_changed(&self) -> bool {
+        let _reloading = self.reloading.lock().await;
+        let (files, before) = {
+            let state = self.state.read();
+            (state.files.clone(), state.digest)
+        };
+        if digest(&files).await == before {
+            return false;
+        }
+        match load(self.kubeconfig.as_deref(), self.context.as_deref()).await {
+            Ok(state) => {
+                tracing::info!("credentials have changed on disk and are used from now on");
+                *self.state.write() = state;
+                true
+            }
+            Err(error) => {
+                // Perhaps half written: the old ones may still do, and the files are looked at again.
+                tracing::warn!(error = error.message(), "changed credentials cannot be used");
+                false
+            }
+        }
+    }
+
+    pub(super) async fn follow(&self) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            self.reload_if_changed().await;
+        }
+    }
+}
+
+async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State> {
+    let file = kubeconfig.map(Path::to_owned);
+    let found = tokio::task::spawn_blocking(move || match file {
+        Some(path) => Kubeconfig::read_from(path).map(Some),
+        None => find(),
+    })
+    .await
+    .map_err(|_| Error::internal("reading the kubeconfig was interrupted"))?
+    .map_err(|error| unusable("the kubeconfig cannot be used", &error))?;
+    let (config, files) = match found {
+        Some(found) => {
+            let mut files = referred(&found);
+            files.extend(sources(kubeconfig));
+            let options = KubeConfigOptions {
+                context: context.map(str::to_owned),
+                ..KubeConfigOptions::default()
+            };
+            let config = Config::from_custom_kubeconfig(found, &options)
+                .await
+                .map_err(|error| unusable("the kubeconfig cannot be used", &error))?;
+            (config, files)
+        }
+        None => {
+            let config = Config::incluster_env().map_err(|error| {
+                unusable("there is no kubeconfig and no service account", &error)
+            })?;
+            let files = ["token", "ca.crt", "namespace"];
+            let files = files.map(|file| Path::new(SERVICE_ACCOUNT).join(file));
+            (config, files.into())
+        }
+    };
+    let digest = digest(&files).await;
+    let namespace = config.default_namespace.clone();
+    let client = client(config)
+        .map_err(|error| unusable("the credentials cannot be used", &error))?;
+    Ok(State {
+        client,
+        namespace,
+        files,
+        digest,
+    })
+}
+
+/// A client without what kube puts around it: nothing is tried again below us, every call has a limit of ours, and no
+/// address is written to a log, as that of a command holds its words.
+fn client(config: Config) -> kube::Result<Client> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    // A connection whose other end has vanished is noticed below the watches.
+    tcp.set_keepalive(Some(KEEPALIVE));
+    let connector = config.rustls_https_connector_with_connector(tcp)?;
+    let http = HttpClient::builder(TokioExecutor::new())
+        .pool_idle_timeout(IDLE)
+        .http1_max_buf_size(MAX_BUFFER)
+        .build::<_, Body>(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// The kubeconfig of the environment, or of the home directory. `None`: there is none.
+fn find() -> std::result::Result<Option<Kubeconfig>, kube::config::KubeconfigError> {
+    if let Some(found) = Kubeconfig::from_env()? {
+        return Ok(Some(found));
+    }
+    match home() {
+        Some(path) if path.exists() => Kubeconfig::read_from(path).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn home() -> Option<PathBuf> {
+    std::env::var_os("HOME").map(|home| Path::new(&home).join(".kube/config"))
+}
+
+/// The files that the kubeconfig was read from.
+fn sources(kubeconfig: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(path) = kubeconfig {
+        return vec![path.to_owned()];
+    }
+    match std::env::var_os("KUBECONFIG") {
+        Some(paths) if !paths.is_empty() => std::env::split_paths(&paths).collect(),
+        _ => home().into_iter().collect(),
+    }
+}
+
+/// The files that a kubeconfig refers to.
+fn referred(config: &Kubeconfig) -> BTreeSet<PathBuf> {
+    let clusters = config.clusters.iter().filter_map(|named| named.cluster.as_ref());
+    let users = config.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
+    clusters
+        .filter_map(|cluster| cluster.certificate_authority.clone())
+        .chain(users.flat_map(|user| {
+            [
+                user.token_file.clone(),
+                user.client_certificate.clone(),
+                user.client_key.clone(),
+            ]
+            .into_iter()
+            .flatten()
+        }))
+        .map(PathBuf::from)
+        .collect()
+}
+
+/// A digest of what is in the files; one that is missing counts as empty.
+async fn digest(files: &BTreeSet<PathBuf>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for file in files {
+        let content = tokio::fs::read(file).await.unwrap_or_default();
+        hash.update((content.len() as u64).to_be_bytes());
+        hash.update(&content);
+    }
+    hash.finalize().into()
+}
+
+fn unusable(what: &str, error: &dyn std::error::Error) -> Error {
+    Error::new(Reason::Precondition, format!("{what}: {}", crate::errors::chain(error)))
+}

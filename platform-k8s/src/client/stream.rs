@@ -1,0 +1,290 @@
+//! Lists in pages, and watches.
+
+use std::{marker::PhantomData, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use drover_core::{Error, Reason, Result};
+use futures::StreamExt as _;
+use http::Method;
+use http_body_util::BodyExt as _;
+use kube::client::Body;
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{Api, Call, JSON, Kind, decode, escape};
+
+/// Only metadata of one object, or of a watch.
+pub(super) const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// Longest line of a watch: objects are at most 3 MiB.
+const MAX_LINE: usize = 16 * 1024 * 1024;
+/// How long the server keeps a watch open, in seconds.
+const WATCH_SECONDS: u32 = 290;
+
+/// How much of each object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// All of it.
+    Full,
+    /// Only its metadata.
+    Metadata,
+}
+
+/// What is listed or watched.
+#[derive(Clone, Debug)]
+pub struct ListQuery<'a> {
+    /// Kind.
+    pub kind: &'a Kind,
+    /// Namespace. Empty: all.
+    pub namespace: &'a str,
+    /// Label selector. Empty: all objects.
+    pub labels: &'a str,
+    /// Field selector. Empty: all objects.
+    pub fields: &'a str,
+    /// How much of each.
+    pub shape: Shape,
+}
+
+/// One page of a list.
+#[derive(Debug, Deserialize)]
+#[serde(bound = "T: DeserializeOwned")]
+pub struct Page<T> {
+    /// The version of the list, and where it goes on.
+    #[serde(default)]
+    metadata: PageMeta,
+    /// The objects.
+    #[serde(default = "Vec::new", deserialize_with = "super::meta::nullable")]
+    pub items: Vec<T>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PageMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    next: String,
+}
+
+impl Api {
+    /// Reads all pages of a consistent list, handing over one after the other. Answers the version of the list, from
+    /// which a watch goes on.
+    ///
+    /// # Errors
+    /// [`Reason::PageTokenExpired`] if the list took so long that the server has forgotten its version: begin again.
+    /// Others are those of [`crate::errors`].
+    pub async fn list<T: DeserializeOwned>(
+        &self,
+        query: &ListQuery<'_>,
+        mut page: impl FnMut(Vec<T>),
+    ) -> Result<String> {
+        let call = Call::new("list", query.kind, query.namespace, "");
+        let accept = match query.shape {
+            Shape::Full => JSON,
+            Shape::Metadata => METADATA_LIST,
+        };
+        let mut next = String::new();
+        loop {
+            let path = format!(
+                "{}?limit={}{}{}",
+                query.kind.path(query.namespace, None),
+                self.inner.page_size,
+                query.selectors(),
+                parameter("continue", &next)
+            );
+            let body = self.read(&call, &self.request(Method::GET, &path, accept)).await?;
+            let read: Page<T> = decode(&call, &body)?;
+            drop(body);
+            page(read.items);
+            if read.metadata.next.is_empty() {
+                return Ok(read.metadata.resource_version);
+            }
+            next = read.metadata.next;
+        }
+    }
+
+    /// All objects of a list at once.
+    ///
+    /// # Errors
+    /// Those of [`Api::list`].
+    pub async fn list_all<T: DeserializeOwned>(&self, query: &ListQuery<'_>) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        self.list(query, |page| all.extend(page)).await?;
+        Ok(all)
+    }
+
+    /// Opens a watch from a version on. It takes no turn, as it stays open.
+    ///
+    /// # Errors
+    /// [`Reason::PageTokenExpired`] if the server has forgotten that version. Others are those of [`crate::errors`].
+    pub async fn watch<T: DeserializeOwned>(
+        &self,
+        query: &ListQuery<'_>,
+        version: &str,
+    ) -> Result<Events<T>> {
+        let call = Call::new("watch", query.kind, query.namespace, "");
+        let accept = match query.shape {
+            Shape::Full => JSON,
+            Shape::Metadata => METADATA_ONLY,
+        };
+        let path = format!(
+            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}{}{}",
+            query.kind.path(query.namespace, None),
+            query.selectors(),
+            parameter("resourceVersion", version)
+        );
+        // A turn only while it is opened, so that a pause holds for it too.
+        let turn = self.turn().await;
+        let wanted = self.request(Method::GET, &path, accept);
+        let opened = tokio::time::timeout(self.inner.timeout, self.respond(&call, &wanted)).await;
+        drop(turn);
+        let response = match opened {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => {
+                if error.reason() == Reason::CredentialsRefused {
+                    self.inner.connection.reload_if_changed().await;
+                }
+                return Err(error);
+            }
+            Err(_) => return Err(crate::errors::timeout(&call, self.inner.timeout)),
+        };
+        Ok(Events {
+            call,
+            body: response.into_body(),
+            buffer: BytesMut::new(),
+            searched: 0,
+            item: PhantomData,
+        })
+    }
+}
+
+impl ListQuery<'_> {
+    fn selectors(&self) -> String {
+        format!(
+            "{}{}",
+            parameter("labelSelector", self.labels),
+            parameter("fieldSelector", self.fields)
+        )
+    }
+}
+
+fn parameter(name: &str, value: &str) -> String {
+    if value.is_empty() {
+        String::new()
+    } else {
+        format!("&{name}={}", escape(value))
+    }
+}
+
+/// What happened to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum EventType {
+    /// It is new to this watch.
+    Added,
+    /// It differs.
+    Modified,
+    /// It is gone, or the selector does not fit any more.
+    Deleted,
+    /// Nothing; everything up to its version was told.
+    Bookmark,
+    /// The watch ends here.
+    Error,
+}
+
+/// One event of a watch.
+#[derive(Debug, Deserialize)]
+pub struct Event<T> {
+    /// What happened.
+    #[serde(rename = "type")]
+    pub kind: EventType,
+    /// To what.
+    pub object: T,
+}
+
+/// The events of a watch, as they come.
+pub struct Events<T> {
+    call: Call,
+    body: Body,
+    buffer: BytesMut,
+    /// Bytes of the buffer that are known to have no end of line.
+    searched: usize,
+    item: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> Events<T> {
+    /// The next event; `None`: the server has ended the watch. May be dropped and called again without losing anything.
+    ///
+    /// # Errors
+    /// [`Reason::PageTokenExpired`]: the version is forgotten, list again. [`Reason::DeadlineExceeded`]: nothing came for
+    /// this long. Others: the stream is cut.
+    pub async fn next(&mut self, silence: Duration) -> Result<Option<Event<T>>> {
+        loop {
+            if let Some(line) = self.line() {
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+                return self.event(&line).map(Some);
+            }
+            if self.buffer.len() > MAX_LINE {
+                return Err(Error::unavailable(format!("{}: an event is too long", self.call)));
+            }
+            match tokio::time::timeout(silence, self.body.frame()).await {
+                Err(_) => return Err(crate::errors::timeout(&self.call, silence)),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) => return Err(crate::errors::cut_off(&self.call, &error)),
+                Ok(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+            }
+        }
+    }
+
+    fn line(&mut self) -> Option<Bytes> {
+        let Some(at) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') else {
+            self.searched = self.buffer.len();
+            return None;
+        };
+        let line = self.buffer.split_to(self.searched + at + 1).freeze();
+        self.searched = 0;
+        Some(line)
+    }
+
+    fn event(&self, line: &[u8]) -> Result<Event<T>> {
+        #[derive(Deserialize)]
+        struct Type {
+            #[serde(rename = "type")]
+            kind: EventType,
+        }
+        // Most events are of the expected shape, and are read once.
+        match serde_json::from_slice::<Event<T>>(line) {
+            Ok(event) if event.kind != EventType::Error => return Ok(event),
+            Ok(_) => {}
+            Err(error) => match serde_json::from_slice::<Type>(line) {
+                Ok(event) if event.kind == EventType::Error => {}
+                _ => return Err(crate::errors::unreadable(&self.call, &error)),
+            },
+        }
+        let status: Event<crate::errors::Status> = decode(&self.call, line)?;
+        Err(crate::errors::of_status(&self.call, status.object, None))
+    }
+}
+
+/// The bytes of an answer as they come (logs).
+pub(crate) async fn bytes(
+    api: &Api,
+    call: Call,
+    path: &str,
+) -> Result<futures::stream::BoxStream<'static, Result<Vec<u8>>>> {
+    let turn = api.turn().await;
+    let wanted = api.request(Method::GET, path, "*/*");
+    let response = api.respond(&call, &wanted).await?;
+    drop(turn);
+    let stream = response.into_body().into_data_stream();
+    Ok(stream
+        .map(move |piece| match piece {
+            Ok(piece) => Ok(piece.to_vec()),
+            Err(error) => Err(crate::errors::cut_off(&call, &error)),
+        })
+        .boxed())
+}

@@ -1,0 +1,490 @@
+//! Makes nodes: checks, and the objects of each slot in order.
+//!
+//! An object is made by one call that fails if there is one of its name, so a repeat can make nothing twice. What is
+//! there already and has the same identity is completed by server-side apply. A set that cannot be completed is
+//! removed again; a set whose fate is unknown is left for a repeat, which finds it by its names.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use drover_core::{Class, Error, Reason, Result};
+use drover_platform::{
+    driver::{Batch, Outcome},
+    identity::Identity,
+};
+use drover_proto::platform::v1::{Node, Slot};
+use futures::{StreamExt as _, stream};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tracing::warn;
+
+use crate::{
+    client::{Api, Delete, Kind, Meta, Object},
+    delete::{Item, Remover},
+    labels,
+    objects::{self, Plan},
+    settings::Settings,
+};
+
+/// Most specs that are remembered as tried. Forgetting one costs a dry run.
+const MAX_TRIED: usize = 4096;
+/// How long a set that cannot be completed is waited for to be gone.
+const CLEANUP: Duration = Duration::from_secs(10);
+/// Between two looks at what is being removed.
+const CLEANUP_STEP: Duration = Duration::from_millis(50);
+
+/// What the rest of the driver has to know of what is made.
+pub trait Nodes: Send + Sync {
+    /// A node is being made until the answer is dropped: a part of one is no sign of damage.
+    fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync>;
+
+    /// A set was made whole. Its objects are in the order in which they were made, `anchor` is the last one as the API
+    /// server answered it. Answers the node.
+    fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node;
+}
+
+/// Makes nodes.
+pub struct Creator {
+    api: Api,
+    settings: Arc<Settings>,
+    remover: Arc<Remover>,
+    nodes: Arc<dyn Nodes>,
+    tried: Mutex<HashSet<(String, String, String)>>,
+}
+
+/// An object and where it goes.
+struct Step {
+    kind: Arc<Kind>,
+    namespace: String,
+    name: String,
+    label: String,
+    body: Value,
+}
+
+/// What a set has become so far.
+#[derive(Default)]
+struct Progress {
+    items: Vec<Item>,
+    /// Whether something was there from an attempt before.
+    resumed: bool,
+}
+
+impl Creator {
+    /// Makes what the settings say. `remover` knows the kinds that a node may have.
+    #[must_use]
+    pub fn new(
+        api: Api,
+        settings: Arc<Settings>,
+        remover: Arc<Remover>,
+        nodes: Arc<dyn Nodes>,
+    ) -> Self {
+        Self {
+            api,
+            settings,
+            remover,
+            nodes,
+            tried: Mutex::default(),
+        }
+    }
+
+    /// Checks what can be checked without making anything: the request, what the template makes of its first slot, and
+    /// by a dry run what the API server says to it. The dry run is left out where the same spec has passed it before,
+    /// unless it is all that was asked for.
+    ///
+    /// # Errors
+    /// As in [`crate::errors`] and [`Plan`].
+    pub async fn check(&self, batch: &Batch) -> Result<()> {
+        let plan = self.plan(batch)?;
+        let Some(slot) = batch.slots().next() else {
+            return Ok(());
+        };
+        let identity = batch.identity(slot);
+        let steps = self.steps(batch, &plan, slot, &identity).await?;
+        let request = &batch.request;
+        let key = (
+            request.owner.clone(),
+            identity.group.clone(),
+            request.spec_hash.clone(),
+        );
+        let only_asked = request.validate_only;
+        if !only_asked && self.tried.lock().contains(&key) {
+            return Ok(());
+        }
+        for step in &steps {
+            self.try_out(step, &steps, &identity, only_asked).await?;
+        }
+        let mut tried = self.tried.lock();
+        if tried.len() >= MAX_TRIED {
+            tried.clear();
+        }
+        tried.insert(key);
+        Ok(())
+    }
+
+    /// Makes the nodes of a batch. One outcome a slot, in their order.
+    pub async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        let plan = match self.plan(batch) {
+            Ok(plan) => plan,
+            Err(error) => return batch.slots().map(|_| ended(error.clone())).collect(),
+        };
+        let mut slots = Vec::with_capacity(batch.slots().len());
+        for slot in batch.slots() {
+            slots.push(self.slot(batch, &plan, slot));
+        }
+        stream::iter(slots)
+            .buffered(self.settings.max_concurrent_calls.max(1))
+            .collect()
+            .await
+    }
+
+    fn plan(&self, batch: &Batch) -> Result<Plan<'_>> {
+        let default = match self.settings.namespaces.first() {
+            Some(first) => first.clone(),
+            None => self.api.default_namespace(),
+        };
+        Plan::of(&batch.request, &self.settings, &default)
+    }
+
+    /// What has to be sent for a slot, in order.
+    async fn steps(
+        &self,
+        batch: &Batch,
+        plan: &Plan<'_>,
+        slot: &Slot,
+        identity: &Identity,
+    ) -> Result<Vec<Step>> {
+        let rendered = batch.render(slot, plan.place(identity))?;
+        let objects = plan.objects(&rendered, identity)?;
+        drop(rendered);
+        let mut steps = Vec::with_capacity(objects.len());
+        for object in objects {
+            let kind = self.kind(&object).await?;
+            let label = object.label();
+            steps.push(Step {
+                kind,
+                namespace: object.namespace,
+                name: object.name,
+                label,
+                body: Value::Object(object.body),
+            });
+        }
+        Ok(steps)
+    }
+
+    async fn kind(&self, object: &objects::Object) -> Result<Arc<Kind>> {
+        let found = self.api.kind_of(&object.api_version, &object.kind).await;
+        let kind = found.map_err(|error| match error.class() {
+            Class::Cannot => object.wrong(error.message()),
+            _ => error,
+        })?;
+        if !kind.namespaced {
+            return Err(object.wrong(
+                "is in no namespace; what belongs to the whole Kubernetes cluster cannot belong to a node",
+            ));
+        }
+        if !self.remover.removes(&kind) {
+            return Err(object.wrong(format_args!(
+                "{kind} are not among the kinds in the platform's settings, so it would be left behind"
+            )));
+        }
+        Ok(kind)
+    }
+
+    /// Sends an object for a check only.
+    async fn try_out(
+        &self,
+        step: &Step,
+        all: &[Step],
+        identity: &Identity,
+        only_asked: bool,
+    ) -> Result<()> {
+        let Some(body) = alone(step, all) else {
+            return Ok(());
+        };
+        let turn = self.api.turn().await;
+        let answer = self
+            .api
+            .create::<Object>(turn, &step.kind, &step.namespace, &body, true)
+            .await;
+        match answer {
+            Ok(_) => Ok(()),
+            Err(error) if error.message().contains("does not support dry run") => Ok(()),
+            Err(error) if error.reason() == Reason::AlreadyExists => {
+                // A creation says it of the one node that it is about.
+                if !only_asked {
+                    return Ok(());
+                }
+                let there = self
+                    .api
+                    .get_meta(&step.kind, &step.namespace, &step.name)
+                    .await?;
+                match there {
+                    Some(meta) if !is_of(&meta, identity) => Err(self.taken(step, &meta)),
+                    _ => Ok(()),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn slot(&self, batch: &Batch, plan: &Plan<'_>, slot: &Slot) -> Outcome {
+        let identity = batch.identity(slot);
+        let steps = match self.steps(batch, plan, slot, &identity).await {
+            Ok(steps) => steps,
+            Err(error) => return ended(error),
+        };
+        let _making = self.nodes.making(&identity.cluster_id, &identity.id);
+        let mut progress = Progress::default();
+        let mut anchor = Value::Null;
+        for step in &steps {
+            let turn = self.api.turn().await;
+            // A set that was begun is finished.
+            if progress.items.is_empty() && !batch.may_start() {
+                return Outcome::NotStarted;
+            }
+            let made = self
+                .api
+                .create::<Value>(turn, &step.kind, &step.namespace, &step.body, false)
+                .await;
+            let made = match made {
+                Err(error) if error.reason() == Reason::AlreadyExists => {
+                    match self.complete(step, &identity).await {
+                        Ok(object) => {
+                            progress.resumed = true;
+                            Ok(object)
+                        }
+                        Err(Incomplete::Taken(error)) => Err(error),
+                        Err(Incomplete::Unsure(error)) => return Outcome::Unknown(error),
+                    }
+                }
+                made => made,
+            };
+            match made {
+                Ok(object) => {
+                    progress.items.push(Item {
+                        kind: Arc::clone(&step.kind),
+                        meta: meta_of(&object, step),
+                    });
+                    anchor = object;
+                }
+                Err(error) => return self.give_up(error, &identity, progress).await,
+            }
+        }
+        let node = self.nodes.made(&identity, &progress.items, &anchor);
+        Outcome::Made(Box::new(node))
+    }
+
+    /// Completes an object that is there already, if it is of this node.
+    async fn complete(&self, step: &Step, identity: &Identity) -> Result<Value, Incomplete> {
+        let meta = self
+            .api
+            .get_meta(&step.kind, &step.namespace, &step.name)
+            .await?
+            .ok_or_else(|| moved(step))?;
+        if !is_of(&meta, identity) {
+            return Err(Incomplete::Taken(self.taken(step, &meta)));
+        }
+        if meta.is_deleting() {
+            return Err(Incomplete::Unsure(Error::unavailable(format!(
+                "{} in namespace {:?} is still being deleted",
+                step.label, step.namespace
+            ))));
+        }
+        let problem = labels::read(&meta, &self.settings.labels)
+            .map_or(Some("it has lost its labels".to_owned()), |it| it.problem);
+        let mut body = step.body.clone();
+        // Never makes it anew, if it goes away in the meantime.
+        body["metadata"]["uid"] = Value::String(meta.uid);
+        let turn = self.api.turn().await;
+        let applied = self
+            .api
+            .apply::<Value>(turn, &step.kind, &step.namespace, &body, false)
+            .await;
+        let error = match applied {
+            Ok(object) => return Ok(object),
+            Err(error) => error,
+        };
+        if let Some(problem) = problem {
+            // Nobody would find it.
+            let what = format!("{} in namespace {:?}", step.label, step.namespace);
+            return Err(Incomplete::Unsure(
+                error.context(format!("{what}: {problem}")),
+            ));
+        }
+        if !is_final(&error) && error.reason() != Reason::Conflict {
+            return Err(Incomplete::Unsure(error));
+        }
+        // It is there and ours; what cannot be changed any more, or was changed by somebody, stays.
+        warn!(object = step.label, node = identity.id, %error, "an object that is there is left as it is");
+        let there = self
+            .api
+            .get::<Value>(&step.kind, &step.namespace, &step.name)
+            .await?;
+        there.ok_or_else(|| Incomplete::Unsure(moved(step)))
+    }
+
+    /// What becomes of a slot with a set that cannot be completed.
+    async fn give_up(&self, error: Error, identity: &Identity, progress: Progress) -> Outcome {
+        if !is_final(&error) {
+            return Outcome::Unknown(error);
+        }
+        if progress.items.is_empty() {
+            return Outcome::Failed(error);
+        }
+        let removal = tokio::time::timeout(CLEANUP, self.remove(identity, progress)).await;
+        let left = match removal {
+            Ok(Ok(())) => return Outcome::Failed(error),
+            Ok(Err(left)) => left.message().to_owned(),
+            Err(_) => "it is still being deleted".to_owned(),
+        };
+        warn!(node = identity.id, %error, left, "a set that cannot be completed is not removed yet");
+        Outcome::Unknown(Error::unavailable(format!(
+            "{}; a part of the node was made and is not removed yet: {left}",
+            error.message()
+        )))
+    }
+
+    /// Removes what there is of a set, and waits until it is gone.
+    async fn remove(&self, identity: &Identity, progress: Progress) -> Result<()> {
+        let mut items = progress.items;
+        if progress.resumed {
+            // An attempt before may have made more.
+            let all = self
+                .remover
+                .read(&identity.cluster_id, &identity.id)
+                .await?;
+            items = all
+                .into_iter()
+                .filter(|item| is_of(&item.meta, identity))
+                .collect();
+        } else {
+            items.reverse();
+        }
+        for item in &items {
+            let options = Delete {
+                uid: Some(item.meta.uid.clone()),
+                ..Delete::default()
+            };
+            let turn = self.api.turn().await;
+            let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+            self.api
+                .delete(turn, &item.kind, namespace, name, &options)
+                .await?;
+        }
+        for item in &items {
+            while self.exists(item).await? {
+                tokio::time::sleep(CLEANUP_STEP).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn exists(&self, item: &Item) -> Result<bool> {
+        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let there = self.api.get_meta(&item.kind, namespace, name).await?;
+        Ok(there.is_some_and(|meta| meta.uid == item.meta.uid))
+    }
+
+    fn taken(&self, step: &Step, meta: &Meta) -> Error {
+        let whose = match labels::read(meta, &self.settings.labels) {
+            None => "it belongs to no node".to_owned(),
+            Some(mark) => {
+                let node = mark.node.as_deref().unwrap_or(&meta.name);
+                let problem = mark.problem.map(|it| format!("; {it}")).unwrap_or_default();
+                format!(
+                    "it belongs to node {node:?} of cluster {:?}{problem}",
+                    mark.cluster
+                )
+            }
+        };
+        Error::new(
+            Reason::Precondition,
+            format!(
+                "{} in namespace {:?} is there already: {whose}",
+                step.label, step.namespace
+            ),
+        )
+        .with_resource(step.kind.to_string(), &step.name)
+    }
+}
+
+/// Why an object that is there is not the one that was to be made.
+enum Incomplete {
+    /// It is somebody else's.
+    Taken(Error),
+    /// Nobody can say.
+    Unsure(Error),
+}
+
+impl From<Error> for Incomplete {
+    fn from(error: Error) -> Self {
+        Self::Unsure(error)
+    }
+}
+
+/// Whether an object was made for this very slot, whatever its labels say now.
+fn is_of(meta: &Meta, identity: &Identity) -> bool {
+    meta.annotations
+        .get(labels::IDENTITY)
+        .and_then(|it| serde_json::from_str::<Identity>(it).ok())
+        .is_some_and(|it| {
+            it.key() == identity.key()
+                && it.cluster_id == identity.cluster_id
+                && it.id == identity.id
+        })
+}
+
+/// The outcome of a slot of which nothing was begun.
+fn ended(error: Error) -> Outcome {
+    if is_final(&error) {
+        Outcome::Failed(error)
+    } else {
+        Outcome::Unknown(error)
+    }
+}
+
+/// Whether an error says that what was asked for was not done.
+fn is_final(error: &Error) -> bool {
+    matches!(
+        error.class(),
+        Class::Cannot | Class::NoCapacity | Class::Credentials
+    )
+}
+
+fn moved(step: &Step) -> Error {
+    Error::unavailable(format!(
+        "{} in namespace {:?} was there and went away meanwhile",
+        step.label, step.namespace
+    ))
+}
+
+fn meta_of(object: &Value, step: &Step) -> Meta {
+    let meta = object.get("metadata").cloned().unwrap_or_default();
+    let meta = serde_json::from_value(meta).unwrap_or_default();
+    Meta {
+        name: step.name.clone(),
+        namespace: step.namespace.clone(),
+        ..meta
+    }
+}
+
+/// An object as it can be tried out without the others of its set. `None`: it cannot.
+fn alone(step: &Step, all: &[Step]) -> Option<Value> {
+    let made = |kind: &str, name: Option<&Value>| {
+        all.iter().any(|other| {
+            other.kind.kind == kind
+                && other.namespace == step.namespace
+                && name.and_then(Value::as_str) == Some(&other.name)
+        })
+    };
+    let mut body = step.body.clone();
+    match step.kind.kind.as_str() {
+        // The API server looks up the role.
+        "RoleBinding" if made("Role", body.pointer("/roleRef/name")) => None,
+        // And the account of a pod.
+        "Pod" if made("ServiceAccount", body.pointer("/spec/serviceAccountName")) => {
+            body["spec"]["serviceAccountName"] = "default".into();
+            Some(body)
+        }
+        _ => Some(body),
+    }
+}

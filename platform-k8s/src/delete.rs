@@ -1,0 +1,360 @@
+//! Removes a node with all its objects, if they are still the ones that are meant.
+//!
+//! First everything with both labels is read, over all kinds and namespaces. What has another identity is not touched.
+//! The anchor goes first, so that nothing is made anew while the rest goes in the order of the settings; what others
+//! control goes with them. `Gone` is answered only when nothing was found any more.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use drover_core::{Error, Reason, Result};
+use drover_platform::driver::{Deleted, Deletion as Options, Target, lacks};
+use drover_proto::platform::v1::{Capability, DeprovisionState, Node};
+use futures::{StreamExt as _, stream};
+
+use crate::{
+    client::{Api, Delete, Deletion, Kind, ListQuery, Meta, Object, Shape},
+    labels::{self, Mark},
+    settings::Settings,
+};
+
+/// Lists of one reading at once, within the turns of the client.
+const READS: usize = 8;
+/// Shortest grace: none at all would forget a pod before its containers have ended.
+const MIN_GRACE: Duration = Duration::from_secs(1);
+
+/// One object of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// Its kind.
+    pub kind: Arc<Kind>,
+    /// Its metadata.
+    pub meta: Meta,
+}
+
+impl Item {
+    /// Kind and name, for people: `service/db-1`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        self.kind.object(&self.meta.name)
+    }
+}
+
+/// Where an object is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// Its kind.
+    pub kind: Arc<Kind>,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// What keeps objects that are being deleted, for people. `None`: nothing but time.
+#[must_use]
+pub fn kept_by<'a>(items: impl IntoIterator<Item = &'a Item>) -> Option<String> {
+    let kept: Vec<_> = items
+        .into_iter()
+        .filter(|item| item.meta.is_deleting() && !item.meta.finalizers.is_empty())
+        .map(|item| {
+            let finalizers = item.meta.finalizers.join(", ");
+            format!("{} is kept by finalizer {finalizers}", item.label())
+        })
+        .collect();
+    (!kept.is_empty()).then(|| kept.join("; "))
+}
+
+/// Removes nodes.
+pub struct Remover {
+    api: Api,
+    settings: Arc<Settings>,
+    kinds: Vec<Arc<Kind>>,
+}
+
+impl Remover {
+    /// Removes objects of these kinds, in their order.
+    #[must_use]
+    pub fn new(api: Api, settings: Arc<Settings>, kinds: Vec<Arc<Kind>>) -> Self {
+        Self {
+            api,
+            settings,
+            kinds,
+        }
+    }
+
+    /// Whether objects of a kind are found when a node is removed.
+    #[must_use]
+    pub fn removes(&self, kind: &Kind) -> bool {
+        self.kinds
+            .iter()
+            .any(|it| it.group == kind.group && it.plural == kind.plural)
+    }
+
+    /// Begins to remove a node, or goes on. `known`: where its objects are, if that is known; only these are looked at
+    /// then. Whether it is gone is always read.
+    ///
+    /// # Errors
+    /// As [`Target::matches`] if what is there is another node; `PermissionDenied` that names the kinds; others are
+    /// those of [`crate::errors`].
+    pub async fn delete(
+        &self,
+        target: &Target,
+        options: &Options,
+        known: &[Place],
+    ) -> Result<Deleted> {
+        if options.retain_storage {
+            return Err(lacks(Capability::RetainStorage));
+        }
+        let mut items = self.look(target, known).await?;
+        if items.is_empty() {
+            items = self.read(&target.cluster_id, &target.node_id).await?;
+        }
+        let items = self.meant(target, items)?;
+        if items.is_empty() {
+            return Ok(deleted(DeprovisionState::Gone));
+        }
+        self.remove(items, options.grace_period).await?;
+        Ok(deleted(DeprovisionState::Deprovisioning))
+    }
+
+    /// Reads these objects, as far as they are there and have both labels.
+    async fn look(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
+        let keys = &self.settings.labels;
+        let has =
+            |meta: &Meta, key: &str, text: &str| meta.labels.get(key) == Some(&labels::value(text));
+        let mut reads = Vec::with_capacity(known.len());
+        for place in known {
+            reads.push(async {
+                let meta = self
+                    .api
+                    .get_meta(&place.kind, &place.namespace, &place.name)
+                    .await?;
+                let meta = meta.filter(|meta| {
+                    has(meta, &keys.cluster, &target.cluster_id)
+                        && has(meta, &keys.node, &target.node_id)
+                });
+                let kind = Arc::clone(&place.kind);
+                Ok(meta.map(|meta| Item { kind, meta }))
+            });
+        }
+        let read: Vec<_> = stream::iter(reads).buffered(READS).collect().await;
+        let items = together(read)?.into_iter().flatten().collect();
+        Ok(self.in_order(items))
+    }
+
+    /// Sorts by the order of the kinds.
+    fn in_order(&self, mut items: Vec<Item>) -> Vec<Item> {
+        items.sort_by_key(|item| self.kinds.iter().position(|kind| *kind == item.kind));
+        items
+    }
+
+    /// Reads every object with both labels, in the order of the kinds.
+    ///
+    /// # Errors
+    /// `PermissionDenied` that names the kinds; others are those of [`crate::errors`].
+    pub async fn read(&self, cluster_id: &str, node_id: &str) -> Result<Vec<Item>> {
+        self.select(&self.settings.labels.of_node(cluster_id, node_id))
+            .await
+    }
+
+    /// Reads every object that a label selector selects, in the order of the kinds.
+    ///
+    /// # Errors
+    /// As [`Remover::read`].
+    pub async fn select(&self, labels: &str) -> Result<Vec<Item>> {
+        let mut reads = Vec::new();
+        for kind in self.kinds.iter().filter(|kind| kind.can("list")) {
+            for scope in self.settings.scopes() {
+                reads.push(self.read_kind(kind, scope.unwrap_or_default(), labels));
+            }
+        }
+        let read: Vec<_> = stream::iter(reads).buffered(READS).collect().await;
+        together(read).map(|items| items.into_iter().flatten().collect())
+    }
+
+    async fn read_kind(
+        &self,
+        kind: &Arc<Kind>,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<Vec<Item>> {
+        let query = ListQuery {
+            kind,
+            namespace,
+            labels,
+            fields: "",
+            shape: Shape::Metadata,
+        };
+        match self.api.list_all::<Object>(&query).await {
+            Ok(objects) => Ok(objects
+                .into_iter()
+                .map(|object| Item {
+                    kind: Arc::clone(kind),
+                    meta: object.metadata,
+                })
+                .collect()),
+            // The kind itself is not served any more, and so there is nothing of it.
+            Err(error) if error.reason() == Reason::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The objects that belong to the target.
+    fn meant(&self, target: &Target, items: Vec<Item>) -> Result<Vec<Item>> {
+        let keys = &self.settings.labels;
+        let marked: Vec<(Item, Mark)> = items
+            .into_iter()
+            .filter_map(|item| labels::read(&item.meta, keys).map(|mark| (item, mark)))
+            .collect();
+        if marked.is_empty() {
+            return Ok(Vec::new());
+        }
+        let verdict = |mark: &Mark| {
+            mark.identity
+                .as_ref()
+                .map(|it| target.matches(&it.node(&it.id)))
+        };
+        let ours = |mark: &Mark| matches!(verdict(mark), Some(Ok(())));
+        if !marked.iter().any(|(_, mark)| ours(mark)) {
+            // The object that stands for the node speaks first.
+            let mut verdicts: Vec<_> = marked
+                .iter()
+                .map(|(_, mark)| (!mark.anchor, mark))
+                .collect();
+            verdicts.sort_by_key(|(no_anchor, _)| *no_anchor);
+            for (_, mark) in &verdicts {
+                if let Some(Err(error)) = verdict(mark) {
+                    return Err(error);
+                }
+            }
+            // Without an identity it is foreign, unless that is what was asked for.
+            let foreign = Node {
+                cluster_id: target.cluster_id.clone(),
+                ..Node::default()
+            };
+            target.matches(&foreign)?;
+        }
+        // What bears both labels and says nothing else was made by what the template made.
+        let belongs = |item: &Item, mark: &Mark| match verdict(mark) {
+            Some(verdict) => verdict.is_ok(),
+            None => self.says_the_same(&item.meta, target),
+        };
+        Ok(marked
+            .into_iter()
+            .filter(|(item, mark)| belongs(item, mark))
+            .map(|(item, _)| item)
+            .collect())
+    }
+
+    /// Whether the labels of an object without a readable identity say nothing against the target.
+    fn says_the_same(&self, meta: &Meta, target: &Target) -> bool {
+        let slot = target.slot.clone().unwrap_or_default();
+        let same = |key: &str, text: &str| {
+            meta.labels
+                .get(key)
+                .is_none_or(|label| *label == labels::value(text))
+        };
+        same(labels::OWNER, &slot.owner) && same(labels::REQUEST, &slot.request_id)
+    }
+
+    async fn remove(&self, mut items: Vec<Item>, grace: Option<Duration>) -> Result<()> {
+        items.sort_by_key(|item| !is_anchor(&item.meta));
+        // What is on its way out, or is from now on.
+        let ending: HashSet<String> = items
+            .iter()
+            .filter(|item| item.meta.is_deleting() || controller(&item.meta).is_none())
+            .map(|item| item.meta.uid.clone())
+            .collect();
+        let mut outcomes = Vec::with_capacity(items.len());
+        for item in &items {
+            let Some(grace) = deletes(item, &ending, grace) else {
+                continue;
+            };
+            let outcome = self.delete_one(item, grace).await;
+            if is_anchor(&item.meta) {
+                // A node that goes on running keeps what it needs.
+                outcome?;
+            } else {
+                outcomes.push(outcome);
+            }
+        }
+        together(outcomes).map(|_| ())
+    }
+
+    async fn delete_one(&self, item: &Item, grace: Option<Duration>) -> Result<Deletion> {
+        let options = Delete {
+            uid: Some(item.meta.uid.clone()),
+            grace,
+            foreground: true,
+            dry_run: false,
+        };
+        let turn = self.api.turn().await;
+        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        self.api
+            .delete(turn, &item.kind, namespace, name, &options)
+            .await
+    }
+}
+
+/// Whether an object is to be deleted by us now, and with which grace.
+fn deletes(
+    item: &Item,
+    ending: &HashSet<String>,
+    grace: Option<Duration>,
+) -> Option<Option<Duration>> {
+    let grace = grace
+        .filter(|_| is_pod(&item.kind))
+        .map(|it| it.max(MIN_GRACE));
+    match controller(&item.meta) {
+        // Its controller would only make another one. Under one that goes itself, it is told how long it has.
+        Some(uid) => (ending.contains(uid) && grace.is_some()).then_some(grace),
+        // Asked again it may be given less time.
+        None => (!item.meta.is_deleting() || grace.is_some()).then_some(grace),
+    }
+}
+
+/// Uid of what controls an object.
+fn controller(meta: &Meta) -> Option<&str> {
+    let mut owners = meta.owner_references.iter();
+    owners
+        .find(|owner| owner.controller)
+        .map(|owner| owner.uid.as_str())
+}
+
+fn is_anchor(meta: &Meta) -> bool {
+    meta.annotations
+        .get(labels::ANCHOR)
+        .is_some_and(|it| it == "true")
+        && controller(meta).is_none()
+}
+
+fn is_pod(kind: &Kind) -> bool {
+    kind.group.is_empty() && kind.plural == "pods"
+}
+
+fn deleted(state: DeprovisionState) -> Deleted {
+    Deleted {
+        state,
+        retained_storage: Vec::new(),
+    }
+}
+
+/// All of it, or one error: that of the credentials names every kind, any other one comes first.
+fn together<T>(outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
+    let mut all = Vec::with_capacity(outcomes.len());
+    let mut denied: Vec<Error> = Vec::new();
+    for outcome in outcomes {
+        match outcome {
+            Ok(one) => all.push(one),
+            Err(error) if error.reason() == Reason::PermissionDenied => denied.push(error),
+            Err(error) => return Err(error),
+        }
+    }
+    let mut messages: Vec<&str> = denied.iter().map(Error::message).collect();
+    messages.dedup();
+    match denied.first() {
+        None => Ok(all),
+        Some(_) if messages.len() == 1 => Err(denied.swap_remove(0)),
+        Some(_) => Err(Error::new(Reason::PermissionDenied, messages.join("; "))),
+    }
+}

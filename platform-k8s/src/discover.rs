@@ -1,0 +1,429 @@
+//! Everything that exists, read from the API server: every pod with a cluster label, and everything else that nodes are
+//! made of, so that what is half-made or half-removed is seen.
+
+use std::sync::Arc;
+
+use drover_core::{Reason, Result};
+use drover_platform::driver::{Found, Listing};
+use drover_proto::{
+    common::v1::{Address, AddressType},
+    platform::v1::{NodePhase, SlotKey, Warning},
+};
+use futures::{StreamExt, TryStreamExt, stream};
+use prost_types::Timestamp;
+
+use crate::{
+    address,
+    client::{Api, Kind, ListQuery, Meta, Object, Shape},
+    group::{Groups, Member, PodPart, uid},
+    labels::{self, LabelKeys, Mark},
+    phase,
+    pod::Pod,
+    settings::{AgentSettings, IpFrom, Settings},
+    watch::Known,
+};
+
+/// Most labels that are shown of a pod that is not ours.
+const MAX_LABELS: usize = 64;
+
+/// How objects are read.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    /// Keys of the labels.
+    pub keys: LabelKeys,
+    /// How agent addresses are found.
+    pub agent: AgentSettings,
+}
+
+/// What one object says of a node.
+pub(crate) struct Seen {
+    /// Cluster and node.
+    pub(crate) cluster: String,
+    pub(crate) node: String,
+    pub(crate) member: Member,
+    /// Identity, phase left open, of an object that is no pod. `None`: it has none.
+    pub(crate) identity: Option<Found>,
+    /// The request that made it, as a uid. 0: none is known.
+    pub(crate) request: u128,
+}
+
+impl Reader {
+    /// As the settings say.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        Self {
+            keys: settings.labels.clone(),
+            agent: settings.agent.clone(),
+        }
+    }
+
+    /// A pod as the node that it is, and what could not be read of it. `None`: it has no cluster label.
+    #[must_use]
+    pub fn found(&self, pod: &Pod) -> Option<(Found, Option<Warning>)> {
+        let mark = labels::read(&pod.metadata, &self.keys)?;
+        Some(self.node(pod, &mark))
+    }
+
+    pub(crate) fn pod(&self, kind: u16, pod: &Pod) -> Option<Seen> {
+        let mark = labels::read(&pod.metadata, &self.keys)?;
+        let (found, warning) = self.node(pod, &mark);
+        let part = PodPart {
+            created: found.node.create_time.as_ref().map_or(0, |time| time.seconds),
+            host: pod.spec.node_name.as_deref().map(Arc::from),
+            ours: mark.identity.is_some(),
+            lost: false,
+            found: found.clone().into(),
+        };
+        Some(Seen {
+            cluster: found.node.cluster_id,
+            node: found.node.node_id,
+            request: request(&mark),
+            member: member(kind, &pod.metadata, &mark, warning, Some(part)),
+            identity: None,
+        })
+    }
+
+    /// What is no pod belongs to a node only if it says to which.
+    pub(crate) fn part(&self, kind: u16, object: &Object) -> Option<Seen> {
+        let mark = labels::read(&object.metadata, &self.keys)?;
+        let node = mark.node.clone()?;
+        let warning = mark
+            .problem
+            .as_ref()
+            .map(|problem| self.warning(&object.metadata, &mark, &node, problem));
+        Some(Seen {
+            cluster: mark.cluster.clone(),
+            request: request(&mark),
+            identity: mark.identity.as_ref().map(|identity| Found {
+                node: identity.node(&node),
+                fingerprint: identity.fingerprint.clone(),
+            }),
+            member: member(kind, &object.metadata, &mark, warning, None),
+            node,
+        })
+    }
+
+    fn node(&self, pod: &Pod, mark: &Mark) -> (Found, Option<Warning>) {
+        let meta = &pod.metadata;
+        let id = mark.node.clone().unwrap_or_else(|| meta.name.clone());
+        let mut found = match &mark.identity {
+            Some(identity) => Found {
+                node: identity.node(&id),
+                fingerprint: identity.fingerprint.clone(),
+            },
+            None => self.foreign(meta, mark, &id),
+        };
+        let mut problems: Vec<String> = mark.problem.iter().cloned().collect();
+        let node = &mut found.node;
+        let phase = phase::of(pod);
+        node.set_phase(phase.phase);
+        node.ready = Some(phase.ready);
+        node.message = phase.message;
+        node.provider_id = format!("kubernetes://{}/{}", meta.namespace, meta.name);
+        node.create_time = meta.creation_timestamp.as_deref().and_then(timestamp);
+        match address::agent(pod, &self.agent) {
+            Ok(address) => node.agent_address = address,
+            Err(problem) => problems.push(problem),
+        }
+        let ip_from = address::ip_from(&meta.annotations, &self.agent).unwrap_or_default();
+        node.addresses = addresses(pod, ip_from);
+        node.endpoints = endpoints(pod, ip_from).collect();
+        if mark.problem.is_some() {
+            node.set_phase(NodePhase::Unknown);
+        }
+        if problems.is_empty() {
+            return (found, None);
+        }
+        let problem = problems.join("; ");
+        let warning = self.warning(meta, mark, &id, &problem);
+        let message = &mut found.node.message;
+        if !message.is_empty() {
+            message.push_str("; ");
+        }
+        message.push_str(&problem);
+        (found, Some(warning))
+    }
+
+    /// A node that is not ours, or whose identity cannot be read.
+    fn foreign(&self, meta: &Meta, mark: &Mark, id: &str) -> Found {
+        let mut found = Found::default();
+        let node = &mut found.node;
+        node.cluster_id.clone_from(&mark.cluster);
+        node.node_id = id.to_owned();
+        node.name.clone_from(&meta.name);
+        let own = |key: &str| labels::is_ours(key) || *key == self.keys.cluster || *key == self.keys.node;
+        node.labels = meta
+            .labels
+            .iter()
+            .filter(|(key, _)| !own(key))
+            .take(MAX_LABELS)
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        if let Some(group) = meta.labels.get(labels::GROUP) {
+            node.group.clone_from(group);
+        }
+        found
+    }
+
+    /// All that is known of what cannot be read.
+    fn warning(&self, meta: &Meta, mark: &Mark, id: &str, problem: &str) -> Warning {
+        let label = |key: &str| meta.labels.get(key).cloned().unwrap_or_default();
+        let owner = label(labels::OWNER);
+        let identity = meta
+            .annotations
+            .get(labels::IDENTITY)
+            .and_then(|json| serde_json::from_str::<drover_platform::identity::Identity>(json).ok());
+        let slot = match &identity {
+            Some(identity) => Some(identity.key()),
+            None => (!owner.is_empty()).then(|| SlotKey {
+                owner,
+                request_id: label(labels::REQUEST),
+                index: None,
+            }),
+        };
+        Warning {
+            message: format!("{:?} in namespace {:?}: {problem}", meta.name, meta.namespace),
+            cluster_id: Some(identity.as_ref().map_or_else(|| mark.cluster.clone(), |it| it.cluster_id.clone())),
+            slot,
+            id: Some(id.to_owned()),
+            name: Some(identity.map_or_else(|| meta.name.clone(), |it| it.name)),
+            provider_id: Some(format!("kubernetes://{}/{}", meta.namespace, meta.name)),
+        }
+    }
+}
+
+fn request(mark: &Mark) -> u128 {
+    mark.identity.as_ref().map_or(0, |it| uid(&it.request_id))
+}
+
+fn member(
+    kind: u16,
+    meta: &Meta,
+    mark: &Mark,
+    warning: Option<Warning>,
+    pod: Option<PodPart>,
+) -> Member {
+    Member {
+        uid: uid(&meta.uid),
+        kind,
+        namespace: meta.namespace.as_str().into(),
+        name: meta.name.as_str().into(),
+        deleting: meta.is_deleting(),
+        anchor: mark.anchor,
+        pod: pod.map(Box::new),
+        warning: warning.map(Box::new),
+    }
+}
+
+/// All addresses, those that others use first.
+fn addresses(pod: &Pod, ip_from: IpFrom) -> Vec<Address> {
+    let address = |value: &str, interface: &str| Address {
+        r#type: AddressType::InternalIp.into(),
+        value: value.to_owned(),
+        interface: interface.to_owned(),
+    };
+    let host = Some(pod.status.host_ip.as_str()).filter(|ip| !ip.is_empty() && ip_from == IpFrom::Node);
+    host.map(|ip| address(ip, "node"))
+        .into_iter()
+        .chain(pod.ips().map(|ip| address(ip, "")))
+        .collect()
+}
+
+/// The named ports of all containers.
+fn endpoints(pod: &Pod, ip_from: IpFrom) -> impl Iterator<Item = (String, String)> {
+    let ports = pod.spec.containers.iter().flat_map(|it| &it.ports);
+    ports.filter(|port| !port.name.is_empty()).filter_map(move |port| {
+        let at_host = (ip_from == IpFrom::Node)
+            .then_some(port.host_port)
+            .flatten()
+            .filter(|_| !pod.status.host_ip.is_empty());
+        let endpoint = match at_host {
+            Some(port) => address::join(&pod.status.host_ip, port),
+            None => address::join(pod.ips().next()?, port.container_port),
+        };
+        Some((port.name.clone(), endpoint))
+    })
+}
+
+/// A time as Kubernetes writes it.
+fn timestamp(text: &str) -> Option<Timestamp> {
+    let time: jiff::Timestamp = text.parse().ok()?;
+    Some(Timestamp {
+        seconds: time.as_second(),
+        nanos: time.subsec_nanosecond(),
+    })
+}
+
+/// What is read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filter {
+    /// Label selector besides that of a cluster label. Empty: none.
+    pub(crate) labels: String,
+    /// Name of a pod without node label. Empty: any.
+    pub(crate) pod: String,
+    /// Only nodes that were made to their end.
+    pub(crate) whole: bool,
+}
+
+/// Reads everything that a filter lets through, complete or not at all. Kinds that the credentials may not list are
+/// left out: they are named in the description.
+pub(crate) async fn read(
+    api: &Api,
+    settings: &Settings,
+    known: &Known,
+    filter: &Filter,
+) -> Result<Listing> {
+    let reader = Reader::new(settings);
+    let mut groups = Groups::default();
+    let reads = known.kinds().iter().enumerate().flat_map(|(at, kind)| {
+        let scopes: Vec<String> = if kind.namespaced {
+            settings.scopes().map(|it| it.unwrap_or_default().to_owned()).collect()
+        } else {
+            vec![String::new()]
+        };
+        scopes.into_iter().map(move |namespace| (at, Arc::clone(kind), namespace))
+    });
+    // Every read waits for its turn below.
+    let reads: Vec<_> = reads
+        .map(|(at, kind, namespace)| one(api, settings, &reader, filter, at, kind, namespace))
+        .collect();
+    let mut reads = stream::iter(reads).buffer_unordered(settings.max_concurrent_calls.max(1));
+    while let Some(seen) = reads.try_next().await? {
+        for seen in seen {
+            groups.insert(seen);
+        }
+    }
+    drop(reads);
+    for lost in known.lost() {
+        lost_pod(api, &reader, &mut groups, &lost).await?;
+    }
+    Ok(known.listing(&groups, filter.whole))
+}
+
+async fn one(
+    api: &Api,
+    settings: &Settings,
+    reader: &Reader,
+    filter: &Filter,
+    at: usize,
+    kind: Arc<Kind>,
+    namespace: String,
+) -> Result<Vec<Seen>> {
+    // There are at most a few dozen kinds.
+    let index = u16::try_from(at).unwrap_or(u16::MAX);
+    let is_pod = is_pod(&kind);
+    let mut labels = selector(settings, is_pod);
+    if !filter.labels.is_empty() {
+        labels = format!("{labels},{}", filter.labels);
+    }
+    let mut seen = Vec::new();
+    if !is_pod {
+        if !filter.pod.is_empty() {
+            return Ok(seen);
+        }
+        let query = query(&kind, &namespace, &labels, "", Shape::Metadata);
+        let read = api
+            .list(&query, |page: Vec<Object>| {
+                seen.extend(page.iter().filter_map(|object| reader.part(index, object)));
+            })
+            .await;
+        return match read {
+            Ok(_) => Ok(seen),
+            Err(error) if error.reason() == Reason::PermissionDenied => {
+                Ok(Vec::new())
+            }
+            Err(error) => Err(error),
+        };
+    }
+    let fields = if filter.pod.is_empty() {
+        String::new()
+    } else {
+        format!("metadata.name={}", filter.pod)
+    };
+    let query = query(&kind, &namespace, &labels, &fields, Shape::Full);
+    api.list(&query, |page: Vec<Pod>| {
+        seen.extend(page.iter().filter_map(|pod| reader.pod(index, pod)));
+    })
+    .await?;
+    Ok(seen)
+}
+
+/// A pod whose cluster label was taken away: it is found by its name only.
+async fn lost_pod(api: &Api, reader: &Reader, groups: &mut Groups, lost: &Lost) -> Result<()> {
+    let pod: Option<Pod> = api.get(&lost.kind, &lost.namespace, &lost.name).await?;
+    let still = pod.is_some_and(|pod| {
+        uid(&pod.metadata.uid) == lost.uid && labels::read(&pod.metadata, &reader.keys).is_none()
+    });
+    if still {
+        groups.insert(lost.seen());
+    }
+    Ok(())
+}
+
+/// A pod that lost its cluster label, as it was before.
+pub(crate) struct Lost {
+    pub(crate) kind: Arc<Kind>,
+    pub(crate) index: u16,
+    pub(crate) cluster: String,
+    pub(crate) node: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: u128,
+    pub(crate) part: PodPart,
+}
+
+impl Lost {
+    fn seen(&self) -> Seen {
+        Seen {
+            cluster: self.cluster.clone(),
+            node: self.node.clone(),
+            member: Member {
+                uid: self.uid,
+                kind: self.index,
+                namespace: self.namespace.as_str().into(),
+                name: self.name.as_str().into(),
+                deleting: false,
+                anchor: false,
+                pod: Some(Box::new(self.part.clone())),
+                warning: None,
+            },
+            identity: None,
+            request: 0,
+        }
+    }
+}
+
+/// Whether a kind is that of pods.
+#[must_use]
+pub fn is_pod(kind: &Kind) -> bool {
+    kind.group.is_empty() && kind.plural == "pods"
+}
+
+/// The label selector of a kind.
+pub(crate) fn selector(settings: &Settings, is_pod: bool) -> String {
+    let cluster = settings.labels.any_cluster();
+    if is_pod && !settings.selector.is_empty() {
+        format!("{cluster},{}", settings.selector)
+    } else {
+        cluster
+    }
+}
+
+pub(crate) fn query<'a>(
+    kind: &'a Kind,
+    namespace: &'a str,
+    labels: &'a str,
+    fields: &'a str,
+    shape: Shape,
+) -> ListQuery<'a> {
+    ListQuery {
+        kind,
+        namespace,
+        labels,
+        fields,
+        shape,
+    }
+}
+
+#[cfg(test)]
+mod tests;

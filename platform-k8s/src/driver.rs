@@ -1,0 +1,501 @@
+//! The driver: what the modules do, as one.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use drover_convert::value::to_duration;
+use drover_core::{Error, Reason, Result};
+use drover_platform::{
+    driver::{
+        Batch, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found, Listing, Live,
+        LogStream, Outcome, Target,
+    },
+    identity::{Identity, hex},
+};
+use drover_proto::platform::v1::{
+    Capability, ExecStart, FailureDomain, Limits, Node, NodeClass, StreamLogsRequest,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    access,
+    client::{Api, Kind, Object},
+    create::{Creator, Nodes},
+    delete::{Item, Remover},
+    discover::{self, Filter},
+    labels,
+    objects::MAX_BOOTSTRAP_BYTES,
+    settings::{ClassSettings, Settings},
+    watch::{Known, Watches},
+};
+
+/// Most slots in one request.
+const MAX_BATCH: u32 = 500;
+/// Longest time from the first create of a slot to its last.
+const MAX_CREATION_TIME: Duration = Duration::from_secs(120);
+/// How long open waits for the first complete reading.
+const MAX_START: Duration = Duration::from_secs(60);
+
+/// The platform on Kubernetes.
+pub struct KubernetesDriver {
+    api: Api,
+    settings: Arc<Settings>,
+    pods: Arc<Kind>,
+    watches: Watches,
+    remover: Arc<Remover>,
+    creator: Creator,
+    fixed: Description,
+}
+
+impl KubernetesDriver {
+    /// Contacts the API server, and returns when everything that exists is known.
+    ///
+    /// # Errors
+    /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` for what the API server lacks or refuses.
+    pub async fn open(settings: Settings) -> Result<Self> {
+        check(&settings)?;
+        let settings = Arc::new(settings);
+        let api = Api::open(&settings).await?;
+        let fixed = describe(&api, &settings).await?;
+        let watches = Watches::start(&api, &settings).await?;
+        let known = Arc::clone(watches.known());
+        if let Ok(ready) = tokio::time::timeout(MAX_START, known.ready()).await {
+            ready?;
+        } else {
+            return Err(Error::unavailable(
+                "the API server does not say within a minute what exists",
+            ));
+        }
+        for warning in known.warnings() {
+            tracing::warn!("{warning}");
+        }
+        let kinds = known.kinds().to_vec();
+        let pods = kinds.iter().find(|kind| discover::is_pod(kind)).cloned();
+        let pods = pods.ok_or_else(|| Error::invalid("kinds", "pods are missing"))?;
+        let remover = Arc::new(Remover::new(api.clone(), Arc::clone(&settings), kinds));
+        let creator = Creator::new(
+            api.clone(),
+            Arc::clone(&settings),
+            Arc::clone(&remover),
+            Arc::new(Made(known)),
+        );
+        Ok(Self {
+            api,
+            settings,
+            pods,
+            watches,
+            remover,
+            creator,
+            fixed,
+        })
+    }
+
+    /// What is known from the watches.
+    #[must_use]
+    pub fn known(&self) -> &Arc<Known> {
+        self.watches.known()
+    }
+
+    async fn read(&self, filter: &Filter) -> Result<Listing> {
+        discover::read(&self.api, &self.settings, self.known(), filter).await
+    }
+}
+
+#[async_trait]
+impl Driver for KubernetesDriver {
+    fn description(&self) -> Description {
+        let mut description = self.fixed.clone();
+        let label = short(&self.settings.failure_domain_label);
+        let domain = |name: String| FailureDomain {
+            labels: BTreeMap::from([(label.to_owned(), name.clone())]),
+            name,
+            control_plane: true,
+        };
+        let domains = self.known().failure_domains();
+        description.failure_domains = domains.into_iter().map(domain).collect();
+        description.warnings = self.known().warnings();
+        description
+    }
+
+    async fn check(&self, batch: &Batch) -> Result<()> {
+        self.creator.check(batch).await
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        self.read(&Filter::default()).await
+    }
+
+    async fn list_cluster(&self, cluster_id: &str) -> Result<Option<Listing>> {
+        let filter = Filter {
+            labels: self.settings.labels.of_cluster(cluster_id),
+            ..Filter::default()
+        };
+        let mut listing = self.read(&filter).await?;
+        listing.nodes.retain(|found| found.node.cluster_id == cluster_id);
+        Ok(Some(listing))
+    }
+
+    async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
+        // Names are unique: an object that memory does not have yet cannot be made twice, and is completed.
+        if let Some(found) = self.known().of_request(request_id) {
+            return Ok(found);
+        }
+        let filter = Filter {
+            labels: self.settings.labels.of_request(request_id),
+            whole: true,
+            ..Filter::default()
+        };
+        let listing = self.read(&filter).await?;
+        let of_request = |found: &Found| {
+            let slot = found.node.slot.as_ref();
+            slot.is_some_and(|slot| slot.request_id == request_id)
+        };
+        Ok(listing.nodes.into_iter().filter(of_request).collect())
+    }
+
+    async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
+        let labelled = Filter {
+            labels: format!("{}={}", self.settings.labels.node, labels::value(node_id)),
+            ..Filter::default()
+        };
+        let named = Filter {
+            labels: format!("!{}", self.settings.labels.node),
+            pod: node_id.to_owned(),
+            ..Filter::default()
+        };
+        let (labelled, named) = futures::try_join!(self.read(&labelled), self.read(&named))?;
+        let mut all = labelled.nodes;
+        all.extend(named.nodes);
+        all.retain(|found| found.node.node_id == node_id);
+        all.dedup_by(|a, b| a.node.cluster_id == b.node.cluster_id);
+        Ok(all)
+    }
+
+    async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        self.creator.create(batch).await
+    }
+
+    async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
+        let _removing = self.known().removing(&target.cluster_id, &target.node_id);
+        let known = self.known().places(&target.cluster_id, &target.node_id);
+        self.remover.delete(target, options, &known).await
+    }
+
+    async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
+        access::logs(&self.api, &self.pods, node, request).await
+    }
+
+    async fn exec(&self, node: &Node, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
+        access::exec(&self.api, &self.pods, node, start, input).await
+    }
+
+    fn live(&self) -> Option<&dyn Live> {
+        Some(&**self.known())
+    }
+
+    async fn shutdown(&self) {
+        self.watches.shutdown().await;
+    }
+}
+
+/// Tells the watches what was made.
+struct Made(Arc<Known>);
+
+impl Nodes for Made {
+    fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync> {
+        Box::new(self.0.creating(cluster_id, node_id))
+    }
+
+    fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node {
+        let last = items.len().saturating_sub(1);
+        for (at, item) in items.iter().enumerate() {
+            if discover::is_pod(&item.kind) {
+                if at == last
+                    && let Ok(pod) = serde::Deserialize::deserialize(anchor)
+                {
+                    self.0.made_pod(&pod);
+                }
+            } else {
+                let object = Object {
+                    metadata: item.meta.clone(),
+                    ..Object::default()
+                };
+                self.0.made_object(&item.kind, &object);
+            }
+        }
+        self.0
+            .node(&identity.cluster_id, &identity.id)
+            .unwrap_or_else(|| identity.node(&identity.id))
+    }
+}
+
+/// What can be wrong with settings without asking anybody.
+fn check(settings: &Settings) -> Result<()> {
+    let keys = [
+        ("labels.cluster", &settings.labels.cluster),
+        ("labels.node", &settings.labels.node),
+        ("failure_domain_label", &settings.failure_domain_label),
+    ];
+    for (field, key) in keys {
+        if !labels::is_key(key) {
+            return Err(Error::invalid(field, format!("{key:?} is no key of a label")));
+        }
+    }
+    if settings.labels.cluster == settings.labels.node {
+        return Err(Error::invalid("labels", "cluster and node must have keys of their own"));
+    }
+    if settings.field_manager.is_empty() || settings.field_manager.len() > 128 {
+        return Err(Error::invalid("field_manager", "must have 1 to 128 characters"));
+    }
+    let mut names = settings.namespaces.clone();
+    names.sort_unstable();
+    if names.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Error::invalid("namespaces", "one is there twice"));
+    }
+    if let Some(name) = names.iter().find(|name| name.is_empty() || !labels::is_value(name)) {
+        return Err(Error::invalid("namespaces", format!("{name:?} is no name of a namespace")));
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    git_version: String,
+}
+
+async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
+    let version: Version = api.read_path("/version", "application/json").await?;
+    let (uid, scope) = identify(api, settings).await?;
+    let (logs, exec) = futures::join!(may(api, settings, "get", "log"), may(api, settings, "create", "exec"));
+    Ok(Description {
+        uid,
+        name: "kubernetes".to_owned(),
+        kind: "kubernetes".to_owned(),
+        driver: "kubernetes".to_owned(),
+        backend_version: version.git_version,
+        scope,
+        capabilities: [
+            Capability::Bootstrap,
+            Capability::BootstrapRender,
+            Capability::FailureDomains,
+            Capability::GracePeriod,
+            Capability::HostLabels,
+            Capability::SpreadPreferred,
+            Capability::SpreadRequired,
+            Capability::Storage,
+        ]
+        .into_iter()
+        .chain(logs.then_some(Capability::NodeLogs))
+        .chain(exec.then_some(Capability::NodeExec))
+        .collect(),
+        limits: limits(settings),
+        failure_domains: Vec::new(),
+        node_classes: settings
+            .node_classes
+            .iter()
+            .map(|(name, class)| node_class(name, class))
+            .collect(),
+        properties_schema: Some(Arc::new(schema())),
+        properties_example: Some(Arc::new(json!({
+            "nodeSelector": {"disk": "ssd"},
+            "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}
+        }))),
+        warnings: Vec::new(),
+    })
+}
+
+/// Whether the credentials may do this with pods everywhere that nodes may be.
+async fn may(api: &Api, settings: &Settings, verb: &str, subresource: &str) -> bool {
+    for namespace in settings.scopes() {
+        if !api.may(verb, subresource, namespace.unwrap_or_default()).await {
+            return false;
+        }
+    }
+    true
+}
+
+fn limits(settings: &Settings) -> Limits {
+    Limits {
+        max_batch: Some(MAX_BATCH),
+        max_bootstrap_bytes: Some(MAX_BOOTSTRAP_BYTES),
+        min_poll_interval: Some(to_duration(Duration::from_secs(10))),
+        max_creation_time: Some(to_duration(MAX_CREATION_TIME)),
+        // A watch that went silent is trusted this long.
+        visibility_delay: Some(to_duration(settings.watch_timeout())),
+        // Names are unique and what is there is read before anything is made again.
+        replay_delay: Some(to_duration(Duration::from_millis(100))),
+        ..Limits::default()
+    }
+}
+
+/// The cluster and the namespaces, by their uids: another cluster of the same name is another platform.
+async fn identify(api: &Api, settings: &Settings) -> Result<(String, BTreeMap<String, String>)> {
+    let kind = api.kinds().await?.named("namespaces")?;
+    let all = settings.namespaces.is_empty();
+    let mut names = settings.namespaces.clone();
+    if all {
+        names.push("kube-system".to_owned());
+    }
+    names.sort_unstable();
+    let mut hash = Sha256::new();
+    for name in &names {
+        let meta = api.get_meta(&kind, "", name).await?.ok_or_else(|| {
+            Error::new(Reason::Precondition, format!("there is no namespace {name:?}"))
+                .with_resource("namespace", name)
+        })?;
+        for part in [name, &meta.uid] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        hash.update([u8::from(all)]);
+    }
+    let uid = format!("kubernetes:{}", hex(&hash.finalize()[..16]));
+    let namespaces = if all { "*".to_owned() } else { names.join(",") };
+    let mut scope = BTreeMap::from([("namespaces".to_owned(), namespaces)]);
+    if !settings.selector.is_empty() {
+        scope.insert("selector".to_owned(), settings.selector.clone());
+    }
+    Ok((uid, scope))
+}
+
+fn node_class(name: &str, class: &ClassSettings) -> NodeClass {
+    let amount = |resource: &str| {
+        let text = class.requests.get(resource).or_else(|| class.limits.get(resource))?;
+        quantity(text)
+    };
+    let bytes = |resource: &str| {
+        amount(resource)
+            .filter(|it| (0.0..1e18).contains(it))
+            .map(|it| it as u64)
+    };
+    NodeClass {
+        name: name.to_owned(),
+        description: class.description.clone(),
+        cpus: amount("cpu"),
+        memory_bytes: bytes("memory"),
+        disk_bytes: bytes("ephemeral-storage"),
+    }
+}
+
+/// An amount as Kubernetes writes it: `500m`, `2`, `1.5Gi`, `1e3`.
+fn quantity(text: &str) -> Option<f64> {
+    const SUFFIXES: &[(&str, f64)] = &[
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("Pi", 1_125_899_906_842_624.0),
+        ("n", 1e-9),
+        ("u", 1e-6),
+        ("m", 1e-3),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+    ];
+    if let Ok(number) = text.parse() {
+        return Some(number);
+    }
+    let (suffix, factor) = SUFFIXES.iter().find(|(suffix, _)| text.ends_with(suffix))?;
+    let number: f64 = text.strip_suffix(suffix)?.parse().ok()?;
+    Some(number * factor)
+}
+
+/// The name of a label without its prefix: people write `zone`.
+fn short(key: &str) -> &str {
+    key.rsplit_once('/').map_or(key, |(_, name)| name)
+}
+
+/// JSON Schema of a group's properties.
+fn schema() -> Value {
+    let text = |what: &str| json!({"type": "string", "minLength": 1, "maxLength": 253, "description": what});
+    let texts = |what: &str| {
+        json!({"type": "object", "additionalProperties": {"type": "string"}, "description": what})
+    };
+    let amounts = json!({"type": "object", "additionalProperties": {"type": ["string", "number"]}});
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "namespace": text("Namespace of the nodes; one that the platform serves. Default: its first."),
+            "nodeSelector": texts("Labels that the Kubernetes node must have."),
+            "tolerations": {
+                "type": "array",
+                "description": "Taints of Kubernetes nodes that do not matter.",
+                "items": {
+                    "type": "object",
+                    "additionalProperties": false,
+                    "properties": {
+                        "key": {"type": "string"},
+                        "operator": {"enum": ["Exists", "Equal"]},
+                        "value": {"type": "string"},
+                        "effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+                        "tolerationSeconds": {"type": "integer", "minimum": 0}
+                    }
+                }
+            },
+            "annotations": texts("Annotations of the pods."),
+            "priorityClassName": text("Priority class of the pods."),
+            "runtimeClassName": text("Runtime class of the pods."),
+            "serviceAccountName": text("Service account of the pods."),
+            "resources": {
+                "type": "object",
+                "additionalProperties": false,
+                "description": "Resources of the first container; they go before those of the node class.",
+                "properties": {"requests": amounts, "limits": amounts}
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_as_kubernetes_writes_them() {
+        let cases = [
+            ("2", Some(2.0)),
+            ("500m", Some(0.5)),
+            ("1.5Gi", Some(1_610_612_736.0)),
+            ("128M", Some(128e6)),
+            ("1e3", Some(1000.0)),
+            ("much", None),
+            ("Gi", None),
+            ("", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(quantity(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_settings_are_named() {
+        type Change = fn(&mut Settings);
+        let wrong: &[(&str, Change)] = &[
+            ("labels.cluster", |it| it.labels.cluster = "a b".into()),
+            ("labels.node", |it| it.labels.node = String::new()),
+            ("labels", |it| it.labels.node = it.labels.cluster.clone()),
+            ("failure_domain_label", |it| it.failure_domain_label = "/".into()),
+            ("field_manager", |it| it.field_manager = String::new()),
+            ("namespaces", |it| it.namespaces = vec!["a".into(), "a".into()]),
+            ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
+        ];
+        assert!(check(&Settings::default()).is_ok());
+        for (field, change) in wrong {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            let error = check(&settings).unwrap_err();
+            assert_eq!(error.fields()[0].field, *field);
+        }
+    }
+}

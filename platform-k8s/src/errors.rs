@@ -1,0 +1,246 @@
+//! What the API server refuses, as the domain's errors. What a call made is known by the class: `Cannot`, `NoCapacity`
+//! and `Credentials` mean that it made nothing, everything else leaves it open. No error carries what was sent.
+
+mod redact;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use drover_core::{Error, Reason};
+use http::{HeaderMap, StatusCode, header};
+use serde::Deserialize;
+
+use crate::client::Call;
+
+/// Most bytes of an answer that says what is wrong.
+pub(crate) const MAX_STATUS: usize = 64 * 1024;
+
+/// What the API server says of a failure (`meta/v1` Status).
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Status {
+    /// HTTP status.
+    pub code: u16,
+    /// For people.
+    pub message: String,
+    /// For programs: NotFound, AlreadyExists, Expired, …
+    pub reason: String,
+    /// More.
+    pub details: Option<Details>,
+}
+
+/// More of a failure.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Details {
+    /// Kind that it is about.
+    pub kind: String,
+    /// Name that it is about.
+    pub name: String,
+    /// Every single thing that is wrong.
+    #[serde(deserialize_with = "crate::client::nullable")]
+    pub causes: Vec<Cause>,
+    /// When to try again, in seconds.
+    pub retry_after_seconds: u64,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Cause {
+    /// For programs.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+    /// Path of the field.
+    pub field: String,
+}
+
+/// The error of an answer that is no success.
+#[must_use]
+pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) -> Error {
+    let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
+    if status.message.is_empty() {
+        // Something in between answers in plain text, at most a line of which says something.
+        let text = String::from_utf8_lossy(body);
+        let line = text.lines().next().unwrap_or_default().trim();
+        let reason = code.canonical_reason().unwrap_or("an error");
+        status.message = if line.is_empty() || line.starts_with(['<', '{']) {
+            reason.to_owned()
+        } else {
+            line.chars().take(256).collect()
+        };
+    }
+    status.code = code.as_u16();
+    let retry_after = headers
+        .get(header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+        .map(Duration::from_secs);
+    of_status(call, status, retry_after)
+}
+
+/// The error of a status.
+#[must_use]
+pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> Error {
+    let details = status.details.clone().unwrap_or_default();
+    let retry_after = retry_after.or_else(|| {
+        (details.retry_after_seconds > 0).then(|| Duration::from_secs(details.retry_after_seconds))
+    });
+    let words = redact::words(&status.message);
+    let error = match status.code {
+        401 => Error::new(
+            Reason::CredentialsRefused,
+            format!("{call}: the API server refuses the credentials: {words}"),
+        ),
+        403 => forbidden(call, &words, &details),
+        404 => not_found(call, &words, &details),
+        409 if status.reason == "AlreadyExists" => {
+            Error::new(Reason::AlreadyExists, format!("{call}: {words}"))
+                .with_resource(&call.kind, &call.name)
+        }
+        409 if is_terminating(&words, &details) => terminating(call, &words),
+        409 => Error::new(Reason::Conflict, format!("{call}: {words}")),
+        410 => Error::new(Reason::PageTokenExpired, format!("{call}: {words}")),
+        405 | 406 => Error::new(Reason::Unimplemented, format!("{call}: {words}")),
+        413 => invalid(call, "the object is too large for the API server", &details),
+        429 => Error::new(Reason::RateLimited, format!("{call}: {words}")),
+        // The webhook may have any code.
+        400..=499 if is_admission(&words) => {
+            Error::new(Reason::Precondition, format!("{call}: {words}"))
+        }
+        408 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
+        400..=499 => invalid(call, &words, &details),
+        504 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
+        // The store behind the API server has refused it by its size alone.
+        500 if words.contains("request is too large") => {
+            invalid(call, "the object is too large for the API server's store", &details)
+        }
+        _ => Error::unavailable(format!("{call}: {words}")),
+    };
+    match retry_after {
+        Some(after) => error.with_retry_after(after),
+        None => error,
+    }
+}
+
+/// Forbidden is said by the access rules, by quotas, and by everything else that admits objects.
+fn forbidden(call: &Call, words: &str, details: &Details) -> Error {
+    if words.contains("exceeded quota") || words.contains("insufficient quota") {
+        return Error::new(Reason::QuotaExceeded, format!("{call}: {words}"));
+    }
+    if is_terminating(words, details) {
+        return terminating(call, words);
+    }
+    let by_rules = words.contains(&format!(" cannot {} ", call.verb))
+        || (words.contains(" cannot ") && words.contains(" resource \""));
+    if by_rules || words == "Forbidden" {
+        return Error::new(
+            Reason::PermissionDenied,
+            format!("may not {call}: {words}"),
+        )
+        .with_metadata("verb", call.verb)
+        .with_metadata("kind", &call.kind)
+        .with_metadata("namespace", &call.namespace);
+    }
+    Error::new(Reason::Precondition, format!("{call}: {words}"))
+}
+
+fn not_found(call: &Call, words: &str, details: &Details) -> Error {
+    if details.kind == "namespaces" && call.kind != "namespaces" {
+        return Error::new(
+            Reason::Precondition,
+            format!("{call}: there is no namespace {:?}", details.name),
+        )
+        .with_resource("namespace", &details.name);
+    }
+    if call.changes() && call.verb == "create" {
+        // Nothing to find: the kind itself is not served (any more).
+        return Error::new(Reason::Precondition, format!("{call}: {words}"));
+    }
+    Error::new(Reason::NotFound, format!("{call}: {words}")).with_resource(&call.kind, &call.name)
+}
+
+fn is_terminating(words: &str, details: &Details) -> bool {
+    details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+        || words.contains("because it is being terminated")
+}
+
+fn terminating(call: &Call, words: &str) -> Error {
+    Error::new(
+        Reason::Precondition,
+        format!("{call}: the namespace is being deleted: {words}"),
+    )
+    .with_resource("namespace", &call.namespace)
+}
+
+fn is_admission(words: &str) -> bool {
+    words.contains("admission webhook ") || words.contains("ValidatingAdmissionPolicy ")
+}
+
+fn invalid(call: &Call, words: &str, details: &Details) -> Error {
+    let error = Error::new(Reason::Invalid, format!("{call}: {words}"));
+    details
+        .causes
+        .iter()
+        .filter(|cause| !cause.field.is_empty())
+        .fold(error, |error, cause| {
+            let field = format!("{}.{}", call.object(), cause.field);
+            error.with_violation(field, redact::words(&cause.message))
+        })
+}
+
+/// The error of a call that got no answer. Its outcome is unknown.
+#[must_use]
+pub fn transport(call: &Call, error: &kube::Error) -> Error {
+    match error {
+        kube::Error::Auth(error) => Error::new(
+            Reason::CredentialsRefused,
+            format!("{call}: the credentials cannot be read: {}", chain(error)),
+        ),
+        error => Error::unavailable(format!(
+            "{call}: the API server cannot be reached: {}",
+            chain(error)
+        )),
+    }
+}
+
+/// The error of an answer that stopped in the middle.
+#[must_use]
+pub fn cut_off(call: &Call, error: &kube::Error) -> Error {
+    Error::unavailable(format!("{call}: the answer was cut off: {}", chain(error)))
+}
+
+/// The error of a call that took too long.
+#[must_use]
+pub fn timeout(call: &Call, limit: Duration) -> Error {
+    Error::new(
+        Reason::DeadlineExceeded,
+        format!("{call}: no answer within {} s", limit.as_secs_f64()),
+    )
+}
+
+/// The error of an answer that is not what it should be. Says where, never what.
+#[must_use]
+pub fn unreadable(call: &Call, error: &serde_json::Error) -> Error {
+    Error::unavailable(format!(
+        "{call}: the answer cannot be read (line {}, column {})",
+        error.line(),
+        error.column()
+    ))
+}
+
+/// An error with everything below it, each said once.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        next = error.source();
+    }
+    text
+}

@@ -1,0 +1,376 @@
+//! Objects put together to nodes: those with the same cluster and node id are one node.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use drover_platform::driver::Found;
+use drover_proto::platform::v1::{Node, NodePhase, Warning};
+use prost::Message as _;
+
+use crate::{client::Kind, discover::Seen};
+
+/// Most objects that a message names.
+const MAX_NAMED: usize = 8;
+
+/// Which node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) cluster: Arc<str>,
+    pub(crate) node: Box<str>,
+}
+
+/// One object of a node.
+pub(crate) struct Member {
+    /// Another one if the object was made anew.
+    pub(crate) uid: u128,
+    /// Position of its kind among those that are read.
+    pub(crate) kind: u16,
+    pub(crate) namespace: Arc<str>,
+    pub(crate) name: Box<str>,
+    pub(crate) deleting: bool,
+    /// Whether it was made last.
+    pub(crate) anchor: bool,
+    /// More, if it is a pod.
+    pub(crate) pod: Option<Box<PodPart>>,
+    /// What cannot be read of it.
+    pub(crate) warning: Option<Box<Warning>>,
+}
+
+/// What is kept of a pod.
+#[derive(Clone)]
+pub(crate) struct PodPart {
+    /// When it was made, in seconds since 1970.
+    pub(crate) created: i64,
+    /// Kubernetes node that it is on.
+    pub(crate) host: Option<Arc<str>>,
+    /// Whether it has an identity.
+    pub(crate) ours: bool,
+    /// Whether its cluster label was taken away.
+    pub(crate) lost: bool,
+    /// The node as the pod shows it.
+    pub(crate) found: Packed,
+}
+
+/// A node in little space: most of the time nobody looks at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Packed {
+    node: Box<[u8]>,
+    fingerprint: Box<str>,
+}
+
+impl From<Found> for Packed {
+    fn from(found: Found) -> Self {
+        Self {
+            node: found.node.encode_to_vec().into_boxed_slice(),
+            fingerprint: found.fingerprint.into_boxed_str(),
+        }
+    }
+}
+
+impl Packed {
+    fn unpack(&self) -> Found {
+        Found {
+            // It was written by us.
+            node: Node::decode(&*self.node).unwrap_or_default(),
+            fingerprint: self.fingerprint.to_string(),
+        }
+    }
+}
+
+/// The objects of one node.
+#[derive(Default)]
+pub(crate) struct Group {
+    members: Vec<Member>,
+    /// What a node without pods is. `None`: a pod says it, or it is not ours.
+    identity: Option<Packed>,
+    /// Whether there was a pod.
+    had_pod: bool,
+    /// The request that made it, as a [`uid`]. 0: none is known.
+    request: u128,
+}
+
+/// What is under way in this process for one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnderWay {
+    /// Its objects are being made.
+    pub(crate) creating: bool,
+    /// Its objects are being deleted.
+    pub(crate) removing: bool,
+}
+
+/// Nodes by their objects.
+#[derive(Default)]
+pub(crate) struct Groups {
+    map: HashMap<Arc<Key>, Group>,
+    /// Names that many share.
+    names: HashSet<Arc<str>>,
+}
+
+impl Groups {
+    /// Takes in an object; it replaces what was known of it. Answers which node it belongs to.
+    pub(crate) fn insert(&mut self, seen: Seen) -> Arc<Key> {
+        let Seen {
+            cluster,
+            node,
+            mut member,
+            identity,
+            request,
+        } = seen;
+        member.namespace = self.name(&member.namespace);
+        if let Some(pod) = &mut member.pod {
+            pod.host = pod.host.take().map(|host| self.name(&host));
+        }
+        let key = Key {
+            cluster: self.name(&cluster),
+            node: node.into(),
+        };
+        let key = match self.map.get_key_value(&key) {
+            Some((known, _)) => Arc::clone(known),
+            None => Arc::new(key),
+        };
+        let group = self.map.entry(Arc::clone(&key)).or_default();
+        if request != 0 {
+            group.request = request;
+        }
+        match &member.pod {
+            Some(pod) => {
+                group.had_pod = true;
+                if pod.ours {
+                    group.identity = None;
+                }
+            }
+            None => {
+                if group.identity.is_none() && !group.pods().any(|(_, pod)| pod.ours) {
+                    group.identity = identity.map(Packed::from);
+                }
+            }
+        }
+        match group.members.iter_mut().find(|it| it.uid == member.uid) {
+            Some(known) => *known = member,
+            None => group.members.push(member),
+        }
+        key
+    }
+
+    /// Forgets an object. Answers whether its node still has others.
+    pub(crate) fn remove(&mut self, key: &Key, uid: u128) -> bool {
+        let Some(group) = self.map.get_mut(key) else {
+            return false;
+        };
+        if let Some(at) = group.members.iter().position(|it| it.uid == uid) {
+            let member = group.members.swap_remove(at);
+            if let Some(pod) = &member.pod
+                && pod.ours
+                && !group.pods().any(|(_, pod)| pod.ours)
+            {
+                group.identity = Some(bare(&pod.found).into());
+            }
+        }
+        let some = !group.members.is_empty();
+        if !some {
+            self.map.remove(key);
+        }
+        some
+    }
+
+    /// Changes a pod, if it is known.
+    pub(crate) fn edit(&mut self, key: &Key, uid: u128, change: impl FnOnce(&mut PodPart)) {
+        let members = self.map.get_mut(key).map(|group| &mut group.members);
+        if let Some(pod) = members
+            .and_then(|members| members.iter_mut().find(|it| it.uid == uid))
+            .and_then(|member| member.pod.as_mut())
+        {
+            change(pod);
+        }
+    }
+
+    pub(crate) fn get(&self, cluster: &str, node: &str) -> Option<&Group> {
+        let key = Key {
+            cluster: cluster.into(),
+            node: node.into(),
+        };
+        self.map.get(&key)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<Key>, &Group)> {
+        self.map.iter()
+    }
+
+    fn name(&mut self, name: &str) -> Arc<str> {
+        match self.names.get(name) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let name: Arc<str> = name.into();
+                self.names.insert(Arc::clone(&name));
+                name
+            }
+        }
+    }
+
+    /// Forgets names that nobody has any more.
+    pub(crate) fn tidy(&mut self) {
+        self.names.retain(|name| Arc::strong_count(name) > 1);
+    }
+}
+
+impl Group {
+    /// Whether all its objects were made once: the last one is there.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.members.iter().any(|it| it.anchor)
+    }
+
+    /// Whether this request made it.
+    pub(crate) fn is_of(&self, request: u128) -> bool {
+        self.request == request
+    }
+
+    /// Its pods.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = (&Member, &PodPart)> {
+        self.members
+            .iter()
+            .filter_map(|member| Some((member, member.pod.as_deref()?)))
+    }
+
+    /// Its objects.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The pod that shows how the node is: the newest that is not on its way out, else the newest.
+    pub(crate) fn pod(&self) -> Option<(&Member, &PodPart)> {
+        self.pods()
+            .max_by_key(|(member, pod)| (!member.deleting, pod.created, member.uid))
+    }
+
+    /// The node. `None`: what there is does not make a node of ours or of anybody.
+    pub(crate) fn node(&self, kinds: &[Arc<Kind>], under_way: UnderWay) -> Option<Found> {
+        let workload = self
+            .members
+            .iter()
+            .find(|it| it.anchor && it.pod.is_none() && !it.deleting);
+        match (self.pod(), workload) {
+            (Some((member, _)), Some(_)) if member.deleting && under_way.removing => self.shown(),
+            (Some((member, _)), Some(workload)) if member.deleting => {
+                let mut found = self.shown()?;
+                let node = &mut found.node;
+                node.set_phase(NodePhase::Pending);
+                node.agent_address = None;
+                node.endpoints.clear();
+                node.message = format!("its pod is being replaced by {}", show(workload, kinds));
+                Some(found)
+            }
+            (Some(_), _) => self.shown(),
+            (None, workload) => self.without_pods(workload, kinds, under_way),
+        }
+    }
+
+    fn shown(&self) -> Option<Found> {
+        let (_, pod) = self.pod()?;
+        let mut found = pod.found.unpack();
+        if pod.lost {
+            found.node.set_phase(NodePhase::Unknown);
+            found.node.ready = Some(false);
+            found.node.message = "its cluster label was taken away: it is followed no more, and nothing of it is touched until the label is back".to_owned();
+        }
+        Some(found)
+    }
+
+    fn without_pods(
+        &self,
+        workload: Option<&Member>,
+        kinds: &[Arc<Kind>],
+        under_way: UnderWay,
+    ) -> Option<Found> {
+        let mut found = self.identity.as_ref()?.unpack();
+        let node = &mut found.node;
+        node.ready = Some(false);
+        let leaving = self.members.iter().all(|it| it.deleting)
+            || self.members.iter().any(|it| it.anchor && it.deleting);
+        let remain = self.remain(kinds);
+        let (phase, message) = match workload {
+            _ if leaving || under_way.removing => (
+                NodePhase::Deprovisioning,
+                format!("is being deleted; {remain}"),
+            ),
+            Some(workload) => (
+                NodePhase::Pending,
+                format!("{} has no pod yet", show(workload, kinds)),
+            ),
+            None if under_way.creating => {
+                (NodePhase::Pending, "its objects are being made".to_owned())
+            }
+            None if self.had_pod => (NodePhase::Failed, format!("its pod is gone; {remain}")),
+            None => (
+                NodePhase::Failed,
+                format!("it was only made or removed in part, and has no pod; {remain}"),
+            ),
+        };
+        node.set_phase(phase);
+        node.message = message;
+        Some(found)
+    }
+
+    fn remain(&self, kinds: &[Arc<Kind>]) -> String {
+        let mut names: Vec<_> = self.members.iter().map(|it| show(it, kinds)).collect();
+        names.sort();
+        let more = names.len().saturating_sub(MAX_NAMED);
+        names.truncate(MAX_NAMED);
+        let verb = if names.len() == 1 { "remains" } else { "remain" };
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{}{more} {verb}", names.join(", "))
+    }
+}
+
+/// Only what the identity says of a node.
+fn bare(packed: &Packed) -> Found {
+    let found = packed.unpack();
+    let from = found.node;
+    Found {
+        node: Node {
+            cluster_id: from.cluster_id,
+            node_id: from.node_id,
+            id: from.id,
+            name: from.name,
+            ordinal: from.ordinal,
+            role: from.role,
+            group: from.group,
+            slot: from.slot,
+            store_id: from.store_id,
+            sequence: from.sequence,
+            spec_hash: from.spec_hash,
+            version: from.version,
+            node_class: from.node_class,
+            labels: from.labels,
+            create_time: from.create_time,
+            provider_id: from.provider_id,
+            ..Node::default()
+        },
+        fingerprint: found.fingerprint,
+    }
+}
+
+fn show(member: &Member, kinds: &[Arc<Kind>]) -> String {
+    match kinds.get(usize::from(member.kind)) {
+        Some(kind) => kind.object(&member.name),
+        None => member.name.to_string(),
+    }
+}
+
+/// A uid in little space. One that is no UUID is hashed.
+#[must_use]
+pub(crate) fn uid(text: &str) -> u128 {
+    use sha2::{Digest as _, Sha256};
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    match u128::from_str_radix(&digits, 16) {
+        Ok(uid) if digits.len() == 32 => uid,
+        _ => {
+            let hash = Sha256::digest(text.as_bytes());
+            hash[..16].iter().fold(0, |uid, byte| uid << 8 | u128::from(*byte))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! Whose an object is: identities as labels, for selecting, and as one annotation, exactly.
+
+use std::collections::BTreeMap;
+
+use drover_platform::identity::{Identity, hex};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::client::Meta;
+
+/// Label: path of the group, as [`value`] writes it.
+pub const GROUP: &str = "drover.dev/group";
+/// Label: UUID of the owning cluster record.
+pub const OWNER: &str = "drover.dev/owner";
+/// Label: request that made it.
+pub const REQUEST: &str = "drover.dev/request";
+/// Annotation: the whole [`Identity`] as JSON.
+pub const IDENTITY: &str = "drover.dev/identity";
+/// Annotation: `"true"` on the object that is made last; a set without it is half-made or half-removed.
+pub const ANCHOR: &str = "drover.dev/anchor";
+/// Label: [`MANAGER`].
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY`].
+pub const MANAGER: &str = "drover";
+
+/// Most characters in the value of a label.
+const MAX_VALUE: usize = 63;
+/// Characters of the text that are kept in front of the hash.
+const KEPT: usize = 50;
+
+/// Keys of the labels that say cluster and node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LabelKeys {
+    /// Label whose value is the cluster id.
+    pub cluster: String,
+    /// Label whose value is the node id. Pods without it have their name as node id.
+    pub node: String,
+}
+
+impl Default for LabelKeys {
+    fn default() -> Self {
+        Self {
+            cluster: "drover.dev/cluster".to_owned(),
+            node: "drover.dev/node".to_owned(),
+        }
+    }
+}
+
+impl LabelKeys {
+    /// Selects what belongs to some cluster.
+    #[must_use]
+    pub fn any_cluster(&self) -> String {
+        self.cluster.clone()
+    }
+
+    /// Selects what belongs to one cluster.
+    #[must_use]
+    pub fn of_cluster(&self, cluster_id: &str) -> String {
+        format!("{}={}", self.cluster, value(cluster_id))
+    }
+
+    /// Selects what belongs to one node.
+    #[must_use]
+    pub fn of_node(&self, cluster_id: &str, node_id: &str) -> String {
+        format!(
+            "{}={},{}={}",
+            self.cluster,
+            value(cluster_id),
+            self.node,
+            value(node_id)
+        )
+    }
+
+    /// Selects what one request made.
+    #[must_use]
+    pub fn of_request(&self, request_id: &str) -> String {
+        format!("{},{REQUEST}={}", self.cluster, value(request_id))
+    }
+}
+
+/// What every object of a node carries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What every object of a node carries. The anchor has [`ANCHOR`] besides.
+#[must_use]
+pub fn stamp(identity: &Identity, keys: &LabelKeys) -> Stamp {
+    let mut labels: BTreeMap<_, _> = identity
+        .labels
+        .iter()
+        .filter(|(key, text)| is_key(key) && is_value(text) && !is_ours(key))
+        .map(|(key, text)| (key.clone(), text.clone()))
+        .collect();
+    let ours = [
+        (keys.cluster.as_str(), value(&identity.cluster_id)),
+        (keys.node.as_str(), value(&identity.id)),
+        (GROUP, value(&identity.group)),
+        (OWNER, value(&identity.owner)),
+        (REQUEST, value(&identity.request_id)),
+        (MANAGED_BY, MANAGER.to_owned()),
+    ];
+    labels.extend(ours.map(|(key, text)| (key.to_owned(), text)));
+    // A struct of strings, numbers and a map of strings always becomes JSON.
+    let identity = serde_json::to_string(identity).unwrap_or_default();
+    Stamp {
+        labels,
+        annotations: BTreeMap::from([(IDENTITY.to_owned(), identity)]),
+    }
+}
+
+/// Whose an object is, as far as it says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mark {
+    /// Cluster id. Exact where the annotation agrees with the label, else the value of the label.
+    pub cluster: String,
+    /// Node id: the label, or `None`.
+    pub node: Option<String>,
+    /// The identity. `None`: it has none (foreign), or one that does not go with the labels.
+    pub identity: Option<Identity>,
+    /// Whether it is the object that was made last.
+    pub anchor: bool,
+    /// What is wrong with the identity, for people. `None`: nothing.
+    pub problem: Option<String>,
+}
+
+/// Whose an object is. `None`: it has no cluster label, it is nobody's.
+#[must_use]
+pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
+    let label = meta.labels.get(&keys.cluster)?;
+    let node = meta.labels.get(&keys.node).filter(|node| !node.is_empty());
+    let mut mark = Mark {
+        cluster: label.clone(),
+        node: node.cloned(),
+        // A Deployment's annotations are copied to what it makes.
+        anchor: meta.annotations.get(ANCHOR).is_some_and(|it| it == "true")
+            && !meta.owner_references.iter().any(|owner| owner.controller),
+        ..Mark::default()
+    };
+    let Some(json) = meta.annotations.get(IDENTITY) else {
+        return Some(mark);
+    };
+    match serde_json::from_str::<Identity>(json) {
+        Err(_) => mark.problem = Some(format!("its annotation {IDENTITY} cannot be read")),
+        Ok(identity) => {
+            let differs = disagreement(meta, keys, &identity);
+            match differs {
+                Some(key) => {
+                    mark.problem = Some(format!(
+                        "its label {key} was changed and does not go with its annotation {IDENTITY}"
+                    ));
+                }
+                None => {
+                    mark.cluster.clone_from(&identity.cluster_id);
+                    mark.node = Some(identity.id.clone());
+                    mark.identity = Some(identity);
+                }
+            }
+        }
+    }
+    Some(mark)
+}
+
+/// The label that says something else than the identity.
+fn disagreement<'a>(meta: &Meta, keys: &'a LabelKeys, identity: &Identity) -> Option<&'a str> {
+    let expected: [(&'a str, &str); 4] = [
+        (&keys.cluster, &identity.cluster_id),
+        (&keys.node, &identity.id),
+        (OWNER, &identity.owner),
+        (REQUEST, &identity.request_id),
+    ];
+    expected
+        .into_iter()
+        .find(|(key, text)| meta.labels.get(*key) != Some(&value(text)))
+        .map(|(key, _)| key)
+}
+
+/// A text as the value of a label: itself where that is valid, else its first characters and a hash of it.
+#[must_use]
+pub fn value(text: &str) -> String {
+    if is_value(text) {
+        return text.to_owned();
+    }
+    let kept: String = text
+        .chars()
+        .map(|c| if is_inner(c) { c } else { '-' })
+        .skip_while(|c| !c.is_ascii_alphanumeric())
+        .take(KEPT)
+        .collect();
+    let hash = hex(&Sha256::digest(text.as_bytes())[..4]);
+    if kept.is_empty() {
+        hash
+    } else {
+        format!("{kept}-{hash}")
+    }
+}
+
+/// Whether a text is a valid value of a label.
+#[must_use]
+pub fn is_value(text: &str) -> bool {
+    let ends = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
+    text.len() <= MAX_VALUE
+        && text.chars().all(is_inner)
+        && ends(text.chars().next())
+        && ends(text.chars().next_back())
+}
+
+/// Whether a text is a valid key of a label or an annotation: an optional DNS name and `/`, and a name.
+#[must_use]
+pub fn is_key(text: &str) -> bool {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    let dns = |part: &str| {
+        !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && !part.starts_with('-')
+            && !part.ends_with('-')
+    };
+    !name.is_empty()
+        && is_value(name)
+        && prefix.is_none_or(|prefix| prefix.len() <= 253 && prefix.split('.').all(dns))
+}
+
+/// Whether a key is one that only the platform sets.
+#[must_use]
+pub fn is_ours(key: &str) -> bool {
+    key.starts_with("drover.dev/") || key == MANAGED_BY
+}
+
+fn is_inner(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
+}

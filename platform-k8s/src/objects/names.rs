@@ -1,0 +1,91 @@
+//! Names of Kubernetes objects.
+
+use drover_platform::identity::hex;
+use sha2::{Digest, Sha256};
+
+/// Longest name: a StatefulSet may have 52 characters, and templates add words of their own.
+const MAX: usize = 40;
+/// Characters that are kept in front of the hash.
+const KEPT: usize = 31;
+
+/// A node id as a DNS label that begins with a letter, as names of all kinds must be: itself where that is possible,
+/// else its first characters and a hash of it.
+#[must_use]
+pub fn dns_name(id: &str) -> String {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let begins = id.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+    if begins && id.len() <= MAX && id.bytes().all(inner) && !id.ends_with('-') {
+        return id.to_owned();
+    }
+    let kept: String = id
+        .chars()
+        .map(|c| c.to_ascii_lowercase())
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .skip_while(|c| !c.is_ascii_lowercase())
+        .take(KEPT)
+        .collect();
+    let kept = if kept.is_empty() { "n" } else { &kept };
+    let hash = hex(&Sha256::digest(id.as_bytes())[..4]);
+    format!("{}-{hash}", kept.trim_end_matches('-'))
+}
+
+/// Name of the Secret with the user data of a node.
+#[must_use]
+pub fn bootstrap_secret(id: &str) -> String {
+    format!("bootstrap-{}", dns_name(id))
+}
+
+/// Whether a name can be part of a path of the API. What else a kind asks of its names, the API server says.
+pub(crate) fn is_path_segment(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 253
+        && name != "."
+        && name != ".."
+        && !name
+            .chars()
+            .any(|c| c.is_control() || c.is_whitespace() || matches!(c, '/' | '%' | '?' | '#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_that_is_a_name_stays_as_it_is() {
+        assert_eq!(dns_name("db-1-x7k2p"), "db-1-x7k2p");
+        assert_eq!(bootstrap_secret("db-1-x7k2p"), "bootstrap-db-1-x7k2p");
+    }
+
+    #[test]
+    fn every_other_id_becomes_a_valid_name_of_its_own() {
+        let long = "data-".repeat(30) + "0-x7k2p";
+        let ids = [
+            "Db-1-x7k2p",
+            "dB-1-x7k2p",
+            "db_1-x7k2p",
+            "db.1-x7k2p",
+            "1-db",
+            "_",
+            "ü",
+            "db-",
+            &long,
+        ];
+        let mut seen = std::collections::BTreeSet::new();
+        for id in ids {
+            let name = dns_name(id);
+            assert!(name.len() <= MAX, "{name}");
+            assert!(name.starts_with(|c: char| c.is_ascii_lowercase()), "{name}");
+            assert!(!name.ends_with('-'), "{name}");
+            assert_eq!(dns_name(&name), name, "a name is its own name");
+            assert!(seen.insert(name));
+        }
+    }
+
+    #[test]
+    fn a_name_cannot_leave_its_path() {
+        assert!(is_path_segment("db-1"));
+        for name in ["", ".", "..", "a/b", "a%2fb", "a?b", "a#b", "a b", "a\n"] {
+            assert!(!is_path_segment(name), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! Everything that the nodes of one request have in common, and what becomes of each of them.
+
+use drover_convert::value::object as free_form;
+use drover_core::{Error, Reason, Result};
+use drover_platform::{
+    driver::{Place, Rendered},
+    identity::Identity,
+};
+use drover_proto::platform::v1::{ProvisionRequest, Storage};
+use k8s_openapi::ByteString;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Object, claims,
+    names::{bootstrap_secret, dns_name},
+    order,
+    placement::{Constraints, Counted},
+    pods::{self, Pods},
+    properties::Properties,
+    render::{documents, twice},
+    selector::Selector,
+    stamp,
+};
+use crate::{
+    labels,
+    settings::{ClassSettings, Settings},
+};
+
+/// Largest object in bytes: what etcd takes by default, less what the API server adds to it.
+pub const MAX_OBJECT_BYTES: usize = 1536 * 1024 - 32 * 1024;
+
+/// Most bytes of user data: a Secret holds 1 MiB.
+pub const MAX_BOOTSTRAP_BYTES: u32 = 1_000_000;
+
+/// Key of the user data in its Secret.
+pub const USER_DATA: &str = "user-data";
+
+/// Class of nodes that ask for none, where it is in the settings.
+const DEFAULT_CLASS: &str = "default";
+
+/// Everything that the nodes of one request have in common.
+pub struct Plan<'a> {
+    settings: &'a Settings,
+    namespace: String,
+    properties: Properties,
+    class: Option<&'a ClassSettings>,
+    constraints: Constraints,
+    storage: Option<Storage>,
+    selector: Selector,
+    domain: String,
+    bootstrap: bool,
+}
+
+impl<'a> Plan<'a> {
+    /// Reads a request that has passed the checks of the common layer. `default_namespace`: where nodes go whose
+    /// properties name none.
+    ///
+    /// # Errors
+    /// `Invalid` with the field; `NodeClassNotFound`; `NamespaceNotServed`.
+    pub fn of(
+        request: &ProvisionRequest,
+        settings: &'a Settings,
+        default_namespace: &str,
+    ) -> Result<Self> {
+        let group = request.group.clone().unwrap_or_default();
+        let properties = match &group.properties {
+            Some(properties) => Properties::read(free_form("group.properties", properties)?)?,
+            None => Properties::default(),
+        };
+        let namespace = properties
+            .namespace
+            .clone()
+            .unwrap_or_else(|| default_namespace.to_owned());
+        if !settings.serves(&namespace) {
+            return Err(not_served(settings, &namespace));
+        }
+        let cluster = request.cluster.as_ref().map_or("", |it| it.id.as_str());
+        let counted = Counted {
+            cluster: (&settings.labels.cluster, labels::value(cluster)),
+            group: &group.path,
+            failure_domain_label: &settings.failure_domain_label,
+        };
+        let domain = match group.placement.as_ref().map(|it| &it.failure_domains[..]) {
+            Some([only]) => only.clone(),
+            _ => String::new(),
+        };
+        Ok(Self {
+            settings,
+            namespace,
+            properties,
+            class: class(settings, &group.node_class)?,
+            constraints: Constraints::of(group.placement.as_ref(), &counted)?,
+            storage: request.storage.clone(),
+            selector: Selector::parse(&settings.selector).ok_or_else(|| {
+                Error::new(
+                    Reason::Precondition,
+                    "the label selector in the platform's settings cannot be read",
+                )
+            })?,
+            domain,
+            bootstrap: request
+                .bootstrap
+                .as_ref()
+                .is_some_and(|it| it.user_data.is_some()),
+        })
+    }
+
+    /// Namespace that the nodes go to; single objects of a template may name another.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// What the template of a node may know of its place.
+    #[must_use]
+    pub fn place(&self, identity: &Identity) -> Place {
+        let keys = &self.settings.labels;
+        let class = self.storage.as_ref().map_or("", |it| it.class.as_str());
+        let class = match (class, self.default_storage_class()) {
+            ("", Some(default)) => default,
+            (class, _) => class,
+        };
+        let bootstrap = if self.bootstrap {
+            bootstrap_secret(&identity.id)
+        } else {
+            String::new()
+        };
+        let platform = [
+            ("name", dns_name(&identity.id)),
+            ("namespace", self.namespace.clone()),
+            ("bootstrap", bootstrap),
+            ("cluster_label", keys.cluster.clone()),
+            ("cluster_value", labels::value(&identity.cluster_id)),
+            ("node_label", keys.node.clone()),
+            ("node_value", labels::value(&identity.id)),
+            ("group_label", labels::GROUP.to_owned()),
+            ("group_value", labels::value(&identity.group)),
+            ("storage_class", class.to_owned()),
+        ];
+        Place {
+            failure_domain: self.domain.clone(),
+            platform: platform
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), Value::String(value)))
+                .collect(),
+            storage_path: None,
+        }
+    }
+
+    /// The objects of one node, ready to be sent, in the order in which they are made. The last is the anchor.
+    ///
+    /// # Errors
+    /// `Precondition` that names the document; `NamespaceNotServed`.
+    pub fn objects(&self, rendered: &Rendered, identity: &Identity) -> Result<Vec<Object>> {
+        let mut objects = documents(&rendered.document, &self.namespace)?;
+        for object in &objects {
+            if !self.settings.serves(&object.namespace) {
+                return Err(
+                    not_served(self.settings, &object.namespace).context(format_args!(
+                        "{}",
+                        object.wrong("metadata.namespace").message()
+                    )),
+                );
+            }
+        }
+        let pods = Pods {
+            class: self.class,
+            properties: &self.properties,
+            constraints: &self.constraints,
+        };
+        pods.apply(&mut objects)?;
+        claims::apply(
+            &mut objects,
+            self.storage.as_ref(),
+            self.default_storage_class(),
+        )?;
+        if let Some(data) = &rendered.bootstrap {
+            objects.push(self.user_data(data, identity));
+            twice(&objects)?;
+        }
+        order::sort(&mut objects);
+        let stamp = labels::stamp(identity, &self.settings.labels);
+        let last = objects.len().saturating_sub(1);
+        for (at, object) in objects.iter_mut().enumerate() {
+            stamp::apply(object, &stamp, &self.settings.labels, at == last)?;
+            self.selected(object)?;
+            let size = size(&object.body);
+            if size > MAX_OBJECT_BYTES {
+                return Err(object.wrong(format_args!(
+                    "is {size} bytes large; Kubernetes keeps {MAX_OBJECT_BYTES} at most"
+                )));
+            }
+        }
+        Ok(objects)
+    }
+
+    fn user_data(&self, data: &[u8], identity: &Identity) -> Object {
+        let name = bootstrap_secret(&identity.id);
+        // Bytes always become JSON.
+        let data = serde_json::to_value(ByteString(data.to_vec())).unwrap_or_default();
+        let body = json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "type": "Opaque",
+            "data": {USER_DATA: data},
+        });
+        Object {
+            document: None,
+            api_version: "v1".to_owned(),
+            kind: "Secret".to_owned(),
+            namespace: self.namespace.clone(),
+            name,
+            body: match body {
+                Value::Object(body) => body,
+                _ => Map::new(),
+            },
+        }
+    }
+
+    /// Pods that the platform would not see may not be made.
+    fn selected(&self, object: &Object) -> Result<()> {
+        for path in pods::templates(object) {
+            let labels = path
+                .iter()
+                .chain(&["metadata", "labels"])
+                .try_fold(None, |at: Option<&Value>, key| {
+                    Some(Some(match at {
+                        None => object.body.get(*key)?,
+                        Some(value) => value.get(key)?,
+                    }))
+                })
+                .flatten();
+            let labels = labels.and_then(Value::as_object);
+            let labels = labels
+                .into_iter()
+                .flatten()
+                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+                .collect();
+            if let Some(unmet) = self.selector.unmet(&labels) {
+                return Err(object.wrong(format_args!(
+                    "its pod would not be seen: the platform selects pods by {unmet}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn default_storage_class(&self) -> Option<&str> {
+        self.class.and_then(|class| class.storage_class.as_deref())
+    }
+}
+
+fn class<'a>(settings: &'a Settings, name: &str) -> Result<Option<&'a ClassSettings>> {
+    let classes = &settings.node_classes;
+    // Without classes in the settings any name goes through, for templates.
+    if name.is_empty() || classes.is_empty() {
+        return Ok(classes.get(DEFAULT_CLASS));
+    }
+    let names = || classes.keys().map(String::as_str).collect::<Vec<_>>();
+    let found = classes.get(name).ok_or_else(|| {
+        Error::new(
+            Reason::NodeClassNotFound,
+            format!(
+                "there is no node class {name:?}; the platform has {}",
+                names().join(", ")
+            ),
+        )
+        .with_violation("group.node_class", "is not one of the platform's")
+    })?;
+    Ok(Some(found))
+}
+
+fn not_served(settings: &Settings, namespace: &str) -> Error {
+    Error::new(
+        Reason::NamespaceNotServed,
+        format!(
+            "namespace {namespace:?} is none that this platform serves: {}",
+            settings.namespaces.join(", ")
+        ),
+    )
+}
+
+/// Bytes of an object as JSON.
+fn size(body: &Map<String, Value>) -> usize {
+    struct Counter(usize);
+    impl std::io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(0);
+    // Counting cannot fail.
+    let _ = serde_json::to_writer(&mut counter, body);
+    counter.0
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_convert::value::to_struct;
+    use drover_proto::platform::v1::{Bootstrap, Placement, ResolvedGroup, bootstrap::UserData};
+
+    use super::*;
+    use crate::objects::render::tests::rendered;
+
+    const SET: &str = "
+{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {team: x}}, spec: {containers: [{name: a}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {selector: {app: a}}}
+";
+
+    fn settings() -> Settings {
+        serde_json::from_value(json!({
+            "namespaces": ["prod", "test"],
+            "node_classes": {"large": {"requests": {"cpu": "2"}, "storage_class": "fast"}},
+            "selector": "team in (x,y)",
+        }))
+        .unwrap()
+    }
+
+    fn request(properties: Value) -> ProvisionRequest {
+        ProvisionRequest {
+            group: Some(ResolvedGroup {
+                path: "data/hot".to_owned(),
+                properties: properties.as_object().map(to_struct),
+                ..ResolvedGroup::default()
+            }),
+            ..ProvisionRequest::default()
+        }
+    }
+
+    fn identity() -> Identity {
+        Identity {
+            cluster_id: "c1".to_owned(),
+            id: "db_1-x7k2p".to_owned(),
+            group: "data/hot".to_owned(),
+            owner: "o".to_owned(),
+            request_id: "r".to_owned(),
+            ..Identity::default()
+        }
+    }
+
+    fn objects(plan: &Plan<'_>, text: &str, bootstrap: Option<&str>) -> Result<Vec<Object>> {
+        let rendered = Rendered {
+            document: rendered(text),
+            bootstrap: bootstrap.map(|it| it.as_bytes().to_vec()),
+        };
+        plan.objects(&rendered, &identity())
+    }
+
+    #[test]
+    fn a_set_is_sorted_stamped_and_has_one_anchor() {
+        let settings = settings();
+        let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
+        let all = objects(&plan, SET, Some("hunter2")).unwrap();
+        let labels: Vec<_> = all.iter().map(Object::label).collect();
+        let secret = format!("Secret {}", bootstrap_secret("db_1-x7k2p"));
+        assert_eq!(labels, [secret.as_str(), "Service a", "Pod a"]);
+        for (at, object) in all.iter().enumerate() {
+            let metadata = &object.body["metadata"];
+            assert_eq!(metadata["namespace"], "prod");
+            assert_eq!(metadata["labels"]["drover.dev/node"], "db_1-x7k2p");
+            let anchor = metadata["annotations"].get(labels::ANCHOR).is_some();
+            assert_eq!(anchor, at == 2);
+        }
+        assert_eq!(all[0].body["data"][USER_DATA], "aHVudGVyMg==");
+        assert!(!format!("{all:?}").contains("aHVudGVyMg"));
+    }
+
+    #[test]
+    fn the_template_knows_names_that_kubernetes_takes() {
+        let settings = settings();
+        let mut request = request(json!({"namespace": "test"}));
+        request.bootstrap = Some(Bootstrap {
+            user_data: Some(UserData::Text("x".to_owned())),
+            render: false,
+        });
+        request.group.as_mut().unwrap().node_class = "large".to_owned();
+        request.group.as_mut().unwrap().placement = Some(Placement {
+            failure_domains: vec!["zone-a".to_owned()],
+            ..Placement::default()
+        });
+        let plan = Plan::of(&request, &settings, "prod").unwrap();
+        let place = plan.place(&identity());
+        assert_eq!(place.failure_domain, "zone-a");
+        assert_eq!(place.platform["name"], dns_name("db_1-x7k2p"));
+        assert_eq!(place.platform["namespace"], "test");
+        assert_eq!(place.platform["bootstrap"], bootstrap_secret("db_1-x7k2p"));
+        assert_eq!(place.platform["storage_class"], "fast");
+        let all = objects(&plan, SET, None).unwrap();
+        assert_eq!(all[1].body["metadata"]["namespace"], "test");
+        assert_eq!(
+            all[1].body["spec"]["containers"][0]["resources"]["requests"]["cpu"],
+            "2"
+        );
+    }
+
+    #[test]
+    fn what_the_platform_does_not_serve_is_refused() {
+        let settings = settings();
+        let reason = |request: &ProvisionRequest| {
+            Plan::of(request, &settings, "prod")
+                .err()
+                .map(|it| it.reason())
+        };
+        let elsewhere = request(json!({"namespace": "kube-system"}));
+        assert_eq!(reason(&elsewhere), Some(Reason::NamespaceNotServed));
+        let mut class = request(json!({}));
+        class.group.as_mut().unwrap().node_class = "tiny".to_owned();
+        assert_eq!(reason(&class), Some(Reason::NodeClassNotFound));
+        let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
+        let text = SET.replace(
+            "metadata: {name: a}",
+            "metadata: {name: a, namespace: other}",
+        );
+        let error = objects(&plan, &text, None).unwrap_err();
+        assert_eq!(error.reason(), Reason::NamespaceNotServed);
+        assert!(error.message().contains("document 2"), "{error:?}");
+    }
+
+    #[test]
+    fn a_pod_that_would_not_be_seen_is_refused() {
+        let settings = settings();
+        let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
+        let error = objects(&plan, &SET.replace("team: x", "team: z"), None).unwrap_err();
+        assert!(error.message().contains("team in (x,y)"), "{error:?}");
+    }
+
+    #[test]
+    fn an_object_that_etcd_would_not_take_is_named_with_its_size() {
+        let settings = settings();
+        let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
+        let text = format!(
+            "{SET}---\n{{apiVersion: v1, kind: ConfigMap, metadata: {{name: big}}, data: {{x: {}}}}}",
+            "y".repeat(MAX_OBJECT_BYTES)
+        );
+        let error = objects(&plan, &text, None).unwrap_err();
+        assert!(
+            error
+                .message()
+                .starts_with("document 3 of the template (ConfigMap big): is 15"),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn one_request_makes_the_same_objects_every_time() {
+        let settings = settings();
+        let request = request(json!({}));
+        let once = || {
+            let plan = Plan::of(&request, &settings, "prod").unwrap();
+            objects(&plan, SET, Some("x")).unwrap()
+        };
+        assert_eq!(once(), once());
+    }
+}

@@ -1,0 +1,44 @@
+//! A platform to embed or to serve.
+
+use std::{ops::Deref, sync::Arc};
+
+use drover_core::Result;
+use drover_platform::{clock::Clock, driver::Driver, templates::Templates};
+use drover_templates::Catalogue;
+
+use crate::{catalogue, driver::KubernetesDriver, settings::Settings};
+
+/// The name of the binary.
+const NAME: &str = "drover-platform-k8s";
+
+/// A platform: its driver, and everything above it. Nodes outlive it.
+pub struct PlatformServer {
+    served: drover_platform::PlatformServer,
+}
+
+impl PlatformServer {
+    /// Contacts the API server and reads everything that exists. Nothing listens; see
+    /// [`drover_platform::PlatformServer::routes`] and [`drover_platform::PlatformServer::service`].
+    ///
+    /// # Errors
+    /// `Invalid` for wrong settings or templates; `Precondition`, `PermissionDenied` or `CredentialsRefused` for what the
+    /// API server lacks or refuses; `Unavailable` if it cannot be reached.
+    pub async fn open(settings: Settings) -> Result<Self> {
+        let clock = Clock::start();
+        let directory = settings.templates.clone();
+        let catalogue = Catalogue::open(catalogue::FILES, directory.as_deref())?;
+        let templates = Templates::Catalogue(Arc::new(catalogue));
+        let driver: Arc<dyn Driver> = Arc::new(KubernetesDriver::open(settings).await?);
+        Ok(Self {
+            served: drover_platform::PlatformServer::new(NAME, driver, templates, clock)?,
+        })
+    }
+}
+
+impl Deref for PlatformServer {
+    type Target = drover_platform::PlatformServer;
+
+    fn deref(&self) -> &Self::Target {
+        &self.served
+    }
+}

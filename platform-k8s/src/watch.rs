@@ -1,0 +1,166 @@
+//! What changes, as the API server tells it: one watch a kind (and namespace), whose objects are put together to nodes.
+//! Nothing is polled and nothing waits: an event is told on as it is read.
+
+mod follow;
+mod known;
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::{Error, Reason, Result};
+use drover_platform::driver::{Changes, Live};
+use drover_proto::platform::v1::Node;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    client::{Api, Kind, Shape},
+    discover::{self, Reader},
+    settings::Settings,
+};
+
+pub use known::{Known, UnderWayGuard};
+
+use follow::{Follow, Parts, Pods, Zones};
+
+/// How long an end waits for the watches. They wait for nothing that cannot be dropped.
+const MAX_SHUTDOWN: Duration = Duration::from_secs(2);
+
+/// The watches of one platform. Dropping it ends them.
+pub struct Watches {
+    known: Arc<Known>,
+    stop: CancellationToken,
+    tasks: parking_lot::Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Watches {
+    /// Starts a watch for every kind and namespace.
+    ///
+    /// # Errors
+    /// `Invalid` for a kind that the API server does not serve, or that cannot be listed and watched.
+    pub async fn start(api: &Api, settings: &Arc<Settings>) -> Result<Self> {
+        let kinds = resolve(api, settings).await?;
+        let zones = api.kinds().await?.named("nodes")?;
+        let known = Arc::new(Known::new(kinds, settings));
+        let stop = CancellationToken::new();
+        let mut tasks = Vec::new();
+        let follower = |kind: &Arc<Kind>, namespace: &str, labels: String, shape: Shape| Follow {
+            api: api.clone(),
+            kind: Arc::clone(kind),
+            namespace: namespace.to_owned(),
+            labels,
+            shape,
+            silence: settings.watch_timeout(),
+        };
+        let zones = follower(&zones, "", String::new(), Shape::Metadata);
+        let watch = known.watch(None, &zones.kind, "");
+        let sink = Zones::new(Arc::clone(&known), watch, settings.failure_domain_label.clone());
+        tasks.push(tokio::spawn(stop.clone().run_until_cancelled_owned(zones.run(sink)).into_unit()));
+        for (at, kind) in known.kinds().iter().enumerate() {
+            let index = u16::try_from(at).unwrap_or(u16::MAX);
+            let is_pod = discover::is_pod(kind);
+            let shape = if is_pod { Shape::Full } else { Shape::Metadata };
+            let scopes = settings.scopes().map(Option::unwrap_or_default);
+            let scopes: Vec<&str> = if kind.namespaced { scopes.collect() } else { vec![""] };
+            for namespace in scopes {
+                let labels = discover::selector(settings, is_pod);
+                let follow = follower(kind, namespace, labels, shape);
+                let watch = known.watch(Some(index), kind, namespace);
+                let reader = Reader::new(settings);
+                let stop = stop.clone();
+                let known = Arc::clone(&known);
+                let task = if is_pod {
+                    let sink = Pods::new(api.clone(), known, reader, watch, index, stop.clone());
+                    tokio::spawn(stop.run_until_cancelled_owned(follow.run(sink)).into_unit())
+                } else {
+                    let sink = Parts::new(known, reader, watch, index);
+                    tokio::spawn(stop.run_until_cancelled_owned(follow.run(sink)).into_unit())
+                };
+                tasks.push(task);
+            }
+        }
+        let credentials = api.clone();
+        let following = async move { credentials.follow_credentials().await };
+        tasks.push(tokio::spawn(stop.clone().run_until_cancelled_owned(following).into_unit()));
+        Ok(Self {
+            known,
+            stop,
+            tasks: parking_lot::Mutex::new(tasks),
+        })
+    }
+
+    /// What is known.
+    #[must_use]
+    pub fn known(&self) -> &Arc<Known> {
+        &self.known
+    }
+
+    /// Ends all watches.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        let ended = futures::future::join_all(tasks);
+        if tokio::time::timeout(MAX_SHUTDOWN, ended).await.is_err() {
+            tracing::warn!("watches do not end");
+        }
+    }
+}
+
+impl Drop for Watches {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// The kinds of the settings as the API server serves them.
+async fn resolve(api: &Api, settings: &Settings) -> Result<Vec<Arc<Kind>>> {
+    let served = api.kinds().await?;
+    let mut kinds: Vec<Arc<Kind>> = Vec::new();
+    for name in &settings.kinds {
+        let kind = served.named(name)?;
+        if let Some(verb) = ["list", "watch", "delete"].into_iter().find(|verb| !kind.can(verb)) {
+            return Err(Error::invalid(
+                "kinds",
+                format!("{name:?} cannot be used: the API server offers no {verb} for it"),
+            ));
+        }
+        if kinds.contains(&kind) {
+            return Err(Error::invalid("kinds", format!("{name:?} is there twice")));
+        }
+        kinds.push(kind);
+    }
+    if !kinds.iter().any(|kind| discover::is_pod(kind)) {
+        return Err(Error::new(
+            Reason::Invalid,
+            "kinds: pods are missing; a node is a pod",
+        ));
+    }
+    Ok(kinds)
+}
+
+impl Live for Known {
+    fn connect(&self, changes: Changes) {
+        self.tell(changes);
+    }
+
+    fn node(&self, cluster_id: &str, node_id: &str) -> Option<Node> {
+        self.read(cluster_id, node_id).map(|found| found.node)
+    }
+
+    fn is_current(&self) -> bool {
+        self.current()
+    }
+}
+
+/// Drops the answer of a task that has none.
+trait IntoUnit: Future + Sized {
+    fn into_unit(self) -> impl Future<Output = ()> + Send
+    where
+        Self: Send,
+    {
+        async move {
+            let _ = self.await;
+        }
+    }
+}
+
+impl<F: Future> IntoUnit for F {}

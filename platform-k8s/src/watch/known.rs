@@ -1,0 +1,576 @@
+//! What is known of all nodes, kept in step by the watches.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use drover_core::Error;
+use drover_platform::driver::{Changes, Found, Listing};
+use drover_proto::platform::v1::RemovalEvidence;
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    client::{Kind, Object},
+    delete::Place,
+    discover::{Lost, Reader, Seen},
+    group::{Group, Groups, Key, Member, UnderWay},
+    pod::Pod,
+    settings::Settings,
+};
+
+/// Uids of deleted objects that are remembered, so that a late answer to a creation does not bring one back.
+const MAX_DELETED: usize = 4096;
+
+/// What is known of all nodes.
+pub struct Known {
+    kinds: Vec<Arc<Kind>>,
+    reader: Reader,
+    /// Longest silence of a watch that is still trusted.
+    silence: Duration,
+    state: Mutex<State>,
+    /// Told when a watch has become complete, or has failed.
+    progress: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    groups: Groups,
+    objects: HashMap<u128, Indexed>,
+    deleted: VecDeque<u128>,
+    /// Failure domain of each Kubernetes node.
+    zones: HashMap<Arc<str>, Box<str>>,
+    watches: Vec<Watch>,
+    under_way: HashMap<(Box<str>, Box<str>), (usize, usize)>,
+    changes: Option<Changes>,
+}
+
+/// Where an object is found in the groups.
+struct Indexed {
+    key: Arc<Key>,
+    watch: u16,
+    /// The list of that watch which saw it last.
+    generation: u32,
+}
+
+struct Watch {
+    /// `None`: of Kubernetes nodes.
+    kind: Option<u16>,
+    name: String,
+    generation: u32,
+    /// When it was last heard of. `None`: it does not run.
+    heard: Option<Instant>,
+    /// Whether everything that existed when it began was told.
+    complete: bool,
+    /// Why it does not run.
+    error: Option<Error>,
+}
+
+impl Known {
+    pub(super) fn new(kinds: Vec<Arc<Kind>>, settings: &Settings) -> Self {
+        Self {
+            kinds,
+            reader: Reader::new(settings),
+            silence: settings.watch_timeout(),
+            state: Mutex::default(),
+            progress: watch::Sender::new(0),
+        }
+    }
+
+    /// The kinds that are read, in the order of the settings.
+    #[must_use]
+    pub fn kinds(&self) -> &[Arc<Kind>] {
+        &self.kinds
+    }
+
+    /// A pod that was just made, known before its watch tells.
+    pub fn made_pod(&self, pod: &Pod) {
+        let Some(at) = self.kinds.iter().position(|kind| crate::discover::is_pod(kind)) else {
+            return;
+        };
+        let index = u16::try_from(at).unwrap_or(u16::MAX);
+        if let Some(seen) = self.reader.pod(index, pod) {
+            self.made(index, seen);
+        }
+    }
+
+    /// Any other object that was just made.
+    pub fn made_object(&self, kind: &Kind, object: &Object) {
+        let Some(at) = self.kinds.iter().position(|known| **known == *kind) else {
+            return;
+        };
+        let index = u16::try_from(at).unwrap_or(u16::MAX);
+        if let Some(seen) = self.reader.part(index, object) {
+            self.made(index, seen);
+        }
+    }
+
+    fn made(&self, kind: u16, seen: Seen) {
+        let mut state = self.state.lock();
+        let uid = seen.member.uid;
+        // Its watch knows better.
+        if state.objects.contains_key(&uid) || state.deleted.contains(&uid) {
+            return;
+        }
+        let watch = state.watches.iter().position(|watch| watch.kind == Some(kind));
+        if let Some(watch) = watch {
+            self.insert(&mut state, u16::try_from(watch).unwrap_or(u16::MAX), seen);
+        }
+    }
+
+    /// Says that the objects of a node are being made until the guard is dropped: that some are missing is no failure.
+    #[must_use]
+    pub fn creating(self: &Arc<Self>, cluster_id: &str, node_id: &str) -> UnderWayGuard {
+        self.begin(cluster_id, node_id, true)
+    }
+
+    /// Says that the objects of a node are being deleted until the guard is dropped.
+    #[must_use]
+    pub fn removing(self: &Arc<Self>, cluster_id: &str, node_id: &str) -> UnderWayGuard {
+        self.begin(cluster_id, node_id, false)
+    }
+
+    fn begin(self: &Arc<Self>, cluster: &str, node: &str, creating: bool) -> UnderWayGuard {
+        let guard = UnderWayGuard {
+            known: Arc::clone(self),
+            key: (cluster.into(), node.into()),
+            creating,
+        };
+        self.count(&guard.key, creating, true);
+        guard
+    }
+
+    fn count(&self, key: &(Box<str>, Box<str>), creating: bool, up: bool) {
+        let mut state = self.state.lock();
+        let entry = state.under_way.entry(key.clone()).or_default();
+        let count = if creating { &mut entry.0 } else { &mut entry.1 };
+        *count = if up { *count + 1 } else { count.saturating_sub(1) };
+        if *entry == (0, 0) {
+            state.under_way.remove(key);
+        }
+        if state.groups.get(&key.0, &key.1).is_some_and(|group| group.node(&self.kinds, UnderWay::default()).is_some()) {
+            state.tell(&key.0, &key.1);
+        }
+    }
+
+    /// Waits until everything that exists is known, or some watch cannot begin.
+    ///
+    /// # Errors
+    /// That of the watch of pods that cannot begin.
+    pub async fn ready(&self) -> drover_core::Result<()> {
+        let mut progress = self.progress.subscribe();
+        loop {
+            progress.mark_unchanged();
+            {
+                let state = self.state.lock();
+                let failed = state.watches.iter().find_map(|watch| {
+                    watch.error.as_ref().filter(|_| !self.may_miss(watch))
+                });
+                if let Some(error) = failed {
+                    return Err(error.clone());
+                }
+                if state.watches.iter().all(|watch| watch.complete || self.may_miss(watch)) {
+                    return Ok(());
+                }
+            }
+            if progress.changed().await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// What the credentials may not watch, for the operator.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let refused = state.watches.iter().filter(|watch| self.may_miss(watch));
+        refused
+            .filter_map(|watch| {
+                let error = watch.error.as_ref()?;
+                Some(match watch.kind {
+                    Some(_) => format!(
+                        "{} are not seen, what remains of them is not noticed: {}",
+                        watch.name,
+                        error.message()
+                    ),
+                    None => format!("failure domains are not known: {}", error.message()),
+                })
+            })
+            .collect()
+    }
+
+    /// Names of all failure domains, in order.
+    #[must_use]
+    pub fn failure_domains(&self) -> Vec<String> {
+        let state = self.state.lock();
+        let mut names: Vec<String> = state.zones.values().map(ToString::to_string).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Whether this watch is refused and the nodes can be known without it.
+    fn may_miss(&self, watch: &Watch) -> bool {
+        let refused = watch
+            .error
+            .as_ref()
+            .is_some_and(|error| error.reason() == drover_core::Reason::PermissionDenied);
+        let is_pod = watch
+            .kind
+            .and_then(|kind| self.kinds.get(usize::from(kind)))
+            .is_some_and(|kind| crate::discover::is_pod(kind));
+        refused && !is_pod
+    }
+
+    pub(super) fn tell(&self, changes: Changes) {
+        let mut state = self.state.lock();
+        for (key, group) in state.groups.iter() {
+            if group.node(&self.kinds, UnderWay::default()).is_some() {
+                changes.changed(&key.cluster, &key.node);
+            }
+        }
+        state.changes = Some(changes);
+    }
+
+    pub(super) fn read(&self, cluster: &str, node: &str) -> Option<Found> {
+        let state = self.state.lock();
+        let group = state.groups.get(cluster, node)?;
+        let under_way = state.under_way(cluster, node);
+        let found = group.node(&self.kinds, under_way)?;
+        Some(state.placed(found, group))
+    }
+
+    pub(super) fn current(&self) -> bool {
+        let state = self.state.lock();
+        let now = Instant::now();
+        // That of Kubernetes nodes only adds where nodes are.
+        let mut watches = state.watches.iter().filter(|watch| watch.kind.is_some());
+        watches.all(|watch| {
+            let heard = watch.heard.is_some_and(|heard| now < heard + self.silence);
+            self.may_miss(watch) || (watch.complete && heard)
+        })
+    }
+
+    /// Where the objects of a node are. Empty: nothing is known of it, or what is known is not current.
+    pub(crate) fn places(&self, cluster: &str, node: &str) -> Vec<Place> {
+        if !self.current() {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let members = state.groups.get(cluster, node).map(Group::members);
+        let members = members.unwrap_or_default().iter();
+        let place = |member: &Member| {
+            Some(Place {
+                kind: Arc::clone(self.kinds.get(usize::from(member.kind))?),
+                namespace: member.namespace.to_string(),
+                name: member.name.to_string(),
+            })
+        };
+        members.filter_map(place).collect()
+    }
+
+    /// The nodes that a request has made to their end. `None`: what is known is not current.
+    pub(crate) fn of_request(&self, request_id: &str) -> Option<Vec<Found>> {
+        if !self.current() {
+            return None;
+        }
+        let request = crate::group::uid(request_id);
+        let state = self.state.lock();
+        let groups = state.groups.iter();
+        let whole = groups.filter(|(_, group)| group.is_of(request) && group.is_whole());
+        let found = whole.filter_map(|(key, group)| {
+            let under_way = state.under_way(&key.cluster, &key.node);
+            Some(state.placed(group.node(&self.kinds, under_way)?, group))
+        });
+        Some(found.collect())
+    }
+
+    /// A list that was read, as nodes.
+    pub(crate) fn listing(&self, groups: &Groups, whole: bool) -> Listing {
+        let state = self.state.lock();
+        let mut listing = Listing::default();
+        for (key, group) in groups.iter() {
+            let under_way = state.under_way(&key.cluster, &key.node);
+            if (!whole || group.is_whole())
+                && let Some(found) = group.node(&self.kinds, under_way)
+            {
+                listing.nodes.push(state.placed(found, group));
+            }
+            let warnings = group.members().iter().filter_map(|it| it.warning.as_deref());
+            listing.warnings.extend(warnings.cloned());
+        }
+        listing.nodes.sort_by(|a, b| {
+            (&a.node.cluster_id, &a.node.node_id).cmp(&(&b.node.cluster_id, &b.node.node_id))
+        });
+        listing.warnings.sort_by(|a, b| a.provider_id.cmp(&b.provider_id));
+        listing
+    }
+
+    /// The pods whose cluster label was taken away.
+    pub(crate) fn lost(&self) -> Vec<Lost> {
+        let state = self.state.lock();
+        let mut lost = Vec::new();
+        for (key, group) in state.groups.iter() {
+            for (member, part) in group.pods().filter(|(_, part)| part.lost) {
+                let Some(kind) = self.kinds.get(usize::from(member.kind)) else {
+                    continue;
+                };
+                lost.push(Lost {
+                    kind: Arc::clone(kind),
+                    index: member.kind,
+                    cluster: key.cluster.to_string(),
+                    node: key.node.to_string(),
+                    namespace: member.namespace.to_string(),
+                    name: member.name.to_string(),
+                    uid: member.uid,
+                    part: part.clone(),
+                });
+            }
+        }
+        lost
+    }
+
+    // --- what watches say
+
+    pub(super) fn watch(&self, kind: Option<u16>, name: &Kind, namespace: &str) -> u16 {
+        let mut state = self.state.lock();
+        let name = if namespace.is_empty() {
+            name.to_string()
+        } else {
+            format!("{name} of namespace {namespace:?}")
+        };
+        state.watches.push(Watch {
+            kind,
+            name,
+            generation: 0,
+            heard: None,
+            complete: false,
+            error: None,
+        });
+        u16::try_from(state.watches.len() - 1).unwrap_or(u16::MAX)
+    }
+
+    /// A list begins: what it does not show is gone when it ends.
+    pub(super) fn list_begins(&self, watch: u16) {
+        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
+            watch.generation = watch.generation.wrapping_add(1);
+        }
+    }
+
+    pub(super) fn list_ends(&self, watch: u16) {
+        let mut state = self.state.lock();
+        let Some(generation) = state.watches.get(usize::from(watch)).map(|it| it.generation) else {
+            return;
+        };
+        let gone: Vec<u128> = state
+            .objects
+            .iter()
+            .filter(|(_, it)| it.watch == watch && it.generation != generation)
+            .map(|(uid, _)| *uid)
+            .collect();
+        for uid in gone {
+            // A pod without its label is not in any list.
+            let lost = state.objects.get(&uid).is_some_and(|it| state.is_lost(&it.key, uid));
+            if !lost {
+                self.remove(&mut state, uid, RemovalEvidence::NotListed);
+            }
+        }
+        state.groups.tidy();
+        if let Some(watch) = state.watches.get_mut(usize::from(watch)) {
+            watch.complete = true;
+            watch.error = None;
+        }
+        drop(state);
+        self.progress.send_modify(|count| *count += 1);
+    }
+
+    /// Whether the object was not known before.
+    pub(super) fn put(&self, watch: u16, seen: Seen) {
+        let mut state = self.state.lock();
+        self.insert(&mut state, watch, seen);
+    }
+
+    /// An object is gone by the API server's own word, or does not belong to any cluster any more.
+    pub(super) fn gone(&self, uid: u128, evidence: RemovalEvidence) {
+        let mut state = self.state.lock();
+        self.remove(&mut state, uid, evidence);
+    }
+
+    /// A pod has lost its label, but is there. Answers whether it was known.
+    pub(super) fn lose(&self, uid: u128) -> bool {
+        let mut state = self.state.lock();
+        let Some(key) = state.objects.get(&uid).map(|it| Arc::clone(&it.key)) else {
+            return false;
+        };
+        state.groups.edit(&key, uid, |pod| pod.lost = true);
+        state.tell(&key.cluster, &key.node);
+        true
+    }
+
+
+    pub(super) fn is_lost(&self, uid: u128) -> bool {
+        let state = self.state.lock();
+        state.objects.get(&uid).is_some_and(|it| state.is_lost(&it.key, uid))
+    }
+
+    /// A watch was heard of: an event, a bookmark, or that it is open.
+    pub(super) fn heard(&self, watch: u16) {
+        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
+            watch.heard = Some(Instant::now());
+            watch.error = None;
+        }
+    }
+
+    /// A watch does not run.
+    pub(super) fn failed(&self, watch: u16, error: Error) {
+        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
+            watch.heard = None;
+            watch.error = Some(error);
+        }
+        self.progress.send_modify(|count| *count += 1);
+    }
+
+    /// A Kubernetes node is in this failure domain. `None`: in none, or gone.
+    pub(super) fn zone(&self, host: &str, zone: Option<&str>) {
+        let mut state = self.state.lock();
+        let before = state.zones.get(host).map(|it| &**it);
+        if before == zone {
+            return;
+        }
+        match zone {
+            Some(zone) => {
+                state.zones.insert(host.into(), zone.into());
+            }
+            None => {
+                state.zones.remove(host);
+            }
+        }
+        let there = |group: &crate::group::Group| {
+            group.pod().is_some_and(|(_, pod)| pod.host.as_deref() == Some(host))
+        };
+        for (key, group) in state.groups.iter() {
+            if there(group) {
+                state.tell(&key.cluster, &key.node);
+            }
+        }
+    }
+
+    /// The Kubernetes nodes that are known to be in a failure domain.
+    pub(super) fn hosts(&self) -> Vec<Arc<str>> {
+        self.state.lock().zones.keys().cloned().collect()
+    }
+
+    fn insert(&self, state: &mut State, watch: u16, seen: Seen) {
+        let uid = seen.member.uid;
+        let generation = state.watches.get(usize::from(watch)).map_or(0, |it| it.generation);
+        let before = state.objects.get(&uid).map(|it| Arc::clone(&it.key));
+        if let Some(before) = before
+            && (*before.cluster != *seen.cluster || *before.node != *seen.node)
+        {
+            // Its labels were changed: it is another node's now.
+            self.remove(state, uid, RemovalEvidence::NotListed);
+        }
+        let before = state.shown(&self.kinds, &seen.cluster, &seen.node);
+        let key = state.groups.insert(seen);
+        let indexed = Indexed {
+            key: Arc::clone(&key),
+            watch,
+            generation,
+        };
+        state.objects.insert(uid, indexed);
+        let after = state.shown(&self.kinds, &key.cluster, &key.node);
+        state.compare(&key, before.as_ref(), after.as_ref(), RemovalEvidence::NotListed);
+    }
+
+    fn remove(&self, state: &mut State, uid: u128, evidence: RemovalEvidence) {
+        let Some(indexed) = state.objects.remove(&uid) else {
+            return;
+        };
+        if state.deleted.len() == MAX_DELETED {
+            state.deleted.pop_front();
+        }
+        state.deleted.push_back(uid);
+        let key = indexed.key;
+        let before = state.shown(&self.kinds, &key.cluster, &key.node);
+        state.groups.remove(&key, uid);
+        let after = state.shown(&self.kinds, &key.cluster, &key.node);
+        state.compare(&key, before.as_ref(), after.as_ref(), evidence);
+    }
+}
+
+impl State {
+    fn under_way(&self, cluster: &str, node: &str) -> UnderWay {
+        if self.under_way.is_empty() {
+            return UnderWay::default();
+        }
+        let counts = self.under_way.get(&(cluster.into(), node.into()));
+        counts.map_or_else(UnderWay::default, |counts| UnderWay {
+            creating: counts.0 > 0,
+            removing: counts.1 > 0,
+        })
+    }
+
+    fn shown(&self, kinds: &[Arc<Kind>], cluster: &str, node: &str) -> Option<(Found, Option<Arc<str>>)> {
+        let group = self.groups.get(cluster, node)?;
+        let found = group.node(kinds, self.under_way(cluster, node))?;
+        let host = group.pod().and_then(|(_, pod)| pod.host.clone());
+        Some((found, host))
+    }
+
+    fn is_lost(&self, key: &Key, uid: u128) -> bool {
+        self.groups
+            .get(&key.cluster, &key.node)
+            .is_some_and(|group| group.pods().any(|(it, pod)| it.uid == uid && pod.lost))
+    }
+
+    /// With the failure domain that it is in.
+    fn placed(&self, mut found: Found, group: &crate::group::Group) -> Found {
+        let host = group.pod().and_then(|(_, pod)| pod.host.as_ref());
+        if let Some(zone) = host.and_then(|host| self.zones.get(host)) {
+            found.node.failure_domain = zone.to_string();
+        }
+        found
+    }
+
+    fn compare<T: PartialEq>(
+        &self,
+        key: &Key,
+        before: Option<&T>,
+        after: Option<&T>,
+        evidence: RemovalEvidence,
+    ) {
+        match (before, after) {
+            (Some(_), None) => {
+                if let Some(changes) = &self.changes {
+                    changes.removed(&key.cluster, &key.node, evidence);
+                }
+            }
+            (before, Some(after)) if before != Some(after) => self.tell(&key.cluster, &key.node),
+            _ => {}
+        }
+    }
+
+    fn tell(&self, cluster: &str, node: &str) {
+        if let Some(changes) = &self.changes {
+            changes.changed(cluster, node);
+        }
+    }
+}
+
+/// Says until it is dropped that something is under way for a node.
+pub struct UnderWayGuard {
+    known: Arc<Known>,
+    key: (Box<str>, Box<str>),
+    creating: bool,
+}
+
+impl Drop for UnderWayGuard {
+    fn drop(&mut self) {
+        self.known.count(&self.key, self.creating, false);
+    }
+}
+
+#[cfg(test)]
+mod tests;

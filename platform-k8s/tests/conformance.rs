@@ -1,0 +1,100 @@
+//! The conformance suite of platforms over a real API server, with kubelets of kwok.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod bench;
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use bench::{rig, settings};
+use drover_platform_k8s::{PlatformServer, Settings};
+use drover_testing::platform::{Subject, conformance};
+use futures::FutureExt;
+use parking_lot::Mutex;
+use serde_json::json;
+use support::{Namespace, Rig};
+use uuid::Uuid;
+
+type Current = Arc<Mutex<Arc<PlatformServer>>>;
+
+async fn open(rig: &Rig, settings: &Settings) -> Arc<PlatformServer> {
+    let settings = Settings {
+        kubeconfig: Some(rig.kubeconfig().to_path_buf()),
+        ..settings.clone()
+    };
+    Arc::new(PlatformServer::open(settings).await.unwrap())
+}
+
+fn subject(current: &Current, settings: &Settings, namespace: &Arc<Namespace>) -> Subject {
+    let server = Arc::clone(current);
+    let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
+    subject.patience = Duration::from_secs(60);
+    subject.version = "1".to_owned();
+    subject.unknown_store = Some("no-such-store".to_owned());
+    subject.fuzz_rounds = 100;
+    let foreign = Arc::clone(namespace);
+    let labels = settings.labels.clone();
+    subject.make_foreign = Some(Arc::new(move || {
+        let (namespace, labels) = (Arc::clone(&foreign), labels.clone());
+        async move {
+            let name = format!("foreign-{}", &Uuid::new_v4().simple().to_string()[..8]);
+            let cluster = "somebody-elses";
+            let mut metadata = json!({"labels": {"app": "theirs"}});
+            metadata["labels"][&labels.cluster] = cluster.into();
+            namespace.pod(&name, metadata).await;
+            (cluster.to_owned(), name)
+        }
+        .boxed()
+    }));
+    let (server, settings) = (Arc::clone(current), settings.clone());
+    subject.restart = Some(Arc::new(move || {
+        let (server, settings) = (Arc::clone(&server), settings.clone());
+        async move {
+            let before = Arc::clone(&server.lock());
+            before.shutdown().await;
+            let after = open(rig(), &settings).await;
+            *server.lock() = after;
+        }
+        .boxed()
+    }));
+    subject
+}
+
+/// Runs the suite over nodes of one store, and shows that it left nothing behind.
+async fn conforms(store: &str) {
+    let namespace = Arc::new(rig().namespace().await);
+    let settings = settings(&namespace.name);
+    let current = Arc::new(Mutex::new(open(rig(), &settings).await));
+    let mut subject = subject(&current, &settings, &namespace);
+    subject.store = store.to_owned();
+    conformance(&subject).await;
+    for pod in namespace.list("pods").await {
+        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+        if name.starts_with("foreign-") {
+            namespace.delete("pods", &name).await;
+        }
+    }
+    namespace.until_empty("the suite").await;
+    let server = Arc::clone(&current.lock());
+    server.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubernetes_conforms_with_pods() {
+    conforms("pod").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubernetes_conforms_with_many_kinds_a_node() {
+    conforms("rich").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kubernetes_conforms_with_a_deployment_a_node() {
+    conforms("deployed").await;
+}
