@@ -4,11 +4,7 @@
 //! there already and has the same identity is completed by server-side apply. A set that cannot be completed is
 //! removed again; a set whose fate is unknown is left for a repeat, which finds it by its names.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
@@ -36,61 +32,14 @@ const CLEANUP: Duration = Duration::from_secs(10);
 /// Between two looks at what is being removed.
 const CLEANUP_STEP: Duration = Duration::from_millis(50);
 
-/// What is known of nodes elsewhere in the driver.
+/// What the rest of the driver has to know of what is made.
 pub trait Nodes: Send + Sync {
+    /// A node is being made until the answer is dropped: a part of one is no sign of damage.
+    fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync>;
+
     /// A set was made whole. Its objects are in the order in which they were made, `anchor` is the last one as the API
     /// server answered it. Answers the node.
     fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node;
-
-    /// All objects of a node, from memory. `None`: they have to be read, as the memory is not current.
-    fn known(&self, cluster_id: &str, node_id: &str) -> Option<Vec<Item>>;
-}
-
-/// The nodes that are being made now: a part of one is no sign of damage.
-#[derive(Debug, Default)]
-pub struct Making(Mutex<HashMap<(String, String), usize>>);
-
-/// As long as it lives, the node is being made.
-#[derive(Debug)]
-pub struct BeingMade {
-    making: Arc<Making>,
-    node: (String, String),
-}
-
-impl Making {
-    /// Nothing is being made.
-    #[must_use]
-    pub fn new() -> Arc<Self> {
-        Arc::default()
-    }
-
-    /// Whether a node is being made, by cluster id and node id.
-    #[must_use]
-    pub fn contains(&self, cluster_id: &str, node_id: &str) -> bool {
-        let node = (cluster_id.to_owned(), node_id.to_owned());
-        self.0.lock().contains_key(&node)
-    }
-
-    fn begin(self: &Arc<Self>, identity: &Identity) -> BeingMade {
-        let node = (identity.cluster_id.clone(), identity.id.clone());
-        *self.0.lock().entry(node.clone()).or_default() += 1;
-        BeingMade {
-            making: Arc::clone(self),
-            node,
-        }
-    }
-}
-
-impl Drop for BeingMade {
-    fn drop(&mut self) {
-        let mut making = self.making.0.lock();
-        if let Some(count) = making.get_mut(&self.node) {
-            *count -= 1;
-            if *count == 0 {
-                making.remove(&self.node);
-            }
-        }
-    }
 }
 
 /// Makes nodes.
@@ -99,7 +48,6 @@ pub struct Creator {
     settings: Arc<Settings>,
     remover: Arc<Remover>,
     nodes: Arc<dyn Nodes>,
-    making: Arc<Making>,
     tried: Mutex<HashSet<(String, String, String)>>,
 }
 
@@ -128,14 +76,12 @@ impl Creator {
         settings: Arc<Settings>,
         remover: Arc<Remover>,
         nodes: Arc<dyn Nodes>,
-        making: Arc<Making>,
     ) -> Self {
         Self {
             api,
             settings,
             remover,
             nodes,
-            making,
             tried: Mutex::default(),
         }
     }
@@ -272,7 +218,7 @@ impl Creator {
                     .get_meta(&step.kind, &step.namespace, &step.name)
                     .await?;
                 match there {
-                    Some(meta) if !self.is_of(&meta, identity) => Err(self.taken(step, &meta)),
+                    Some(meta) if !is_of(&meta, identity) => Err(self.taken(step, &meta)),
                     _ => Ok(()),
                 }
             }
@@ -286,7 +232,7 @@ impl Creator {
             Ok(steps) => steps,
             Err(error) => return ended(error),
         };
-        let _being_made = self.making.begin(&identity);
+        let _making = self.nodes.making(&identity.cluster_id, &identity.id);
         let mut progress = Progress::default();
         let mut anchor = Value::Null;
         for step in &steps {
@@ -301,9 +247,14 @@ impl Creator {
                 .await;
             let made = match made {
                 Err(error) if error.reason() == Reason::AlreadyExists => {
-                    let completed = self.complete(step, &identity).await;
-                    progress.resumed |= completed.is_ok();
-                    completed
+                    match self.complete(step, &identity).await {
+                        Ok(object) => {
+                            progress.resumed = true;
+                            Ok(object)
+                        }
+                        Err(Incomplete::Taken(error)) => Err(error),
+                        Err(Incomplete::Unsure(error)) => return Outcome::Unknown(error),
+                    }
                 }
                 made => made,
             };
@@ -323,21 +274,23 @@ impl Creator {
     }
 
     /// Completes an object that is there already, if it is of this node.
-    async fn complete(&self, step: &Step, identity: &Identity) -> Result<Value> {
+    async fn complete(&self, step: &Step, identity: &Identity) -> Result<Value, Incomplete> {
         let meta = self
             .api
             .get_meta(&step.kind, &step.namespace, &step.name)
             .await?
             .ok_or_else(|| moved(step))?;
-        if !self.is_of(&meta, identity) {
-            return Err(self.taken(step, &meta));
+        if !is_of(&meta, identity) {
+            return Err(Incomplete::Taken(self.taken(step, &meta)));
         }
         if meta.is_deleting() {
-            return Err(Error::unavailable(format!(
+            return Err(Incomplete::Unsure(Error::unavailable(format!(
                 "{} in namespace {:?} is still being deleted",
                 step.label, step.namespace
-            )));
+            ))));
         }
+        let problem = labels::read(&meta, &self.settings.labels)
+            .map_or(Some("it has lost its labels".to_owned()), |it| it.problem);
         let mut body = step.body.clone();
         // Never makes it anew, if it goes away in the meantime.
         body["metadata"]["uid"] = Value::String(meta.uid);
@@ -346,20 +299,27 @@ impl Creator {
             .api
             .apply::<Value>(turn, &step.kind, &step.namespace, &body, false)
             .await;
-        match applied {
-            Err(error) if error.class() == Class::Unknown && error.reason() != Reason::Conflict => {
-                Err(error)
-            }
-            Err(error) => {
-                // It is there and ours; what cannot be changed any more, or was changed by somebody, stays.
-                warn!(object = step.label, node = identity.id, %error, "an object that is there is left as it is");
-                self.api
-                    .get::<Value>(&step.kind, &step.namespace, &step.name)
-                    .await?
-                    .ok_or_else(|| moved(step))
-            }
-            applied => applied,
+        let error = match applied {
+            Ok(object) => return Ok(object),
+            Err(error) => error,
+        };
+        if let Some(problem) = problem {
+            // Nobody would find it.
+            let what = format!("{} in namespace {:?}", step.label, step.namespace);
+            return Err(Incomplete::Unsure(
+                error.context(format!("{what}: {problem}")),
+            ));
         }
+        if !is_final(&error) && error.reason() != Reason::Conflict {
+            return Err(Incomplete::Unsure(error));
+        }
+        // It is there and ours; what cannot be changed any more, or was changed by somebody, stays.
+        warn!(object = step.label, node = identity.id, %error, "an object that is there is left as it is");
+        let there = self
+            .api
+            .get::<Value>(&step.kind, &step.namespace, &step.name)
+            .await?;
+        there.ok_or_else(|| Incomplete::Unsure(moved(step)))
     }
 
     /// What becomes of a slot with a set that cannot be completed.
@@ -388,10 +348,13 @@ impl Creator {
         let mut items = progress.items;
         if progress.resumed {
             // An attempt before may have made more.
-            let all = self.remover.read(&identity.cluster_id, &identity.id).await?;
+            let all = self
+                .remover
+                .read(&identity.cluster_id, &identity.id)
+                .await?;
             items = all
                 .into_iter()
-                .filter(|item| self.is_of(&item.meta, identity))
+                .filter(|item| is_of(&item.meta, identity))
                 .collect();
         } else {
             items.reverse();
@@ -421,24 +384,16 @@ impl Creator {
         Ok(there.is_some_and(|meta| meta.uid == item.meta.uid))
     }
 
-    /// Whether an object belongs to this very slot.
-    fn is_of(&self, meta: &Meta, identity: &Identity) -> bool {
-        labels::read(meta, &self.settings.labels)
-            .and_then(|mark| mark.identity)
-            .is_some_and(|it| {
-                it.key() == identity.key()
-                    && it.cluster_id == identity.cluster_id
-                    && it.id == identity.id
-            })
-    }
-
     fn taken(&self, step: &Step, meta: &Meta) -> Error {
         let whose = match labels::read(meta, &self.settings.labels) {
             None => "it belongs to no node".to_owned(),
             Some(mark) => {
                 let node = mark.node.as_deref().unwrap_or(&meta.name);
                 let problem = mark.problem.map(|it| format!("; {it}")).unwrap_or_default();
-                format!("it belongs to node {node:?} of cluster {:?}{problem}", mark.cluster)
+                format!(
+                    "it belongs to node {node:?} of cluster {:?}{problem}",
+                    mark.cluster
+                )
             }
         };
         Error::new(
@@ -450,6 +405,32 @@ impl Creator {
         )
         .with_resource(step.kind.to_string(), &step.name)
     }
+}
+
+/// Why an object that is there is not the one that was to be made.
+enum Incomplete {
+    /// It is somebody else's.
+    Taken(Error),
+    /// Nobody can say.
+    Unsure(Error),
+}
+
+impl From<Error> for Incomplete {
+    fn from(error: Error) -> Self {
+        Self::Unsure(error)
+    }
+}
+
+/// Whether an object was made for this very slot, whatever its labels say now.
+fn is_of(meta: &Meta, identity: &Identity) -> bool {
+    meta.annotations
+        .get(labels::IDENTITY)
+        .and_then(|it| serde_json::from_str::<Identity>(it).ok())
+        .is_some_and(|it| {
+            it.key() == identity.key()
+                && it.cluster_id == identity.cluster_id
+                && it.id == identity.id
+        })
 }
 
 /// The outcome of a slot of which nothing was begun.

@@ -39,6 +39,17 @@ impl Item {
     }
 }
 
+/// Where an object is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    /// Its kind.
+    pub kind: Arc<Kind>,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
 /// What keeps objects that are being deleted, for people. `None`: nothing but time.
 #[must_use]
 pub fn kept_by<'a>(items: impl IntoIterator<Item = &'a Item>) -> Option<String> {
@@ -79,7 +90,8 @@ impl Remover {
             .any(|it| it.group == kind.group && it.plural == kind.plural)
     }
 
-    /// Begins to remove a node, or goes on. `known`: its objects, where they are known without reading them.
+    /// Begins to remove a node, or goes on. `known`: where its objects are, if that is known; only these are looked at
+    /// then. Whether it is gone is always read.
     ///
     /// # Errors
     /// As [`Target::matches`] if what is there is another node; `PermissionDenied` that names the kinds; others are
@@ -88,21 +100,52 @@ impl Remover {
         &self,
         target: &Target,
         options: &Options,
-        known: Option<Vec<Item>>,
+        known: &[Place],
     ) -> Result<Deleted> {
         if options.retain_storage {
             return Err(lacks(Capability::RetainStorage));
         }
-        let items = match known {
-            Some(items) if !items.is_empty() => items,
-            _ => self.read(&target.cluster_id, &target.node_id).await?,
-        };
+        let mut items = self.look(target, known).await?;
+        if items.is_empty() {
+            items = self.read(&target.cluster_id, &target.node_id).await?;
+        }
         let items = self.meant(target, items)?;
         if items.is_empty() {
             return Ok(deleted(DeprovisionState::Gone));
         }
         self.remove(items, options.grace_period).await?;
         Ok(deleted(DeprovisionState::Deprovisioning))
+    }
+
+    /// Reads these objects, as far as they are there and have both labels.
+    async fn look(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
+        let keys = &self.settings.labels;
+        let has =
+            |meta: &Meta, key: &str, text: &str| meta.labels.get(key) == Some(&labels::value(text));
+        let mut reads = Vec::with_capacity(known.len());
+        for place in known {
+            reads.push(async {
+                let meta = self
+                    .api
+                    .get_meta(&place.kind, &place.namespace, &place.name)
+                    .await?;
+                let meta = meta.filter(|meta| {
+                    has(meta, &keys.cluster, &target.cluster_id)
+                        && has(meta, &keys.node, &target.node_id)
+                });
+                let kind = Arc::clone(&place.kind);
+                Ok(meta.map(|meta| Item { kind, meta }))
+            });
+        }
+        let read: Vec<_> = stream::iter(reads).buffered(READS).collect().await;
+        let items = together(read)?.into_iter().flatten().collect();
+        Ok(self.in_order(items))
+    }
+
+    /// Sorts by the order of the kinds.
+    fn in_order(&self, mut items: Vec<Item>) -> Vec<Item> {
+        items.sort_by_key(|item| self.kinds.iter().position(|kind| *kind == item.kind));
+        items
     }
 
     /// Reads every object with both labels, in the order of the kinds.
@@ -166,11 +209,18 @@ impl Remover {
         if marked.is_empty() {
             return Ok(Vec::new());
         }
-        let verdict = |mark: &Mark| mark.identity.as_ref().map(|it| target.matches(&it.node(&it.id)));
+        let verdict = |mark: &Mark| {
+            mark.identity
+                .as_ref()
+                .map(|it| target.matches(&it.node(&it.id)))
+        };
         let ours = |mark: &Mark| matches!(verdict(mark), Some(Ok(())));
         if !marked.iter().any(|(_, mark)| ours(mark)) {
             // The object that stands for the node speaks first.
-            let mut verdicts: Vec<_> = marked.iter().map(|(_, mark)| (!mark.anchor, mark)).collect();
+            let mut verdicts: Vec<_> = marked
+                .iter()
+                .map(|(_, mark)| (!mark.anchor, mark))
+                .collect();
             verdicts.sort_by_key(|(no_anchor, _)| *no_anchor);
             for (_, mark) in &verdicts {
                 if let Some(Err(error)) = verdict(mark) {
@@ -209,31 +259,26 @@ impl Remover {
 
     async fn remove(&self, mut items: Vec<Item>, grace: Option<Duration>) -> Result<()> {
         items.sort_by_key(|item| !is_anchor(&item.meta));
-        let uids: HashSet<String> = items.iter().map(|item| item.meta.uid.clone()).collect();
+        // What is on its way out, or is from now on.
+        let ending: HashSet<String> = items
+            .iter()
+            .filter(|item| item.meta.is_deleting() || controller(&item.meta).is_none())
+            .map(|item| item.meta.uid.clone())
+            .collect();
         let mut outcomes = Vec::with_capacity(items.len());
         for item in &items {
-            if let Some(grace) = self.deletes(item, &uids, grace) {
-                outcomes.push(self.delete_one(item, grace).await.map(|_| ()));
+            let Some(grace) = deletes(item, &ending, grace) else {
+                continue;
+            };
+            let outcome = self.delete_one(item, grace).await;
+            if is_anchor(&item.meta) {
+                // A node that goes on running keeps what it needs.
+                outcome?;
+            } else {
+                outcomes.push(outcome);
             }
         }
         together(outcomes).map(|_| ())
-    }
-
-    /// Whether an object is to be deleted by us now, and with which grace.
-    fn deletes(
-        &self,
-        item: &Item,
-        ours: &HashSet<String>,
-        grace: Option<Duration>,
-    ) -> Option<Option<Duration>> {
-        let grace = grace.filter(|_| is_pod(&item.kind)).map(|it| it.max(MIN_GRACE));
-        let controller = item.meta.owner_references.iter().find(|it| it.controller);
-        match controller {
-            // Its controller would only make another one. Under one that goes itself, it is told how long it has.
-            Some(owner) => (ours.contains(&owner.uid) && grace.is_some()).then_some(grace),
-            // Asked again it may be given less time.
-            None => (!item.meta.is_deleting() || grace.is_some()).then_some(grace),
-        }
     }
 
     async fn delete_one(&self, item: &Item, grace: Option<Duration>) -> Result<Deletion> {
@@ -251,10 +296,36 @@ impl Remover {
     }
 }
 
+/// Whether an object is to be deleted by us now, and with which grace.
+fn deletes(
+    item: &Item,
+    ending: &HashSet<String>,
+    grace: Option<Duration>,
+) -> Option<Option<Duration>> {
+    let grace = grace
+        .filter(|_| is_pod(&item.kind))
+        .map(|it| it.max(MIN_GRACE));
+    match controller(&item.meta) {
+        // Its controller would only make another one. Under one that goes itself, it is told how long it has.
+        Some(uid) => (ending.contains(uid) && grace.is_some()).then_some(grace),
+        // Asked again it may be given less time.
+        None => (!item.meta.is_deleting() || grace.is_some()).then_some(grace),
+    }
+}
+
+/// Uid of what controls an object.
+fn controller(meta: &Meta) -> Option<&str> {
+    let mut owners = meta.owner_references.iter();
+    owners
+        .find(|owner| owner.controller)
+        .map(|owner| owner.uid.as_str())
+}
+
 fn is_anchor(meta: &Meta) -> bool {
     meta.annotations
         .get(labels::ANCHOR)
         .is_some_and(|it| it == "true")
+        && controller(meta).is_none()
 }
 
 fn is_pod(kind: &Kind) -> bool {

@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     access,
     client::{Api, Kind, Object},
-    create::{Creator, Making, Nodes},
+    create::{Creator, Nodes},
     delete::{Item, Remover},
     discover::{self, Filter},
     labels,
@@ -84,7 +84,6 @@ impl KubernetesDriver {
             Arc::clone(&settings),
             Arc::clone(&remover),
             Arc::new(Made(known)),
-            Making::new(),
         );
         Ok(Self {
             api,
@@ -179,18 +178,13 @@ impl Driver for KubernetesDriver {
     }
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
-        let cluster = batch.request.cluster.as_ref();
-        let cluster = cluster.map(|it| it.id.as_str()).unwrap_or_default();
-        let _making: Vec<_> = batch
-            .slots()
-            .map(|slot| self.known().creating(cluster, &slot.id))
-            .collect();
         self.creator.create(batch).await
     }
 
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
         let _removing = self.known().removing(&target.cluster_id, &target.node_id);
-        self.remover.delete(target, options, None).await
+        let known = self.known().places(&target.cluster_id, &target.node_id);
+        self.remover.delete(target, options, &known).await
     }
 
     async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
@@ -214,6 +208,10 @@ impl Driver for KubernetesDriver {
 struct Made(Arc<Known>);
 
 impl Nodes for Made {
+    fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync> {
+        Box::new(self.0.creating(cluster_id, node_id))
+    }
+
     fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node {
         let last = items.len().saturating_sub(1);
         for (at, item) in items.iter().enumerate() {
@@ -234,10 +232,6 @@ impl Nodes for Made {
         self.0
             .node(&identity.cluster_id, &identity.id)
             .unwrap_or_else(|| identity.node(&identity.id))
-    }
-
-    fn known(&self, _: &str, _: &str) -> Option<Vec<Item>> {
-        None
     }
 }
 
@@ -279,6 +273,7 @@ struct Version {
 async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
     let version: Version = api.read_path("/version", "application/json").await?;
     let (uid, scope) = identify(api, settings).await?;
+    let (logs, exec) = futures::join!(may(api, settings, "get", "log"), may(api, settings, "create", "exec"));
     Ok(Description {
         uid,
         name: "kubernetes".to_owned(),
@@ -286,18 +281,20 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         driver: "kubernetes".to_owned(),
         backend_version: version.git_version,
         scope,
-        capabilities: vec![
+        capabilities: [
             Capability::Bootstrap,
             Capability::BootstrapRender,
             Capability::FailureDomains,
             Capability::GracePeriod,
             Capability::HostLabels,
-            Capability::NodeExec,
-            Capability::NodeLogs,
             Capability::SpreadPreferred,
             Capability::SpreadRequired,
             Capability::Storage,
-        ],
+        ]
+        .into_iter()
+        .chain(logs.then_some(Capability::NodeLogs))
+        .chain(exec.then_some(Capability::NodeExec))
+        .collect(),
         limits: limits(settings),
         failure_domains: Vec::new(),
         node_classes: settings
@@ -312,6 +309,16 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         }))),
         warnings: Vec::new(),
     })
+}
+
+/// Whether the credentials may do this with pods everywhere that nodes may be.
+async fn may(api: &Api, settings: &Settings, verb: &str, subresource: &str) -> bool {
+    for namespace in settings.scopes() {
+        if !api.may(verb, subresource, namespace.unwrap_or_default()).await {
+            return false;
+        }
+    }
+    true
 }
 
 fn limits(settings: &Settings) -> Limits {

@@ -137,7 +137,9 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
     let mut mark = Mark {
         cluster: label.clone(),
         node: node.cloned(),
-        anchor: meta.annotations.get(ANCHOR).is_some_and(|it| it == "true"),
+        // A Deployment's annotations are copied to what it makes.
+        anchor: meta.annotations.get(ANCHOR).is_some_and(|it| it == "true")
+            && !meta.owner_references.iter().any(|owner| owner.controller),
         ..Mark::default()
     };
     let Some(json) = meta.annotations.get(IDENTITY) else {

@@ -18,6 +18,7 @@
 //! The platform puts its labels on every object, pod template and claim template, completes selectors, and renders
 //! placement, node class, properties and storage into what the template made; the template need not know of them.
 
+mod catalogue;
 mod claims;
 mod names;
 mod order;
@@ -35,6 +36,7 @@ use drover_core::{Error, Reason};
 use serde_json::{Map, Value};
 
 pub use self::{
+    catalogue::CATALOGUE,
     names::{bootstrap_secret, dns_name},
     plan::{MAX_BOOTSTRAP_BYTES, MAX_OBJECT_BYTES, Plan, USER_DATA},
     properties::Properties,

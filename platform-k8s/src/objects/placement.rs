@@ -58,9 +58,13 @@ impl Constraints {
         }
         if spreads.is_empty() {
             constraints.default_spread = true;
-            constraints
-                .spread
-                .push(constraint(counted.failure_domain_label, 1, false, counted, SpreadScope::Group));
+            constraints.spread.push(constraint(
+                counted.failure_domain_label,
+                1,
+                false,
+                counted,
+                SpreadScope::Group,
+            ));
         }
         Ok(constraints)
     }
@@ -117,7 +121,12 @@ impl Constraints {
 
     fn select(&mut self, field: &str, selector: &LabelSelector) -> Result<()> {
         for (key, value) in &selector.match_labels {
-            self.expression(&format!("{field}.match_labels"), key, "In", &[value.clone()])?;
+            self.expression(
+                &format!("{field}.match_labels"),
+                key,
+                "In",
+                std::slice::from_ref(value),
+            )?;
         }
         for (at, requirement) in selector.match_expressions.iter().enumerate() {
             let operator = match requirement.operator() {
@@ -335,10 +344,14 @@ mod tests {
             ..Placement::default()
         };
         let spec = applied(&placement, json!({}));
-        let apart = &spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+        let apart =
+            &spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
         assert_eq!(apart[0]["topologyKey"], "topology.kubernetes.io/rack");
         placement.spread[0].max_per_domain = Some(2);
-        assert_eq!(refused(&placement), "group.placement.spread[0].max_per_domain");
+        assert_eq!(
+            refused(&placement),
+            "group.placement.spread[0].max_per_domain"
+        );
     }
 
     #[test]
@@ -362,7 +375,8 @@ mod tests {
                 "nodeSelectorTerms": [{"matchExpressions": [own]}, {}]
             }}}}),
         );
-        let terms = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+        let terms = &spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            ["nodeSelectorTerms"];
         let ours = [
             json!({"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["a", "b"]}),
             json!({"key": "disk", "operator": "In", "values": ["ssd"]}),
@@ -379,11 +393,17 @@ mod tests {
             spread: vec![spread("zone"), spread("a key")],
             ..Placement::default()
         };
-        assert_eq!(refused(&placement), "group.placement.spread[1].topology_key");
+        assert_eq!(
+            refused(&placement),
+            "group.placement.spread[1].topology_key"
+        );
         let placement = Placement {
             spread: vec![spread("zone"), spread("zone")],
             ..Placement::default()
         };
-        assert_eq!(refused(&placement), "group.placement.spread[1].topology_key");
+        assert_eq!(
+            refused(&placement),
+            "group.placement.spread[1].topology_key"
+        );
     }
 }

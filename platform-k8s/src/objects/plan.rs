@@ -155,8 +155,12 @@ impl<'a> Plan<'a> {
         let mut objects = documents(&rendered.document, &self.namespace)?;
         for object in &objects {
             if !self.settings.serves(&object.namespace) {
-                return Err(not_served(self.settings, &object.namespace)
-                    .context(format_args!("{}", object.wrong("metadata.namespace").message())));
+                return Err(
+                    not_served(self.settings, &object.namespace).context(format_args!(
+                        "{}",
+                        object.wrong("metadata.namespace").message()
+                    )),
+                );
             }
         }
         let pods = Pods {
@@ -399,7 +403,9 @@ mod tests {
     fn what_the_platform_does_not_serve_is_refused() {
         let settings = settings();
         let reason = |request: &ProvisionRequest| {
-            Plan::of(request, &settings, "prod").err().map(|it| it.reason())
+            Plan::of(request, &settings, "prod")
+                .err()
+                .map(|it| it.reason())
         };
         let elsewhere = request(json!({"namespace": "kube-system"}));
         assert_eq!(reason(&elsewhere), Some(Reason::NamespaceNotServed));
@@ -407,7 +413,10 @@ mod tests {
         class.group.as_mut().unwrap().node_class = "tiny".to_owned();
         assert_eq!(reason(&class), Some(Reason::NodeClassNotFound));
         let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
-        let text = SET.replace("metadata: {name: a}", "metadata: {name: a, namespace: other}");
+        let text = SET.replace(
+            "metadata: {name: a}",
+            "metadata: {name: a, namespace: other}",
+        );
         let error = objects(&plan, &text, None).unwrap_err();
         assert_eq!(error.reason(), Reason::NamespaceNotServed);
         assert!(error.message().contains("document 2"), "{error:?}");
@@ -431,7 +440,9 @@ mod tests {
         );
         let error = objects(&plan, &text, None).unwrap_err();
         assert!(
-            error.message().starts_with("document 3 of the template (ConfigMap big): is 15"),
+            error
+                .message()
+                .starts_with("document 3 of the template (ConfigMap big): is 15"),
             "{error:?}"
         );
     }

@@ -56,7 +56,9 @@ impl Pods<'_> {
                 "the template makes nothing that runs: expected a Pod, a workload or a custom resource",
             ));
         }
-        if self.constraints.asked() || self.class.is_some() || *self.properties != self.without_pods()
+        if self.constraints.asked()
+            || self.class.is_some()
+            || *self.properties != self.without_pods()
         {
             return Err(Error::new(
                 Reason::Precondition,
@@ -83,7 +85,10 @@ impl Pods<'_> {
         check_shape(object, path)?;
         let spec = object.map_at(&at(&["spec"]))?;
         if let Some(class) = self.class {
-            set(some(spec, "nodeSelector", &class.node_selector), &class.node_selector);
+            set(
+                some(spec, "nodeSelector", &class.node_selector),
+                &class.node_selector,
+            );
             tolerate(spec, &class.tolerations);
             if let Some(name) = &class.priority_class {
                 priority(spec, name);
@@ -160,13 +165,19 @@ fn check_shape(object: &mut Object, path: &[&str]) -> Result<()> {
     }
     for map in ["nodeSelector", "affinity"] {
         let spec = object.map_at(&[path, &["spec"]].concat())?;
-        if spec.get(map).is_some_and(|it| !it.is_object() && !it.is_null()) {
+        if spec
+            .get(map)
+            .is_some_and(|it| !it.is_object() && !it.is_null())
+        {
             return Err(object.wrong(format_args!("{map} is no map")));
         }
     }
     for list in ["tolerations", "topologySpreadConstraints"] {
         let spec = object.map_at(&[path, &["spec"]].concat())?;
-        if spec.get(list).is_some_and(|it| !it.is_array() && !it.is_null()) {
+        if spec
+            .get(list)
+            .is_some_and(|it| !it.is_array() && !it.is_null())
+        {
             return Err(object.wrong(format_args!("{list} is no list")));
         }
     }
@@ -182,10 +193,7 @@ fn some<'a, T>(
     (!values.is_empty()).then(|| child(spec, key))
 }
 
-fn set<'a>(
-    map: impl Into<Option<&'a mut Map<String, Value>>>,
-    values: &BTreeMap<String, String>,
-) {
+fn set<'a>(map: impl Into<Option<&'a mut Map<String, Value>>>, values: &BTreeMap<String, String>) {
     if let Some(map) = map.into() {
         for (key, value) in values {
             map.insert(key.clone(), Value::String(value.clone()));
@@ -254,7 +262,10 @@ mod tests {
         );
         assert_eq!(spec["containers"][1].get("resources"), None);
         assert_eq!(spec["nodeSelector"], json!({"own": "x", "size": "large"}));
-        assert_eq!(spec["tolerations"], json!([{"key": "large", "operator": "Exists"}]));
+        assert_eq!(
+            spec["tolerations"],
+            json!([{"key": "large", "operator": "Exists"}])
+        );
         assert_eq!(spec["priorityClassName"], "high");
     }
 
@@ -294,7 +305,10 @@ mod tests {
     fn templates_inside_workloads_are_pods_too() {
         let text = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: {spec: {containers: [{name: a}]}}}}";
         let it = applied(text, Some(&class()), &Properties::default()).unwrap();
-        assert_eq!(it["spec"]["template"]["spec"]["nodeSelector"]["size"], "large");
+        assert_eq!(
+            it["spec"]["template"]["spec"]["nodeSelector"]["size"],
+            "large"
+        );
         let text = "{apiVersion: batch/v1, kind: CronJob, metadata: {name: a}, spec: {jobTemplate: {spec: {template: {spec: {containers: [{name: a}]}}}}}}";
         let it = applied(text, Some(&class()), &Properties::default()).unwrap();
         let spec = &it["spec"]["jobTemplate"]["spec"]["template"]["spec"];
@@ -311,7 +325,8 @@ mod tests {
             ("{containers: [{name: a}], tolerations: x}", "tolerations"),
             ("x", "spec is no map"),
         ] {
-            let text = format!("{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, spec: {spec}}}");
+            let text =
+                format!("{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, spec: {spec}}}");
             let error = applied(&text, None, &Properties::default()).unwrap_err();
             assert!(error.message().contains("document 1"), "{error:?}");
             assert!(error.message().contains(part), "{error:?}");

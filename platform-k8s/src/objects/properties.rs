@@ -100,7 +100,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         for (properties, field) in [
-            (json!({"annotations": {"drover.dev/identity": "x"}}), "drover.dev/identity"),
+            (
+                json!({"annotations": {"drover.dev/identity": "x"}}),
+                "drover.dev/identity",
+            ),
             (json!({"nodeselector": {}}), "group.properties"),
         ] {
             let error = read(properties).unwrap_err();

@@ -236,12 +236,24 @@ pub(crate) mod tests {
             ("[hunter2]", "no object"),
             ("{kind: Pod, metadata: {name: a}}", "no apiVersion"),
             ("{apiVersion: v1, metadata: {name: a}}", "no kind"),
-            ("{apiVersion: v1, kind: 7, metadata: {name: a}}", "kind is not valid"),
+            (
+                "{apiVersion: v1, kind: 7, metadata: {name: a}}",
+                "kind is not valid",
+            ),
             ("{apiVersion: a/b/c, kind: Pod}", "apiVersion is not valid"),
             ("{apiVersion: v1, kind: Pod}", "no metadata"),
-            ("{apiVersion: v1, kind: Pod, metadata: {}}", "no metadata.name"),
-            ("{apiVersion: v1, kind: Pod, metadata: {name: 7}}", "no text"),
-            ("{apiVersion: v1, kind: Pod, metadata: {name: ../b}}", "no valid name"),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {}}",
+                "no metadata.name",
+            ),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {name: 7}}",
+                "no text",
+            ),
+            (
+                "{apiVersion: v1, kind: Pod, metadata: {name: ../b}}",
+                "no valid name",
+            ),
             (
                 "{apiVersion: v1, kind: Pod, metadata: {generateName: a-}}",
                 "generateName",

@@ -117,7 +117,15 @@ mod tests {
         ] {
             assert_eq!(unmet(met), None, "{met}");
         }
-        for not in ["a=c", "a!=b", "a in (c,d)", "e notin (f)", "x", "!a", "a,x=1"] {
+        for not in [
+            "a=c",
+            "a!=b",
+            "a in (c,d)",
+            "e notin (f)",
+            "x",
+            "!a",
+            "a,x=1",
+        ] {
             assert!(unmet(not).is_some(), "{not}");
         }
     }

@@ -75,7 +75,10 @@ fn selectors(object: &mut Object, stamp: &Stamp, keys: &LabelKeys) -> Result<()>
         }
         // Without a selector its endpoints are somebody else's.
         ("", "Service") => {
-            let selector = &object.body.get("spec").and_then(|spec| spec.get("selector"));
+            let selector = &object
+                .body
+                .get("spec")
+                .and_then(|spec| spec.get("selector"));
             if selector.is_some_and(|selector| !selector.is_null()) {
                 let labels = object.map_at(&["spec", "selector"])?;
                 narrow(labels, stamp, keys);
@@ -236,12 +239,16 @@ mod tests {
     #[test]
     fn a_selector_selects_nothing_of_another_node() {
         let both = json!({"drover.dev/cluster": "c1", "drover.dev/node": "n1"});
-        let it = stamped("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {selector: {app: x}}}");
+        let it = stamped(
+            "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {selector: {app: x}}}",
+        );
         let selector = &it["spec"]["selector"];
         assert_eq!(selector["drover.dev/node"], "n1");
         assert_eq!(selector["drover.dev/cluster"], "c1");
         assert_eq!(selector["app"], "x");
-        let it = stamped("{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {}}");
+        let it = stamped(
+            "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: a}, spec: {}}",
+        );
         assert_eq!(it["spec"]["selector"]["matchLabels"], both);
         let it = stamped(
             "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: a}, spec: {podSelector: {}}}",
@@ -255,7 +262,9 @@ mod tests {
             "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {selector: {drover.dev/cluster: other}}}",
         );
         assert_eq!(it["spec"]["selector"], json!({"drover.dev/cluster": "c1"}));
-        let it = stamped("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {type: ExternalName}}");
+        let it = stamped(
+            "{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {type: ExternalName}}",
+        );
         assert_eq!(it["spec"].get("selector"), None);
     }
 
@@ -267,8 +276,7 @@ mod tests {
             "{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: a}, spec: {volumeClaimTemplates: x}}",
         ] {
             let mut object = objects(text).remove(0);
-            let error =
-                apply(&mut object, &stamp(), &LabelKeys::default(), false).unwrap_err();
+            let error = apply(&mut object, &stamp(), &LabelKeys::default(), false).unwrap_err();
             assert_eq!(error.reason(), Reason::Precondition);
             assert!(error.message().starts_with("document 1"), "{error:?}");
         }

@@ -14,8 +14,9 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     client::{Kind, Object},
+    delete::Place,
     discover::{Lost, Reader, Seen},
-    group::{Groups, Key, UnderWay},
+    group::{Group, Groups, Key, Member, UnderWay},
     pod::Pod,
     settings::Settings,
 };
@@ -250,6 +251,24 @@ impl Known {
             let heard = watch.heard.is_some_and(|heard| now < heard + self.silence);
             self.may_miss(watch) || (watch.complete && heard)
         })
+    }
+
+    /// Where the objects of a node are. Empty: nothing is known of it, or what is known is not current.
+    pub(crate) fn places(&self, cluster: &str, node: &str) -> Vec<Place> {
+        if !self.current() {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        let members = state.groups.get(cluster, node).map(Group::members);
+        let members = members.unwrap_or_default().iter();
+        let place = |member: &Member| {
+            Some(Place {
+                kind: Arc::clone(self.kinds.get(usize::from(member.kind))?),
+                namespace: member.namespace.to_string(),
+                name: member.name.to_string(),
+            })
+        };
+        members.filter_map(place).collect()
     }
 
     /// The nodes that a request has made to their end. `None`: what is known is not current.
