@@ -288,6 +288,25 @@ impl Api {
         })
     }
 
+    /// Whether the credentials may do this with a subresource of pods in a namespace. An empty namespace: in all of them.
+    /// A server that does not say so is taken to allow it: it refuses later.
+    pub async fn may(&self, verb: &str, subresource: &str, namespace: &str) -> bool {
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {
+                "verb": verb, "resource": "pods", "subresource": subresource, "namespace": namespace
+            }}
+        });
+        let call = Call::path("create", path);
+        let turn = self.turn().await;
+        let answer = self.change(turn, &call, Method::POST, path, JSON, &review).await;
+        let answer = answer.and_then(|body| decode::<Value>(&call, &body));
+        let allowed = answer.map(|it| it.pointer("/status/allowed").and_then(Value::as_bool));
+        !matches!(allowed, Ok(Some(false)))
+    }
+
     /// Reads any path as JSON.
     ///
     /// # Errors

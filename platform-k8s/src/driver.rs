@@ -273,6 +273,7 @@ struct Version {
 async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
     let version: Version = api.read_path("/version", "application/json").await?;
     let (uid, scope) = identify(api, settings).await?;
+    let (logs, exec) = futures::join!(may(api, settings, "get", "log"), may(api, settings, "create", "exec"));
     Ok(Description {
         uid,
         name: "kubernetes".to_owned(),
@@ -280,18 +281,20 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         driver: "kubernetes".to_owned(),
         backend_version: version.git_version,
         scope,
-        capabilities: vec![
+        capabilities: [
             Capability::Bootstrap,
             Capability::BootstrapRender,
             Capability::FailureDomains,
             Capability::GracePeriod,
             Capability::HostLabels,
-            Capability::NodeExec,
-            Capability::NodeLogs,
             Capability::SpreadPreferred,
             Capability::SpreadRequired,
             Capability::Storage,
-        ],
+        ]
+        .into_iter()
+        .chain(logs.then_some(Capability::NodeLogs))
+        .chain(exec.then_some(Capability::NodeExec))
+        .collect(),
         limits: limits(settings),
         failure_domains: Vec::new(),
         node_classes: settings
@@ -306,6 +309,16 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         }))),
         warnings: Vec::new(),
     })
+}
+
+/// Whether the credentials may do this with pods everywhere that nodes may be.
+async fn may(api: &Api, settings: &Settings, verb: &str, subresource: &str) -> bool {
+    for namespace in settings.scopes() {
+        if !api.may(verb, subresource, namespace.unwrap_or_default()).await {
+            return false;
+        }
+    }
+    true
 }
 
 fn limits(settings: &Settings) -> Limits {

@@ -1,1 +1,206 @@
+use drover_proto::platform::v1::SlotKey;
 
+use super::*;
+use crate::client::Kind;
+
+fn kinds() -> Vec<Arc<Kind>> {
+    let kind = |plural: &str, kind: &str| {
+        Arc::new(Kind {
+            group: String::new(),
+            version: "v1".into(),
+            plural: plural.into(),
+            kind: kind.into(),
+            namespaced: true,
+            verbs: Vec::new(),
+        })
+    };
+    vec![kind("pods", "Pod"), kind("services", "Service"), kind("statefulsets", "StatefulSet")]
+}
+
+fn identity() -> Found {
+    Found {
+        node: Node {
+            cluster_id: "c".into(),
+            node_id: "n".into(),
+            id: "n".into(),
+            slot: Some(SlotKey {
+                owner: "o".into(),
+                request_id: "r".into(),
+                index: Some(0),
+            }),
+            ..Node::default()
+        },
+        fingerprint: "f".into(),
+    }
+}
+
+struct Made {
+    uid: u128,
+    kind: u16,
+    deleting: bool,
+    anchor: bool,
+}
+
+fn member(made: &Made, pod: Option<PodPart>) -> Member {
+    Member {
+        uid: made.uid,
+        kind: made.kind,
+        namespace: "ns".into(),
+        name: format!("n-{}", made.uid).into(),
+        deleting: made.deleting,
+        anchor: made.anchor,
+        pod: pod.map(Box::new),
+        warning: None,
+    }
+}
+
+fn seen(member: Member, identity: Option<Found>) -> Seen {
+    Seen {
+        cluster: "c".into(),
+        node: "n".into(),
+        member,
+        identity,
+        request: uid("r"),
+    }
+}
+
+fn pod(uid: u128, created: i64, deleting: bool, anchor: bool) -> Seen {
+    let mut found = identity();
+    let phase = if deleting { NodePhase::Deprovisioning } else { NodePhase::Running };
+    found.node.set_phase(phase);
+    found.node.message = format!("pod {uid}");
+    found.node.agent_address = Some("grpc://10.0.0.1:1".into());
+    let part = PodPart {
+        created,
+        host: Some("host".into()),
+        ours: true,
+        lost: false,
+        found: found.into(),
+    };
+    seen(member(&Made { uid, kind: 0, deleting, anchor }, Some(part)), None)
+}
+
+fn part(uid: u128, kind: u16, deleting: bool, anchor: bool) -> Seen {
+    seen(member(&Made { uid, kind, deleting, anchor }, None), Some(identity()))
+}
+
+fn groups(seen: impl IntoIterator<Item = Seen>) -> Groups {
+    let mut groups = Groups::default();
+    for seen in seen {
+        groups.insert(seen);
+    }
+    groups
+}
+
+fn node_of(groups: &Groups, under_way: UnderWay) -> Found {
+    groups.get("c", "n").unwrap().node(&kinds(), under_way).unwrap()
+}
+
+fn expect(groups: &Groups, phase: NodePhase, words: &str) {
+    let found = node_of(groups, UnderWay::default());
+    assert_eq!(found.node.phase(), phase, "{}", found.node.message);
+    assert!(found.node.message.contains(words), "{words:?} is not in {:?}", found.node.message);
+    assert_eq!(found.node.slot, identity().node.slot);
+    assert_eq!(found.fingerprint, "f");
+}
+
+const CREATING: UnderWay = UnderWay { creating: true, removing: false };
+const REMOVING: UnderWay = UnderWay { creating: false, removing: true };
+
+#[test]
+fn a_pod_alone_is_a_node() {
+    expect(&groups([pod(1, 1, false, true)]), NodePhase::Running, "pod 1");
+}
+
+#[test]
+fn of_several_pods_the_newest_that_stays_is_the_node() {
+    let all = groups([pod(1, 10, false, false), pod(2, 20, false, false), pod(3, 30, true, false)]);
+    expect(&all, NodePhase::Running, "pod 2");
+    assert_eq!(all.iter().count(), 1);
+    let leaving = groups([pod(1, 10, true, false), pod(2, 20, true, false)]);
+    expect(&leaving, NodePhase::Deprovisioning, "pod 2");
+}
+
+#[test]
+fn a_pod_that_its_workload_replaces_is_a_node_on_its_way() {
+    let all = groups([part(9, 2, false, true), pod(1, 10, true, false)]);
+    expect(&all, NodePhase::Pending, "is being replaced by statefulset/n-9");
+    assert_eq!(node_of(&all, UnderWay::default()).node.agent_address, None);
+    // Unless we are removing it, or somebody removes the workload.
+    assert_eq!(node_of(&all, REMOVING).node.phase(), NodePhase::Deprovisioning);
+    let all = groups([part(9, 2, true, true), pod(1, 10, true, false)]);
+    expect(&all, NodePhase::Deprovisioning, "pod 1");
+}
+
+#[test]
+fn a_workload_without_a_pod_is_a_node_on_its_way() {
+    let all = groups([part(8, 1, false, false), part(9, 2, false, true)]);
+    expect(&all, NodePhase::Pending, "statefulset/n-9 has no pod yet");
+}
+
+#[test]
+fn what_remains_of_a_node_whose_pod_is_gone_is_a_failed_node() {
+    let mut all = groups([part(8, 1, false, false), pod(1, 1, false, true)]);
+    let key = all.iter().next().map(|(key, _)| Arc::clone(key)).unwrap();
+    assert!(all.remove(&key, 1));
+    expect(&all, NodePhase::Failed, "its pod is gone; service/n-8 remains");
+    assert_eq!(node_of(&all, UnderWay::default()).node.agent_address, None);
+    assert_eq!(node_of(&all, REMOVING).node.phase(), NodePhase::Deprovisioning);
+    assert!(!all.remove(&key, 8));
+    assert!(all.get("c", "n").is_none());
+}
+
+#[test]
+fn a_set_without_its_last_object_is_a_failed_node_unless_it_is_being_made() {
+    let all = groups([part(7, 1, false, false), part(8, 1, false, false)]);
+    expect(&all, NodePhase::Failed, "service/n-7, service/n-8 remain");
+    assert_eq!(node_of(&all, CREATING).node.phase(), NodePhase::Pending);
+    assert!(!all.get("c", "n").unwrap().is_whole());
+}
+
+#[test]
+fn what_is_all_on_its_way_out_is_a_node_that_leaves() {
+    let all = groups([part(7, 1, true, false), part(8, 1, true, false)]);
+    expect(&all, NodePhase::Deprovisioning, "service/n-7, service/n-8 remain");
+    let all = groups([part(7, 1, false, false), part(9, 2, true, true)]);
+    expect(&all, NodePhase::Deprovisioning, "is being deleted");
+}
+
+#[test]
+fn objects_without_identity_and_pod_are_no_node() {
+    let mut foreign = part(7, 1, false, false);
+    foreign.identity = None;
+    let all = groups([foreign]);
+    assert_eq!(all.get("c", "n").unwrap().node(&kinds(), UnderWay::default()), None);
+}
+
+#[test]
+fn a_pod_that_lost_its_label_is_not_known_to_run() {
+    let mut all = groups([pod(1, 1, false, true)]);
+    let key = all.iter().next().map(|(key, _)| Arc::clone(key)).unwrap();
+    all.edit(&key, 1, |pod| pod.lost = true);
+    expect(&all, NodePhase::Unknown, "label was taken away");
+}
+
+#[test]
+fn an_object_is_replaced_by_its_newer_self() {
+    let mut all = groups([pod(1, 1, false, true), pod(1, 1, true, true)]);
+    expect(&all, NodePhase::Deprovisioning, "pod 1");
+    let key = all.iter().next().map(|(key, _)| Arc::clone(key)).unwrap();
+    assert!(!all.remove(&key, 1));
+}
+
+#[test]
+fn many_remains_are_not_all_named() {
+    let all = groups((1..=20).map(|uid| part(uid, 1, false, false)));
+    expect(&all, NodePhase::Failed, "and 12 more remain");
+}
+
+#[test]
+fn uids_are_kept_apart() {
+    let one = uid("0a1b2c3d-0000-0000-0000-000000000001");
+    assert_eq!(one, 0x0a1b_2c3d_0000_0000_0000_0000_0000_0001);
+    let odd: std::collections::HashSet<u128> =
+        ["", "x", "y", "12", "0000000000000000000000000000000g"].map(uid).into();
+    assert_eq!(odd.len(), 5);
+}

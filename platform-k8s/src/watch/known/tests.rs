@@ -1,1 +1,375 @@
+use drover_core::Reason;
+use drover_platform::{feed::Listener, identity::Identity};
+use drover_proto::platform::v1::NodePhase;
+use serde_json::json;
 
+use super::*;
+use crate::{client::Meta, labels, settings::Settings};
+
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Listener for Told {
+    fn changed(&self, cluster_id: &str, node_id: &str) {
+        self.0.lock().push(format!("changed {cluster_id}/{node_id}"));
+    }
+
+    fn removed(&self, cluster_id: &str, node_id: &str, evidence: RemovalEvidence) {
+        self.0.lock().push(format!("removed {cluster_id}/{node_id} {evidence:?}"));
+    }
+}
+
+struct Setup {
+    known: Arc<Known>,
+    told: Arc<Told>,
+    reader: Reader,
+    pods: u16,
+    services: u16,
+}
+
+fn kind(plural: &str, name: &str) -> Arc<Kind> {
+    Arc::new(Kind {
+        group: String::new(),
+        version: "v1".into(),
+        plural: plural.into(),
+        kind: name.into(),
+        namespaced: true,
+        verbs: Vec::new(),
+    })
+}
+
+impl Setup {
+    fn new() -> Self {
+        let settings = Settings::default();
+        let kinds = vec![kind("pods", "Pod"), kind("services", "Service")];
+        let known = Arc::new(Known::new(kinds.clone(), &settings));
+        let nodes = known.watch(None, &kind("nodes", "Node"), "");
+        let pods = known.watch(Some(0), &kinds[0], "");
+        let services = known.watch(Some(1), &kinds[1], "");
+        let told = Arc::new(Told::default());
+        known.tell(Changes::new(told.clone()));
+        for watch in [nodes, pods, services] {
+            known.list_begins(watch);
+            known.list_ends(watch);
+            known.heard(watch);
+        }
+        Self {
+            known,
+            told,
+            reader: Reader::new(&settings),
+            pods,
+            services,
+        }
+    }
+
+    fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *self.told.0.lock())
+    }
+
+    fn pod(&self, name: &str, phase: &str) -> Pod {
+        let meta = meta(name);
+        let mut pod: Pod = serde_json::from_value(json!({"status": {"phase": phase}, "spec": {"nodeName": "host-1"}})).unwrap();
+        pod.metadata = meta;
+        pod.metadata.uid = format!("pod-{name}");
+        pod.metadata.annotations.insert(labels::ANCHOR.into(), "true".into());
+        pod
+    }
+
+    fn put(&self, pod: &Pod) {
+        self.known.put(self.pods, self.reader.pod(0, pod).unwrap());
+    }
+
+    fn service(&self, name: &str) -> Object {
+        let mut metadata = meta(name);
+        metadata.uid = format!("service-{name}");
+        Object {
+            metadata,
+            ..Object::default()
+        }
+    }
+
+    fn put_service(&self, object: &Object) {
+        self.known.put(self.services, self.reader.part(1, object).unwrap());
+    }
+
+    fn phase(&self, name: &str) -> Option<NodePhase> {
+        self.known.read("c", name).map(|found| found.node.phase())
+    }
+}
+
+fn meta(name: &str) -> Meta {
+    let identity = Identity {
+        owner: "o".into(),
+        cluster_id: "c".into(),
+        request_id: format!("request-{name}"),
+        id: name.into(),
+        ..Identity::default()
+    };
+    let stamp = labels::stamp(&identity, &crate::labels::LabelKeys::default());
+    Meta {
+        name: name.into(),
+        namespace: "ns".into(),
+        labels: stamp.labels,
+        annotations: stamp.annotations,
+        ..Meta::default()
+    }
+}
+
+#[tokio::test]
+async fn each_change_is_told_once_and_no_change_is_not_told() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Pending"));
+    assert_eq!(setup.told(), ["changed c/a"]);
+    setup.put(&setup.pod("a", "Pending"));
+    assert_eq!(setup.told(), [""; 0]);
+    setup.put(&setup.pod("a", "Running"));
+    assert_eq!(setup.told(), ["changed c/a"]);
+    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), ["removed c/a Confirmed"]);
+    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), [""; 0]);
+    assert_eq!(setup.phase("a"), None);
+}
+
+fn uid_of(text: &str) -> u128 {
+    crate::group::uid(text)
+}
+
+#[tokio::test]
+async fn whoever_connects_later_is_told_all_that_exists() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.put(&setup.pod("b", "Running"));
+    let later = Arc::new(Told::default());
+    setup.known.tell(Changes::new(later.clone()));
+    let mut told = later.0.lock().clone();
+    told.sort();
+    assert_eq!(told, ["changed c/a", "changed c/b"]);
+}
+
+#[tokio::test]
+async fn a_new_list_tells_only_what_differs() {
+    let setup = Setup::new();
+    for name in ["same", "other", "gone"] {
+        setup.put(&setup.pod(name, "Running"));
+    }
+    setup.told();
+    setup.known.list_begins(setup.pods);
+    setup.put(&setup.pod("same", "Running"));
+    setup.put(&setup.pod("other", "Failed"));
+    setup.put(&setup.pod("new", "Pending"));
+    setup.known.list_ends(setup.pods);
+    assert_eq!(setup.told(), ["changed c/other", "changed c/new", "removed c/gone NotListed"]);
+}
+
+#[tokio::test]
+async fn a_list_that_failed_in_the_middle_removes_nothing() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.put(&setup.pod("b", "Running"));
+    setup.told();
+    setup.known.list_begins(setup.pods);
+    setup.put(&setup.pod("a", "Running"));
+    setup.known.failed(setup.pods, Error::unavailable("cut"));
+    assert_eq!(setup.told(), [""; 0]);
+    assert!(!setup.known.current());
+    setup.known.list_begins(setup.pods);
+    setup.put(&setup.pod("a", "Running"));
+    setup.put(&setup.pod("b", "Running"));
+    setup.known.list_ends(setup.pods);
+    setup.known.heard(setup.pods);
+    assert_eq!(setup.told(), [""; 0]);
+    assert!(setup.known.current());
+}
+
+#[tokio::test]
+async fn the_list_of_one_kind_removes_nothing_of_another() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.put_service(&setup.service("b"));
+    setup.told();
+    setup.known.list_begins(setup.services);
+    setup.put_service(&setup.service("b"));
+    setup.known.list_ends(setup.services);
+    assert_eq!(setup.told(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_pod_made_anew_under_its_name_is_the_same_node() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.told();
+    // The new one is told before the end of the old one, or after.
+    let mut second = setup.pod("a", "Pending");
+    second.metadata.uid = "second".into();
+    second.metadata.creation_timestamp = Some("2026-01-01T00:00:00Z".into());
+    setup.put(&second);
+    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
+    setup.known.gone(uid_of("second"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), ["removed c/a Confirmed"]);
+}
+
+#[tokio::test]
+async fn a_node_is_there_until_its_last_object_is_gone() {
+    let setup = Setup::new();
+    setup.put_service(&setup.service("a"));
+    setup.put(&setup.pod("a", "Running"));
+    setup.told();
+    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Failed));
+    setup.known.gone(uid_of("service-a"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), ["removed c/a Confirmed"]);
+}
+
+#[tokio::test]
+async fn a_set_that_is_being_made_is_no_failure_until_the_making_ends() {
+    let setup = Setup::new();
+    let making = setup.known.creating("c", "a");
+    setup.put_service(&setup.service("a"));
+    assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
+    setup.told();
+    drop(making);
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Failed));
+}
+
+#[tokio::test]
+async fn what_was_made_is_known_at_once_and_told_once() {
+    let setup = Setup::new();
+    let pod = setup.pod("a", "Pending");
+    setup.known.made_pod(&pod);
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
+    setup.put(&pod);
+    assert_eq!(setup.told(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_late_brings_nothing_back() {
+    let setup = Setup::new();
+    let pod = setup.pod("a", "Pending");
+    setup.put(&pod);
+    setup.put(&setup.pod("a", "Running"));
+    setup.known.made_pod(&pod);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Running));
+    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup.told();
+    setup.known.made_pod(&pod);
+    assert_eq!((setup.told().len(), setup.phase("a")), (0, None));
+}
+
+#[tokio::test]
+async fn what_was_made_during_a_list_that_does_not_show_it_stays() {
+    let setup = Setup::new();
+    setup.known.list_begins(setup.pods);
+    setup.known.made_pod(&setup.pod("a", "Pending"));
+    setup.known.list_ends(setup.pods);
+    assert_eq!(setup.told(), ["changed c/a"]);
+}
+
+#[tokio::test]
+async fn a_pod_whose_node_label_was_changed_is_another_node() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.told();
+    let mut changed = setup.pod("a", "Running");
+    changed.metadata.labels.insert("drover.dev/node".into(), "z".into());
+    setup.put(&changed);
+    assert_eq!(setup.told(), ["removed c/a NotListed", "changed c/z"]);
+    setup.put(&setup.pod("a", "Running"));
+    assert_eq!(setup.told(), ["removed c/z NotListed", "changed c/a"]);
+}
+
+#[tokio::test]
+async fn a_pod_without_its_label_is_kept_until_it_is_gone() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.told();
+    assert!(setup.known.lose(uid_of("pod-a")));
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Unknown));
+    setup.known.list_begins(setup.pods);
+    setup.known.list_ends(setup.pods);
+    assert_eq!(setup.told(), [""; 0]);
+    assert_eq!(setup.known.lost().len(), 1);
+    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    assert_eq!(setup.told(), ["removed c/a Confirmed"]);
+    assert!(!setup.known.lose(uid_of("pod-a")));
+}
+
+#[tokio::test]
+async fn a_pod_whose_label_is_back_is_as_before() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.known.lose(uid_of("pod-a"));
+    setup.told();
+    setup.put(&setup.pod("a", "Running"));
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(setup.phase("a"), Some(NodePhase::Running));
+    assert!(setup.known.lost().is_empty());
+}
+
+#[tokio::test]
+async fn failure_domains_follow_the_kubernetes_nodes() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.told();
+    let domain = || setup.known.read("c", "a").unwrap().node.failure_domain;
+    assert_eq!(domain(), "");
+    setup.known.zone("host-1", Some("zone-a"));
+    setup.known.zone("host-2", Some("zone-b"));
+    assert_eq!(setup.told(), ["changed c/a"]);
+    assert_eq!(domain(), "zone-a");
+    setup.known.zone("host-1", Some("zone-a"));
+    assert_eq!(setup.told(), [""; 0]);
+    assert_eq!(setup.known.failure_domains(), ["zone-a", "zone-b"]);
+    setup.known.zone("host-1", None);
+    assert_eq!((setup.told().len(), domain().as_str()), (1, ""));
+}
+
+#[tokio::test]
+async fn nodes_of_a_request_are_found_in_memory_while_it_is_current() {
+    let setup = Setup::new();
+    setup.put(&setup.pod("a", "Running"));
+    setup.put(&setup.pod("b", "Running"));
+    // Half-made: its request has to make the rest.
+    setup.put_service(&setup.service("h"));
+    let ids = |request: &str| -> Option<Vec<String>> {
+        let found = setup.known.of_request(request)?;
+        Some(found.into_iter().map(|it| it.node.node_id).collect())
+    };
+    assert_eq!(ids("request-a"), Some(vec!["a".to_owned()]));
+    assert_eq!(ids("request-h"), Some(Vec::new()));
+    assert_eq!(ids("request-z"), Some(Vec::new()));
+    setup.known.failed(setup.pods, Error::unavailable("cut"));
+    assert_eq!(ids("request-a"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_makes_what_is_known_old() {
+    let setup = Setup::new();
+    assert!(setup.known.current());
+    tokio::time::advance(Settings::default().watch_timeout()).await;
+    assert!(!setup.known.current());
+    setup.known.heard(setup.pods);
+    assert!(!setup.known.current());
+    setup.known.heard(setup.services);
+    assert!(setup.known.current());
+}
+
+#[tokio::test]
+async fn kinds_that_may_not_be_watched_are_named_and_pods_must_be() {
+    let setup = Setup::new();
+    let denied = || Error::new(Reason::PermissionDenied, "may not list services");
+    setup.known.failed(setup.services, denied());
+    assert!(setup.known.current());
+    assert!(setup.known.ready().await.is_ok());
+    let warnings = setup.known.warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("services"), "{warnings:?}");
+    setup.known.failed(setup.pods, denied());
+    assert!(!setup.known.current());
+    assert!(setup.known.ready().await.is_err());
+}
