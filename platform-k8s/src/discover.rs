@@ -209,10 +209,22 @@ fn member(
         namespace: meta.namespace.as_str().into(),
         name: meta.name.as_str().into(),
         deleting: meta.is_deleting(),
+        held: held(meta),
         anchor: mark.anchor,
         pod: pod.map(Box::new),
         warning: warning.map(Box::new),
     }
+}
+
+/// What the deletion of an object waits for, the objects that depend on it excepted.
+fn held(meta: &Meta) -> Option<Box<str>> {
+    let held: Vec<&str> = meta
+        .finalizers
+        .iter()
+        .map(String::as_str)
+        .filter(|finalizer| *finalizer != "foregroundDeletion")
+        .collect();
+    (meta.is_deleting() && !held.is_empty()).then(|| held.join(", ").into())
 }
 
 /// All addresses, those that others use first.
@@ -383,6 +395,7 @@ impl Lost {
                 namespace: self.namespace.as_str().into(),
                 name: self.name.as_str().into(),
                 deleting: false,
+                held: None,
                 anchor: false,
                 pod: Some(Box::new(self.part.clone())),
                 warning: None,

@@ -30,6 +30,8 @@ pub(crate) struct Member {
     pub(crate) namespace: Arc<str>,
     pub(crate) name: Box<str>,
     pub(crate) deleting: bool,
+    /// The finalizers that a deletion waits for, for people.
+    pub(crate) held: Option<Box<str>>,
     /// Whether it was made last.
     pub(crate) anchor: bool,
     /// More, if it is a pod.
@@ -313,7 +315,11 @@ impl Group {
     }
 
     fn remain(&self, kinds: &[Arc<Kind>]) -> String {
-        let mut names: Vec<_> = self.members.iter().map(|it| show(it, kinds)).collect();
+        let named = |member: &Member| match &member.held {
+            Some(held) => format!("{} (waits for its finalizers: {held})", show(member, kinds)),
+            None => show(member, kinds),
+        };
+        let mut names: Vec<_> = self.members.iter().map(named).collect();
         names.sort();
         let more = names.len().saturating_sub(MAX_NAMED);
         names.truncate(MAX_NAMED);

@@ -295,9 +295,10 @@ async fn what_is_left_of_a_pod_deleted_by_hand_is_a_failed_node() {
         .await;
     assert_eq!(ids(&bench.nodes().await), [nodes[1].node_id.clone()]);
     assert_eq!(kinds(&bench.namespace.everything().await)["services"], 1);
-    // Repeated though it was closed, it is made whole rather than twice.
-    let again = bench.whole(&request, "again").await;
-    one_each(&again, &request, "again");
+    // Repeated though it was closed, it is not made again, and nothing of it.
+    let again = bench.provision(&request).await.unwrap();
+    assert_eq!((ids(&again.nodes), again.failures.len()), (vec![nodes[1].node_id.clone()], 1));
+    assert_eq!(kinds(&bench.namespace.everything().await)["services"], 1);
     bench.clean("half of it").await;
 }
 
@@ -318,24 +319,46 @@ async fn a_label_changed_by_hand_neither_loses_nor_doubles_the_node() {
         let (request, nodes) = bench.make("rich", 1).await;
         let name = nodes[0].node_id.clone();
         let before = bench.namespace.get("pods", &name).await.unwrap();
-        let patch = json!({"metadata": {"labels": {key: value}}});
+        let original = bench.namespace.get(kind, &name).await.unwrap();
+        let original = original["metadata"]["labels"][&key].clone();
+        let patch = json!({"metadata": {"labels": {key.clone(): value}}});
         bench.namespace.merge(kind, &name, &patch).await.unwrap();
-        // Seen as it is: a node that is incomplete, or a warning; never silence.
-        let seen = until(&what, || async {
-            let (nodes, warnings) = bench.list("").await.ok()?;
-            let mentions = |text: &str| text.contains(&name);
-            let seen = nodes.iter().any(|node| mentions(&node.node_id) || mentions(&node.message))
-                || warnings.iter().any(|warning| mentions(&format!("{warning:?}")));
-            seen.then_some((nodes, warnings))
-        })
-        .await;
-        let answer = bench.whole(&request, &what).await;
-        one_each(&answer, &request, &what);
+        // Never silence: what has the name is a node, or part of one, or a warning.
+        let visible = async |what: &str| {
+            until(&format!("{what}: it is seen"), || async {
+                let (nodes, warnings) = bench.list("").await.ok()?;
+                let text = format!("{nodes:?} {warnings:?}");
+                text.contains(&name).then_some(text)
+            })
+            .await
+        };
+        let seen = visible(&what).await;
+        // Repeated, it is the same node, or is refused in words that say why.
+        let answer = bench.provision(&request).await;
+        let text = format!("{answer:?}");
+        let same = answer.is_ok_and(|answer| ids(&answer.nodes) == [name.clone()]);
+        let named = text.contains(&name) && text.contains(&key);
+        let reused = text.contains("RequestIdReused") && key == "drover.dev/request";
+        assert!(same || named || reused, "{what}: {text}");
         let things = bench.namespace.everything().await;
-        assert_eq!(kinds(&things)["pods"], 1, "{what}: {seen:?}");
-        assert_eq!(kinds(&things)["services"], 1, "{what}");
+        assert_eq!(kinds(&things)["pods"], 1, "{what}: {seen}");
+        assert_eq!(kinds(&things)["services"], 1, "{what}: {seen}");
         let after = bench.namespace.get("pods", &name).await.unwrap();
         assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"], "{what}: the same pod");
+        // Removed as it is: whatever is left of it is still to be seen.
+        let _ = bench.deprovision(&nodes[0]).await;
+        until(&format!("{what}: what is left stays"), || async {
+            let things = bench.namespace.everything().await;
+            things.iter().all(|thing| !thing.terminating).then_some(())
+        })
+        .await;
+        if !bench.namespace.everything().await.is_empty() {
+            visible(&what).await;
+        }
+        // With the label back it can be removed.
+        let patch = json!({"metadata": {"labels": {key.clone(): original}}});
+        let _ = bench.namespace.merge(kind, &name, &patch).await;
+        bench.remove(&nodes[0], &what).await;
         bench.clean(&what).await;
     }
 }

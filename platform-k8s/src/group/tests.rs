@@ -48,6 +48,7 @@ fn member(made: &Made, pod: Option<PodPart>) -> Member {
         namespace: "ns".into(),
         name: format!("n-{}", made.uid).into(),
         deleting: made.deleting,
+        held: None,
         anchor: made.anchor,
         pod: pod.map(Box::new),
         warning: None,
