@@ -128,7 +128,7 @@ impl Reader {
         let ip_from = address::ip_from(&meta.annotations, &self.agent).unwrap_or_default();
         node.addresses = addresses(pod, ip_from);
         node.endpoints = endpoints(pod, ip_from).collect();
-        if mark.problem.is_some() {
+        if mark.problem.is_some() && mark.identity.is_none() {
             node.set_phase(NodePhase::Unknown);
         }
         if problems.is_empty() {
@@ -209,10 +209,17 @@ fn member(
         namespace: meta.namespace.as_str().into(),
         name: meta.name.as_str().into(),
         deleting: meta.is_deleting(),
+        kept_by: kept_by(meta),
         anchor: mark.anchor,
         pod: pod.map(Box::new),
         warning: warning.map(Box::new),
     }
+}
+
+/// The finalizers that keep what is being deleted.
+fn kept_by(meta: &Meta) -> Option<Box<str>> {
+    let kept = meta.is_deleting() && !meta.finalizers.is_empty();
+    kept.then(|| meta.finalizers.join(", ").into_boxed_str())
 }
 
 /// All addresses, those that others use first.
@@ -383,6 +390,7 @@ impl Lost {
                 namespace: self.namespace.as_str().into(),
                 name: self.name.as_str().into(),
                 deleting: false,
+                kept_by: None,
                 anchor: false,
                 pod: Some(Box::new(self.part.clone())),
                 warning: None,
