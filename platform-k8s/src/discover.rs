@@ -83,10 +83,12 @@ impl Reader {
         })
     }
 
-    /// What is no pod belongs to a node only if it says to which.
+    /// What is no pod belongs to a node only if it says to which. One that was ours and no longer says so is kept by
+    /// itself, for the warning.
     pub(crate) fn part(&self, kind: u16, object: &Object) -> Option<Seen> {
         let mark = labels::read(&object.metadata, &self.keys)?;
-        let node = mark.node.clone()?;
+        let lost = || mark.problem.as_ref().map(|_| format!("/{kind}/{}", object.metadata.name));
+        let node = mark.node.clone().or_else(lost)?;
         let warning = mark
             .problem
             .as_ref()
@@ -128,7 +130,7 @@ impl Reader {
         let ip_from = address::ip_from(&meta.annotations, &self.agent).unwrap_or_default();
         node.addresses = addresses(pod, ip_from);
         node.endpoints = endpoints(pod, ip_from).collect();
-        if mark.problem.is_some() {
+        if mark.problem.is_some() && mark.identity.is_none() {
             node.set_phase(NodePhase::Unknown);
         }
         if problems.is_empty() {
@@ -209,22 +211,17 @@ fn member(
         namespace: meta.namespace.as_str().into(),
         name: meta.name.as_str().into(),
         deleting: meta.is_deleting(),
-        held: held(meta),
+        kept_by: kept_by(meta),
         anchor: mark.anchor,
         pod: pod.map(Box::new),
         warning: warning.map(Box::new),
     }
 }
 
-/// What the deletion of an object waits for, the objects that depend on it excepted.
-fn held(meta: &Meta) -> Option<Box<str>> {
-    let held: Vec<&str> = meta
-        .finalizers
-        .iter()
-        .map(String::as_str)
-        .filter(|finalizer| *finalizer != "foregroundDeletion")
-        .collect();
-    (meta.is_deleting() && !held.is_empty()).then(|| held.join(", ").into())
+/// The finalizers that keep what is being deleted.
+fn kept_by(meta: &Meta) -> Option<Box<str>> {
+    let kept = meta.is_deleting() && !meta.finalizers.is_empty();
+    kept.then(|| meta.finalizers.join(", ").into_boxed_str())
 }
 
 /// All addresses, those that others use first.
@@ -395,7 +392,7 @@ impl Lost {
                 namespace: self.namespace.as_str().into(),
                 name: self.name.as_str().into(),
                 deleting: false,
-                held: None,
+                kept_by: None,
                 anchor: false,
                 pod: Some(Box::new(self.part.clone())),
                 warning: None,

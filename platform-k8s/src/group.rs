@@ -30,8 +30,8 @@ pub(crate) struct Member {
     pub(crate) namespace: Arc<str>,
     pub(crate) name: Box<str>,
     pub(crate) deleting: bool,
-    /// The finalizers that a deletion waits for, for people.
-    pub(crate) held: Option<Box<str>>,
+    /// Finalizers that keep it although it is being deleted.
+    pub(crate) kept_by: Option<Box<str>>,
     /// Whether it was made last.
     pub(crate) anchor: bool,
     /// More, if it is a pod.
@@ -315,17 +315,18 @@ impl Group {
     }
 
     fn remain(&self, kinds: &[Arc<Kind>]) -> String {
-        let named = |member: &Member| match &member.held {
-            Some(held) => format!("{} (waits for its finalizers: {held})", show(member, kinds)),
-            None => show(member, kinds),
-        };
-        let mut names: Vec<_> = self.members.iter().map(named).collect();
+        let mut names: Vec<_> = self.members.iter().map(|it| show(it, kinds)).collect();
         names.sort();
         let more = names.len().saturating_sub(MAX_NAMED);
         names.truncate(MAX_NAMED);
         let verb = if names.len() == 1 { "remains" } else { "remain" };
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("{}{more} {verb}", names.join(", "))
+        let mut text = format!("{}{more} {verb}", names.join(", "));
+        let kept = self.members.iter().filter_map(|it| Some((it, it.kept_by.as_ref()?)));
+        for (member, finalizers) in kept.take(MAX_NAMED) {
+            text.push_str(&format!("; {} waits for its finalizers: {finalizers}", show(member, kinds)));
+        }
+        text
     }
 }
 

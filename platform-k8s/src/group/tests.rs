@@ -48,7 +48,7 @@ fn member(made: &Made, pod: Option<PodPart>) -> Member {
         namespace: "ns".into(),
         name: format!("n-{}", made.uid).into(),
         deleting: made.deleting,
-        held: None,
+        kept_by: made.deleting.then(|| "example.org/never".into()),
         anchor: made.anchor,
         pod: pod.map(Box::new),
         warning: None,
@@ -163,6 +163,7 @@ fn a_set_without_its_last_object_is_a_failed_node_unless_it_is_being_made() {
 fn what_is_all_on_its_way_out_is_a_node_that_leaves() {
     let all = groups([part(7, 1, true, false), part(8, 1, true, false)]);
     expect(&all, NodePhase::Deprovisioning, "service/n-7, service/n-8 remain");
+    expect(&all, NodePhase::Deprovisioning, "service/n-8 waits for its finalizers: example.org/never");
     let all = groups([part(7, 1, false, false), part(9, 2, true, true)]);
     expect(&all, NodePhase::Deprovisioning, "is being deleted");
 }

@@ -271,16 +271,30 @@ async fn what_was_made_during_a_list_that_does_not_show_it_stays() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_node_label_was_changed_is_another_node() {
+async fn a_pod_whose_cluster_label_was_changed_is_in_the_other_cluster() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.told();
     let mut changed = setup.pod("a", "Running");
-    changed.metadata.labels.insert("drover.dev/node".into(), "z".into());
+    changed.metadata.labels.insert("drover.dev/cluster".into(), "z".into());
     setup.put(&changed);
-    assert_eq!(setup.told(), ["removed c/a NotListed", "changed c/z"]);
+    assert_eq!(setup.told(), ["removed c/a NotListed", "changed z/a"]);
     setup.put(&setup.pod("a", "Running"));
-    assert_eq!(setup.told(), ["removed c/z NotListed", "changed c/a"]);
+    assert_eq!(setup.told(), ["removed z/a NotListed", "changed c/a"]);
+}
+
+#[tokio::test]
+async fn a_pod_whose_other_labels_were_changed_is_the_same_node() {
+    let setup = Setup::new();
+    for key in ["drover.dev/node", labels::OWNER, labels::REQUEST] {
+        setup.put(&setup.pod("a", "Running"));
+        setup.told();
+        let mut changed = setup.pod("a", "Running");
+        changed.metadata.labels.insert(key.into(), "z".into());
+        setup.put(&changed);
+        assert_eq!(setup.told(), ["changed c/a"], "{key}");
+        assert!(setup.known.read("c", "a").unwrap().node.slot.is_some());
+    }
 }
 
 #[tokio::test]
