@@ -99,7 +99,11 @@ async fn token(namespace: &Namespace) -> String {
 async fn deployed(rules: &[&str], change: impl FnOnce(&mut Settings)) -> Bench {
     let rig: &'static Rig = rig();
     let namespace = rig.namespace().await;
-    apply(&namespace.raw, placed("base/service-account.yaml", &namespace.name)).await;
+    apply(
+        &namespace.raw,
+        placed("base/service-account.yaml", &namespace.name),
+    )
+    .await;
     for file in rules {
         apply(&namespace.raw, placed(file, &namespace.name)).await;
     }
@@ -219,9 +223,15 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
         .map(|call| (call.verb.to_owned(), call.resource.clone()))
         .collect();
     for verb in ["list", "watch", "create", "delete"] {
-        assert!(used.contains(&(verb.to_owned(), "pods".to_owned())), "{verb} pods: {used:?}");
+        assert!(
+            used.contains(&(verb.to_owned(), "pods".to_owned())),
+            "{verb} pods: {used:?}"
+        );
     }
-    assert!(used.contains(&("get".to_owned(), "pods/log".to_owned())), "{used:?}");
+    assert!(
+        used.contains(&("get".to_owned(), "pods/log".to_owned())),
+        "{used:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -240,8 +250,14 @@ async fn exactly_the_cluster_role_is_enough_for_all_namespaces() {
     assert!(!elsewhere.everything().await.is_empty());
     let zones = until("the nodes are placed", || async {
         let nodes = bench.until_running().await;
-        let zones: Vec<String> = nodes.iter().map(|node| node.failure_domain.clone()).collect();
-        zones.iter().all(|zone| zone.starts_with("zone-")).then_some(zones)
+        let zones: Vec<String> = nodes
+            .iter()
+            .map(|node| node.failure_domain.clone())
+            .collect();
+        zones
+            .iter()
+            .all(|zone| zone.starts_with("zone-"))
+            .then_some(zones)
     })
     .await;
     assert_eq!(zones.len(), 2);
@@ -261,13 +277,21 @@ async fn without(bench: &Bench, verb: &str, resource: &str) {
             let mut rule = rule.clone();
             rule["resources"] = json!([one]);
             if one == resource {
-                rule["verbs"].as_array_mut().unwrap().retain(|it| it != verb);
+                rule["verbs"]
+                    .as_array_mut()
+                    .unwrap()
+                    .retain(|it| it != verb);
             }
             rules.push(rule);
         }
     }
     role["rules"] = Value::Array(rules);
-    bench.namespace.raw.replace(&path(&role), &role).await.unwrap();
+    bench
+        .namespace
+        .raw
+        .replace(&path(&role), &role)
+        .await
+        .unwrap();
 }
 
 /// Waits until the administrator's answer about the ServiceAccount's right changes.
@@ -298,9 +322,15 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
     assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
     assert_eq!(error.class(), Class::Credentials, "{error:?}");
     let text = format!("{error:?}");
-    assert!(text.contains("create") && text.contains("services"), "{text}");
+    assert!(
+        text.contains("create") && text.contains("services"),
+        "{text}"
+    );
     let things = bench.namespace.everything().await;
-    let ours: Vec<_> = things.iter().filter(|thing| thing.name.starts_with("db-")).collect();
+    let ours: Vec<_> = things
+        .iter()
+        .filter(|thing| thing.name.starts_with("db-"))
+        .collect();
     assert!(ours.is_empty(), "{ours:?}");
 
     without(&bench, "delete", "configmaps").await;
@@ -313,10 +343,17 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
     .await;
     assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
     let text = format!("{error:?}");
-    assert!(text.contains("delete") && text.contains("configmaps"), "{text}");
+    assert!(
+        text.contains("delete") && text.contains("configmaps"),
+        "{text}"
+    );
     // It is still listed, as it is still there.
     assert_eq!(bench.nodes().await.len(), 1);
-    apply(&bench.namespace.raw, placed("base/role.yaml", &bench.namespace.name)).await;
+    apply(
+        &bench.namespace.raw,
+        placed("base/role.yaml", &bench.namespace.name),
+    )
+    .await;
     bench.remove(&nodes[0], "may delete again").await;
     assert_eq!(bench.nodes().await, vec![]);
 }
@@ -325,7 +362,8 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
 async fn every_manifest_is_accepted_by_the_api_server() {
     let namespace = rig().namespace().await;
     // The strictest of the pod security standards: the pods of the Deployment pass it.
-    let strict = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    let strict =
+        json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
     let path = format!("/api/v1/namespaces/{}", namespace.name);
     namespace.raw.merge(&path, &strict).await.unwrap();
     let settings = std::fs::read_to_string(folder().join("base/platform.yaml")).unwrap();
@@ -360,7 +398,8 @@ async fn every_manifest_is_accepted_by_the_api_server() {
     }
     // The same rules in both, but for namespaces and nodes.
     let besides = |allowed: BTreeSet<(String, String)>| -> BTreeSet<(String, String)> {
-        let own = |(_, resource): &(String, String)| resource != "namespaces" && resource != "nodes";
+        let own =
+            |(_, resource): &(String, String)| resource != "namespaces" && resource != "nodes";
         allowed.into_iter().filter(own).collect()
     };
     assert_eq!(
