@@ -68,7 +68,11 @@ impl Reader {
         let mark = labels::read(&pod.metadata, &self.keys)?;
         let (found, warning) = self.node(pod, &mark);
         let part = PodPart {
-            created: found.node.create_time.as_ref().map_or(0, |time| time.seconds),
+            created: found
+                .node
+                .create_time
+                .as_ref()
+                .map_or(0, |time| time.seconds),
             host: pod.spec.node_name.as_deref().map(Arc::from),
             ours: mark.identity.is_some(),
             lost: false,
@@ -87,7 +91,11 @@ impl Reader {
     /// itself, for the warning.
     pub(crate) fn part(&self, kind: u16, object: &Object) -> Option<Seen> {
         let mark = labels::read(&object.metadata, &self.keys)?;
-        let lost = || mark.problem.as_ref().map(|_| format!("/{kind}/{}", object.metadata.name));
+        let lost = || {
+            mark.problem
+                .as_ref()
+                .map(|_| format!("/{kind}/{}", object.metadata.name))
+        };
         let node = mark.node.clone().or_else(lost)?;
         let warning = mark
             .problem
@@ -153,7 +161,8 @@ impl Reader {
         node.cluster_id.clone_from(&mark.cluster);
         node.node_id = id.to_owned();
         node.name.clone_from(&meta.name);
-        let own = |key: &str| labels::is_ours(key) || *key == self.keys.cluster || *key == self.keys.node;
+        let own =
+            |key: &str| labels::is_ours(key) || *key == self.keys.cluster || *key == self.keys.node;
         node.labels = meta
             .labels
             .iter()
@@ -171,10 +180,9 @@ impl Reader {
     fn warning(&self, meta: &Meta, mark: &Mark, id: &str, problem: &str) -> Warning {
         let label = |key: &str| meta.labels.get(key).cloned().unwrap_or_default();
         let owner = label(labels::OWNER);
-        let identity = meta
-            .annotations
-            .get(labels::IDENTITY)
-            .and_then(|json| serde_json::from_str::<drover_platform::identity::Identity>(json).ok());
+        let identity = meta.annotations.get(labels::IDENTITY).and_then(|json| {
+            serde_json::from_str::<drover_platform::identity::Identity>(json).ok()
+        });
         let slot = match &identity {
             Some(identity) => Some(identity.key()),
             None => (!owner.is_empty()).then(|| SlotKey {
@@ -184,8 +192,15 @@ impl Reader {
             }),
         };
         Warning {
-            message: format!("{:?} in namespace {:?}: {problem}", meta.name, meta.namespace),
-            cluster_id: Some(identity.as_ref().map_or_else(|| mark.cluster.clone(), |it| it.cluster_id.clone())),
+            message: format!(
+                "{:?} in namespace {:?}: {problem}",
+                meta.name, meta.namespace
+            ),
+            cluster_id: Some(
+                identity
+                    .as_ref()
+                    .map_or_else(|| mark.cluster.clone(), |it| it.cluster_id.clone()),
+            ),
             slot,
             id: Some(id.to_owned()),
             name: Some(identity.map_or_else(|| meta.name.clone(), |it| it.name)),
@@ -231,7 +246,8 @@ fn addresses(pod: &Pod, ip_from: IpFrom) -> Vec<Address> {
         value: value.to_owned(),
         interface: interface.to_owned(),
     };
-    let host = Some(pod.status.host_ip.as_str()).filter(|ip| !ip.is_empty() && ip_from == IpFrom::Node);
+    let host =
+        Some(pod.status.host_ip.as_str()).filter(|ip| !ip.is_empty() && ip_from == IpFrom::Node);
     host.map(|ip| address(ip, "node"))
         .into_iter()
         .chain(pod.ips().map(|ip| address(ip, "")))
@@ -241,17 +257,19 @@ fn addresses(pod: &Pod, ip_from: IpFrom) -> Vec<Address> {
 /// The named ports of all containers.
 fn endpoints(pod: &Pod, ip_from: IpFrom) -> impl Iterator<Item = (String, String)> {
     let ports = pod.spec.containers.iter().flat_map(|it| &it.ports);
-    ports.filter(|port| !port.name.is_empty()).filter_map(move |port| {
-        let at_host = (ip_from == IpFrom::Node)
-            .then_some(port.host_port)
-            .flatten()
-            .filter(|_| !pod.status.host_ip.is_empty());
-        let endpoint = match at_host {
-            Some(port) => address::join(&pod.status.host_ip, port),
-            None => address::join(pod.ips().next()?, port.container_port),
-        };
-        Some((port.name.clone(), endpoint))
-    })
+    ports
+        .filter(|port| !port.name.is_empty())
+        .filter_map(move |port| {
+            let at_host = (ip_from == IpFrom::Node)
+                .then_some(port.host_port)
+                .flatten()
+                .filter(|_| !pod.status.host_ip.is_empty());
+            let endpoint = match at_host {
+                Some(port) => address::join(&pod.status.host_ip, port),
+                None => address::join(pod.ips().next()?, port.container_port),
+            };
+            Some((port.name.clone(), endpoint))
+        })
 }
 
 /// A time as Kubernetes writes it.
@@ -286,11 +304,16 @@ pub(crate) async fn read(
     let mut groups = Groups::default();
     let reads = known.kinds().iter().enumerate().flat_map(|(at, kind)| {
         let scopes: Vec<String> = if kind.namespaced {
-            settings.scopes().map(|it| it.unwrap_or_default().to_owned()).collect()
+            settings
+                .scopes()
+                .map(|it| it.unwrap_or_default().to_owned())
+                .collect()
         } else {
             vec![String::new()]
         };
-        scopes.into_iter().map(move |namespace| (at, Arc::clone(kind), namespace))
+        scopes
+            .into_iter()
+            .map(move |namespace| (at, Arc::clone(kind), namespace))
     });
     // Every read waits for its turn below.
     let reads: Vec<_> = reads
@@ -338,9 +361,7 @@ async fn one(
             .await;
         return match read {
             Ok(_) => Ok(seen),
-            Err(error) if error.reason() == Reason::PermissionDenied => {
-                Ok(Vec::new())
-            }
+            Err(error) if error.reason() == Reason::PermissionDenied => Ok(Vec::new()),
             Err(error) => Err(error),
         };
     }

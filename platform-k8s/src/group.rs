@@ -319,12 +319,26 @@ impl Group {
         names.sort();
         let more = names.len().saturating_sub(MAX_NAMED);
         names.truncate(MAX_NAMED);
-        let verb = if names.len() == 1 { "remains" } else { "remain" };
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let verb = if names.len() == 1 {
+            "remains"
+        } else {
+            "remain"
+        };
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
         let mut text = format!("{}{more} {verb}", names.join(", "));
-        let kept = self.members.iter().filter_map(|it| Some((it, it.kept_by.as_ref()?)));
+        let kept = self
+            .members
+            .iter()
+            .filter_map(|it| Some((it, it.kept_by.as_ref()?)));
         for (member, finalizers) in kept.take(MAX_NAMED) {
-            text.push_str(&format!("; {} waits for its finalizers: {finalizers}", show(member, kinds)));
+            text.push_str(&format!(
+                "; {} waits for its finalizers: {finalizers}",
+                show(member, kinds)
+            ));
         }
         text
     }
@@ -374,7 +388,9 @@ pub(crate) fn uid(text: &str) -> u128 {
         Ok(uid) if digits.len() == 32 => uid,
         _ => {
             let hash = Sha256::digest(text.as_bytes());
-            hash[..16].iter().fold(0, |uid, byte| uid << 8 | u128::from(*byte))
+            hash[..16]
+                .iter()
+                .fold(0, |uid, byte| uid << 8 | u128::from(*byte))
         }
     }
 }

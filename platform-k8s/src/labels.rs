@@ -150,7 +150,9 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
         Ok(identity) => {
             let differs = disagreement(meta, keys, &identity);
             mark.problem = differs.map(|key| {
-                format!("its label {key} was changed and does not go with its annotation {IDENTITY}")
+                format!(
+                    "its label {key} was changed and does not go with its annotation {IDENTITY}"
+                )
             });
             // Whose cluster it is in is for its label to say: what is in another one is not ours any more.
             if *label == value(&identity.cluster_id) {
@@ -216,7 +218,9 @@ pub fn is_key(text: &str) -> bool {
     };
     let dns = |part: &str| {
         !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             && !part.starts_with('-')
             && !part.ends_with('-')
     };

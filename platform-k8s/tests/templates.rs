@@ -82,7 +82,10 @@ async fn ready(bench: &Direct, node: &Node, besides: &str) -> Value {
 async fn ask(pod: &Value, command: &str) -> String {
     let address = format!("{}:6379", pod["status"]["podIP"].as_str().unwrap());
     let mut stream = TcpStream::connect(&address).await.unwrap();
-    stream.write_all(format!("{command}\r\n").as_bytes()).await.unwrap();
+    stream
+        .write_all(format!("{command}\r\n").as_bytes())
+        .await
+        .unwrap();
     let mut answer = vec![0; 256];
     let length = stream.read(&mut answer).await.unwrap();
     String::from_utf8_lossy(&answer[..length]).trim().to_owned()
@@ -111,7 +114,10 @@ async fn volume(bench: &Direct) -> (tempfile::TempDir, String) {
 
 async fn gone(bench: &Direct, node: &Node) {
     bench.gone(node).await;
-    bench.namespace.until_empty("a node on a real kubelet").await;
+    bench
+        .namespace
+        .until_empty("a node on a real kubelet")
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
