@@ -31,14 +31,6 @@ pub struct Item {
     pub meta: Meta,
 }
 
-impl Item {
-    /// Kind and name, for people: `service/db-1`.
-    #[must_use]
-    pub fn label(&self) -> String {
-        self.kind.object(&self.meta.name)
-    }
-}
-
 /// Where an object is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
@@ -48,20 +40,6 @@ pub struct Place {
     pub namespace: String,
     /// Its name.
     pub name: String,
-}
-
-/// What keeps objects that are being deleted, for people. `None`: nothing but time.
-#[must_use]
-pub fn kept_by<'a>(items: impl IntoIterator<Item = &'a Item>) -> Option<String> {
-    let kept: Vec<_> = items
-        .into_iter()
-        .filter(|item| item.meta.is_deleting() && !item.meta.finalizers.is_empty())
-        .map(|item| {
-            let finalizers = item.meta.finalizers.join(", ");
-            format!("{} is kept by finalizer {finalizers}", item.label())
-        })
-        .collect();
-    (!kept.is_empty()).then(|| kept.join("; "))
 }
 
 /// Removes nodes.
@@ -356,5 +334,93 @@ fn together<T>(outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
         None => Ok(all),
         Some(_) if messages.len() == 1 => Err(denied.swap_remove(0)),
         Some(_) => Err(Error::new(Reason::PermissionDenied, messages.join("; "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::OwnerReference;
+
+    fn item(plural: &str, uid: &str, controller: Option<&str>, deleting: bool) -> Item {
+        let owner = |uid: &str| OwnerReference {
+            uid: uid.to_owned(),
+            controller: true,
+            ..OwnerReference::default()
+        };
+        Item {
+            kind: Arc::new(Kind {
+                group: String::new(),
+                version: "v1".to_owned(),
+                plural: plural.to_owned(),
+                kind: plural.trim_end_matches('s').to_owned(),
+                namespaced: true,
+                verbs: Vec::new(),
+            }),
+            meta: Meta {
+                name: uid.to_owned(),
+                uid: uid.to_owned(),
+                owner_references: controller.map(owner).into_iter().collect(),
+                deletion_timestamp: deleting.then(|| "2026-01-01T00:00:00Z".to_owned()),
+                ..Meta::default()
+            },
+        }
+    }
+
+    #[test]
+    fn what_others_control_goes_with_them_and_is_only_told_its_grace() {
+        let ending = HashSet::from(["set".to_owned()]);
+        let grace = Some(Duration::from_secs(5));
+        let pod = |controller, deleting| item("pods", "p", controller, deleting);
+        let cases = [
+            (pod(None, false), None, Some(None)),
+            (pod(None, false), grace, Some(grace)),
+            (pod(None, true), None, None),
+            (pod(None, true), grace, Some(grace)),
+            (pod(Some("set"), false), None, None),
+            (pod(Some("set"), false), grace, Some(grace)),
+            (pod(Some("other"), false), grace, None),
+            (item("services", "s", None, false), grace, Some(None)),
+            (item("services", "s", None, true), grace, None),
+        ];
+        for (item, grace, expected) in cases {
+            assert_eq!(
+                deletes(&item, &ending, grace),
+                expected,
+                "{item:?} {grace:?}"
+            );
+        }
+        let none_at_all = deletes(&pod(None, false), &ending, Some(Duration::ZERO));
+        assert_eq!(none_at_all, Some(Some(MIN_GRACE)));
+    }
+
+    #[test]
+    fn an_anchor_that_a_controller_copied_is_none() {
+        let mut set = item("replicasets", "r", None, false);
+        set.meta
+            .annotations
+            .insert(labels::ANCHOR.to_owned(), "true".to_owned());
+        assert!(is_anchor(&set.meta));
+        set.meta.owner_references = item("x", "x", Some("deployment"), false)
+            .meta
+            .owner_references;
+        assert!(!is_anchor(&set.meta));
+    }
+
+    #[test]
+    fn every_kind_that_is_refused_is_named_and_other_errors_come_first() {
+        let denied = |kind: &str| {
+            Err::<(), _>(Error::new(
+                Reason::PermissionDenied,
+                format!("may not list {kind}"),
+            ))
+        };
+        let error = together(vec![denied("a"), Ok(()), denied("b")]).unwrap_err();
+        assert_eq!(error.reason(), Reason::PermissionDenied);
+        assert_eq!(error.message(), "may not list a; may not list b");
+        let away = Err(Error::unavailable("away"));
+        let error = together(vec![denied("a"), away]).unwrap_err();
+        assert_eq!(error.reason(), Reason::Unavailable);
+        assert_eq!(together(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
     }
 }
