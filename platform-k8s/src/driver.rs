@@ -509,11 +509,11 @@ mod tests {
             ("labels.node", |it| it.labels.node = String::new()),
             ("labels", |it| it.labels.node = it.labels.cluster.clone()),
             ("failure_domain_label", |it| {
-                it.failure_domain_label = "/".into()
+                it.failure_domain_label = "/".into();
             }),
             ("field_manager", |it| it.field_manager = String::new()),
             ("namespaces", |it| {
-                it.namespaces = vec!["a".into(), "a".into()]
+                it.namespaces = vec!["a".into(), "a".into()];
             }),
             ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
         ];

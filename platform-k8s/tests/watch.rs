@@ -27,7 +27,7 @@ async fn phase(bench: &Bench, id: &str) -> Option<NodePhase> {
     nodes
         .iter()
         .find(|node| node.node_id == id)
-        .map(|node| node.phase())
+        .map(drover_proto::platform::v1::Node::phase)
 }
 
 async fn label(bench: &Bench, pod: &str, value: Value) {

@@ -72,7 +72,7 @@ impl Follow {
             let listed = self
                 .api
                 .list(&query, |page: Vec<S::Item>| {
-                    page.into_iter().for_each(|item| sink.put(item))
+                    page.into_iter().for_each(|item| sink.put(item));
                 })
                 .await;
             let mut version = match listed {
@@ -277,7 +277,7 @@ async fn follow_one(
     let mut found = None;
     let version = api
         .list(query, |page: Vec<Pod>| {
-            found = page.into_iter().find(|pod| ours(pod))
+            found = page.into_iter().find(|pod| ours(pod));
         })
         .await?;
     match found {
