@@ -138,7 +138,7 @@ async fn answer(
         .into_body()
         .collect()
         .await
-        .map(|body| body.to_bytes());
+        .map(http_body_util::Collected::to_bytes);
     let review: Value = serde_json::from_slice(&body.unwrap_or_default()).unwrap_or_default();
     state.asked.fetch_add(1, Ordering::Relaxed);
     let verdict = *state.verdict.lock();
