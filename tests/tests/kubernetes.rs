@@ -85,10 +85,20 @@ async fn one_cluster_has_pods_and_processes() {
     world
         .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
         .await;
-    let local = local::Settings::new(directory.join("local")).unwrap();
+    let mut local = local::Settings::new(directory.join("local")).unwrap();
+    // What starts the processes: cargo builds it beside the tests.
+    let own = std::env::current_exe().unwrap();
+    local.launcher = own
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .join("drover-platform-cloud");
     world.add("local", DriverSettings::Local(local)).await;
     let spec = pb::ClusterSpec {
-        groups: vec![group("pods", 3, &["k8s"]), group("processes", 2, &["local"])],
+        groups: vec![
+            group("pods", 3, &["k8s"]),
+            group("processes", 2, &["local"]),
+        ],
         ..Default::default()
     };
     world.apply("mixed", spec.clone()).await;
@@ -116,7 +126,11 @@ async fn one_cluster_has_pods_and_processes() {
     };
     let now = world.nodes("mixed").await;
     let before = kept(&nodes);
-    assert!(before.iter().all(|id| now.iter().any(|node| node.id == *id)));
+    assert!(
+        before
+            .iter()
+            .all(|id| now.iter().any(|node| node.id == *id))
+    );
     world.delete("mixed").await;
     world.gone("mixed").await;
     namespace.until_empty("after the cluster").await;
