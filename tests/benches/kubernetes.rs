@@ -27,7 +27,7 @@ use drover_orchestrator::Orchestrator;
 use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{Running, ServerSettings, Shutdown};
-use futures::{AsyncBufReadExt as _, StreamExt as _, TryStreamExt as _};
+use futures::{AsyncBufReadExt as _, StreamExt as _};
 use http::Request;
 use serde_json::{Value, json};
 use support::{Namespace, Options, Raw, Rig};

@@ -7,10 +7,7 @@ mod support;
 
 use std::{collections::BTreeMap, path::Path};
 
-use drover_platform_cloud::{
-    DriverSettings,
-    drivers::{local, simulated::SimulatedSettings},
-};
+use drover_platform_cloud::{DriverSettings, drivers::local};
 use drover_platform_k8s::Settings;
 use drover_proto::orchestrator::v1 as pb;
 use embedded::{World, group_on};
@@ -155,7 +152,7 @@ async fn what_a_quota_does_not_let_in_goes_to_the_next_platform() {
     world
         .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
         .await;
-    let simulated = DriverSettings::Simulated(Box::new(SimulatedSettings::default()));
+    let simulated = DriverSettings::Simulated(Box::default());
     world.add("simulated", simulated).await;
     let mut spec = group_on("k8s", 5);
     spec.platforms.push(pb::PlatformChoice {
@@ -182,7 +179,7 @@ async fn what_cannot_be_scheduled_goes_to_the_next_platform() {
     let mut settings = on_kubernetes(rig, &namespace.name, &directory);
     settings.unschedulable_timeout_seconds = 1.0;
     world.add("k8s", settings).await;
-    let simulated = DriverSettings::Simulated(Box::new(SimulatedSettings::default()));
+    let simulated = DriverSettings::Simulated(Box::default());
     world.add("simulated", simulated).await;
     let mut spec = group_on("k8s", 3);
     // No node of the rig has as much.
