@@ -104,7 +104,11 @@ async fn a_replicante_client_makes_finds_and_removes_pods() {
     // It removes what came through this door, and nothing else.
     let remove = |id: &Value| json!({"cluster_id": "orders", "node_id": id});
     let (status, refused) = call(address, "POST", "/deprovision", &remove(&json!("by-hand"))).await;
-    assert_eq!((status, &refused["error"]), (403, &json!(true)), "{refused}");
+    assert_eq!(
+        (status, &refused["error"]),
+        (403, &json!(true)),
+        "{refused}"
+    );
     for id in ids {
         let (status, _) = call(address, "POST", "/deprovision", &remove(id)).await;
         assert_eq!(status, 204);
