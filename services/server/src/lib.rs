@@ -11,6 +11,8 @@
 mod binary;
 mod calls;
 mod descriptors;
+mod encryption;
+mod gate;
 mod http;
 mod net;
 mod serve;

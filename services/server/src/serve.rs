@@ -20,6 +20,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
     task::{JoinHandle, JoinSet},
@@ -32,6 +33,8 @@ use tracing::Instrument;
 use crate::{
     Readiness, ServerSettings, Service,
     calls::Calls,
+    encryption::{Encryption, Shown},
+    gate::Gate,
     http::{OWN_PATHS, Record, routes},
     net::{Impatient, holder},
     telemetry,
@@ -79,13 +82,25 @@ pub enum StartError {
     },
     /// Others could reach an address without encryption.
     #[error(
-        "{address} can be reached from outside and would be served as plaintext without login; \
-         listen on loopback (127.0.0.1), or say --insecure if the network is trusted"
+        "{address} can be reached from outside and would be served as plaintext; give a certificate (--tls-cert, \
+         --tls-key, --tls-client-ca), listen on loopback (127.0.0.1), or say --insecure if the network is trusted"
     )]
     Plaintext {
         /// Address that was asked for.
         address: SocketAddr,
     },
+    /// Others could call without saying who they are.
+    #[error(
+        "{address} can be reached from outside and would be served to everybody; say whose certificates to believe \
+         (--tls-client-ca), or --insecure if the network is trusted"
+    )]
+    Anonymous {
+        /// Address that was asked for.
+        address: SocketAddr,
+    },
+    /// Certificate, key or authorities cannot be used.
+    #[error(transparent)]
+    Tls(#[from] drover_tls::TlsError),
     /// The services do not fit together.
     #[error(transparent)]
     Services(#[from] drover_core::Error),
@@ -101,8 +116,19 @@ fn by(holder: &Option<String>) -> String {
 /// Takes the port. Port 0 takes a free one.
 pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError> {
     let address = settings.listen;
+    let files = settings.tls.files();
     if !address.ip().to_canonical().is_loopback() && !settings.insecure {
-        return Err(StartError::Plaintext { address });
+        match &files {
+            None => return Err(StartError::Plaintext { address }),
+            Some(files) if files.client_ca.is_none() => {
+                return Err(StartError::Anonymous { address });
+            }
+            Some(_) => {}
+        }
+    }
+    if let Some(files) = files {
+        // Said before anything else of the server starts.
+        drover_tls::Server::load(files)?;
     }
     TcpListener::bind(address)
         .await
@@ -144,10 +170,17 @@ pub fn spawn(
     let health_names = service.names.clone();
     let (service, methods, reporter) = service.complete()?;
     let (name, version) = (service.name, service.version);
+    let tls = settings
+        .tls
+        .files()
+        .map(drover_tls::Server::load)
+        .transpose()?
+        .map(Arc::new);
     let closing = CancellationToken::new();
     let grpc = Calls::new(
         service.routes,
         methods,
+        Gate::new(settings),
         settings,
         stop.clone(),
         closing.clone(),
@@ -163,6 +196,7 @@ pub fn spawn(
         settings: settings.clone(),
         stop: stop.clone(),
         closing,
+        tls,
         health: Health {
             reporter,
             names: health_names,
@@ -223,6 +257,7 @@ struct Server {
     settings: ServerSettings,
     stop: CancellationToken,
     closing: CancellationToken,
+    tls: Option<Arc<drover_tls::Server>>,
     health: Health,
 }
 
@@ -234,6 +269,14 @@ impl Server {
         self.health.set().await;
         helpers.spawn(self.health.follow());
         helpers.spawn(upkeep());
+        let encryption = self.tls.map(|tls| {
+            helpers.spawn(tls.clone().follow(|tls| {
+                #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+                metrics::gauge!("drover_tls_certificate_expiry_timestamp_seconds")
+                    .set(tls.expires() as f64);
+            }));
+            Arc::new(Encryption::new(tls))
+        });
 
         let mut connections = JoinSet::new();
         let places = Arc::new(Semaphore::new(
@@ -252,6 +295,7 @@ impl Server {
                 stream,
                 peer,
                 stop: self.stop.clone(),
+                encryption: encryption.clone(),
             };
             let builder = builder.clone();
             connections.spawn(async move {
@@ -333,33 +377,59 @@ struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     stop: CancellationToken,
+    encryption: Option<Arc<Encryption>>,
 }
 
 impl Connection {
-    async fn serve(self, builder: &auto::Builder<TokioExecutor>) {
+    async fn serve(mut self, builder: &auto::Builder<TokioExecutor>) {
         // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
         let _ = self.stream.set_nodelay(true);
         let info = TcpConnectInfo {
             local_addr: self.stream.local_addr().ok(),
             remote_addr: Some(self.peer),
         };
-        let io = TokioIo::new(Impatient::new(self.stream, HEADER_TIMEOUT));
-        let service = TowerToHyperService::new(Visit {
-            entrance: self.entrance,
-            info,
-        });
-        let mut connection = pin!(builder.serve_connection(io, service));
-        let outcome = tokio::select! {
-            outcome = connection.as_mut() => outcome,
-            () = self.stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
+        let Some(encryption) = self.encryption.take() else {
+            let stream = self.stream;
+            return converse(builder, stream, self.entrance, info, None, &self.stop).await;
         };
-        if let Err(error) = outcome {
-            // Clients go away as they like.
-            tracing::debug!(peer = %self.peer, error, "connection ended");
+        let shaken = tokio::select! {
+            shaken = encryption.accept(self.stream, self.peer) => shaken,
+            () = self.stop.cancelled() => return,
+        };
+        let Some((stream, who)) = shaken else {
+            return;
+        };
+        converse(builder, stream, self.entrance, info, who, &self.stop).await;
+    }
+}
+
+/// Serves one connection until it ends.
+async fn converse(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    entrance: Entrance,
+    info: TcpConnectInfo,
+    who: Option<Arc<Shown>>,
+    stop: &CancellationToken,
+) {
+    let peer = info.remote_addr;
+    let io = TokioIo::new(Impatient::new(stream, HEADER_TIMEOUT));
+    let service = TowerToHyperService::new(Visit {
+        entrance,
+        info,
+        who,
+    });
+    let mut connection = pin!(builder.serve_connection(io, service));
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
         }
+    };
+    if let Err(error) = outcome {
+        // Clients go away as they like.
+        tracing::debug!(?peer, error, "connection ended");
     }
 }
 
@@ -375,6 +445,7 @@ struct Entrance {
 struct Visit {
     entrance: Entrance,
     info: TcpConnectInfo,
+    who: Option<Arc<Shown>>,
 }
 
 impl tower::Service<Request<Incoming>> for Visit {
@@ -388,6 +459,9 @@ impl tower::Service<Request<Incoming>> for Visit {
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.info.clone());
+        if let Some(who) = &self.who {
+            request.extensions_mut().insert(who.clone());
+        }
         let content = request.headers().get(header::CONTENT_TYPE);
         if content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
             return self.entrance.grpc.call(request);
@@ -405,6 +479,13 @@ impl Entrance {
         let place = self.grpc.admit_http();
         let context = self.grpc.http_context(request.headers());
         let record = Record::start(&self.paths, &request, context.trace_id);
+        let asked = self
+            .grpc
+            .gate()
+            .request(request.uri().path(), request.extensions());
+        if let Err(error) = asked {
+            return record.end(unauthenticated(&error));
+        }
         if place.is_none() && !exempt {
             return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
         }
@@ -434,6 +515,14 @@ fn refusal(status: StatusCode) -> Response<Body> {
             .headers_mut()
             .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
+    response
+}
+
+/// Who did not say who it is, in words of HTTP.
+fn unauthenticated(error: &drover_core::Error) -> Response<Body> {
+    let text = format!("{}\n", error.message());
+    let mut response = Response::new(Body::new(http_body_util::Full::from(text)));
+    *response.status_mut() = StatusCode::UNAUTHORIZED;
     response
 }
 

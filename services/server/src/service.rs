@@ -13,6 +13,7 @@ use crate::{
     ServerSettings, Shutdown,
     calls::{Calls, Methods},
     descriptors,
+    gate::Gate,
 };
 
 /// Whether a server can do its work, and why not.
@@ -119,7 +120,14 @@ impl Service {
     pub fn into_routes(self, settings: &ServerSettings, shutdown: Shutdown) -> Result<Routes> {
         let files = descriptors::needed(&self.descriptors, &self.names)?;
         let methods = Methods::of(&self.names, &files);
-        let calls = Calls::new(self.routes, methods, settings, shutdown.clone(), shutdown);
+        let calls = Calls::new(
+            self.routes,
+            methods,
+            Gate::default(),
+            settings,
+            shutdown.clone(),
+            shutdown,
+        );
         Ok(Routes::from(axum::Router::new().fallback_service(calls)))
     }
 

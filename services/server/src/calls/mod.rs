@@ -30,7 +30,7 @@ use self::{
     body::Record,
     methods::{Kind, Method},
 };
-use crate::{ServerSettings, Shutdown};
+use crate::{ServerSettings, Shutdown, gate::Gate};
 
 /// When a caller who was turned away may come again: long enough for calls of usual length to end.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
@@ -90,6 +90,7 @@ pub(crate) struct Calls(Arc<Shared>, Routes);
 
 struct Shared {
     methods: Methods,
+    gate: Gate,
     unary: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     default_deadline: Duration,
@@ -106,12 +107,14 @@ impl Calls {
     pub(crate) fn new(
         routes: Routes,
         methods: Methods,
+        gate: Gate,
         settings: &ServerSettings,
         asked: Shutdown,
         closing: Shutdown,
     ) -> Self {
         let shared = Shared {
             methods,
+            gate,
             unary: Arc::new(Semaphore::new(
                 settings.max_concurrent_requests.min(Semaphore::MAX_PERMITS),
             )),
@@ -140,6 +143,11 @@ impl Calls {
             shutdown: self.0.asked.clone(),
             trace_id: trace_of(headers),
         }
+    }
+
+    /// Who may come in.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.0.gate
     }
 
     /// What counts the calls in flight, those of plain HTTP too.
@@ -187,6 +195,10 @@ impl Shared {
         let span = span(&method, trace_id, peer);
         let mut record = Record::start(method.clone(), span.clone(), self.tracker.token());
 
+        // Before a place is taken: strangers keep nobody out.
+        if let Err(error) = self.gate.call(&method.service, request.extensions()) {
+            return record.refuse(&error);
+        }
         let permit = match self.admit(method.kind) {
             Ok(permit) => permit,
             Err(error) => return record.refuse(&error),
