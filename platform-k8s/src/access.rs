@@ -122,12 +122,15 @@ async fn started(api: &Api, pods: &Kind, place: &Place, node: &Node) -> Result<(
     let has_started = |pod: &Pod| {
         let all = pod.status.container_statuses.iter();
         let mut all = all.chain(&pod.status.init_container_statuses);
-        let ran = |it: &ContainerStatus| it.state.running.is_some() || it.state.terminated.is_some();
+        let ran =
+            |it: &ContainerStatus| it.state.running.is_some() || it.state.terminated.is_some();
         all.any(|it| it.name == place.container && ran(it))
     };
     loop {
         let mut found = None;
-        let version = api.list(&query, |page: Vec<Pod>| found = page.into_iter().next()).await?;
+        let version = api
+            .list(&query, |page: Vec<Pod>| found = page.into_iter().next())
+            .await?;
         match found {
             None => return Err(not_running(&node.node_id)),
             Some(pod) if has_started(&pod) => return Ok(()),
@@ -195,7 +198,11 @@ pub(crate) async fn exec(
     let pods = kube::Api::<ApiPod>::namespaced(api.raw(), &place.namespace);
     let opened = tokio::time::timeout(
         api.timeout(),
-        pods.exec(&place.pod, start.command.iter().map(String::as_str), &parameters),
+        pods.exec(
+            &place.pod,
+            start.command.iter().map(String::as_str),
+            &parameters,
+        ),
     );
     let process = match opened.await {
         Ok(Ok(process)) => process,
@@ -203,7 +210,12 @@ pub(crate) async fn exec(
         Err(_) => return Err(crate::errors::timeout(&call, api.timeout())),
     };
     drop(turn);
-    let size = start.tty.then(|| start.terminal_size.unwrap_or(TerminalSize { columns: 80, rows: 24 }));
+    let size = start.tty.then(|| {
+        start.terminal_size.unwrap_or(TerminalSize {
+            columns: 80,
+            rows: 24,
+        })
+    });
     let (sender, receiver) = mpsc::channel(MAX_PIECES);
     // It ends with the process, or when nobody reads its output any more.
     tokio::spawn(async move {
@@ -357,7 +369,11 @@ fn exit_code(call: &Call, status: &Status) -> Result<i32> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
     }
-    let causes = status.details.iter().filter_map(|it| it.causes.as_ref()).flatten();
+    let causes = status
+        .details
+        .iter()
+        .filter_map(|it| it.causes.as_ref())
+        .flatten();
     let code = causes
         .filter(|it| it.reason.as_deref() == Some("ExitCode"))
         .find_map(|it| it.message.as_deref()?.parse().ok());
@@ -365,7 +381,9 @@ fn exit_code(call: &Call, status: &Status) -> Result<i32> {
         return Ok(code);
     }
     let message = status.message.as_deref().unwrap_or_default();
-    if message.contains("executable file not found") || message.contains("no such file or directory") {
+    if message.contains("executable file not found")
+        || message.contains("no such file or directory")
+    {
         return Ok(NOT_FOUND);
     }
     if message.contains("permission denied") {

@@ -36,7 +36,10 @@ pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, Stri
         return check(address).map(Some);
     }
     let host = target(pod, settings)?;
-    let (scheme, port) = match (annotation(annotations, SCHEME), annotation(annotations, PORT)) {
+    let (scheme, port) = match (
+        annotation(annotations, SCHEME),
+        annotation(annotations, PORT),
+    ) {
         (Some(scheme), Some(port)) => (check_scheme(scheme)?, Some(check_port(port)?)),
         _ => (settings.scheme.as_str(), settings.port),
     };
@@ -70,7 +73,10 @@ pub fn ip_from(
         None => Ok(settings.ip_from),
         Some("pod") => Ok(IpFrom::Pod),
         Some("node") => Ok(IpFrom::Node),
-        Some(other) => Err(format!("annotation {IP_FROM} is {}; expected node or pod", show(other))),
+        Some(other) => Err(format!(
+            "annotation {IP_FROM} is {}; expected node or pod",
+            show(other)
+        )),
     }
 }
 
@@ -93,7 +99,10 @@ fn annotation<'a>(annotations: &'a BTreeMap<String, String>, key: &str) -> Optio
 
 fn check(address: &str) -> Result<String, String> {
     let wrong = || {
-        format!("annotation {ADDRESS} is {}; expected scheme://host:port", show(address))
+        format!(
+            "annotation {ADDRESS} is {}; expected scheme://host:port",
+            show(address)
+        )
     };
     let (scheme, rest) = address.split_once("://").ok_or_else(wrong)?;
     if !SCHEMES.contains(&scheme) {
@@ -135,7 +144,10 @@ fn check_scheme(scheme: &str) -> Result<&str, String> {
 fn check_port(port: &str) -> Result<u16, String> {
     match port.parse::<u16>() {
         Ok(port) if port > 0 => Ok(port),
-        _ => Err(format!("annotation {PORT} is {}; expected 1 to 65535", show(port))),
+        _ => Err(format!(
+            "annotation {PORT} is {}; expected 1 to 65535",
+            show(port)
+        )),
     }
 }
 

@@ -123,7 +123,11 @@ impl Api {
                 std::future::pending::<()>().await;
                 continue;
             };
-            let paused = self.inner.pause.lock().is_some_and(|until| Instant::now() < until);
+            let paused = self
+                .inner
+                .pause
+                .lock()
+                .is_some_and(|until| Instant::now() < until);
             if !paused {
                 return Turn(permit);
             }
@@ -153,12 +157,7 @@ impl Api {
     ///
     /// # Errors
     /// Those of [`crate::errors`].
-    pub async fn get_meta(
-        &self,
-        kind: &Kind,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Option<Meta>> {
+    pub async fn get_meta(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Option<Meta>> {
         let call = Call::new("get", kind, namespace, name);
         let path = kind.path(namespace, Some(name));
         let request = self.request(Method::GET, &path, stream::METADATA_ONLY);
@@ -192,7 +191,9 @@ impl Api {
             escape(&self.inner.field_manager),
             dry(dry_run)
         );
-        let body = self.change(turn, &call, Method::POST, &path, JSON, object).await?;
+        let body = self
+            .change(turn, &call, Method::POST, &path, JSON, object)
+            .await?;
         decode(&call, &body)
     }
 
@@ -219,7 +220,9 @@ impl Api {
             escape(&self.inner.field_manager),
             dry(dry_run)
         );
-        let body = self.change(turn, &call, Method::PATCH, &path, APPLY, object).await?;
+        let body = self
+            .change(turn, &call, Method::PATCH, &path, APPLY, object)
+            .await?;
         decode(&call, &body)
     }
 
@@ -250,7 +253,9 @@ impl Api {
             body["dryRun"] = json!(["All"]);
         }
         let path = kind.path(namespace, Some(name));
-        let deleted = self.change(turn, &call, Method::DELETE, &path, JSON, &body).await;
+        let deleted = self
+            .change(turn, &call, Method::DELETE, &path, JSON, &body)
+            .await;
         match deleted {
             Ok(_) => Ok(Deletion::Accepted),
             Err(error) if error.reason() == Reason::NotFound => Ok(Deletion::Gone),
@@ -301,7 +306,9 @@ impl Api {
         });
         let call = Call::path("create", path);
         let turn = self.turn().await;
-        let answer = self.change(turn, &call, Method::POST, path, JSON, &review).await;
+        let answer = self
+            .change(turn, &call, Method::POST, path, JSON, &review)
+            .await;
         let answer = answer.and_then(|body| decode::<Value>(&call, &body));
         let allowed = answer.map(|it| it.pointer("/status/allowed").and_then(Value::as_bool));
         !matches!(allowed, Ok(Some(false)))
@@ -368,8 +375,9 @@ impl Api {
         content_type: &'static str,
         body: &impl Serialize,
     ) -> Result<Bytes> {
-        let body = serde_json::to_vec(body)
-            .map_err(|_| Error::internal(format!("{call}: the object cannot be written as JSON")))?;
+        let body = serde_json::to_vec(body).map_err(|_| {
+            Error::internal(format!("{call}: the object cannot be written as JSON"))
+        })?;
         let wanted = Wanted {
             method,
             path: path.to_owned(),
@@ -470,13 +478,14 @@ fn dry(dry_run: bool) -> &'static str {
 #[must_use]
 pub fn escape(text: &str) -> String {
     use std::fmt::Write as _;
-    text.bytes().fold(String::with_capacity(text.len()), |mut out, byte| {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-        out
-    })
+    text.bytes()
+        .fold(String::with_capacity(text.len()), |mut out, byte| {
+            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~') {
+                out.push(char::from(byte));
+            } else {
+                // Writing to a string cannot fail.
+                let _ = write!(out, "%{byte:02X}");
+            }
+            out
+        })
 }

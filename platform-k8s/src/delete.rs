@@ -31,14 +31,6 @@ pub struct Item {
     pub meta: Meta,
 }
 
-impl Item {
-    /// Kind and name, for people: `service/db-1`.
-    #[must_use]
-    pub fn label(&self) -> String {
-        self.kind.object(&self.meta.name)
-    }
-}
-
 /// Where an object is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
@@ -48,20 +40,6 @@ pub struct Place {
     pub namespace: String,
     /// Its name.
     pub name: String,
-}
-
-/// What keeps objects that are being deleted, for people. `None`: nothing but time.
-#[must_use]
-pub fn kept_by<'a>(items: impl IntoIterator<Item = &'a Item>) -> Option<String> {
-    let kept: Vec<_> = items
-        .into_iter()
-        .filter(|item| item.meta.is_deleting() && !item.meta.finalizers.is_empty())
-        .map(|item| {
-            let finalizers = item.meta.finalizers.join(", ");
-            format!("{} is kept by finalizer {finalizers}", item.label())
-        })
-        .collect();
-    (!kept.is_empty()).then(|| kept.join("; "))
 }
 
 /// Removes nodes.
@@ -444,18 +422,5 @@ mod tests {
         let error = together(vec![denied("a"), away]).unwrap_err();
         assert_eq!(error.reason(), Reason::Unavailable);
         assert_eq!(together(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
-    }
-
-    #[test]
-    fn finalizers_are_named_only_where_they_hold_something_up() {
-        let mut held = item("configmaps", "c", None, true);
-        held.meta.finalizers = vec!["example.com/never".to_owned()];
-        let mut living = held.clone();
-        living.meta.deletion_timestamp = None;
-        assert_eq!(
-            kept_by([&held, &living]).as_deref(),
-            Some("configmap/c is kept by finalizer example.com/never")
-        );
-        assert_eq!(kept_by([&living, &item("pods", "p", None, true)]), None);
     }
 }

@@ -68,7 +68,11 @@ impl Reader {
         let mark = labels::read(&pod.metadata, &self.keys)?;
         let (found, warning) = self.node(pod, &mark);
         let part = PodPart {
-            created: found.node.create_time.as_ref().map_or(0, |time| time.seconds),
+            created: found
+                .node
+                .create_time
+                .as_ref()
+                .map_or(0, |time| time.seconds),
             host: pod.spec.node_name.as_deref().map(Arc::from),
             ours: mark.identity.is_some(),
             lost: false,
@@ -83,10 +87,16 @@ impl Reader {
         })
     }
 
-    /// What is no pod belongs to a node only if it says to which.
+    /// What is no pod belongs to a node only if it says to which. One that was ours and no longer says so is kept by
+    /// itself, for the warning.
     pub(crate) fn part(&self, kind: u16, object: &Object) -> Option<Seen> {
         let mark = labels::read(&object.metadata, &self.keys)?;
-        let node = mark.node.clone()?;
+        let lost = || {
+            mark.problem
+                .as_ref()
+                .map(|_| format!("/{kind}/{}", object.metadata.name))
+        };
+        let node = mark.node.clone().or_else(lost)?;
         let warning = mark
             .problem
             .as_ref()
@@ -128,7 +138,7 @@ impl Reader {
         let ip_from = address::ip_from(&meta.annotations, &self.agent).unwrap_or_default();
         node.addresses = addresses(pod, ip_from);
         node.endpoints = endpoints(pod, ip_from).collect();
-        if mark.problem.is_some() {
+        if mark.problem.is_some() && mark.identity.is_none() {
             node.set_phase(NodePhase::Unknown);
         }
         if problems.is_empty() {
@@ -151,7 +161,8 @@ impl Reader {
         node.cluster_id.clone_from(&mark.cluster);
         node.node_id = id.to_owned();
         node.name.clone_from(&meta.name);
-        let own = |key: &str| labels::is_ours(key) || *key == self.keys.cluster || *key == self.keys.node;
+        let own =
+            |key: &str| labels::is_ours(key) || *key == self.keys.cluster || *key == self.keys.node;
         node.labels = meta
             .labels
             .iter()
@@ -169,10 +180,9 @@ impl Reader {
     fn warning(&self, meta: &Meta, mark: &Mark, id: &str, problem: &str) -> Warning {
         let label = |key: &str| meta.labels.get(key).cloned().unwrap_or_default();
         let owner = label(labels::OWNER);
-        let identity = meta
-            .annotations
-            .get(labels::IDENTITY)
-            .and_then(|json| serde_json::from_str::<drover_platform::identity::Identity>(json).ok());
+        let identity = meta.annotations.get(labels::IDENTITY).and_then(|json| {
+            serde_json::from_str::<drover_platform::identity::Identity>(json).ok()
+        });
         let slot = match &identity {
             Some(identity) => Some(identity.key()),
             None => (!owner.is_empty()).then(|| SlotKey {
@@ -182,8 +192,15 @@ impl Reader {
             }),
         };
         Warning {
-            message: format!("{:?} in namespace {:?}: {problem}", meta.name, meta.namespace),
-            cluster_id: Some(identity.as_ref().map_or_else(|| mark.cluster.clone(), |it| it.cluster_id.clone())),
+            message: format!(
+                "{:?} in namespace {:?}: {problem}",
+                meta.name, meta.namespace
+            ),
+            cluster_id: Some(
+                identity
+                    .as_ref()
+                    .map_or_else(|| mark.cluster.clone(), |it| it.cluster_id.clone()),
+            ),
             slot,
             id: Some(id.to_owned()),
             name: Some(identity.map_or_else(|| meta.name.clone(), |it| it.name)),
@@ -209,10 +226,17 @@ fn member(
         namespace: meta.namespace.as_str().into(),
         name: meta.name.as_str().into(),
         deleting: meta.is_deleting(),
+        kept_by: kept_by(meta),
         anchor: mark.anchor,
         pod: pod.map(Box::new),
         warning: warning.map(Box::new),
     }
+}
+
+/// The finalizers that keep what is being deleted.
+fn kept_by(meta: &Meta) -> Option<Box<str>> {
+    let kept = meta.is_deleting() && !meta.finalizers.is_empty();
+    kept.then(|| meta.finalizers.join(", ").into_boxed_str())
 }
 
 /// All addresses, those that others use first.
@@ -222,7 +246,8 @@ fn addresses(pod: &Pod, ip_from: IpFrom) -> Vec<Address> {
         value: value.to_owned(),
         interface: interface.to_owned(),
     };
-    let host = Some(pod.status.host_ip.as_str()).filter(|ip| !ip.is_empty() && ip_from == IpFrom::Node);
+    let host =
+        Some(pod.status.host_ip.as_str()).filter(|ip| !ip.is_empty() && ip_from == IpFrom::Node);
     host.map(|ip| address(ip, "node"))
         .into_iter()
         .chain(pod.ips().map(|ip| address(ip, "")))
@@ -232,17 +257,19 @@ fn addresses(pod: &Pod, ip_from: IpFrom) -> Vec<Address> {
 /// The named ports of all containers.
 fn endpoints(pod: &Pod, ip_from: IpFrom) -> impl Iterator<Item = (String, String)> {
     let ports = pod.spec.containers.iter().flat_map(|it| &it.ports);
-    ports.filter(|port| !port.name.is_empty()).filter_map(move |port| {
-        let at_host = (ip_from == IpFrom::Node)
-            .then_some(port.host_port)
-            .flatten()
-            .filter(|_| !pod.status.host_ip.is_empty());
-        let endpoint = match at_host {
-            Some(port) => address::join(&pod.status.host_ip, port),
-            None => address::join(pod.ips().next()?, port.container_port),
-        };
-        Some((port.name.clone(), endpoint))
-    })
+    ports
+        .filter(|port| !port.name.is_empty())
+        .filter_map(move |port| {
+            let at_host = (ip_from == IpFrom::Node)
+                .then_some(port.host_port)
+                .flatten()
+                .filter(|_| !pod.status.host_ip.is_empty());
+            let endpoint = match at_host {
+                Some(port) => address::join(&pod.status.host_ip, port),
+                None => address::join(pod.ips().next()?, port.container_port),
+            };
+            Some((port.name.clone(), endpoint))
+        })
 }
 
 /// A time as Kubernetes writes it.
@@ -277,11 +304,16 @@ pub(crate) async fn read(
     let mut groups = Groups::default();
     let reads = known.kinds().iter().enumerate().flat_map(|(at, kind)| {
         let scopes: Vec<String> = if kind.namespaced {
-            settings.scopes().map(|it| it.unwrap_or_default().to_owned()).collect()
+            settings
+                .scopes()
+                .map(|it| it.unwrap_or_default().to_owned())
+                .collect()
         } else {
             vec![String::new()]
         };
-        scopes.into_iter().map(move |namespace| (at, Arc::clone(kind), namespace))
+        scopes
+            .into_iter()
+            .map(move |namespace| (at, Arc::clone(kind), namespace))
     });
     // Every read waits for its turn below.
     let reads: Vec<_> = reads
@@ -329,9 +361,7 @@ async fn one(
             .await;
         return match read {
             Ok(_) => Ok(seen),
-            Err(error) if error.reason() == Reason::PermissionDenied => {
-                Ok(Vec::new())
-            }
+            Err(error) if error.reason() == Reason::PermissionDenied => Ok(Vec::new()),
             Err(error) => Err(error),
         };
     }
@@ -383,6 +413,7 @@ impl Lost {
                 namespace: self.namespace.as_str().into(),
                 name: self.name.as_str().into(),
                 deleting: false,
+                kept_by: None,
                 anchor: false,
                 pod: Some(Box::new(self.part.clone())),
                 warning: None,

@@ -1,10 +1,6 @@
 //! The driver: what the modules do, as one.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_convert::value::to_duration;
@@ -137,7 +133,9 @@ impl Driver for KubernetesDriver {
             ..Filter::default()
         };
         let mut listing = self.read(&filter).await?;
-        listing.nodes.retain(|found| found.node.cluster_id == cluster_id);
+        listing
+            .nodes
+            .retain(|found| found.node.cluster_id == cluster_id);
         Ok(Some(listing))
     }
 
@@ -244,22 +242,37 @@ fn check(settings: &Settings) -> Result<()> {
     ];
     for (field, key) in keys {
         if !labels::is_key(key) {
-            return Err(Error::invalid(field, format!("{key:?} is no key of a label")));
+            return Err(Error::invalid(
+                field,
+                format!("{key:?} is no key of a label"),
+            ));
         }
     }
     if settings.labels.cluster == settings.labels.node {
-        return Err(Error::invalid("labels", "cluster and node must have keys of their own"));
+        return Err(Error::invalid(
+            "labels",
+            "cluster and node must have keys of their own",
+        ));
     }
     if settings.field_manager.is_empty() || settings.field_manager.len() > 128 {
-        return Err(Error::invalid("field_manager", "must have 1 to 128 characters"));
+        return Err(Error::invalid(
+            "field_manager",
+            "must have 1 to 128 characters",
+        ));
     }
     let mut names = settings.namespaces.clone();
     names.sort_unstable();
     if names.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(Error::invalid("namespaces", "one is there twice"));
     }
-    if let Some(name) = names.iter().find(|name| name.is_empty() || !labels::is_value(name)) {
-        return Err(Error::invalid("namespaces", format!("{name:?} is no name of a namespace")));
+    if let Some(name) = names
+        .iter()
+        .find(|name| name.is_empty() || !labels::is_value(name))
+    {
+        return Err(Error::invalid(
+            "namespaces",
+            format!("{name:?} is no name of a namespace"),
+        ));
     }
     Ok(())
 }
@@ -273,7 +286,10 @@ struct Version {
 async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
     let version: Version = api.read_path("/version", "application/json").await?;
     let (uid, scope) = identify(api, settings).await?;
-    let (logs, exec) = futures::join!(may(api, settings, "get", "log"), may(api, settings, "create", "exec"));
+    let (logs, exec) = futures::join!(
+        may(api, settings, "get", "log"),
+        may(api, settings, "create", "exec")
+    );
     Ok(Description {
         uid,
         name: "kubernetes".to_owned(),
@@ -314,7 +330,10 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
 /// Whether the credentials may do this with pods everywhere that nodes may be.
 async fn may(api: &Api, settings: &Settings, verb: &str, subresource: &str) -> bool {
     for namespace in settings.scopes() {
-        if !api.may(verb, subresource, namespace.unwrap_or_default()).await {
+        if !api
+            .may(verb, subresource, namespace.unwrap_or_default())
+            .await
+        {
             return false;
         }
     }
@@ -347,8 +366,11 @@ async fn identify(api: &Api, settings: &Settings) -> Result<(String, BTreeMap<St
     let mut hash = Sha256::new();
     for name in &names {
         let meta = api.get_meta(&kind, "", name).await?.ok_or_else(|| {
-            Error::new(Reason::Precondition, format!("there is no namespace {name:?}"))
-                .with_resource("namespace", name)
+            Error::new(
+                Reason::Precondition,
+                format!("there is no namespace {name:?}"),
+            )
+            .with_resource("namespace", name)
         })?;
         for part in [name, &meta.uid] {
             hash.update((part.len() as u64).to_be_bytes());
@@ -367,7 +389,10 @@ async fn identify(api: &Api, settings: &Settings) -> Result<(String, BTreeMap<St
 
 fn node_class(name: &str, class: &ClassSettings) -> NodeClass {
     let amount = |resource: &str| {
-        let text = class.requests.get(resource).or_else(|| class.limits.get(resource))?;
+        let text = class
+            .requests
+            .get(resource)
+            .or_else(|| class.limits.get(resource))?;
         quantity(text)
     };
     let bytes = |resource: &str| {
@@ -417,9 +442,7 @@ fn short(key: &str) -> &str {
 /// JSON Schema of a group's properties.
 fn schema() -> Value {
     let text = |what: &str| json!({"type": "string", "minLength": 1, "maxLength": 253, "description": what});
-    let texts = |what: &str| {
-        json!({"type": "object", "additionalProperties": {"type": "string"}, "description": what})
-    };
+    let texts = |what: &str| json!({"type": "object", "additionalProperties": {"type": "string"}, "description": what});
     let amounts = json!({"type": "object", "additionalProperties": {"type": ["string", "number"]}});
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -485,9 +508,13 @@ mod tests {
             ("labels.cluster", |it| it.labels.cluster = "a b".into()),
             ("labels.node", |it| it.labels.node = String::new()),
             ("labels", |it| it.labels.node = it.labels.cluster.clone()),
-            ("failure_domain_label", |it| it.failure_domain_label = "/".into()),
+            ("failure_domain_label", |it| {
+                it.failure_domain_label = "/".into();
+            }),
             ("field_manager", |it| it.field_manager = String::new()),
-            ("namespaces", |it| it.namespaces = vec!["a".into(), "a".into()]),
+            ("namespaces", |it| {
+                it.namespaces = vec!["a".into(), "a".into()];
+            }),
             ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
         ];
         assert!(check(&Settings::default()).is_ok());

@@ -112,9 +112,11 @@ pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> 
         400..=499 => invalid(call, &words, &details),
         504 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
         // The store behind the API server has refused it by its size alone.
-        500 if words.contains("request is too large") => {
-            invalid(call, "the object is too large for the API server's store", &details)
-        }
+        500 if words.contains("request is too large") => invalid(
+            call,
+            "the object is too large for the API server's store",
+            &details,
+        ),
         _ => Error::unavailable(format!("{call}: {words}")),
     };
     match retry_after {
@@ -134,13 +136,10 @@ fn forbidden(call: &Call, words: &str, details: &Details) -> Error {
     let by_rules = words.contains(&format!(" cannot {} ", call.verb))
         || (words.contains(" cannot ") && words.contains(" resource \""));
     if by_rules || words == "Forbidden" {
-        return Error::new(
-            Reason::PermissionDenied,
-            format!("may not {call}: {words}"),
-        )
-        .with_metadata("verb", call.verb)
-        .with_metadata("kind", &call.kind)
-        .with_metadata("namespace", &call.namespace);
+        return Error::new(Reason::PermissionDenied, format!("may not {call}: {words}"))
+            .with_metadata("verb", call.verb)
+            .with_metadata("kind", &call.kind)
+            .with_metadata("namespace", &call.namespace);
     }
     Error::new(Reason::Precondition, format!("{call}: {words}"))
 }
@@ -161,7 +160,10 @@ fn not_found(call: &Call, words: &str, details: &Details) -> Error {
 }
 
 fn is_terminating(words: &str, details: &Details) -> bool {
-    details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+    details
+        .causes
+        .iter()
+        .any(|cause| cause.reason == "NamespaceTerminating")
         || words.contains("because it is being terminated")
 }
 

@@ -30,6 +30,8 @@ pub(crate) struct Member {
     pub(crate) namespace: Arc<str>,
     pub(crate) name: Box<str>,
     pub(crate) deleting: bool,
+    /// Finalizers that keep it although it is being deleted.
+    pub(crate) kept_by: Option<Box<str>>,
     /// Whether it was made last.
     pub(crate) anchor: bool,
     /// More, if it is a pod.
@@ -317,9 +319,28 @@ impl Group {
         names.sort();
         let more = names.len().saturating_sub(MAX_NAMED);
         names.truncate(MAX_NAMED);
-        let verb = if names.len() == 1 { "remains" } else { "remain" };
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("{}{more} {verb}", names.join(", "))
+        let verb = if names.len() == 1 {
+            "remains"
+        } else {
+            "remain"
+        };
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        let mut text = format!("{}{more} {verb}", names.join(", "));
+        let kept = self
+            .members
+            .iter()
+            .filter_map(|it| Some((it, it.kept_by.as_ref()?)));
+        for (member, finalizers) in kept.take(MAX_NAMED) {
+            text.push_str(&format!(
+                "; {} waits for its finalizers: {finalizers}",
+                show(member, kinds)
+            ));
+        }
+        text
     }
 }
 
@@ -367,7 +388,9 @@ pub(crate) fn uid(text: &str) -> u128 {
         Ok(uid) if digits.len() == 32 => uid,
         _ => {
             let hash = Sha256::digest(text.as_bytes());
-            hash[..16].iter().fold(0, |uid, byte| uid << 8 | u128::from(*byte))
+            hash[..16]
+                .iter()
+                .fold(0, |uid, byte| uid << 8 | u128::from(*byte))
         }
     }
 }

@@ -121,11 +121,11 @@ pub struct Mark {
     pub cluster: String,
     /// Node id: the label, or `None`.
     pub node: Option<String>,
-    /// The identity. `None`: it has none (foreign), or one that does not go with the labels.
+    /// The identity. `None`: it has none (foreign), cannot be read, or is of another cluster than the label says.
     pub identity: Option<Identity>,
     /// Whether it is the object that was made last.
     pub anchor: bool,
-    /// What is wrong with the identity, for people. `None`: nothing.
+    /// What is wrong with the identity or does not go with it, for people. `None`: nothing.
     pub problem: Option<String>,
 }
 
@@ -149,17 +149,16 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
         Err(_) => mark.problem = Some(format!("its annotation {IDENTITY} cannot be read")),
         Ok(identity) => {
             let differs = disagreement(meta, keys, &identity);
-            match differs {
-                Some(key) => {
-                    mark.problem = Some(format!(
-                        "its label {key} was changed and does not go with its annotation {IDENTITY}"
-                    ));
-                }
-                None => {
-                    mark.cluster.clone_from(&identity.cluster_id);
-                    mark.node = Some(identity.id.clone());
-                    mark.identity = Some(identity);
-                }
+            mark.problem = differs.map(|key| {
+                format!(
+                    "its label {key} was changed and does not go with its annotation {IDENTITY}"
+                )
+            });
+            // Whose cluster it is in is for its label to say: what is in another one is not ours any more.
+            if *label == value(&identity.cluster_id) {
+                mark.cluster.clone_from(&identity.cluster_id);
+                mark.node = Some(identity.id.clone());
+                mark.identity = Some(identity);
             }
         }
     }
@@ -219,7 +218,9 @@ pub fn is_key(text: &str) -> bool {
     };
     let dns = |part: &str| {
         !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
             && !part.starts_with('-')
             && !part.ends_with('-')
     };

@@ -49,7 +49,9 @@ async fn start(
     stop: Shutdown,
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     let listener = drover_server::listen(&server).await?;
-    let opened = stop.run_until_cancelled(PlatformServer::open(settings)).await;
+    let opened = stop
+        .run_until_cancelled(PlatformServer::open(settings))
+        .await;
     let Some(platform) = opened else {
         return Ok(());
     };

@@ -101,12 +101,19 @@ fn container(what: &str, it: &ContainerStatus, phase: NodePhase, ready: bool) ->
 /// Waiting that every pod does.
 fn is_usual(waiting: &Waiting) -> bool {
     waiting.message.is_empty()
-        && matches!(waiting.reason.as_str(), "" | "ContainerCreating" | "PodInitializing")
+        && matches!(
+            waiting.reason.as_str(),
+            "" | "ContainerCreating" | "PodInitializing"
+        )
 }
 
 fn ended(when: &str, it: &Terminated) -> String {
     let mut text = format!("{when} ended: ");
-    text.push_str(if it.reason.is_empty() { "no reason given" } else { &it.reason });
+    text.push_str(if it.reason.is_empty() {
+        "no reason given"
+    } else {
+        &it.reason
+    });
     text.push_str(&format!(" (exit code {}", it.exit_code));
     if it.signal != 0 {
         text.push_str(&format!(", signal {}", it.signal));

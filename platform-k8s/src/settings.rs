@@ -111,8 +111,11 @@ impl Settings {
     /// What is read, one reading each: a namespace, or `None` for all of them.
     pub fn scopes(&self) -> impl Iterator<Item = Option<&str>> {
         let all = self.namespaces.is_empty().then_some(None);
-        all.into_iter()
-            .chain(self.namespaces.iter().map(|namespace| Some(namespace.as_str())))
+        all.into_iter().chain(
+            self.namespaces
+                .iter()
+                .map(|namespace| Some(namespace.as_str())),
+        )
     }
 }
 

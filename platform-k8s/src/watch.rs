@@ -53,14 +53,26 @@ impl Watches {
         };
         let zones = follower(&zones, "", String::new(), Shape::Metadata);
         let watch = known.watch(None, &zones.kind, "");
-        let sink = Zones::new(Arc::clone(&known), watch, settings.failure_domain_label.clone());
-        tasks.push(tokio::spawn(stop.clone().run_until_cancelled_owned(zones.run(sink)).into_unit()));
+        let sink = Zones::new(
+            Arc::clone(&known),
+            watch,
+            settings.failure_domain_label.clone(),
+        );
+        tasks.push(tokio::spawn(
+            stop.clone()
+                .run_until_cancelled_owned(zones.run(sink))
+                .into_unit(),
+        ));
         for (at, kind) in known.kinds().iter().enumerate() {
             let index = u16::try_from(at).unwrap_or(u16::MAX);
             let is_pod = discover::is_pod(kind);
             let shape = if is_pod { Shape::Full } else { Shape::Metadata };
             let scopes = settings.scopes().map(Option::unwrap_or_default);
-            let scopes: Vec<&str> = if kind.namespaced { scopes.collect() } else { vec![""] };
+            let scopes: Vec<&str> = if kind.namespaced {
+                scopes.collect()
+            } else {
+                vec![""]
+            };
             for namespace in scopes {
                 let labels = discover::selector(settings, is_pod);
                 let follow = follower(kind, namespace, labels, shape);
@@ -80,7 +92,11 @@ impl Watches {
         }
         let credentials = api.clone();
         let following = async move { credentials.follow_credentials().await };
-        tasks.push(tokio::spawn(stop.clone().run_until_cancelled_owned(following).into_unit()));
+        tasks.push(tokio::spawn(
+            stop.clone()
+                .run_until_cancelled_owned(following)
+                .into_unit(),
+        ));
         Ok(Self {
             known,
             stop,
@@ -117,7 +133,10 @@ async fn resolve(api: &Api, settings: &Settings) -> Result<Vec<Arc<Kind>>> {
     let mut kinds: Vec<Arc<Kind>> = Vec::new();
     for name in &settings.kinds {
         let kind = served.named(name)?;
-        if let Some(verb) = ["list", "watch", "delete"].into_iter().find(|verb| !kind.can(verb)) {
+        if let Some(verb) = ["list", "watch", "delete"]
+            .into_iter()
+            .find(|verb| !kind.can(verb))
+        {
             return Err(Error::invalid(
                 "kinds",
                 format!("{name:?} cannot be used: the API server offers no {verb} for it"),

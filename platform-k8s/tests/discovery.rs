@@ -66,11 +66,23 @@ async fn agent_addresses_are_those_of_the_specification() {
     let (scheme, port, from) = (address::SCHEME, address::PORT, address::IP_FROM);
     let cases = [
         ("plain", json!({}), "http://POD:7000"),
-        ("whole", json!({address::ADDRESS: "grpc://db.example.org:9", from: "node"}), "grpc://db.example.org:9"),
+        (
+            "whole",
+            json!({address::ADDRESS: "grpc://db.example.org:9", from: "node"}),
+            "grpc://db.example.org:9",
+        ),
         ("from-node", json!({from: "node"}), "http://NODE:7000"),
         ("from-pod", json!({from: "pod"}), "http://POD:7000"),
-        ("both", json!({scheme: "https", port: "8443"}), "https://POD:8443"),
-        ("both-node", json!({scheme: "https", port: "8443", from: "node"}), "https://NODE:8443"),
+        (
+            "both",
+            json!({scheme: "https", port: "8443"}),
+            "https://POD:8443",
+        ),
+        (
+            "both-node",
+            json!({scheme: "https", port: "8443", from: "node"}),
+            "https://NODE:8443",
+        ),
         ("only-scheme", json!({scheme: "https"}), "http://POD:7000"),
         ("only-port", json!({port: "8443"}), "http://POD:7000"),
     ];
@@ -83,7 +95,10 @@ async fn agent_addresses_are_those_of_the_specification() {
         let expected = expected.replace("POD", &pod_ip).replace("NODE", &host_ip);
         assert_eq!(node.agent_address, Some(expected), "{name}");
         assert_eq!(node.slot, None, "{name}");
-        assert_eq!(node.provider_id, format!("kubernetes://{}/{name}", bench.namespace.name));
+        assert_eq!(
+            node.provider_id,
+            format!("kubernetes://{}/{name}", bench.namespace.name)
+        );
     }
     let (_, warnings) = bench.list(&bench.cluster).await.unwrap();
     assert_eq!(warnings, []);
@@ -93,7 +108,12 @@ async fn agent_addresses_are_those_of_the_specification() {
 async fn without_any_port_there_is_no_agent_address() {
     let bench = bench(agent(IpFrom::Node, None)).await;
     pod(&bench, "plain", json!({})).await;
-    pod(&bench, "both", json!({address::SCHEME: "tcp", address::PORT: "1"})).await;
+    pod(
+        &bench,
+        "both",
+        json!({address::SCHEME: "tcp", address::PORT: "1"}),
+    )
+    .await;
     assert_eq!(found(&bench, "plain").await.agent_address, None);
     let both = found(&bench, "both").await;
     let (_, host_ip) = ips(&bench, "both").await;
@@ -106,9 +126,21 @@ async fn a_pod_that_cannot_be_read_is_a_warning_beside_the_list() {
     let wrong = [
         ("address", json!({address::ADDRESS: "nonsense"}), "nonsense"),
         ("from", json!({address::IP_FROM: "moon"}), "moon"),
-        ("port", json!({address::SCHEME: "grpc", address::PORT: "70000"}), "70000"),
-        ("scheme", json!({address::SCHEME: "gopher", address::PORT: "70"}), "gopher"),
-        ("identity", json!({"drover.dev/identity": "{"}), "drover.dev/identity"),
+        (
+            "port",
+            json!({address::SCHEME: "grpc", address::PORT: "70000"}),
+            "70000",
+        ),
+        (
+            "scheme",
+            json!({address::SCHEME: "gopher", address::PORT: "70"}),
+            "gopher",
+        ),
+        (
+            "identity",
+            json!({"drover.dev/identity": "{"}),
+            "drover.dev/identity",
+        ),
     ];
     for (name, annotations, _) in &wrong {
         pod(&bench, name, annotations.clone()).await;
@@ -141,10 +173,22 @@ async fn nodes_are_pods_with_a_cluster_label_and_what_the_selector_selects() {
     .await;
     let cluster = &bench.cluster;
     let pods = [
-        ("named", json!({"example.org/cluster": cluster, "example.org/node": "n-1", "tier": "db"})),
-        ("unnamed", json!({"example.org/cluster": cluster, "tier": "db"})),
-        ("unselected", json!({"example.org/cluster": cluster, "tier": "web"})),
-        ("default-keys", json!({CLUSTER: cluster, NODE: "n-2", "tier": "db"})),
+        (
+            "named",
+            json!({"example.org/cluster": cluster, "example.org/node": "n-1", "tier": "db"}),
+        ),
+        (
+            "unnamed",
+            json!({"example.org/cluster": cluster, "tier": "db"}),
+        ),
+        (
+            "unselected",
+            json!({"example.org/cluster": cluster, "tier": "web"}),
+        ),
+        (
+            "default-keys",
+            json!({CLUSTER: cluster, NODE: "n-2", "tier": "db"}),
+        ),
         ("nobody", json!({"tier": "db"})),
     ];
     for (name, labels) in pods {
@@ -159,7 +203,11 @@ async fn nodes_are_pods_with_a_cluster_label_and_what_the_selector_selects() {
 #[tokio::test(flavor = "multi_thread")]
 async fn several_namespaces_are_one_platform_and_others_are_not_seen() {
     let rig = rig();
-    let spaces = [rig.namespace().await, rig.namespace().await, rig.namespace().await];
+    let spaces = [
+        rig.namespace().await,
+        rig.namespace().await,
+        rig.namespace().await,
+    ];
     for (at, space) in spaces.iter().enumerate() {
         let metadata = json!({"labels": {CLUSTER: "many"}});
         space.pod(&format!("p-{at}"), metadata).await;
@@ -183,7 +231,10 @@ async fn several_namespaces_are_one_platform_and_others_are_not_seen() {
     let server = open(Vec::new()).await.unwrap();
     assert!(listed(&server, "many").await.len() >= 3);
     server.shutdown().await;
-    let missing = open(vec!["no-such-namespace".to_owned()]).await.err().unwrap();
+    let missing = open(vec!["no-such-namespace".to_owned()])
+        .await
+        .err()
+        .unwrap();
     assert_eq!(missing.reason(), Reason::Precondition);
     assert!(missing.message().contains("no-such-namespace"));
 }
@@ -200,7 +251,10 @@ async fn listed(server: &PlatformServer, cluster: &str) -> Vec<Node> {
         ..DiscoverRequest::default()
     };
     let nodes = client.discover(request).await.unwrap().into_inner().nodes;
-    nodes.into_iter().filter(|node| node.cluster_id == cluster).collect()
+    nodes
+        .into_iter()
+        .filter(|node| node.cluster_id == cluster)
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -222,20 +276,34 @@ async fn kinds_are_checked_at_start() {
     for kinds in [
         &["pods"][..],
         &["pods", "deployments.apps", "deployments.v1.apps"][..1],
-        &["pods", "deployments.v1.apps", "networkpolicies.v1.networking.k8s.io"],
+        &[
+            "pods",
+            "deployments.v1.apps",
+            "networkpolicies.v1.networking.k8s.io",
+        ],
     ] {
         open(kinds).await.unwrap();
     }
     let wrong: [(&[&str], &str); 5] = [
-        (&["pods", "frobnicators.example.org"], "frobnicators.example.org"),
+        (
+            &["pods", "frobnicators.example.org"],
+            "frobnicators.example.org",
+        ),
         (&["pods", "deployments"], "deployments"),
         (&["pods", "bindings"], "bindings"),
-        (&["pods", "deployments.apps", "deployments.v1.apps"], "twice"),
+        (
+            &["pods", "deployments.apps", "deployments.v1.apps"],
+            "twice",
+        ),
         (&["services"], "pods"),
     ];
     for (kinds, word) in wrong {
         let error = open(kinds).await.unwrap_err();
         assert_eq!(error.reason(), Reason::Invalid, "{kinds:?}");
-        assert!(error.message().contains(word), "{kinds:?}: {}", error.message());
+        assert!(
+            error.message().contains(word),
+            "{kinds:?}: {}",
+            error.message()
+        );
     }
 }

@@ -68,7 +68,11 @@ async fn sweep(fault: &Fault, case: impl AsyncFn(&Bench, usize) -> bool) {
 }
 
 /// Provisions while the fault befalls the n-th call. Answers the request, what happened, and whether the fault was met.
-async fn provision_with(bench: &Bench, fault: &Fault, n: usize) -> (ProvisionRequest, String, bool) {
+async fn provision_with(
+    bench: &Bench,
+    fault: &Fault,
+    n: usize,
+) -> (ProvisionRequest, String, bool) {
     let request = bench.request("rich", COUNT).await;
     let from = bench.proxy().calls().len();
     bench.proxy().fail(On::any().nth(n), fault.clone());
@@ -128,11 +132,17 @@ async fn whatever_befalls_a_removal(fault: Fault) {
         bench.remove(&nodes[0], &what).await;
         let left = bench.nodes().await;
         assert_eq!(left.len(), 1, "{what}: {left:?}");
-        assert_eq!((&left[0].node_id, &left[0].slot), (&nodes[1].node_id, &nodes[1].slot));
-        until(&format!("{what}: the other one is all that is left"), || async {
-            let things = bench.namespace.everything().await;
-            (kinds(&things) == expected(1)).then_some(())
-        })
+        assert_eq!(
+            (&left[0].node_id, &left[0].slot),
+            (&nodes[1].node_id, &nodes[1].slot)
+        );
+        until(
+            &format!("{what}: the other one is all that is left"),
+            || async {
+                let things = bench.namespace.everything().await;
+                (kinds(&things) == expected(1)).then_some(())
+            },
+        )
         .await;
         bench.clean(&what).await;
         n < calls.max(9)
@@ -147,7 +157,10 @@ async fn calls_of_a_removal(bench: &Bench) -> usize {
     let from = bench.proxy().calls().len();
     bench.deprovision(&nodes[0]).await.unwrap();
     let calls = bench.proxy().calls();
-    let counted = calls[from..].iter().filter(|call| call.verb != "watch").count();
+    let counted = calls[from..]
+        .iter()
+        .filter(|call| call.verb != "watch")
+        .count();
     bench.clean("nothing befalls it").await;
     counted
 }
@@ -223,7 +236,9 @@ async fn throttling_slows_everything_down_and_loses_nothing() {
     for n in 1..=6 {
         let request = bench.request("rich", COUNT).await;
         let from = bench.proxy().calls().len();
-        bench.proxy().fail(On::any().nth(n), Fault::Throttle { seconds: 1 });
+        bench
+            .proxy()
+            .fail(On::any().nth(n), Fault::Throttle { seconds: 1 });
         let outcome = bench.provision(&request).await;
         assert_eq!(bench.proxy().faults_left(), 0, "call {n}");
         if let Err(error) = &outcome {
@@ -238,9 +253,14 @@ async fn throttling_slows_everything_down_and_loses_nothing() {
         let under_way = calls[at].at + Duration::from_millis(100);
         let early: Vec<&Call> = calls[at + 1..]
             .iter()
-            .filter(|call| call.at > under_way && call.at < calls[at].at + Duration::from_millis(950))
+            .filter(|call| {
+                call.at > under_way && call.at < calls[at].at + Duration::from_millis(950)
+            })
             .collect();
-        assert!(early.is_empty(), "call {n}: {early:?} came before the second was over");
+        assert!(
+            early.is_empty(),
+            "call {n}: {early:?} came before the second was over"
+        );
         let things = bench.namespace.everything().await;
         assert_eq!(kinds(&things), expected(nodes.len()), "call {n}");
         bench.clean("throttled").await;
@@ -260,7 +280,9 @@ async fn a_page_that_fails_is_an_error_and_never_a_short_list() {
     ];
     for fault in faults {
         // The first page is good, the second is not.
-        bench.proxy().fail(On::call("list", "pods").nth(2), fault.clone());
+        bench
+            .proxy()
+            .fail(On::call("list", "pods").nth(2), fault.clone());
         match bench.list(&bench.cluster).await {
             Err(error) => assert!(error.class() != Class::Cannot, "{fault:?}: {error:?}"),
             // A page that has expired may be read again from the first one.

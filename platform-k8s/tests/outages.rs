@@ -71,10 +71,11 @@ async fn survives_without(component: &str) {
     let made = bench.whole(&other, component).await;
     one_each(&made, &other, component);
     bench.remove(&nodes[0], component).await;
-    story.until_told("what was made", |story| {
-        ids(&made).iter().all(|id| story.knows(id)) && !story.knows(&nodes[0].node_id)
-    })
-    .await;
+    story
+        .until_told("what was made", |story| {
+            ids(&made).iter().all(|id| story.knows(id)) && !story.knows(&nodes[0].node_id)
+        })
+        .await;
     story.never_removed(&ids(&nodes[1..]));
     bench.until_running().await;
     let things = bench.namespace.everything().await;
@@ -99,7 +100,15 @@ async fn whatever_ends_a_watch_no_change_is_missed_and_none_invented() {
     let _rig = together().await;
     // A silent watch is given up after this.
     let bench = Bench::with(|settings| settings.watch_timeout_seconds = 3.0).await;
-    let ends = ["cut", "end", "expire", "silence", "expired", "expired event", "error"];
+    let ends = [
+        "cut",
+        "end",
+        "expire",
+        "silence",
+        "expired",
+        "expired event",
+        "error",
+    ];
     let (_, steady) = bench.make("pod", 2).await;
     bench.until_running().await;
     for what in ends {
@@ -107,7 +116,9 @@ async fn whatever_ends_a_watch_no_change_is_missed_and_none_invented() {
         let story = Story::of(&bench).await;
         story.until_complete().await;
         story
-            .until_told("they run", |story| nodes.iter().all(|node| story.runs(&node.node_id)))
+            .until_told("they run", |story| {
+                nodes.iter().all(|node| story.runs(&node.node_id))
+            })
             .await;
         let proxy = bench.proxy();
         // Nobody listens while things change.
@@ -139,7 +150,9 @@ async fn whatever_ends_a_watch_no_change_is_missed_and_none_invented() {
         let name = format!("by-hand-{}", what.replace(' ', "-"));
         bench.namespace.pod(&name, json!({"labels": labels})).await;
         story
-            .until_told(what, |story| !story.knows(&nodes[0].node_id) && story.knows(&name))
+            .until_told(what, |story| {
+                !story.knows(&nodes[0].node_id) && story.knows(&name)
+            })
             .await;
         let mut living = ids(&steady);
         living.push(nodes[1].node_id.clone());
@@ -236,7 +249,10 @@ async fn credentials_rotated_on_disk_are_taken_up() {
         })
         .await;
         assert_eq!(error.reason(), Reason::CredentialsRefused, "{error:?}");
-        assert!(!format!("{error:?}").contains(&first), "no token in an error");
+        assert!(
+            !format!("{error:?}").contains(&first),
+            "no token in an error"
+        );
         let second = bound_token(&keys, "second").await;
         give(&bench.proxy(), &second);
         let made = until("the second token is taken up", || async {
@@ -264,7 +280,9 @@ async fn a_bare_pod_deleted_by_hand_is_gone_and_nothing_replaces_it() {
     story.until_complete().await;
     bench.namespace.delete("pods", &nodes[0].node_id).await;
     story
-        .until_told("the pod is gone", |story| story.confirmed(&nodes[0].node_id))
+        .until_told("the pod is gone", |story| {
+            story.confirmed(&nodes[0].node_id)
+        })
         .await;
     assert_eq!(ids(&bench.nodes().await), [nodes[1].node_id.clone()]);
     bench.clean("deleted by hand").await;
@@ -288,16 +306,23 @@ async fn what_is_left_of_a_pod_deleted_by_hand_is_a_failed_node() {
     assert_eq!(node.phase(), NodePhase::Failed);
     assert_eq!(node.slot, nodes[0].slot);
     let message = node.message.to_lowercase();
-    assert!(message.contains("pod") && message.contains("service"), "{message}");
+    assert!(
+        message.contains("pod") && message.contains("service"),
+        "{message}"
+    );
     bench.remove(&node, "half of it").await;
     story
         .until_told("it is gone", |story| !story.knows(&nodes[0].node_id))
         .await;
     assert_eq!(ids(&bench.nodes().await), [nodes[1].node_id.clone()]);
     assert_eq!(kinds(&bench.namespace.everything().await)["services"], 1);
-    // Repeated though it was closed, it is made whole rather than twice.
-    let again = bench.whole(&request, "again").await;
-    one_each(&again, &request, "again");
+    // Repeated though it was closed, it is not made again, and nothing of it.
+    let again = bench.provision(&request).await.unwrap();
+    assert_eq!(
+        (ids(&again.nodes), again.failures.len()),
+        (vec![nodes[1].node_id.clone()], 1)
+    );
+    assert_eq!(kinds(&bench.namespace.everything().await)["services"], 1);
     bench.clean("half of it").await;
 }
 
@@ -318,24 +343,56 @@ async fn a_label_changed_by_hand_neither_loses_nor_doubles_the_node() {
         let (request, nodes) = bench.make("rich", 1).await;
         let name = nodes[0].node_id.clone();
         let before = bench.namespace.get("pods", &name).await.unwrap();
-        let patch = json!({"metadata": {"labels": {key: value}}});
+        let original = bench.namespace.get(kind, &name).await.unwrap();
+        let original = original["metadata"]["labels"][&key].clone();
+        let patch = json!({"metadata": {"labels": {key.clone(): value}}});
         bench.namespace.merge(kind, &name, &patch).await.unwrap();
-        // Seen as it is: a node that is incomplete, or a warning; never silence.
-        let seen = until(&what, || async {
-            let (nodes, warnings) = bench.list("").await.ok()?;
-            let mentions = |text: &str| text.contains(&name);
-            let seen = nodes.iter().any(|node| mentions(&node.node_id) || mentions(&node.message))
-                || warnings.iter().any(|warning| mentions(&format!("{warning:?}")));
-            seen.then_some((nodes, warnings))
+        // Never silence: what has the name is a node, or part of one, or a warning.
+        let visible = async |what: &str| {
+            until(&format!("{what}: it is seen"), || async {
+                let (nodes, warnings) = bench.list("").await.ok()?;
+                let text = format!("{nodes:?} {warnings:?}");
+                text.contains(&name).then_some(text)
+            })
+            .await
+        };
+        let seen = visible(&what).await;
+        // Repeated, it is the same node, or is refused in words that say why.
+        let answer = bench.provision(&request).await;
+        let text = format!("{answer:?}");
+        let same_or_refused = match &answer {
+            Ok(answer) => ids(&answer.nodes) == [name.clone()] || text.contains(&key),
+            Err(error) => {
+                matches!(
+                    error.reason(),
+                    Reason::Precondition | Reason::RequestIdReused
+                ) || text.contains(&key)
+            }
+        };
+        assert!(same_or_refused, "{what}: {text}");
+        assert!(kind != "pods" || seen.contains("label"), "{what}: {seen}");
+        let things = bench.namespace.everything().await;
+        assert_eq!(kinds(&things)["pods"], 1, "{what}: {seen}");
+        assert_eq!(kinds(&things)["services"], 1, "{what}: {seen}");
+        let after = bench.namespace.get("pods", &name).await.unwrap();
+        assert_eq!(
+            before["metadata"]["uid"], after["metadata"]["uid"],
+            "{what}: the same pod"
+        );
+        // Removed as it is: whatever is left of it is still to be seen.
+        let _ = bench.deprovision(&nodes[0]).await;
+        until(&format!("{what}: what is left stays"), || async {
+            let things = bench.namespace.everything().await;
+            things.iter().all(|thing| !thing.terminating).then_some(())
         })
         .await;
-        let answer = bench.whole(&request, &what).await;
-        one_each(&answer, &request, &what);
-        let things = bench.namespace.everything().await;
-        assert_eq!(kinds(&things)["pods"], 1, "{what}: {seen:?}");
-        assert_eq!(kinds(&things)["services"], 1, "{what}");
-        let after = bench.namespace.get("pods", &name).await.unwrap();
-        assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"], "{what}: the same pod");
+        if !bench.namespace.everything().await.is_empty() {
+            visible(&what).await;
+        }
+        // With the label back it can be removed.
+        let patch = json!({"metadata": {"labels": {key.clone(): original}}});
+        let _ = bench.namespace.merge(kind, &name, &patch).await;
+        bench.remove(&nodes[0], &what).await;
         bench.clean(&what).await;
     }
 }
@@ -353,7 +410,9 @@ async fn a_finalizer_that_never_finishes_is_a_removal_that_goes_on() {
             let answer = bench.deprovision(&nodes[0]).await.unwrap();
             assert_eq!(answer.state(), DeprovisionState::Deprovisioning, "{kind}");
             let object = bench.namespace.get(kind, &name).await.unwrap();
-            object["metadata"]["deletionTimestamp"].is_string().then_some(())
+            object["metadata"]["deletionTimestamp"]
+                .is_string()
+                .then_some(())
         })
         .await;
         let node = until("the finalizer is named", || async {
@@ -385,20 +444,34 @@ async fn what_has_the_name_already_is_left_alone_and_named() {
     let theirs = bench.namespace.create("services", &service).await.unwrap();
     let answer = bench.provision(&request).await;
     let text = format!("{answer:?}");
-    assert!(text.contains(&request.slots[1].id) && text.to_lowercase().contains("service"), "{text}");
+    assert!(
+        text.contains(&request.slots[1].id) && text.to_lowercase().contains("service"),
+        "{text}"
+    );
     if let Ok(answer) = answer {
-        assert_eq!((answer.nodes.len(), answer.unknown.len()), (1, 0), "{answer:?}");
+        assert_eq!(
+            (answer.nodes.len(), answer.unknown.len()),
+            (1, 0),
+            "{answer:?}"
+        );
     }
     for node in bench.nodes().await {
         bench.remove(&node, "beside theirs").await;
     }
-    let after = bench.namespace.get("services", &request.slots[1].id).await.unwrap();
+    let after = bench
+        .namespace
+        .get("services", &request.slots[1].id)
+        .await
+        .unwrap();
     assert_eq!(after["metadata"]["uid"], theirs["metadata"]["uid"]);
     assert_eq!(after["metadata"]["labels"], theirs["metadata"]["labels"]);
     assert_eq!(after["spec"], theirs["spec"]);
     until("only theirs is left", || async {
         let things = bench.namespace.everything().await;
-        things.iter().all(|thing| thing.name.starts_with(&request.slots[1].id)).then_some(())
+        things
+            .iter()
+            .all(|thing| thing.name.starts_with(&request.slots[1].id))
+            .then_some(())
     })
     .await;
 }

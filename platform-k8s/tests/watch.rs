@@ -24,7 +24,10 @@ const CLUSTER: &str = "drover.dev/cluster";
 
 async fn phase(bench: &Bench, id: &str) -> Option<NodePhase> {
     let (nodes, _) = bench.list(&bench.cluster).await.ok()?;
-    nodes.iter().find(|node| node.node_id == id).map(|node| node.phase())
+    nodes
+        .iter()
+        .find(|node| node.node_id == id)
+        .map(drover_proto::platform::v1::Node::phase)
 }
 
 async fn label(bench: &Bench, pod: &str, value: Value) {
@@ -59,7 +62,9 @@ async fn a_pod_whose_cluster_label_is_taken_away_is_not_gone() {
     })
     .await;
     bench.namespace.delete("pods", &id).await;
-    story.until_told("the pod is gone", |story| !story.knows(&id)).await;
+    story
+        .until_told("the pod is gone", |story| !story.knows(&id))
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -79,7 +79,11 @@ async fn an_object_of_five_megabytes_is_refused_by_its_name() {
         assert_eq!(error.class(), Class::Cannot, "{error:?}");
         let text = format!("{error:?}");
         // Beyond 4 MiB it is the template itself that is refused.
-        let named = if megabytes == 2 { "ConfigMap" } else { "large.yaml" };
+        let named = if megabytes == 2 {
+            "ConfigMap"
+        } else {
+            "large.yaml"
+        };
         assert!(text.contains(named), "{text}");
         silent(&error);
         assert_eq!(bench.namespace.everything().await, vec![]);
@@ -97,7 +101,11 @@ async fn a_quota_that_is_full_fails_the_slots_beyond_it_and_leaves_no_part_of_th
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "2"}},
     });
-    bench.namespace.create("resourcequotas", &quota).await.unwrap();
+    bench
+        .namespace
+        .create("resourcequotas", &quota)
+        .await
+        .unwrap();
     until("the quota counts", || async {
         let quota = bench.namespace.get("resourcequotas", "q").await.unwrap();
         quota["status"]["used"]["pods"].as_str().map(drop)
@@ -105,7 +113,11 @@ async fn a_quota_that_is_full_fails_the_slots_beyond_it_and_leaves_no_part_of_th
     .await;
     let request = bench.request("rich", 3).await;
     let answer = bench.provision(&request).await.unwrap();
-    assert_eq!((answer.nodes.len(), &answer.unknown), (2, &vec![]), "{answer:?}");
+    assert_eq!(
+        (answer.nodes.len(), &answer.unknown),
+        (2, &vec![]),
+        "{answer:?}"
+    );
     let error = drover_convert::error::from_rpc_status(answer.failures[0].error.as_ref().unwrap());
     assert_eq!(error.reason(), Reason::QuotaExceeded, "{error:?}");
     assert!(error.message().contains("exceeded quota: q"), "{error:?}");
@@ -173,7 +185,13 @@ async fn forbid(raw: &Raw, namespace: &str, plural: &str, words: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_that_refuses_is_quoted_and_nothing_is_left() {
     let bench = Bench::start().await;
-    forbid(&bench.namespace.raw, &bench.namespace.name, "pods", "no pods on Sundays").await;
+    forbid(
+        &bench.namespace.raw,
+        &bench.namespace.name,
+        "pods",
+        "no pods on Sundays",
+    )
+    .await;
     let request = bench.request("rich", 2).await;
     let error = bench.refused(&request).await;
     assert_eq!(error.reason(), Reason::Precondition, "{error:?}");
@@ -256,7 +274,13 @@ async fn a_namespace_that_is_missing_or_goes_is_named_and_makes_nothing() {
     for node in &nodes {
         bench.remove(node, "a namespace that goes").await;
     }
-    gone.merge("configmaps", "keeper", &json!({"metadata": {"finalizers": null}})).await.unwrap();
+    gone.merge(
+        "configmaps",
+        "keeper",
+        &json!({"metadata": {"finalizers": null}}),
+    )
+    .await
+    .unwrap();
     until("the namespace is gone", || async {
         let path = format!("/api/v1/namespaces/{}", gone.name);
         gone.raw.get(&path).await.is_err().then_some(())
@@ -273,7 +297,11 @@ async fn a_namespace_that_is_missing_or_goes_is_named_and_makes_nothing() {
     let mut request = bench.request("pod", 1).await;
     request.group.as_mut().unwrap().properties = Some(properties);
     let error = bench.refused(&request).await;
-    assert!(error.message().contains("kube-system") || format!("{error:?}").contains("properties.namespace"), "{error:?}");
+    assert!(
+        error.message().contains("kube-system")
+            || format!("{error:?}").contains("properties.namespace"),
+        "{error:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -324,6 +352,9 @@ async fn a_kind_that_is_not_served_is_refused_by_name_and_a_custom_one_is_dealt_
     let other = Bench::start().await;
     let error = other.refused(&other.request("custom", 1).await).await;
     assert_eq!(error.class(), Class::Cannot, "{error:?}");
-    assert!(format!("{error:?}").to_lowercase().contains("widget"), "{error:?}");
+    assert!(
+        format!("{error:?}").to_lowercase().contains("widget"),
+        "{error:?}"
+    );
     other.namespace.until_empty("no widgets").await;
 }

@@ -2,25 +2,48 @@
 #![cfg(feature = "clouds")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod cloud;
+mod embedded;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     time::Duration,
 };
 
-use cloud::{World, group_on, on_ec2};
 use drover_convert::value::to_struct;
 use drover_emulators::{
     Fault,
     ec2::{Ec2, Ec2Settings},
 };
+use drover_platform_cloud::{DriverSettings, drivers::aws};
 use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{Spread, UnsatisfiableAction},
 };
+use embedded::{World, group_on};
 use serde_json::{Value, json};
 use tokio::time::Instant;
+
+/// A platform over an emulated EC2 that is read every so often.
+fn on_ec2(emulator: &Ec2, directory: &Path, poll: Duration) -> DriverSettings {
+    let credentials = directory.join("aws-credentials");
+    let text = "[default]\naws_access_key_id = test\naws_secret_access_key = test\n";
+    std::fs::write(&credentials, text).unwrap();
+    let mut settings = aws::Settings {
+        region: "eu-central-1".to_owned(),
+        endpoint: emulator.url(),
+        credentials_file: Some(credentials),
+        image: "debian".to_owned(),
+        instance_type: "t3.micro".to_owned(),
+        ..aws::Settings::default()
+    };
+    settings.common.calls_per_second = 200.0;
+    settings.common.poll_interval_seconds = poll.as_secs_f64();
+    settings.common.pending_poll_interval_seconds = poll.as_secs_f64();
+    settings.common.visibility_delay_seconds = 2.0;
+    settings.common.call_timeout_seconds = 5.0;
+    DriverSettings::Aws(Box::new(settings))
+}
 
 fn seed() -> u64 {
     let seed = std::env::var("DROVER_SEED")

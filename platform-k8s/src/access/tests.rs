@@ -17,7 +17,10 @@ fn what_is_asked_of_logs_is_passed_on() {
         follow: true,
         previous: true,
         tail_lines: Some(0),
-        since: Some(Since::SinceTime(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 5 })),
+        since: Some(Since::SinceTime(prost_types::Timestamp {
+            seconds: 1_700_000_000,
+            nanos: 5,
+        })),
         ..StreamLogsRequest::default()
     };
     assert_eq!(
@@ -26,7 +29,10 @@ fn what_is_asked_of_logs_is_passed_on() {
     );
     for (seconds, nanos, expected) in [(0, 0, 1), (0, 1, 1), (5, 0, 5), (5, 1, 6)] {
         let request = StreamLogsRequest {
-            since: Some(Since::SinceDuration(prost_types::Duration { seconds, nanos })),
+            since: Some(Since::SinceDuration(prost_types::Duration {
+                seconds,
+                nanos,
+            })),
             ..StreamLogsRequest::default()
         };
         let text = parameters(&place(), &request);
@@ -37,9 +43,8 @@ fn what_is_asked_of_logs_is_passed_on() {
 #[test]
 fn a_command_ends_with_its_own_code_or_that_of_a_shell() {
     let call = Call::path("create", "x");
-    let code = |status: serde_json::Value| {
-        exit_code(&call, &serde_json::from_value(status).unwrap())
-    };
+    let code =
+        |status: serde_json::Value| exit_code(&call, &serde_json::from_value(status).unwrap());
     assert_eq!(code(json!({"status": "Success"})), Ok(0));
     let failed = json!({"status": "Failure", "reason": "NonZeroExitCode", "message": "command terminated with exit code 3",
         "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}});
@@ -47,8 +52,10 @@ fn a_command_ends_with_its_own_code_or_that_of_a_shell() {
     let missing = json!({"status": "Failure", "reason": "InternalError", "code": 500,
         "message": "OCI runtime exec failed: exec: \"frobnicate\": executable file not found in $PATH"});
     assert_eq!(code(missing), Ok(127));
-    let forbidden = json!({"status": "Failure", "message": "exec: \"/etc/passwd\": permission denied"});
+    let forbidden =
+        json!({"status": "Failure", "message": "exec: \"/etc/passwd\": permission denied"});
     assert_eq!(code(forbidden), Ok(126));
-    let other = code(json!({"status": "Failure", "message": "cannot run secret-command"})).unwrap_err();
+    let other =
+        code(json!({"status": "Failure", "message": "cannot run secret-command"})).unwrap_err();
     assert!(!other.message().contains("secret-command"));
 }

@@ -7,15 +7,21 @@ fn pod(annotations: &[(&str, &str)]) -> Pod {
             host_ip: "192.0.2.1".into(),
             pod_ip: "10.0.0.7".into(),
             pod_ips: vec![
-                Ip { ip: "10.0.0.7".into() },
-                Ip { ip: "fd00::7".into() },
+                Ip {
+                    ip: "10.0.0.7".into(),
+                },
+                Ip {
+                    ip: "fd00::7".into(),
+                },
             ],
             ..Status::default()
         },
         ..Pod::default()
     };
     for (key, value) in annotations {
-        pod.metadata.annotations.insert((*key).into(), (*value).into());
+        pod.metadata
+            .annotations
+            .insert((*key).into(), (*value).into());
     }
     pod
 }
@@ -48,7 +54,11 @@ fn the_address_annotation_goes_before_everything_else() {
     assert_eq!(address(&all, IpFrom::Pod, Some(7000)), expected);
     assert_eq!(address(&all, IpFrom::Pod, None), expected);
     // Not even what is wrong elsewhere matters.
-    let others_wrong = [(ADDRESS, "http://db.example.org:8080"), (IP_FROM, "moon"), (PORT, "x")];
+    let others_wrong = [
+        (ADDRESS, "http://db.example.org:8080"),
+        (IP_FROM, "moon"),
+        (PORT, "x"),
+    ];
     assert_eq!(address(&others_wrong, IpFrom::Pod, None), expected);
 }
 
@@ -70,8 +80,14 @@ fn the_ip_address_is_that_of_the_annotation_else_of_the_settings() {
         (None, IpFrom::Node, "https://192.0.2.1:7000"),
     ];
     for (annotation, setting, expected) in cases {
-        let annotations: Vec<_> = annotation.map(|value| (IP_FROM, value)).into_iter().collect();
-        assert_eq!(address(&annotations, setting, Some(7000)).as_deref(), Some(expected));
+        let annotations: Vec<_> = annotation
+            .map(|value| (IP_FROM, value))
+            .into_iter()
+            .collect();
+        assert_eq!(
+            address(&annotations, setting, Some(7000)).as_deref(),
+            Some(expected)
+        );
     }
 }
 
@@ -108,7 +124,10 @@ fn without_an_ip_address_there_is_none_yet() {
     for ip_from in [IpFrom::Pod, IpFrom::Node] {
         assert_eq!(agent(&waiting, &settings(ip_from, Some(7000))), Ok(None));
     }
-    waiting.metadata.annotations.insert(ADDRESS.into(), "tcp://db:1".into());
+    waiting
+        .metadata
+        .annotations
+        .insert(ADDRESS.into(), "tcp://db:1".into());
     assert_eq!(
         agent(&waiting, &settings(IpFrom::Pod, None)),
         Ok(Some("tcp://db:1".into()))
@@ -121,9 +140,15 @@ fn addresses_of_version_6_are_in_brackets() {
     six.status.pod_ip = "fd00::7".into();
     six.status.host_ip = "2001:db8::1".into();
     let pod_settings = settings(IpFrom::Pod, None);
-    assert_eq!(agent(&six, &pod_settings), Ok(Some("http://[fd00::7]:80".into())));
+    assert_eq!(
+        agent(&six, &pod_settings),
+        Ok(Some("http://[fd00::7]:80".into()))
+    );
     let node_settings = settings(IpFrom::Node, None);
-    assert_eq!(agent(&six, &node_settings), Ok(Some("http://[2001:db8::1]:80".into())));
+    assert_eq!(
+        agent(&six, &node_settings),
+        Ok(Some("http://[2001:db8::1]:80".into()))
+    );
     // The settings' part too.
     six.metadata.annotations.clear();
     assert_eq!(
@@ -131,8 +156,13 @@ fn addresses_of_version_6_are_in_brackets() {
         Ok(Some("https://[fd00::7]:1".into()))
     );
     // And an address that is written.
-    six.metadata.annotations.insert(ADDRESS.into(), "grpc://[fd00::9]:9".into());
-    assert_eq!(agent(&six, &pod_settings), Ok(Some("grpc://[fd00::9]:9".into())));
+    six.metadata
+        .annotations
+        .insert(ADDRESS.into(), "grpc://[fd00::9]:9".into());
+    assert_eq!(
+        agent(&six, &pod_settings),
+        Ok(Some("grpc://[fd00::9]:9".into()))
+    );
 }
 
 #[test]

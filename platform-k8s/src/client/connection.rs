@@ -92,7 +92,10 @@ impl Connection {
             }
             Err(error) => {
                 // Perhaps half written: the old ones may still do, and the files are looked at again.
-                tracing::warn!(error = error.message(), "changed credentials cannot be used");
+                tracing::warn!(
+                    error = error.message(),
+                    "changed credentials cannot be used"
+                );
                 false
             }
         }
@@ -139,8 +142,8 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State>
     };
     let digest = digest(&files).await;
     let namespace = config.default_namespace.clone();
-    let client = client(config)
-        .map_err(|error| unusable("the credentials cannot be used", &error))?;
+    let client =
+        client(config).map_err(|error| unusable("the credentials cannot be used", &error))?;
     Ok(State {
         client,
         namespace,
@@ -200,8 +203,14 @@ fn sources(kubeconfig: Option<&Path>) -> Vec<PathBuf> {
 
 /// The files that a kubeconfig refers to.
 fn referred(config: &Kubeconfig) -> BTreeSet<PathBuf> {
-    let clusters = config.clusters.iter().filter_map(|named| named.cluster.as_ref());
-    let users = config.auth_infos.iter().filter_map(|named| named.auth_info.as_ref());
+    let clusters = config
+        .clusters
+        .iter()
+        .filter_map(|named| named.cluster.as_ref());
+    let users = config
+        .auth_infos
+        .iter()
+        .filter_map(|named| named.auth_info.as_ref());
     clusters
         .filter_map(|cluster| cluster.certificate_authority.clone())
         .chain(users.flat_map(|user| {
@@ -229,5 +238,8 @@ async fn digest(files: &BTreeSet<PathBuf>) -> [u8; 32] {
 }
 
 fn unusable(what: &str, error: &dyn std::error::Error) -> Error {
-    Error::new(Reason::Precondition, format!("{what}: {}", crate::errors::chain(error)))
+    Error::new(
+        Reason::Precondition,
+        format!("{what}: {}", crate::errors::chain(error)),
+    )
 }

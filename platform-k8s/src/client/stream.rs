@@ -13,7 +13,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{Api, Call, JSON, Kind, decode, escape};
 
 /// Only metadata of one object, or of a watch.
-pub(super) const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+pub(super) const METADATA_ONLY: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// Longest line of a watch: objects are at most 3 MiB.
 const MAX_LINE: usize = 16 * 1024 * 1024;
@@ -90,7 +91,9 @@ impl Api {
                 query.selectors(),
                 parameter("continue", &next)
             );
-            let body = self.read(&call, &self.request(Method::GET, &path, accept)).await?;
+            let body = self
+                .read(&call, &self.request(Method::GET, &path, accept))
+                .await?;
             let read: Page<T> = decode(&call, &body)?;
             drop(body);
             page(read.items);
@@ -225,7 +228,10 @@ impl<T: DeserializeOwned> Events<T> {
                 return self.event(&line).map(Some);
             }
             if self.buffer.len() > MAX_LINE {
-                return Err(Error::unavailable(format!("{}: an event is too long", self.call)));
+                return Err(Error::unavailable(format!(
+                    "{}: an event is too long",
+                    self.call
+                )));
             }
             match tokio::time::timeout(silence, self.body.frame()).await {
                 Err(_) => return Err(crate::errors::timeout(&self.call, silence)),
@@ -241,7 +247,10 @@ impl<T: DeserializeOwned> Events<T> {
     }
 
     fn line(&mut self) -> Option<Bytes> {
-        let Some(at) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') else {
+        let Some(at) = self.buffer[self.searched..]
+            .iter()
+            .position(|&b| b == b'\n')
+        else {
             self.searched = self.buffer.len();
             return None;
         };

@@ -74,7 +74,10 @@ fn a_pod_of_ours_shows_everything_that_was_stored_with_it() {
     };
     assert_eq!(Node1::of(&node), expected);
     assert_eq!(node.slot, Some(stored.key()));
-    assert_eq!((node.group.as_str(), node.ordinal, node.sequence), ("data/hot", Some(1), 7));
+    assert_eq!(
+        (node.group.as_str(), node.ordinal, node.sequence),
+        ("data/hot", Some(1), 7)
+    );
     assert_eq!(node.labels, stored.labels);
     assert_eq!(node.provider_id, "kubernetes://prod/db-1-x7k2p");
     assert_eq!(node.create_time.unwrap().seconds, 1_767_323_045);
@@ -138,10 +141,17 @@ fn a_pod_without_addresses_has_no_endpoints_yet() {
 fn a_pod_of_somebody_else_is_a_foreign_node() {
     let node = fine(json!({"metadata": {"name": "theirs", "namespace": "x",
         "labels": {"drover.dev/cluster": "other", "app": "theirs", "drover.dev/odd": "1"}},
-        "status": {"phase": "Running"}})).node;
-    assert_eq!((node.cluster_id.as_str(), node.node_id.as_str()), ("other", "theirs"));
+        "status": {"phase": "Running"}}))
+    .node;
+    assert_eq!(
+        (node.cluster_id.as_str(), node.node_id.as_str()),
+        ("other", "theirs")
+    );
     assert_eq!(node.slot, None);
-    assert_eq!(node.labels, [("app".to_owned(), "theirs".to_owned())].into());
+    assert_eq!(
+        node.labels,
+        [("app".to_owned(), "theirs".to_owned())].into()
+    );
 }
 
 #[test]
@@ -155,8 +165,14 @@ fn the_node_id_is_the_label_else_the_name_of_the_pod() {
 #[test]
 fn a_pod_without_cluster_label_is_no_node() {
     assert_eq!(read(json!({"metadata": {"name": "p"}})), None);
-    assert_eq!(read(json!({"metadata": {"name": "p", "labels": {"drover.dev/node": "n"}}})), None);
-    assert_eq!(read(json!({"metadata": {"name": "p", "labels": null, "annotations": null}})), None);
+    assert_eq!(
+        read(json!({"metadata": {"name": "p", "labels": {"drover.dev/node": "n"}}})),
+        None
+    );
+    assert_eq!(
+        read(json!({"metadata": {"name": "p", "labels": null, "annotations": null}})),
+        None
+    );
 }
 
 #[test]
@@ -170,7 +186,10 @@ fn keys_of_labels_are_those_of_the_settings() {
     };
     let pod = json!({"metadata": {"name": "p", "labels": {"example.org/c": "c", "example.org/n": "n", "x": "y"}}});
     let (found, _) = reader.found(&serde_json::from_value(pod).unwrap()).unwrap();
-    assert_eq!((found.node.cluster_id.as_str(), found.node.node_id.as_str()), ("c", "n"));
+    assert_eq!(
+        (found.node.cluster_id.as_str(), found.node.node_id.as_str()),
+        ("c", "n")
+    );
     assert_eq!(found.node.labels.len(), 1);
 }
 
@@ -184,7 +203,10 @@ fn an_identity_that_cannot_be_read_is_a_warning_that_says_all_that_is_known() {
     assert_eq!(found.node.slot, None);
     assert_eq!(warning.cluster_id.as_deref(), Some("orders"));
     assert_eq!(warning.id.as_deref(), Some("db-1-x7k2p"));
-    assert_eq!(warning.provider_id.as_deref(), Some("kubernetes://prod/db-1-x7k2p"));
+    assert_eq!(
+        warning.provider_id.as_deref(),
+        Some("kubernetes://prod/db-1-x7k2p")
+    );
     let slot = warning.slot.unwrap();
     assert_eq!((slot.owner, slot.index), (identity().owner, None));
     assert!(warning.message.contains(labels::IDENTITY));
@@ -192,12 +214,27 @@ fn an_identity_that_cannot_be_read_is_a_warning_that_says_all_that_is_known() {
 
 #[test]
 fn a_label_that_was_changed_by_hand_is_a_warning_about_the_slot() {
-    for key in ["drover.dev/cluster", "drover.dev/node", labels::OWNER, labels::REQUEST] {
+    for key in [
+        "drover.dev/cluster",
+        "drover.dev/node",
+        labels::OWNER,
+        labels::REQUEST,
+    ] {
         let mut pod = ours();
         pod["metadata"]["labels"][key] = "changed".into();
         let (found, warning) = read(pod).unwrap();
-        assert_eq!(found.node.slot, None, "{key}");
-        assert_eq!(found.node.phase(), NodePhase::Unknown, "{key}");
+        // In another cluster it is nothing of ours.
+        let expected = match key {
+            "drover.dev/cluster" => ("changed", None, NodePhase::Unknown),
+            _ => ("orders", Some(identity().key()), NodePhase::Running),
+        };
+        let node = found.node;
+        assert_eq!(
+            (node.cluster_id.as_str(), node.slot.clone(), node.phase()),
+            expected,
+            "{key}"
+        );
+        assert_eq!(node.node_id, "db-1-x7k2p");
         let warning = warning.unwrap();
         assert!(warning.message.contains(key), "{}", warning.message);
         assert_eq!(warning.slot, Some(identity().key()), "{key}");
@@ -219,13 +256,27 @@ fn an_agent_address_that_is_wrong_is_a_warning_and_the_node_is_there() {
 
 #[test]
 fn other_objects_belong_to_a_node_only_if_they_say_to_which() {
-    let object = |labels: Value| serde_json::from_value(json!({"metadata": {"name": "s", "uid": "u", "labels": labels}})).unwrap();
+    let object = |labels: Value| {
+        serde_json::from_value(json!({"metadata": {"name": "s", "uid": "u", "labels": labels}}))
+            .unwrap()
+    };
     assert!(reader().part(1, &object(json!({}))).is_none());
-    assert!(reader().part(1, &object(json!({"drover.dev/cluster": "c"}))).is_none());
-    let foreign = reader().part(1, &object(json!({"drover.dev/cluster": "c", "drover.dev/node": "n"}))).unwrap();
+    assert!(
+        reader()
+            .part(1, &object(json!({"drover.dev/cluster": "c"})))
+            .is_none()
+    );
+    let foreign = reader()
+        .part(
+            1,
+            &object(json!({"drover.dev/cluster": "c", "drover.dev/node": "n"})),
+        )
+        .unwrap();
     assert_eq!((foreign.node.as_str(), foreign.identity), ("n", None));
     let mut ours: Object = serde_json::from_value(ours()).unwrap();
-    ours.metadata.annotations.insert(labels::ANCHOR.into(), "true".into());
+    ours.metadata
+        .annotations
+        .insert(labels::ANCHOR.into(), "true".into());
     let seen = reader().part(1, &ours).unwrap();
     assert!(seen.member.anchor);
     assert_eq!(seen.identity.unwrap().node.slot, Some(identity().key()));
@@ -245,11 +296,16 @@ fn identities_come_back_as_they_were() {
     odd.group = "a/b/c".repeat(40);
     odd.id = "x".repeat(100);
     odd.labels.insert("not valid".into(), "value!".into());
-    odd.labels.insert("drover.dev/owner".into(), "forged".into());
+    odd.labels
+        .insert("drover.dev/owner".into(), "forged".into());
     odd.labels.insert("tier".into(), "gold".into());
     for identity in [identity(), odd] {
         let meta = meta(&identity);
-        assert!(meta.labels.iter().all(|(key, value)| labels::is_key(key) && labels::is_value(value)));
+        assert!(
+            meta.labels
+                .iter()
+                .all(|(key, value)| labels::is_key(key) && labels::is_value(value))
+        );
         assert_eq!(meta.labels[labels::OWNER], identity.owner);
         let mark = labels::read(&meta, &LabelKeys::default()).unwrap();
         assert_eq!((mark.identity, mark.problem), (Some(identity), None));
@@ -258,9 +314,24 @@ fn identities_come_back_as_they_were() {
 
 #[test]
 fn texts_that_are_no_label_values_differ_in_their_hash() {
-    let values: std::collections::BTreeSet<String> =
-        ["a/b", "a-b", "a//b", "/", "//", &"x".repeat(64), &"x".repeat(65), "ü", "-a", "a-"].map(labels::value).into();
+    let values: std::collections::BTreeSet<String> = [
+        "a/b",
+        "a-b",
+        "a//b",
+        "/",
+        "//",
+        &"x".repeat(64),
+        &"x".repeat(65),
+        "ü",
+        "-a",
+        "a-",
+    ]
+    .map(labels::value)
+    .into();
     assert_eq!(values.len(), 10);
-    assert!(values.iter().all(|value| labels::is_value(value)), "{values:?}");
+    assert!(
+        values.iter().all(|value| labels::is_value(value)),
+        "{values:?}"
+    );
     assert_eq!(labels::value("db-1.x_y"), "db-1.x_y");
 }

@@ -14,7 +14,11 @@ fn kinds() -> Vec<Arc<Kind>> {
             verbs: Vec::new(),
         })
     };
-    vec![kind("pods", "Pod"), kind("services", "Service"), kind("statefulsets", "StatefulSet")]
+    vec![
+        kind("pods", "Pod"),
+        kind("services", "Service"),
+        kind("statefulsets", "StatefulSet"),
+    ]
 }
 
 fn identity() -> Found {
@@ -48,6 +52,7 @@ fn member(made: &Made, pod: Option<PodPart>) -> Member {
         namespace: "ns".into(),
         name: format!("n-{}", made.uid).into(),
         deleting: made.deleting,
+        kept_by: made.deleting.then(|| "example.org/never".into()),
         anchor: made.anchor,
         pod: pod.map(Box::new),
         warning: None,
@@ -66,7 +71,11 @@ fn seen(member: Member, identity: Option<Found>) -> Seen {
 
 fn pod(uid: u128, created: i64, deleting: bool, anchor: bool) -> Seen {
     let mut found = identity();
-    let phase = if deleting { NodePhase::Deprovisioning } else { NodePhase::Running };
+    let phase = if deleting {
+        NodePhase::Deprovisioning
+    } else {
+        NodePhase::Running
+    };
     found.node.set_phase(phase);
     found.node.message = format!("pod {uid}");
     found.node.agent_address = Some("grpc://10.0.0.1:1".into());
@@ -77,11 +86,33 @@ fn pod(uid: u128, created: i64, deleting: bool, anchor: bool) -> Seen {
         lost: false,
         found: found.into(),
     };
-    seen(member(&Made { uid, kind: 0, deleting, anchor }, Some(part)), None)
+    seen(
+        member(
+            &Made {
+                uid,
+                kind: 0,
+                deleting,
+                anchor,
+            },
+            Some(part),
+        ),
+        None,
+    )
 }
 
 fn part(uid: u128, kind: u16, deleting: bool, anchor: bool) -> Seen {
-    seen(member(&Made { uid, kind, deleting, anchor }, None), Some(identity()))
+    seen(
+        member(
+            &Made {
+                uid,
+                kind,
+                deleting,
+                anchor,
+            },
+            None,
+        ),
+        Some(identity()),
+    )
 }
 
 fn groups(seen: impl IntoIterator<Item = Seen>) -> Groups {
@@ -93,28 +124,50 @@ fn groups(seen: impl IntoIterator<Item = Seen>) -> Groups {
 }
 
 fn node_of(groups: &Groups, under_way: UnderWay) -> Found {
-    groups.get("c", "n").unwrap().node(&kinds(), under_way).unwrap()
+    groups
+        .get("c", "n")
+        .unwrap()
+        .node(&kinds(), under_way)
+        .unwrap()
 }
 
 fn expect(groups: &Groups, phase: NodePhase, words: &str) {
     let found = node_of(groups, UnderWay::default());
     assert_eq!(found.node.phase(), phase, "{}", found.node.message);
-    assert!(found.node.message.contains(words), "{words:?} is not in {:?}", found.node.message);
+    assert!(
+        found.node.message.contains(words),
+        "{words:?} is not in {:?}",
+        found.node.message
+    );
     assert_eq!(found.node.slot, identity().node.slot);
     assert_eq!(found.fingerprint, "f");
 }
 
-const CREATING: UnderWay = UnderWay { creating: true, removing: false };
-const REMOVING: UnderWay = UnderWay { creating: false, removing: true };
+const CREATING: UnderWay = UnderWay {
+    creating: true,
+    removing: false,
+};
+const REMOVING: UnderWay = UnderWay {
+    creating: false,
+    removing: true,
+};
 
 #[test]
 fn a_pod_alone_is_a_node() {
-    expect(&groups([pod(1, 1, false, true)]), NodePhase::Running, "pod 1");
+    expect(
+        &groups([pod(1, 1, false, true)]),
+        NodePhase::Running,
+        "pod 1",
+    );
 }
 
 #[test]
 fn of_several_pods_the_newest_that_stays_is_the_node() {
-    let all = groups([pod(1, 10, false, false), pod(2, 20, false, false), pod(3, 30, true, false)]);
+    let all = groups([
+        pod(1, 10, false, false),
+        pod(2, 20, false, false),
+        pod(3, 30, true, false),
+    ]);
     expect(&all, NodePhase::Running, "pod 2");
     assert_eq!(all.iter().count(), 1);
     let leaving = groups([pod(1, 10, true, false), pod(2, 20, true, false)]);
@@ -124,10 +177,17 @@ fn of_several_pods_the_newest_that_stays_is_the_node() {
 #[test]
 fn a_pod_that_its_workload_replaces_is_a_node_on_its_way() {
     let all = groups([part(9, 2, false, true), pod(1, 10, true, false)]);
-    expect(&all, NodePhase::Pending, "is being replaced by statefulset/n-9");
+    expect(
+        &all,
+        NodePhase::Pending,
+        "is being replaced by statefulset/n-9",
+    );
     assert_eq!(node_of(&all, UnderWay::default()).node.agent_address, None);
     // Unless we are removing it, or somebody removes the workload.
-    assert_eq!(node_of(&all, REMOVING).node.phase(), NodePhase::Deprovisioning);
+    assert_eq!(
+        node_of(&all, REMOVING).node.phase(),
+        NodePhase::Deprovisioning
+    );
     let all = groups([part(9, 2, true, true), pod(1, 10, true, false)]);
     expect(&all, NodePhase::Deprovisioning, "pod 1");
 }
@@ -143,9 +203,16 @@ fn what_remains_of_a_node_whose_pod_is_gone_is_a_failed_node() {
     let mut all = groups([part(8, 1, false, false), pod(1, 1, false, true)]);
     let key = all.iter().next().map(|(key, _)| Arc::clone(key)).unwrap();
     assert!(all.remove(&key, 1));
-    expect(&all, NodePhase::Failed, "its pod is gone; service/n-8 remains");
+    expect(
+        &all,
+        NodePhase::Failed,
+        "its pod is gone; service/n-8 remains",
+    );
     assert_eq!(node_of(&all, UnderWay::default()).node.agent_address, None);
-    assert_eq!(node_of(&all, REMOVING).node.phase(), NodePhase::Deprovisioning);
+    assert_eq!(
+        node_of(&all, REMOVING).node.phase(),
+        NodePhase::Deprovisioning
+    );
     assert!(!all.remove(&key, 8));
     assert!(all.get("c", "n").is_none());
 }
@@ -161,7 +228,16 @@ fn a_set_without_its_last_object_is_a_failed_node_unless_it_is_being_made() {
 #[test]
 fn what_is_all_on_its_way_out_is_a_node_that_leaves() {
     let all = groups([part(7, 1, true, false), part(8, 1, true, false)]);
-    expect(&all, NodePhase::Deprovisioning, "service/n-7, service/n-8 remain");
+    expect(
+        &all,
+        NodePhase::Deprovisioning,
+        "service/n-7, service/n-8 remain",
+    );
+    expect(
+        &all,
+        NodePhase::Deprovisioning,
+        "service/n-8 waits for its finalizers: example.org/never",
+    );
     let all = groups([part(7, 1, false, false), part(9, 2, true, true)]);
     expect(&all, NodePhase::Deprovisioning, "is being deleted");
 }
@@ -171,7 +247,12 @@ fn objects_without_identity_and_pod_are_no_node() {
     let mut foreign = part(7, 1, false, false);
     foreign.identity = None;
     let all = groups([foreign]);
-    assert_eq!(all.get("c", "n").unwrap().node(&kinds(), UnderWay::default()), None);
+    assert_eq!(
+        all.get("c", "n")
+            .unwrap()
+            .node(&kinds(), UnderWay::default()),
+        None
+    );
 }
 
 #[test]
@@ -201,6 +282,8 @@ fn uids_are_kept_apart() {
     let one = uid("0a1b2c3d-0000-0000-0000-000000000001");
     assert_eq!(one, 0x0a1b_2c3d_0000_0000_0000_0000_0000_0001);
     let odd: std::collections::HashSet<u128> =
-        ["", "x", "y", "12", "0000000000000000000000000000000g"].map(uid).into();
+        ["", "x", "y", "12", "0000000000000000000000000000000g"]
+            .map(uid)
+            .into();
     assert_eq!(odd.len(), 5);
 }

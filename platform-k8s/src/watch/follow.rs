@@ -71,7 +71,9 @@ impl Follow {
             sink.begin();
             let listed = self
                 .api
-                .list(&query, |page: Vec<S::Item>| page.into_iter().for_each(|item| sink.put(item)))
+                .list(&query, |page: Vec<S::Item>| {
+                    page.into_iter().for_each(|item| sink.put(item));
+                })
                 .await;
             let mut version = match listed {
                 Ok(version) => version,
@@ -132,7 +134,11 @@ impl Follow {
             return tokio::time::sleep(wait.next(MAX_WAIT)).await;
         }
         let refused = error.reason() == Reason::PermissionDenied;
-        let pause = if refused { REFUSED_WAIT } else { wait.next(MAX_WAIT) };
+        let pause = if refused {
+            REFUSED_WAIT
+        } else {
+            wait.next(MAX_WAIT)
+        };
         if wait.is_first() || refused {
             tracing::warn!(kind = %self.kind, namespace = self.namespace, error = error.message(), "a watch is interrupted");
         }
@@ -197,7 +203,9 @@ impl Sink for Pods {
     fn put(&mut self, pod: Pod) {
         match self.reader.pod(self.kind, &pod) {
             Some(seen) => self.known.put(self.watch, seen),
-            None => self.known.gone(uid(&pod.metadata.uid), RemovalEvidence::NotListed),
+            None => self
+                .known
+                .gone(uid(&pod.metadata.uid), RemovalEvidence::NotListed),
         }
     }
 
@@ -247,7 +255,10 @@ async fn lost(api: Api, known: Arc<Known>, kind: u16, meta: Meta, reader: Reader
             // It is told by its own watch again.
             Ok(false) => return,
             Err(error) => {
-                tracing::debug!(error = error.message(), "a pod without its label is not followed");
+                tracing::debug!(
+                    error = error.message(),
+                    "a pod without its label is not followed"
+                );
                 tokio::time::sleep(wait.next(MAX_WAIT)).await;
             }
         }
@@ -265,7 +276,9 @@ async fn follow_one(
     let labelled = |pod: &Pod| pod.metadata.labels.contains_key(&reader.keys.cluster);
     let mut found = None;
     let version = api
-        .list(query, |page: Vec<Pod>| found = page.into_iter().find(|pod| ours(pod)))
+        .list(query, |page: Vec<Pod>| {
+            found = page.into_iter().find(|pod| ours(pod));
+        })
         .await?;
     match found {
         None => return Ok(true),
@@ -314,12 +327,15 @@ impl Sink for Parts {
     fn put(&mut self, object: Object) {
         match self.reader.part(self.kind, &object) {
             Some(seen) => self.known.put(self.watch, seen),
-            None => self.known.gone(uid(&object.metadata.uid), RemovalEvidence::NotListed),
+            None => self
+                .known
+                .gone(uid(&object.metadata.uid), RemovalEvidence::NotListed),
         }
     }
 
     fn delete(&mut self, object: Object) {
-        self.known.gone(uid(&object.metadata.uid), RemovalEvidence::Confirmed);
+        self.known
+            .gone(uid(&object.metadata.uid), RemovalEvidence::Confirmed);
     }
 
     fn end(&mut self) {

@@ -87,7 +87,11 @@ impl Known {
 
     /// A pod that was just made, known before its watch tells.
     pub fn made_pod(&self, pod: &Pod) {
-        let Some(at) = self.kinds.iter().position(|kind| crate::discover::is_pod(kind)) else {
+        let Some(at) = self
+            .kinds
+            .iter()
+            .position(|kind| crate::discover::is_pod(kind))
+        else {
             return;
         };
         let index = u16::try_from(at).unwrap_or(u16::MAX);
@@ -114,7 +118,10 @@ impl Known {
         if state.objects.contains_key(&uid) || state.deleted.contains(&uid) {
             return;
         }
-        let watch = state.watches.iter().position(|watch| watch.kind == Some(kind));
+        let watch = state
+            .watches
+            .iter()
+            .position(|watch| watch.kind == Some(kind));
         if let Some(watch) = watch {
             self.insert(&mut state, u16::try_from(watch).unwrap_or(u16::MAX), seen);
         }
@@ -146,11 +153,19 @@ impl Known {
         let mut state = self.state.lock();
         let entry = state.under_way.entry(key.clone()).or_default();
         let count = if creating { &mut entry.0 } else { &mut entry.1 };
-        *count = if up { *count + 1 } else { count.saturating_sub(1) };
+        *count = if up {
+            *count + 1
+        } else {
+            count.saturating_sub(1)
+        };
         if *entry == (0, 0) {
             state.under_way.remove(key);
         }
-        if state.groups.get(&key.0, &key.1).is_some_and(|group| group.node(&self.kinds, UnderWay::default()).is_some()) {
+        if state
+            .groups
+            .get(&key.0, &key.1)
+            .is_some_and(|group| group.node(&self.kinds, UnderWay::default()).is_some())
+        {
             state.tell(&key.0, &key.1);
         }
     }
@@ -165,13 +180,18 @@ impl Known {
             progress.mark_unchanged();
             {
                 let state = self.state.lock();
-                let failed = state.watches.iter().find_map(|watch| {
-                    watch.error.as_ref().filter(|_| !self.may_miss(watch))
-                });
+                let failed = state
+                    .watches
+                    .iter()
+                    .find_map(|watch| watch.error.as_ref().filter(|_| !self.may_miss(watch)));
                 if let Some(error) = failed {
                     return Err(error.clone());
                 }
-                if state.watches.iter().all(|watch| watch.complete || self.may_miss(watch)) {
+                if state
+                    .watches
+                    .iter()
+                    .all(|watch| watch.complete || self.may_miss(watch))
+                {
                     return Ok(());
                 }
             }
@@ -298,13 +318,18 @@ impl Known {
             {
                 listing.nodes.push(state.placed(found, group));
             }
-            let warnings = group.members().iter().filter_map(|it| it.warning.as_deref());
+            let warnings = group
+                .members()
+                .iter()
+                .filter_map(|it| it.warning.as_deref());
             listing.warnings.extend(warnings.cloned());
         }
         listing.nodes.sort_by(|a, b| {
             (&a.node.cluster_id, &a.node.node_id).cmp(&(&b.node.cluster_id, &b.node.node_id))
         });
-        listing.warnings.sort_by(|a, b| a.provider_id.cmp(&b.provider_id));
+        listing
+            .warnings
+            .sort_by(|a, b| a.provider_id.cmp(&b.provider_id));
         listing
     }
 
@@ -361,7 +386,11 @@ impl Known {
 
     pub(super) fn list_ends(&self, watch: u16) {
         let mut state = self.state.lock();
-        let Some(generation) = state.watches.get(usize::from(watch)).map(|it| it.generation) else {
+        let Some(generation) = state
+            .watches
+            .get(usize::from(watch))
+            .map(|it| it.generation)
+        else {
             return;
         };
         let gone: Vec<u128> = state
@@ -372,7 +401,10 @@ impl Known {
             .collect();
         for uid in gone {
             // A pod without its label is not in any list.
-            let lost = state.objects.get(&uid).is_some_and(|it| state.is_lost(&it.key, uid));
+            let lost = state
+                .objects
+                .get(&uid)
+                .is_some_and(|it| state.is_lost(&it.key, uid));
             if !lost {
                 self.remove(&mut state, uid, RemovalEvidence::NotListed);
             }
@@ -409,10 +441,12 @@ impl Known {
         true
     }
 
-
     pub(super) fn is_lost(&self, uid: u128) -> bool {
         let state = self.state.lock();
-        state.objects.get(&uid).is_some_and(|it| state.is_lost(&it.key, uid))
+        state
+            .objects
+            .get(&uid)
+            .is_some_and(|it| state.is_lost(&it.key, uid))
     }
 
     /// A watch was heard of: an event, a bookmark, or that it is open.
@@ -448,7 +482,9 @@ impl Known {
             }
         }
         let there = |group: &crate::group::Group| {
-            group.pod().is_some_and(|(_, pod)| pod.host.as_deref() == Some(host))
+            group
+                .pod()
+                .is_some_and(|(_, pod)| pod.host.as_deref() == Some(host))
         };
         for (key, group) in state.groups.iter() {
             if there(group) {
@@ -464,7 +500,10 @@ impl Known {
 
     fn insert(&self, state: &mut State, watch: u16, seen: Seen) {
         let uid = seen.member.uid;
-        let generation = state.watches.get(usize::from(watch)).map_or(0, |it| it.generation);
+        let generation = state
+            .watches
+            .get(usize::from(watch))
+            .map_or(0, |it| it.generation);
         let before = state.objects.get(&uid).map(|it| Arc::clone(&it.key));
         if let Some(before) = before
             && (*before.cluster != *seen.cluster || *before.node != *seen.node)
@@ -481,7 +520,12 @@ impl Known {
         };
         state.objects.insert(uid, indexed);
         let after = state.shown(&self.kinds, &key.cluster, &key.node);
-        state.compare(&key, before.as_ref(), after.as_ref(), RemovalEvidence::NotListed);
+        state.compare(
+            &key,
+            before.as_ref(),
+            after.as_ref(),
+            RemovalEvidence::NotListed,
+        );
     }
 
     fn remove(&self, state: &mut State, uid: u128, evidence: RemovalEvidence) {
@@ -512,7 +556,12 @@ impl State {
         })
     }
 
-    fn shown(&self, kinds: &[Arc<Kind>], cluster: &str, node: &str) -> Option<(Found, Option<Arc<str>>)> {
+    fn shown(
+        &self,
+        kinds: &[Arc<Kind>],
+        cluster: &str,
+        node: &str,
+    ) -> Option<(Found, Option<Arc<str>>)> {
         let group = self.groups.get(cluster, node)?;
         let found = group.node(kinds, self.under_way(cluster, node))?;
         let host = group.pod().and_then(|(_, pod)| pod.host.clone());

@@ -50,7 +50,8 @@ impl Told {
         match event {
             Event::Upserts(upserts) => {
                 let nodes = upserts.nodes.into_iter();
-                self.nodes.extend(nodes.map(|node| (node.node_id.clone(), node)));
+                self.nodes
+                    .extend(nodes.map(|node| (node.node_id.clone(), node)));
             }
             Event::Removals(removals) => {
                 for removed in removals.nodes {
@@ -92,8 +93,10 @@ impl Story {
     }
 
     pub(crate) async fn until_complete(&self) {
-        self.until_told("the snapshot is complete", |story| story.told.lock().complete)
-            .await;
+        self.until_told("the snapshot is complete", |story| {
+            story.told.lock().complete
+        })
+        .await;
     }
 
     /// Waits until what was told makes a condition hold.

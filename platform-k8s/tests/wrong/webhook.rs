@@ -134,7 +134,11 @@ async fn answer(
     state: Arc<State>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let body = request.into_body().collect().await.map(|body| body.to_bytes());
+    let body = request
+        .into_body()
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes);
     let review: Value = serde_json::from_slice(&body.unwrap_or_default()).unwrap_or_default();
     state.asked.fetch_add(1, Ordering::Relaxed);
     let verdict = *state.verdict.lock();

@@ -11,11 +11,15 @@ struct Told(Mutex<Vec<String>>);
 
 impl Listener for Told {
     fn changed(&self, cluster_id: &str, node_id: &str) {
-        self.0.lock().push(format!("changed {cluster_id}/{node_id}"));
+        self.0
+            .lock()
+            .push(format!("changed {cluster_id}/{node_id}"));
     }
 
     fn removed(&self, cluster_id: &str, node_id: &str, evidence: RemovalEvidence) {
-        self.0.lock().push(format!("removed {cluster_id}/{node_id} {evidence:?}"));
+        self.0
+            .lock()
+            .push(format!("removed {cluster_id}/{node_id} {evidence:?}"));
     }
 }
 
@@ -68,10 +72,15 @@ impl Setup {
 
     fn pod(&self, name: &str, phase: &str) -> Pod {
         let meta = meta(name);
-        let mut pod: Pod = serde_json::from_value(json!({"status": {"phase": phase}, "spec": {"nodeName": "host-1"}})).unwrap();
+        let mut pod: Pod = serde_json::from_value(
+            json!({"status": {"phase": phase}, "spec": {"nodeName": "host-1"}}),
+        )
+        .unwrap();
         pod.metadata = meta;
         pod.metadata.uid = format!("pod-{name}");
-        pod.metadata.annotations.insert(labels::ANCHOR.into(), "true".into());
+        pod.metadata
+            .annotations
+            .insert(labels::ANCHOR.into(), "true".into());
         pod
     }
 
@@ -89,7 +98,8 @@ impl Setup {
     }
 
     fn put_service(&self, object: &Object) {
-        self.known.put(self.services, self.reader.part(1, object).unwrap());
+        self.known
+            .put(self.services, self.reader.part(1, object).unwrap());
     }
 
     fn phase(&self, name: &str) -> Option<NodePhase> {
@@ -124,9 +134,13 @@ async fn each_change_is_told_once_and_no_change_is_not_told() {
     assert_eq!(setup.told(), [""; 0]);
     setup.put(&setup.pod("a", "Running"));
     assert_eq!(setup.told(), ["changed c/a"]);
-    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
-    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), [""; 0]);
     assert_eq!(setup.phase("a"), None);
 }
@@ -159,7 +173,14 @@ async fn a_new_list_tells_only_what_differs() {
     setup.put(&setup.pod("other", "Failed"));
     setup.put(&setup.pod("new", "Pending"));
     setup.known.list_ends(setup.pods);
-    assert_eq!(setup.told(), ["changed c/other", "changed c/new", "removed c/gone NotListed"]);
+    assert_eq!(
+        setup.told(),
+        [
+            "changed c/other",
+            "changed c/new",
+            "removed c/gone NotListed"
+        ]
+    );
 }
 
 #[tokio::test]
@@ -204,10 +225,14 @@ async fn a_pod_made_anew_under_its_name_is_the_same_node() {
     second.metadata.uid = "second".into();
     second.metadata.creation_timestamp = Some("2026-01-01T00:00:00Z".into());
     setup.put(&second);
-    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
-    setup.known.gone(uid_of("second"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("second"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
 }
 
@@ -217,10 +242,14 @@ async fn a_node_is_there_until_its_last_object_is_gone() {
     setup.put_service(&setup.service("a"));
     setup.put(&setup.pod("a", "Running"));
     setup.told();
-    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Failed));
-    setup.known.gone(uid_of("service-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("service-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
 }
 
@@ -255,7 +284,9 @@ async fn an_answer_that_comes_late_brings_nothing_back() {
     setup.put(&setup.pod("a", "Running"));
     setup.known.made_pod(&pod);
     assert_eq!(setup.phase("a"), Some(NodePhase::Running));
-    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     setup.told();
     setup.known.made_pod(&pod);
     assert_eq!((setup.told().len(), setup.phase("a")), (0, None));
@@ -271,16 +302,33 @@ async fn what_was_made_during_a_list_that_does_not_show_it_stays() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_node_label_was_changed_is_another_node() {
+async fn a_pod_whose_cluster_label_was_changed_is_in_the_other_cluster() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.told();
     let mut changed = setup.pod("a", "Running");
-    changed.metadata.labels.insert("drover.dev/node".into(), "z".into());
+    changed
+        .metadata
+        .labels
+        .insert("drover.dev/cluster".into(), "z".into());
     setup.put(&changed);
-    assert_eq!(setup.told(), ["removed c/a NotListed", "changed c/z"]);
+    assert_eq!(setup.told(), ["removed c/a NotListed", "changed z/a"]);
     setup.put(&setup.pod("a", "Running"));
-    assert_eq!(setup.told(), ["removed c/z NotListed", "changed c/a"]);
+    assert_eq!(setup.told(), ["removed z/a NotListed", "changed c/a"]);
+}
+
+#[tokio::test]
+async fn a_pod_whose_other_labels_were_changed_is_the_same_node() {
+    let setup = Setup::new();
+    for key in ["drover.dev/node", labels::OWNER, labels::REQUEST] {
+        setup.put(&setup.pod("a", "Running"));
+        setup.told();
+        let mut changed = setup.pod("a", "Running");
+        changed.metadata.labels.insert(key.into(), "z".into());
+        setup.put(&changed);
+        assert_eq!(setup.told(), ["changed c/a"], "{key}");
+        assert!(setup.known.read("c", "a").unwrap().node.slot.is_some());
+    }
 }
 
 #[tokio::test]
@@ -295,7 +343,9 @@ async fn a_pod_without_its_label_is_kept_until_it_is_gone() {
     setup.known.list_ends(setup.pods);
     assert_eq!(setup.told(), [""; 0]);
     assert_eq!(setup.known.lost().len(), 1);
-    setup.known.gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
+    setup
+        .known
+        .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
     assert!(!setup.known.lose(uid_of("pod-a")));
 }
@@ -368,7 +418,10 @@ async fn kinds_that_may_not_be_watched_are_named_and_pods_must_be() {
     assert!(setup.known.current());
     assert!(setup.known.ready().await.is_ok());
     let warnings = setup.known.warnings();
-    assert!(warnings.len() == 1 && warnings[0].contains("services"), "{warnings:?}");
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("services"),
+        "{warnings:?}"
+    );
     setup.known.failed(setup.pods, denied());
     assert!(!setup.known.current());
     assert!(setup.known.ready().await.is_err());

@@ -1,4 +1,4 @@
-//! An orchestrator and cloud platforms in this process, over emulators, all of which can be killed and opened again.
+//! An orchestrator and platforms in this process, all of which can be killed and opened again.
 
 #![allow(
     dead_code,
@@ -10,13 +10,12 @@
     reason = "shared by several tests, which fail when they cannot go on"
 )]
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, ops::Deref, time::Duration};
 
 use drover_client::{OrchestratorClient, connect};
 use drover_core::{Reason, Result};
-use drover_emulators::ec2::Ec2;
 use drover_orchestrator::Orchestrator;
-use drover_platform_cloud::{DriverSettings, PlatformServer, Settings, drivers::aws};
+use drover_platform_cloud::DriverSettings;
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{Running, ServerSettings, Shutdown};
 use tempfile::TempDir;
@@ -35,9 +34,49 @@ pub struct World {
 }
 
 struct Served {
-    settings: DriverSettings,
+    backend: Backend,
     port: u16,
-    open: Option<(PlatformServer, Running)>,
+    open: Option<(Opened, Running)>,
+}
+
+/// What a platform is over.
+#[derive(Clone)]
+pub enum Backend {
+    Cloud(DriverSettings),
+    Kubernetes(Box<drover_platform_k8s::Settings>),
+}
+
+impl From<DriverSettings> for Backend {
+    fn from(settings: DriverSettings) -> Self {
+        Self::Cloud(settings)
+    }
+}
+
+impl From<drover_platform_k8s::Settings> for Backend {
+    fn from(settings: drover_platform_k8s::Settings) -> Self {
+        Self::Kubernetes(Box::new(settings))
+    }
+}
+
+type Opened = Box<dyn Deref<Target = drover_platform::PlatformServer> + Send + Sync>;
+
+impl Backend {
+    async fn open(&self) -> Opened {
+        match self.clone() {
+            Self::Cloud(driver) => {
+                let settings = drover_platform_cloud::Settings {
+                    driver,
+                    templates: None,
+                };
+                let server = drover_platform_cloud::PlatformServer::open(settings).await;
+                Box::new(server.unwrap())
+            }
+            Self::Kubernetes(settings) => {
+                let server = drover_platform_k8s::PlatformServer::open(*settings).await;
+                Box::new(server.unwrap())
+            }
+        }
+    }
 }
 
 impl World {
@@ -80,9 +119,9 @@ impl World {
     }
 
     /// Opens a platform and registers it.
-    pub async fn add(&mut self, name: &str, settings: DriverSettings) {
+    pub async fn add(&mut self, name: &str, backend: impl Into<Backend>) {
         let served = Served {
-            settings,
+            backend: backend.into(),
             port: 0,
             open: None,
         };
@@ -123,12 +162,7 @@ impl World {
 
     async fn start_platform(&mut self, name: &str) {
         let served = self.platforms.get_mut(name).unwrap();
-        let platform = PlatformServer::open(Settings {
-            driver: served.settings.clone(),
-            templates: None,
-        })
-        .await
-        .unwrap();
+        let platform = served.backend.open().await;
         let running = serve(platform.service(), served.port).await;
         served.port = running.address().port();
         served.open = Some((platform, running));
@@ -305,27 +339,6 @@ async fn serve(service: drover_server::Service, port: u16) -> Running {
         }
         sleep(Duration::from_millis(10)).await;
     }
-}
-
-/// A platform over an emulated EC2 that is read every so often.
-pub fn on_ec2(emulator: &Ec2, directory: &Path, poll: Duration) -> DriverSettings {
-    let credentials = directory.join("aws-credentials");
-    let text = "[default]\naws_access_key_id = test\naws_secret_access_key = test\n";
-    std::fs::write(&credentials, text).unwrap();
-    let mut settings = aws::Settings {
-        region: "eu-central-1".to_owned(),
-        endpoint: emulator.url(),
-        credentials_file: Some(credentials),
-        image: "debian".to_owned(),
-        instance_type: "t3.micro".to_owned(),
-        ..aws::Settings::default()
-    };
-    settings.common.calls_per_second = 200.0;
-    settings.common.poll_interval_seconds = poll.as_secs_f64();
-    settings.common.pending_poll_interval_seconds = poll.as_secs_f64();
-    settings.common.visibility_delay_seconds = 2.0;
-    settings.common.call_timeout_seconds = 5.0;
-    DriverSettings::Aws(Box::new(settings))
 }
 
 /// A group `web` on one platform.

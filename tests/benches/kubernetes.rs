@@ -1,0 +1,501 @@
+//! What Drover adds to a Kubernetes API server: the same pods through orchestrator and platform, by plain creates over
+//! eight connections, and by the ReplicaSet controller, on one API server in one run; how soon a dead pod is asked for
+//! again; and what 10,000 pods cost in memory. Run by `tests/bench`.
+//!
+//! `BENCH_RUNS` (5): how often each side is measured; the medians count. `BENCH_SMALL=1`: ten times smaller.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::cast_precision_loss
+)]
+
+#[path = "../../platform-k8s/tests/support/mod.rs"]
+mod support;
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use drover_client::{Channel, OrchestratorClient};
+use drover_orchestrator::Orchestrator;
+use drover_platform_k8s::{PlatformServer, Settings};
+use drover_proto::orchestrator::v1 as pb;
+use drover_server::{Running, ServerSettings, Shutdown};
+use futures::{AsyncBufReadExt as _, StreamExt as _, TryStreamExt as _};
+use http::Request;
+use serde_json::{Value, json};
+use support::{Namespace, Options, Raw, Rig};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
+
+/// Most time for one measurement.
+const PATIENCE: Duration = Duration::from_secs(300);
+const CALL: Duration = Duration::from_secs(30);
+const CONNECTIONS: usize = 8;
+/// No scheduler takes these pods: what is measured is their creation.
+const TEMPLATE: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: {{ node.id }}}
+spec:
+  schedulerName: nobody
+  automountServiceAccountToken: false
+  containers: [{name: main, image: 'example.invalid/main:1', ports: [{name: client, containerPort: 7000}]}]
+";
+
+fn spec() -> Value {
+    json!({
+        "schedulerName": "nobody",
+        "automountServiceAccountToken": false,
+        "containers": [{
+            "name": "main", "image": "example.invalid/main:1", "ports": [{"name": "client", "containerPort": 7000}],
+        }],
+    })
+}
+
+/// What happens to the pods of a namespace, as the API server tells it.
+struct Pods(mpsc::Receiver<(Instant, &'static str, String)>);
+
+impl Pods {
+    async fn of(namespace: &Namespace) -> Self {
+        let (tell, told) = mpsc::channel(100_000);
+        let list = namespace.raw.get(&namespace.path("pods")).await.unwrap();
+        let version = list["metadata"]["resourceVersion"].as_str().unwrap();
+        let uri = format!(
+            "{}?watch=1&resourceVersion={version}",
+            namespace.path("pods")
+        );
+        let request = Request::get(uri)
+            .header(
+                "accept",
+                "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+            )
+            .body(Vec::new())
+            .unwrap();
+        let lines = namespace.raw.client().request_stream(request).await.unwrap();
+        tokio::spawn(async move {
+            let mut lines = std::pin::pin!(lines.lines());
+            while let Some(line) = lines.next().await {
+                let at = Instant::now();
+                let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let kind = match event["type"].as_str() {
+                    Some("ADDED") => "ADDED",
+                    Some("DELETED") => "DELETED",
+                    _ => continue,
+                };
+                let name = event["object"]["metadata"]["name"].as_str().unwrap();
+                if tell.send((at, kind, name.to_owned())).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self(told)
+    }
+
+    /// Until so many were added.
+    async fn added(&mut self, count: usize) {
+        let all = async {
+            for _ in 0..count {
+                while self.next().await.1 != "ADDED" {}
+            }
+        };
+        tokio::time::timeout(PATIENCE, all)
+            .await
+            .expect("the pods are not created");
+    }
+
+    async fn next(&mut self) -> (Instant, &'static str, String) {
+        tokio::time::timeout(PATIENCE, self.0.recv())
+            .await
+            .expect("nothing happens")
+            .expect("the watch goes on")
+    }
+}
+
+/// Eight clients, each one create after the other.
+async fn raw(rig: &Rig, namespace: &Namespace, count: usize) -> Duration {
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let raw = rig.raw().await;
+        raw.get("/version").await.unwrap();
+        clients.push(raw);
+    }
+    let mut pods = Pods::of(namespace).await;
+    let path = namespace.path("pods");
+    let began = Instant::now();
+    let all = clients.iter().enumerate().map(|(client, raw)| {
+        let path = path.as_str();
+        async move {
+            for number in (client..count).step_by(CONNECTIONS) {
+                // As many labels as a pod of Drover's, and a text as long.
+                let labels: HashMap<String, String> = (0..6)
+                    .map(|label| (format!("bench/{label}"), format!("{number:036}")))
+                    .collect();
+                let pod = json!({
+                    "apiVersion": "v1", "kind": "Pod",
+                    "metadata": {
+                        "name": format!("raw-{number}"),
+                        "labels": labels,
+                        "annotations": {"bench/identity": "a".repeat(500)},
+                    },
+                    "spec": spec(),
+                });
+                raw.create(path, &pod).await.unwrap();
+            }
+        }
+    });
+    futures::future::join_all(all).await;
+    pods.added(count).await;
+    began.elapsed()
+}
+
+/// The controller, which the rig lets ask 5,000 times a second.
+async fn replica_set(namespace: &Namespace, count: usize) -> Duration {
+    let mut pods = Pods::of(namespace).await;
+    let began = Instant::now();
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "set"},
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": {"app": "set"}},
+            "template": {"metadata": {"labels": {"app": "set"}}, "spec": spec()},
+        },
+    });
+    namespace.create("replicasets.apps", &set).await.unwrap();
+    pods.added(count).await;
+    began.elapsed()
+}
+
+struct Drover {
+    orchestrator: Orchestrator,
+    api: Running,
+    platform: PlatformServer,
+    served: Running,
+    client: OrchestratorClient,
+    _data: tempfile::TempDir,
+}
+
+impl Drover {
+    async fn start(rig: &Rig, namespace: &str) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let settings = settings(rig, namespace, data.path());
+        let platform = PlatformServer::open(settings).await.unwrap();
+        let served = serve(platform.service()).await;
+        let orchestrator = Orchestrator::open(&drover_orchestrator::Settings {
+            data_dir: data.path().join("store"),
+        })
+        .await
+        .unwrap();
+        let api = serve(orchestrator.service()).await;
+        let channel: Channel = drover_client::connect(&url(api.address()).parse().unwrap());
+        let client = OrchestratorClient::new(channel);
+        let registered = pb::RegisterPlatformRequest {
+            platform: Some(pb::Platform {
+                name: "k8s".to_owned(),
+                spec: Some(pb::PlatformSpec {
+                    endpoint: url(served.address()),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        client.register_platform(registered, CALL).await.unwrap();
+        loop {
+            let request = pb::GetPlatformRequest {
+                name: "k8s".to_owned(),
+                ..Default::default()
+            };
+            let platform = client.get_platform(request, CALL).await.unwrap().platform;
+            let status = platform.and_then(|platform| platform.status);
+            if status.is_some_and(|status| status.phase() == pb::PlatformPhase::Ready) {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        Self {
+            orchestrator,
+            api,
+            platform,
+            served,
+            client,
+            _data: data,
+        }
+    }
+
+    async fn apply(&self, count: usize) {
+        let cluster = pb::Cluster {
+            name: "bench".to_owned(),
+            spec: Some(pb::ClusterSpec {
+                platforms: vec![pb::PlatformChoice {
+                    name: "k8s".to_owned(),
+                    ..Default::default()
+                }],
+                groups: vec![pb::GroupSpec {
+                    name: "web".to_owned(),
+                    size: Some(u32::try_from(count).unwrap()),
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            ..Default::default()
+        };
+        self.client.apply_cluster(request, CALL).await.unwrap();
+    }
+
+    async fn end(self) {
+        self.api.shutdown().await;
+        self.orchestrator.shutdown().await;
+        self.platform.shutdown().await;
+        self.served.shutdown().await;
+    }
+}
+
+fn settings(rig: &Rig, namespace: &str, directory: &Path) -> Settings {
+    let catalogue = directory.join("catalogue");
+    std::fs::create_dir_all(&catalogue).unwrap();
+    std::fs::write(catalogue.join("pod.yaml"), TEMPLATE).unwrap();
+    let index = "default: {template: pod.yaml}\n";
+    std::fs::write(catalogue.join("index.yaml"), index).unwrap();
+    Settings {
+        kubeconfig: Some(rig.kubeconfig().to_owned()),
+        namespaces: vec![namespace.to_owned()],
+        templates: Some(catalogue),
+        ..Settings::default()
+    }
+}
+
+fn url(address: SocketAddr) -> String {
+    format!("http://{address}")
+}
+
+async fn serve(service: drover_server::Service) -> Running {
+    let settings = ServerSettings::on_port(0);
+    let listener = drover_server::listen(&settings).await.unwrap();
+    drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap()
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64()
+}
+
+async fn creation(rig: &Rig, count: usize, runs: usize) {
+    let (mut ours, mut plain, mut controller) = (Vec::new(), Vec::new(), Vec::new());
+    for run in 0..runs {
+        // In turns, so that none has the quieter machine.
+        for side in 0..3 {
+            let namespace = rig.namespace().await;
+            match (run + side) % 3 {
+                0 => plain.push(raw(rig, &namespace, count).await),
+                1 => controller.push(replica_set(&namespace, count).await),
+                _ => {
+                    let drover = Drover::start(rig, &namespace.name).await;
+                    let mut pods = Pods::of(&namespace).await;
+                    let began = Instant::now();
+                    drover.apply(count).await;
+                    pods.added(count).await;
+                    ours.push(began.elapsed());
+                    drover.end().await;
+                }
+            }
+            namespace.remove_wholly().await;
+        }
+    }
+    let [ours, plain, controller] = [ours, plain, controller].map(median);
+    println!("| pods created, after apply | Drover | {CONNECTIONS} connections | ratio | ReplicaSet | ratio |");
+    println!("|---|---|---|---|---|---|");
+    println!(
+        "| {count} | {ours:.2} s | {plain:.2} s | {:.2} | {controller:.2} s | {:.2} |\n",
+        ours / plain,
+        ours / controller
+    );
+}
+
+/// From the news of a pod's end to that of the pod in its place.
+async fn replacement(rig: &Rig, deaths: usize) {
+    let namespace = rig.namespace().await;
+    let drover = Drover::start(rig, &namespace.name).await;
+    let mut pods = Pods::of(&namespace).await;
+    drover.apply(20).await;
+    let mut alive = Vec::new();
+    for _ in 0..20 {
+        alive.push(pods.next().await.2);
+    }
+    let mut took = Vec::new();
+    for _ in 0..deaths {
+        let victim = alive.swap_remove(fastrand::usize(..alive.len()));
+        namespace.delete("pods", &victim).await;
+        let mut died = None;
+        loop {
+            match pods.next().await {
+                (at, "DELETED", name) if name == victim => died = Some(at),
+                (at, "ADDED", name) => {
+                    alive.push(name);
+                    took.push(at.duration_since(died.expect("first it dies")));
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // Until the orchestrator has recorded it: deaths of people's nodes are no burst.
+        sleep(Duration::from_millis(20)).await;
+    }
+    took.sort_unstable();
+    let at = |part: usize| took[(took.len() * part / 100).min(took.len() - 1)].as_secs_f64() * 1e3;
+    println!("| death of a pod to the next one, both as the API server tells | p50 | p99 | worst |");
+    println!("|---|---|---|---|");
+    println!(
+        "| {deaths} deaths | {:.1} ms | {:.1} ms | {:.1} ms |\n",
+        at(50),
+        at(99),
+        at(100)
+    );
+    drover.end().await;
+    namespace.remove_wholly().await;
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Resident memory of the platform's process with these pods, half of them nodes.
+async fn memory(rig: &Rig, pods: usize) {
+    let namespace = rig.namespace().await;
+    let clients: Vec<Raw> =
+        futures::future::join_all((0..CONNECTIONS).map(|_| rig.raw())).await;
+    let path = namespace.path("pods");
+    let all = clients.iter().enumerate().map(|(client, raw)| {
+        let path = path.as_str();
+        async move {
+            for number in (client..pods).step_by(CONNECTIONS) {
+                let mut pod = json!({
+                    "apiVersion": "v1", "kind": "Pod",
+                    "metadata": {"name": format!("web-{number}-x7k2p")},
+                    "spec": spec(),
+                });
+                if number % 2 == 0 {
+                    pod["metadata"]["labels"] = labels(number);
+                    pod["metadata"]["annotations"] = annotations(number);
+                }
+                raw.create(path, &pod).await.unwrap();
+            }
+        }
+    });
+    futures::future::join_all(all).await;
+
+    let data = tempfile::tempdir().unwrap();
+    let own = std::env::current_exe().unwrap();
+    let binary = own.ancestors().nth(2).unwrap().join("drover-platform-k8s");
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let child = Command::new(&binary)
+        .args(["--listen", &port.to_string(), "--namespace", &namespace.name])
+        .arg("--kubeconfig")
+        .arg(rig.kubeconfig())
+        .current_dir(data.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {error}", binary.display()));
+    let process = Process(child);
+    let began = Instant::now();
+    while std::net::TcpStream::connect(port).is_err() {
+        assert!(began.elapsed() < PATIENCE, "the platform does not listen");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let status = || {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
+        let of = |name: &str| -> f64 {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            let kib: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+            kib / 1024.0
+        };
+        (of("VmRSS:"), of("VmHWM:"))
+    };
+    // Someone watches it, as an orchestrator does.
+    let channel: Channel = drover_client::connect(&url(port).parse().unwrap());
+    let mut client =
+        drover_proto::platform::v1::platform_service_client::PlatformServiceClient::new(channel);
+    let mut watch = client
+        .watch_nodes(drover_proto::platform::v1::WatchNodesRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let mut seen = 0;
+    while seen < pods / 2 {
+        let message = watch.message().await.unwrap().unwrap();
+        if let Some(drover_proto::platform::v1::watch_nodes_response::Event::Upserts(upserts)) =
+            message.event
+        {
+            seen += upserts.nodes.len();
+        }
+    }
+    let (now, most) = status();
+    println!("| memory of drover-platform-k8s | now | most |");
+    println!("|---|---|---|");
+    println!("| {} nodes among {pods} pods | {now:.0} MiB | {most:.0} MiB |\n", pods / 2);
+    drop(process);
+    namespace.remove().await;
+}
+
+fn labels(number: usize) -> Value {
+    let uuid = format!("00000000-0000-4000-8000-{number:012}");
+    json!({
+        "app.kubernetes.io/managed-by": "drover",
+        "drover.dev/cluster": format!("cluster-{}", number / 20),
+        "drover.dev/node": format!("web-{number}-x7k2p"),
+        "drover.dev/group": "web",
+        "drover.dev/owner": uuid,
+        "drover.dev/request": uuid,
+    })
+}
+
+fn annotations(number: usize) -> Value {
+    let uuid = format!("00000000-0000-4000-8000-{number:012}");
+    let identity = json!({
+        "owner": uuid, "cluster_id": format!("cluster-{}", number / 20), "group": "web", "request_id": uuid,
+        "index": 0, "sequence": 1, "spec_hash": "a".repeat(64), "store_id": uuid,
+        "id": format!("web-{number}-x7k2p"), "name": format!("web-{number}"), "ordinal": number,
+        "role": 1, "version": "16", "node_class": "small", "labels": {"team": "payments"},
+        "fingerprint": "b".repeat(64),
+    });
+    json!({"drover.dev/identity": identity.to_string(), "drover.dev/anchor": "true"})
+}
+
+#[tokio::main]
+async fn main() {
+    // `cargo bench` and `cargo test` pass flags of their harness.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    let runs = std::env::var("BENCH_RUNS")
+        .ok()
+        .and_then(|runs| runs.parse().ok())
+        .unwrap_or(5);
+    let small = std::env::var_os("BENCH_SMALL").is_some();
+    let of = |whole: usize| if small { whole / 10 } else { whole };
+    let rig = Rig::shared(Options::default());
+    creation(rig, of(1000), runs).await;
+    replacement(rig, of(200)).await;
+    memory(rig, of(20_000)).await;
+}

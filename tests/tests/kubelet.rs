@@ -1,0 +1,118 @@
+//! What only a real kubelet shows: redis in pods that answer, die, are reported and replaced.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod embedded;
+#[path = "../../platform-k8s/tests/support/mod.rs"]
+mod support;
+
+use drover_platform_k8s::Settings;
+use drover_proto::orchestrator::v1 as pb;
+use embedded::{World, group_on};
+use serde_json::json;
+use support::{Options, Rig};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+/// Whether the machine can run one; `tests/run` says it loudly when not.
+fn skipped() -> bool {
+    std::env::var_os("DROVER_WITHOUT_KUBELET").is_some()
+}
+
+fn rig() -> &'static Rig {
+    Rig::shared(Options {
+        kubelet: true,
+        ..Options::default()
+    })
+}
+
+/// What redis answers at the host and port of an agent address.
+async fn redis(agent_address: &str, command: &str) -> std::io::Result<String> {
+    let address = agent_address.rsplit('/').next().unwrap_or_default();
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(format!("{command}\r\n").as_bytes()).await?;
+    let mut answer = [0; 512];
+    let read = stream.read(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer[..read]).trim().to_owned())
+}
+
+fn three(platform: &str) -> pb::ClusterSpec {
+    let mut spec = group_on(platform, 3);
+    spec.store = Some(pb::StoreSpec {
+        software: "redis".to_owned(),
+        version: "7.0".to_owned(),
+    });
+    let attributes = json!({"image": "redis:test", "image_pull_policy": "Never"});
+    spec.attributes = attributes.as_object().map(drover_convert::value::to_struct);
+    spec
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_in_pods_lives_dies_and_comes_back() {
+    if skipped() {
+        return;
+    }
+    let rig = rig();
+    rig.image("redis").await;
+    let namespace = rig.namespace().await;
+    let mut world = World::new().await;
+    let settings = Settings {
+        kubeconfig: Some(rig.kubeconfig().to_owned()),
+        namespaces: vec![namespace.name.clone()],
+        ..Settings::default()
+    };
+    world.add("k8s", settings).await;
+    world.apply("cache", three("k8s")).await;
+    world.ready("cache", 3).await;
+    let nodes = world.nodes("cache").await;
+    for node in &nodes {
+        let address = node.agent_address.clone().unwrap_or_default();
+        assert_eq!(redis(&address, "PING").await.unwrap(), "+PONG", "{address}");
+    }
+
+    // A pod deleted by hand is replaced.
+    let victim = &nodes[0];
+    namespace.delete("pods", &pod_of(&namespace, &victim.id).await).await;
+    world
+        .until("the pod is replaced", async |world| {
+            let now = world.nodes("cache").await;
+            now.len() == 3
+                && now.iter().all(|node| {
+                    node.id != victim.id && node.state() == pb::NodeState::Ready
+                })
+        })
+        .await;
+
+    // A container that dies is reported, with why, and starts again.
+    let crashed = &world.nodes("cache").await[0];
+    let address = crashed.agent_address.clone().unwrap_or_default();
+    let _ = redis(&address, "DEBUG SEGFAULT").await;
+    let _ = redis(&address, "SHUTDOWN NOSAVE").await;
+    world
+        .until("the restart is reported", async |world| {
+            let nodes = world.nodes("cache").await;
+            let node = nodes.iter().find(|node| node.id == crashed.id);
+            node.is_none_or(|node| {
+                node.state() != pb::NodeState::Ready || node.message.contains("restart")
+            })
+        })
+        .await;
+    world.ready("cache", 3).await;
+
+    world.delete("cache").await;
+    world.gone("cache").await;
+    namespace.until_empty("after the cluster").await;
+    world.end().await;
+}
+
+async fn pod_of(namespace: &support::Namespace, node: &str) -> String {
+    let pods = namespace.list("pods").await;
+    let pod = pods
+        .iter()
+        .find(|pod| pod["metadata"]["labels"]["drover.dev/node"] == node);
+    pod.expect("the node has a pod")["metadata"]["name"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
