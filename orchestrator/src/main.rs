@@ -67,7 +67,8 @@ fn look_after_store() -> ExitCode {
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-async fn serve(server: ServerSettings, settings: Settings, stop: Shutdown) -> Outcome {
+async fn serve(server: ServerSettings, mut settings: Settings, stop: Shutdown) -> Outcome {
+    settings.platform_tls = settings.platform_tls.or(&server.tls);
     // The port first: a second orchestrator is told so before it looks at the store.
     let listener = drover_server::listen(&server).await?;
     let orchestrator = Orchestrator::open(&settings).await?;

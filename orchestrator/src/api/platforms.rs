@@ -88,7 +88,7 @@ impl Api {
             .platform
             .ok_or_else(|| Error::invalid("platform", "is missing"))?;
         let spec = registry::check(&wanted.name, wanted.spec.as_ref())?;
-        let channel = (self.shared.connector)(&spec.endpoint)
+        let channel = (self.shared.connector)(&spec)
             .map_err(|error| Error::invalid("platform.spec.endpoint", error.message()))?;
         let known = self.shared.platform(&wanted.name);
         let before = known.as_ref().map(|known| known.platform.registration());

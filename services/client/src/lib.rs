@@ -18,7 +18,9 @@ pub mod watch;
 pub use bearer::Bearer;
 pub use call::{is_unreachable, to_error};
 pub use channel::{Channel, Target, TransportError, connect, in_process};
-pub use drover_tls::{Authorities, ClientSettings};
+pub use drover_tls::{
+    Authorities, ClientSettings, check_authorities, client::server_name as check_server_name,
+};
 pub use orchestrator::OrchestratorClient;
 pub use platform::PlatformClient;
 

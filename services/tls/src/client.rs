@@ -54,6 +54,19 @@ impl ClientSettings {
         }
         Client::new(self.clone()).config().map(drop)
     }
+
+    /// Reads the files that are named, once; not the authorities of the system. Errors: as of [`ClientSettings::check`].
+    pub fn check_files(&self) -> Result<(), TlsError> {
+        let client = Client::new(self.clone());
+        let sources = client.read()?;
+        match &sources.ca {
+            Some(source) => pem::authorities(CA, source).map(drop)?,
+            None => {}
+        }
+        client
+            .build_with(Arc::new(RootCertStore::empty()), &sources)
+            .map(drop)
+    }
 }
 
 /// A name as TLS takes it: of DNS, or an address.
@@ -156,6 +169,10 @@ impl Client {
             None => system()?,
             Some(source) => pem::authorities(CA, source)?,
         };
+        self.build_with(roots, sources)
+    }
+
+    fn build_with(&self, roots: Arc<RootCertStore>, sources: &Sources) -> Result<Ready, TlsError> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(|e| TlsError::new(CA, None, e))?

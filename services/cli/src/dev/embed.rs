@@ -121,7 +121,8 @@ async fn start_orchestrator(
 ) -> anyhow::Result<(Orchestrator, Running)> {
     let settings = drover_orchestrator::Settings {
         data_dir: store.to_path_buf(),
-    };
+            ..Default::default()
+        };
     let orchestrator = Orchestrator::open(&settings).await?;
     let server = ServerSettings::default();
     let running = drover_server::spawn(orchestrator.service(), listener, &server, Shutdown::new())?;

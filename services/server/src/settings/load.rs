@@ -22,6 +22,7 @@ const OTHERS: &[&str] = &[
     "DROVER_CA",
     "DROVER_CERT",
     "DROVER_KEY",
+    "DROVER_TOKEN",
     "DROVER_TOKEN_FILE",
 ];
 /// Most edits between an unknown name and the one that was meant.
