@@ -103,7 +103,7 @@ async fn serve(
     data: &DataDir,
     elsewhere: Vec<(String, String)>,
 ) -> Outcome<Arc<Mutex<Lines>>> {
-    let client = Client::connect(&format!("http://{}", servers.address()))?;
+    let client = Client::connect(&format!("http://{}", servers.address()).parse()?);
     let mut names: Vec<String> = servers.endpoints.keys().cloned().collect();
     names.extend(elsewhere.iter().map(|(name, _)| name.clone()));
     output::line(&format!(
