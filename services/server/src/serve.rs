@@ -32,9 +32,10 @@ use tracing::Instrument;
 
 use crate::{
     Readiness, ServerSettings, Service,
+    access::Access,
+    audit::Audit,
     calls::Calls,
     encryption::{Encryption, Shown},
-    gate::Gate,
     http::{OWN_PATHS, Record, routes},
     net::{Impatient, holder},
     telemetry,
@@ -92,7 +93,7 @@ pub enum StartError {
     /// Others could call without saying who they are.
     #[error(
         "{address} can be reached from outside and would be served to everybody; say whose certificates to believe \
-         (--tls-client-ca), or --insecure if the network is trusted"
+         (--tls-client-ca), or who may do what (--access), or --insecure if the network is trusted"
     )]
     Anonymous {
         /// Address that was asked for.
@@ -101,6 +102,12 @@ pub enum StartError {
     /// Certificate, key or authorities cannot be used.
     #[error(transparent)]
     Tls(#[from] drover_tls::TlsError),
+    /// The rules of who may do what cannot be used.
+    #[error(transparent)]
+    Access(#[from] crate::access::AccessError),
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] crate::AuditError),
     /// The services do not fit together.
     #[error(transparent)]
     Services(#[from] drover_core::Error),
@@ -120,7 +127,7 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
     if !address.ip().to_canonical().is_loopback() && !settings.insecure {
         match &files {
             None => return Err(StartError::Plaintext { address }),
-            Some(files) if files.client_ca.is_none() => {
+            Some(files) if files.client_ca.is_none() && settings.access.is_none() => {
                 return Err(StartError::Anonymous { address });
             }
             Some(_) => {}
@@ -130,6 +137,7 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
         // Said before anything else of the server starts.
         drover_tls::Server::load(files)?;
     }
+    Access::of(settings)?;
     TcpListener::bind(address)
         .await
         .map_err(|source| match source.kind() {
@@ -176,11 +184,17 @@ pub fn spawn(
         .map(drover_tls::Server::load)
         .transpose()?
         .map(Arc::new);
+    let access = Access::of(settings)?;
+    let audit = settings
+        .audit_log
+        .as_deref()
+        .map(|path| Audit::open(path, settings.audit_reads))
+        .transpose()?;
     let closing = CancellationToken::new();
     let grpc = Calls::new(
         service.routes,
         methods,
-        Gate::new(settings),
+        (access.clone(), audit),
         settings,
         stop.clone(),
         closing.clone(),
@@ -197,6 +211,7 @@ pub fn spawn(
         stop: stop.clone(),
         closing,
         tls,
+        access,
         health: Health {
             reporter,
             names: health_names,
@@ -258,6 +273,7 @@ struct Server {
     stop: CancellationToken,
     closing: CancellationToken,
     tls: Option<Arc<drover_tls::Server>>,
+    access: Access,
     health: Health,
 }
 
@@ -269,6 +285,9 @@ impl Server {
         self.health.set().await;
         helpers.spawn(self.health.follow());
         helpers.spawn(upkeep());
+        if let Access::File(file) = self.access {
+            helpers.spawn(file.follow());
+        }
         let encryption = self.tls.map(|tls| {
             helpers.spawn(tls.clone().follow(|tls| {
                 #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
@@ -478,14 +497,21 @@ impl Entrance {
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let place = self.grpc.admit_http();
         let context = self.grpc.http_context(request.headers());
-        let record = Record::start(&self.paths, &request, context.trace_id);
-        let asked = self
+        let mut record = Record::start(&self.paths, &request, context.trace_id);
+        let known = exempt || self.paths.contains(&request.uri().path());
+        let (asked, entry) = self
             .grpc
-            .gate()
-            .request(request.uri().path(), request.extensions());
-        if let Err(error) = asked {
-            return record.end(unauthenticated(&error));
+            .judge_http(&request, known, context.trace_id)
+            .await;
+        if let Some(entry) = entry {
+            record.audit(entry);
         }
+        let caller = match asked {
+            Ok(caller) => caller,
+            Err(error) => return record.end(denied(&error)),
+        };
+        request.headers_mut().remove(header::AUTHORIZATION);
+        request.extensions_mut().insert(caller);
         if place.is_none() && !exempt {
             return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
         }
@@ -518,11 +544,15 @@ fn refusal(status: StatusCode) -> Response<Body> {
     response
 }
 
-/// Who did not say who it is, in words of HTTP.
-fn unauthenticated(error: &drover_core::Error) -> Response<Body> {
+/// Who may not, in words of HTTP.
+fn denied(error: &drover_core::Error) -> Response<Body> {
     let text = format!("{}\n", error.message());
     let mut response = Response::new(Body::new(http_body_util::Full::from(text)));
-    *response.status_mut() = StatusCode::UNAUTHORIZED;
+    *response.status_mut() = match error.reason() {
+        drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
+        drover_core::Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::UNAUTHORIZED,
+    };
     response
 }
 

@@ -11,9 +11,9 @@ use tower::Service as TowerService;
 
 use crate::{
     ServerSettings, Shutdown,
+    access::Access,
     calls::{Calls, Methods},
     descriptors,
-    gate::Gate,
 };
 
 /// Whether a server can do its work, and why not.
@@ -123,7 +123,7 @@ impl Service {
         let calls = Calls::new(
             self.routes,
             methods,
-            Gate::default(),
+            (Access::default(), None),
             settings,
             shutdown.clone(),
             shutdown,

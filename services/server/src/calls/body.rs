@@ -21,8 +21,12 @@ use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskT
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{defect, expired, methods::Method, refusal, stopping};
-use crate::Shutdown;
+use super::{
+    defect, expired,
+    methods::{Method, code_name},
+    refusal, stopping,
+};
+use crate::{Shutdown, audit::Entry};
 
 /// Counts a call when it ends, however it ends.
 pub(super) struct Record {
@@ -30,6 +34,7 @@ pub(super) struct Record {
     span: Span,
     start: Instant,
     done: bool,
+    audit: Option<Entry>,
     _in_flight: TaskTrackerToken,
 }
 
@@ -41,8 +46,14 @@ impl Record {
             span,
             start: Instant::now(),
             done: false,
+            audit: None,
             _in_flight: in_flight,
         }
+    }
+
+    /// Says where its end is to be written, too.
+    pub(super) fn audit(&mut self, entry: Entry) {
+        self.audit = Some(entry);
     }
 
     /// Answers an error instead of what the handler would have answered.
@@ -74,6 +85,9 @@ impl Record {
         self.method.in_flight.decrement(1.0);
         self.method.count(code);
         self.method.duration.record(elapsed.as_secs_f64());
+        if let Some(entry) = self.audit.take() {
+            entry.end(code, code_name(code), elapsed);
+        }
         let _entered = self.span.enter();
         match code {
             // Nobody else knows of these; everything else is between the caller and the handler.

@@ -50,6 +50,13 @@ pub struct ServerSettings {
     pub insecure: bool,
     /// Certificate of this server, and whose certificates of clients it believes. Default: plaintext.
     pub tls: TlsSettings,
+    /// File with the rules of who may do what. Default: everybody may do everything, or with `tls.client_ca` what their
+    /// certificates say. It is read again when it changes.
+    pub access: Option<PathBuf>,
+    /// File that says who did what, a line of JSON each; `-` is standard output. Default: none.
+    pub audit_log: Option<PathBuf>,
+    /// Whether calls that change nothing are in it, too. Default false; refusals always are.
+    pub audit_reads: bool,
     /// Whether `/metrics` needs what every call needs. Default true.
     pub metrics_auth: bool,
     /// How long calls in flight may take to finish when the server stops. Default 30 s.
@@ -77,6 +84,9 @@ impl Default for ServerSettings {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             insecure: false,
             tls: TlsSettings::default(),
+            access: None,
+            audit_log: None,
+            audit_reads: false,
             metrics_auth: true,
             shutdown_grace: Duration::from_secs(30),
             log_format: LogFormat::Auto,
@@ -189,6 +199,18 @@ pub struct ServerArgs {
     #[command(flatten)]
     #[serde(skip_serializing_if = "TlsArgs::is_empty")]
     pub tls: TlsArgs,
+    /// Rules of who may do what, YAML; read again when they change
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub access: Option<PathBuf>,
+    /// Where to write who did what, JSON lines; - is standard output
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_log: Option<PathBuf>,
+    /// Whether calls that change nothing are written there, too (false)
+    #[arg(long, value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_reads: Option<bool>,
     /// Whether /metrics needs what every call needs (true)
     #[arg(long, value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,0 +1,488 @@
+//! Who calls, and what they may do.
+//!
+//! ```text
+//! certificate (verified by TLS) ─┐
+//! bearer token (static, OIDC) ───┼─> Identity ─ bindings of the access file ─> grants ─> Caller
+//! nothing ───────────────────────┘                                               │
+//!                          permission of the call (one table) ─ here ─────────────┤
+//!                          scope by cluster ─ in the handlers, by asking Caller ──┘
+//! ```
+//!
+//! Without an access file and without `tls.client_ca` everybody who can connect may do everything. With `tls.client_ca`
+//! alone the roles are those that the certificates of `drover certs` claim (`spiffe://drover/ROLE/NAME`).
+
+mod oidc;
+mod permissions;
+mod policy;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use drover_core::{Error, Reason};
+use drover_tls::Peer;
+use http::{HeaderMap, header};
+use parking_lot::Mutex;
+
+pub(crate) use self::permissions::http_permission;
+use self::policy::{Policy, read_text};
+pub use self::{
+    permissions::{Permission, Role, permission},
+    policy::{AccessError, Grant},
+};
+use crate::ServerSettings;
+
+/// How often the access file is looked at. A change counts when two looks in a row find the same.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Somebody, and how it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// `spiffe://…`, `cn:…`, `token:…`, `oidc:…` or `anonymous`.
+    name: String,
+    /// Groups, as an OIDC provider says.
+    groups: Vec<String>,
+    /// The role that a certificate of ours claims.
+    claimed: Option<String>,
+}
+
+impl Identity {
+    /// Nobody in particular.
+    #[must_use]
+    pub fn anonymous() -> Self {
+        Self {
+            name: "anonymous".to_owned(),
+            groups: Vec::new(),
+            claimed: None,
+        }
+    }
+
+    pub(crate) fn token(name: &str) -> Self {
+        Self {
+            name: format!("token:{name}"),
+            ..Self::anonymous()
+        }
+    }
+
+    pub(crate) fn peer(peer: &Peer) -> Self {
+        let name = peer.name();
+        Self {
+            // A common name must not pass for anything else.
+            name: if name.starts_with("spiffe://") {
+                name.to_owned()
+            } else {
+                format!("cn:{name}")
+            },
+            groups: Vec::new(),
+            claimed: peer.role().map(ToOwned::to_owned),
+        }
+    }
+
+    fn is_anonymous(&self) -> bool {
+        self.name == "anonymous"
+    }
+
+    /// Whether a subject of a binding means it.
+    fn is(&self, subject: &str) -> bool {
+        if self.is_anonymous() {
+            return subject == "anonymous";
+        }
+        if let Some(group) = subject.strip_prefix("group:") {
+            return self.groups.iter().any(|one| policy::matches(group, one));
+        }
+        subject != "anonymous" && policy::matches(subject, &self.name)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Who calls, for handlers: what of the clusters it may see and change.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// None: everything is allowed.
+    grants: Option<Arc<[Grant]>>,
+    object: Arc<OnceLock<String>>,
+}
+
+impl Caller {
+    /// Who sent a request. One that came through no server of this crate may do everything.
+    #[must_use]
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        request
+            .extensions()
+            .get::<Self>()
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    fn new(grants: Vec<Grant>) -> Self {
+        Self {
+            grants: Some(grants.into()),
+            object: Arc::default(),
+        }
+    }
+
+    fn may(
+        &self,
+        permission: Permission,
+        cluster: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            grants
+                .iter()
+                .any(|grant| grant.role.has(permission) && grant.covers(cluster, labels))
+        })
+    }
+
+    /// Whether it may see a cluster. Labels: none if nobody knows them.
+    #[must_use]
+    pub fn sees(&self, cluster: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        self.may(Permission::Read, cluster, labels)
+    }
+
+    /// Whether it may change a cluster.
+    #[must_use]
+    pub fn changes(&self, cluster: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        self.may(Permission::Change, cluster, labels)
+    }
+
+    /// Whether it sees every cluster.
+    #[must_use]
+    pub fn sees_all(&self) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            grants
+                .iter()
+                .any(|grant| grant.role.has(Permission::Read) && grant.is_whole())
+        })
+    }
+
+    /// Says what the call is about, for the audit log (`cluster/orders`). The first one counts.
+    pub fn about(&self, kind: &str, name: &str) {
+        self.object.get_or_init(|| format!("{kind}/{name}"));
+    }
+
+    pub(crate) fn object(&self) -> Option<&str> {
+        self.object.get().map(String::as_str)
+    }
+}
+
+/// Who may come in, and how far.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Access {
+    /// Everybody, everywhere.
+    #[default]
+    Open,
+    /// As certificates claim.
+    Certificates,
+    /// As a file says.
+    File(Arc<AccessFile>),
+}
+
+/// What became of a call at the door.
+#[derive(Debug)]
+pub(crate) struct Judgement {
+    pub(crate) who: Identity,
+    pub(crate) outcome: Result<Caller, Error>,
+}
+
+/// What is known of whom before the call is read.
+pub(crate) struct Asked<'a> {
+    /// What TLS says of the other end.
+    pub(crate) peer: Option<&'a Result<Peer, String>>,
+    pub(crate) headers: &'a HeaderMap,
+    /// None: it is in no table.
+    pub(crate) permission: Option<Permission>,
+}
+
+impl Access {
+    /// As the settings say. Errors: the access file cannot be used.
+    pub(crate) fn of(settings: &ServerSettings) -> Result<Self, AccessError> {
+        Ok(match (&settings.access, &settings.tls.client_ca) {
+            (Some(path), _) => Self::File(Arc::new(AccessFile::load(path.clone())?)),
+            (None, Some(_)) => Self::Certificates,
+            (None, None) => Self::Open,
+        })
+    }
+
+    /// Who it is and whether the call may go on.
+    pub(crate) async fn judge(&self, asked: Asked<'_>) -> Judgement {
+        let open = asked.permission == Some(Permission::Open);
+        let policy = match self {
+            Self::File(file) => Some(file.policy()),
+            Self::Open | Self::Certificates => None,
+        };
+        if matches!(self, Self::Open) {
+            let who = match asked.peer {
+                Some(Ok(peer)) => Identity::peer(peer),
+                _ => Identity::anonymous(),
+            };
+            return Judgement {
+                who,
+                outcome: Ok(Caller::default()),
+            };
+        }
+        let who = match identify(policy.as_deref(), &asked).await {
+            Ok(who) => who,
+            Err(_) if open => Identity::anonymous(),
+            Err(error) => {
+                return Judgement {
+                    who: Identity::anonymous(),
+                    outcome: Err(error),
+                };
+            }
+        };
+        let grants = match &policy {
+            Some(policy) => policy.grants(&who),
+            None => who
+                .claimed
+                .as_deref()
+                .map(Role::of_identity)
+                .unwrap_or_default()
+                .iter()
+                .map(|role| Grant::whole(*role))
+                .collect(),
+        };
+        let allowed = open
+            || asked
+                .permission
+                .is_some_and(|permission| grants.iter().any(|grant| grant.role.has(permission)));
+        let outcome = if allowed {
+            Ok(Caller::new(grants))
+        } else {
+            Err(denied(&who, &grants, asked.permission))
+        };
+        Judgement { who, outcome }
+    }
+}
+
+async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<Identity, Error> {
+    let refused = |why: &str| Error::new(Reason::Unauthenticated, why);
+    if let Some(value) = asked.headers.get(header::AUTHORIZATION) {
+        let policy = policy
+            .filter(|policy| policy.knows_tokens())
+            .ok_or_else(|| refused("a token was sent, and this server knows none"))?;
+        let token = value
+            .to_str()
+            .ok()
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+            .map(|(_, token)| token.trim())
+            .ok_or_else(|| refused("the authorization header is no bearer token"))?;
+        if let Some(name) = policy.token(token) {
+            return Ok(Identity::token(name));
+        }
+        return match &policy.oidc {
+            Some(oidc) => oidc.identify(token).await,
+            None => Err(refused("the token is not known here")),
+        };
+    }
+    match asked.peer {
+        Some(Ok(peer)) => Ok(Identity::peer(peer)),
+        Some(Err(why)) => Err(refused(why)),
+        None => Ok(Identity::anonymous()),
+    }
+}
+
+fn denied(who: &Identity, grants: &[Grant], permission: Option<Permission>) -> Error {
+    if who.is_anonymous() {
+        return Error::new(
+            Reason::Unauthenticated,
+            "this server wants to know who calls: a client certificate (--cert and --key) or a token \
+             (--token-file), and neither was shown",
+        );
+    }
+    let needed: Vec<String> = permission
+        .map(|permission| {
+            Role::ALL
+                .into_iter()
+                .filter(|role| role.has(permission))
+                .map(|role| role.to_string())
+                .collect()
+        })
+        .unwrap_or_default();
+    let mut has: Vec<String> = grants.iter().map(|grant| grant.role.to_string()).collect();
+    has.sort();
+    has.dedup();
+    let has = if has.is_empty() {
+        "no role".to_owned()
+    } else {
+        has.join(", ")
+    };
+    let message = if needed.is_empty() {
+        format!("nobody may call this: it has no permission; {who} has {has}")
+    } else {
+        format!("{who} has {has}; this needs {}", needed.join(" or "))
+    };
+    Error::new(Reason::PermissionDenied, message)
+}
+
+/// An access file, as it is now.
+#[derive(Debug)]
+pub(crate) struct AccessFile {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    policy: Arc<Policy>,
+    loaded: String,
+    pending: Option<Result<String, AccessError>>,
+    refused: Option<Result<String, AccessError>>,
+}
+
+impl AccessFile {
+    pub(crate) fn load(path: PathBuf) -> Result<Self, AccessError> {
+        let text = read_text(&path)?;
+        let policy = Policy::read(&path, &text, None)?;
+        let state = Mutex::new(State {
+            policy: Arc::new(policy),
+            loaded: text,
+            pending: None,
+            refused: None,
+        });
+        Ok(Self { path, state })
+    }
+
+    fn policy(&self) -> Arc<Policy> {
+        self.state.lock().policy.clone()
+    }
+
+    /// Looks at the file once. Answers whether other rules hold now, or once for each content why those in it do not.
+    fn look(&self) -> Result<bool, AccessError> {
+        let found = read_text(&self.path);
+        let mut state = self.state.lock();
+        if found.as_ref().is_ok_and(|text| *text == state.loaded) {
+            state.pending = None;
+            state.refused = None;
+            return Ok(false);
+        }
+        if state.refused.as_ref() == Some(&found) {
+            return Ok(false);
+        }
+        if state.pending.as_ref() != Some(&found) {
+            state.pending = Some(found);
+            return Ok(false);
+        }
+        state.pending = None;
+        let read = found
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|text| Policy::read(&self.path, text, Some(&state.policy)));
+        match read {
+            Ok(policy) => {
+                state.policy = Arc::new(policy);
+                state.loaded = found.unwrap_or_default();
+                state.refused = None;
+                Ok(true)
+            }
+            Err(error) => {
+                state.refused = Some(found);
+                Err(error)
+            }
+        }
+    }
+
+    /// Looks at the file again and again, and at the keys of the OIDC provider. Never ends.
+    pub(crate) async fn follow(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let this = self.clone();
+            match tokio::task::spawn_blocking(move || this.look()).await {
+                Ok(Ok(true)) => {
+                    tracing::info!(path = %self.path.display(), "new access rules in use");
+                }
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "the changed access rules cannot be used; the last good ones stay");
+                }
+                // The runtime ends.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::DESCRIPTORS;
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn every_call_has_a_permission() {
+        let set = prost_types::FileDescriptorSet::decode(DESCRIPTORS).unwrap();
+        let mut calls = 0;
+        for file in &set.file {
+            for service in &file.service {
+                let full = format!("{}.{}", file.package(), service.name());
+                for method in &service.method {
+                    let found = permission(&full, method.name());
+                    assert!(found.is_some(), "{full}/{} is in no table", method.name());
+                    // Reading must not need what changing needs, nor the other way round.
+                    let reads = method
+                        .options
+                        .as_ref()
+                        .is_some_and(|options| options.idempotency_level() as i32 == 1);
+                    if reads && found != Some(Permission::Administer) {
+                        assert!(
+                            found.unwrap().is_read(),
+                            "{full}/{} changes nothing",
+                            method.name()
+                        );
+                    }
+                    calls += 1;
+                }
+            }
+        }
+        assert!(calls > 40, "{calls}");
+    }
+
+    #[test]
+    fn roles_have_what_they_need_and_no_more() {
+        use Permission as P;
+        let all = [
+            P::Open,
+            P::Known,
+            P::Read,
+            P::Change,
+            P::Administer,
+            P::PlatformRead,
+            P::PlatformChange,
+            P::Agent,
+        ];
+        let has = |role: Role| -> Vec<P> { all.into_iter().filter(|p| role.has(*p)).collect() };
+        assert_eq!(has(Role::Viewer), [P::Open, P::Known, P::Read]);
+        assert_eq!(has(Role::Operator), [P::Open, P::Known, P::Read, P::Change]);
+        assert_eq!(has(Role::Admin), all);
+        assert_eq!(
+            has(Role::Platform),
+            [P::Open, P::Known, P::PlatformRead, P::PlatformChange]
+        );
+        assert_eq!(has(Role::Agent), [P::Open, P::Known, P::Agent]);
+    }
+
+    #[test]
+    fn a_name_does_not_pass_for_another_kind() {
+        let token = Identity::token("a");
+        assert!(token.is("token:a") && token.is("token:*") && token.is("*"));
+        assert!(!token.is("cn:a") && !token.is("anonymous") && !token.is("group:a"));
+        let nobody = Identity::anonymous();
+        assert!(nobody.is("anonymous") && !nobody.is("*"));
+        let member = Identity {
+            groups: vec!["sre".to_owned()],
+            ..Identity::token("a")
+        };
+        assert!(member.is("group:sre") && !member.is("group:s"));
+    }
+}
