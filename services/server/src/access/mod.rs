@@ -473,6 +473,29 @@ mod tests {
     }
 
     #[test]
+    fn broken_rules_are_said_once_and_the_last_good_ones_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("access.yaml");
+        let good = "bindings: [{role: viewer, subjects: ['*']}]";
+        std::fs::write(&path, good).unwrap();
+        let file = AccessFile::load(path.clone()).unwrap();
+        let before = file.policy();
+        assert_eq!(file.look(), Ok(false));
+        std::fs::write(&path, "bindings: 7").unwrap();
+        // Somebody may still be writing.
+        assert_eq!(file.look(), Ok(false));
+        assert!(file.look().is_err());
+        for _ in 0..10 {
+            assert_eq!(file.look(), Ok(false));
+        }
+        assert!(Arc::ptr_eq(&before, &file.policy()));
+        std::fs::write(&path, "bindings: []").unwrap();
+        assert_eq!(file.look(), Ok(false));
+        assert_eq!(file.look(), Ok(true));
+        assert!(file.policy().grants(&Identity::token("a")).is_empty());
+    }
+
+    #[test]
     fn a_name_does_not_pass_for_another_kind() {
         let token = Identity::token("a");
         assert!(token.is("token:a") && token.is("token:*") && token.is("*"));
