@@ -19,10 +19,13 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use certs::{Authority, Pair, Wanted, replace};
-use common::{Demo, ask, eventually, service};
+use common::{Demo, ask, eventually, follow, service};
 use drover_client::{Authorities, Bearer, ClientSettings, Target, connect, to_error};
 use drover_core::{Error, Reason};
-use drover_proto::platform::v1::inventory_service_client::InventoryServiceClient;
+use drover_proto::platform::v1::{
+    inventory_service_client::InventoryServiceClient,
+    node_access_service_client::NodeAccessServiceClient,
+};
 use drover_server::{
     Running, ServerSettings, Shutdown, StartError, listen, settings::TlsSettings, spawn,
 };
@@ -254,6 +257,43 @@ async fn changed_rules_hold_without_a_restart() {
     eventually("the viewer may", async || call(&viewer).await.is_ok()).await;
     let error = call(&platform).await.unwrap_err();
     assert_eq!(error.reason(), Reason::PermissionDenied);
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_who_opened_it_may_not_any_more_and_others_go_on() {
+    let directory = TempDir::new().unwrap();
+    let more = TOKENS.replace(
+        "bindings:",
+        "  - {name: other, token: other-0123456789}\nbindings:\n  - {role: platform, subjects: ['token:other']}",
+    );
+    let running = with_rules(&directory, &more).await;
+    let open = async |token: &str| {
+        let mut client = NodeAccessServiceClient::new(connect(&at(running.address(), token)));
+        let mut stream = client
+            .stream_logs(follow("open"))
+            .await
+            .unwrap()
+            .into_inner();
+        stream.message().await.unwrap().unwrap();
+        stream
+    };
+    let mut kept = open("platform-0123456789").await;
+    let mut ended = open("other-0123456789").await;
+    // The binding is still there, but the token is not.
+    let fewer = more.replace("other-0123456789}", "another-0123456789}");
+    replace(&directory.path().join("access.yaml"), &fewer);
+    let status = tokio::time::timeout(Duration::from_secs(10), ended.message())
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert_eq!(to_error(&status).reason(), Reason::Unavailable);
+    assert!(status.message().contains("rules have changed"), "{status}");
+    let error = call(&at(running.address(), "other-0123456789"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), Reason::Unauthenticated);
+    let silence = tokio::time::timeout(Duration::from_millis(50), kept.message()).await;
+    assert!(silence.is_err(), "{silence:?}");
 }
 
 #[tokio::test]

@@ -29,7 +29,7 @@ use crate::{
 pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
     let client = || -> Outcome<Client> { Ok(Client::connect(&context::place(global)?.target()?)) };
     let exit = match command {
-        Command::Dev(args) => dev::run(args).await,
+        Command::Dev(args) => dev::run(global, args).await,
         Command::Apply(args) => apply::run(&client()?, args).await,
         Command::Plan(args) => plan::run(&client()?, args).await,
         Command::Get(args) => get::run(&client()?, args).await,

@@ -18,8 +18,11 @@ mod policy;
 use std::{
     collections::BTreeMap,
     fmt,
+    future::Future,
     path::PathBuf,
+    pin::Pin,
     sync::{Arc, OnceLock},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -27,9 +30,14 @@ use drover_core::{Error, Reason};
 use drover_tls::Peer;
 use http::{HeaderMap, header};
 use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 pub(crate) use self::permissions::http_permission;
-use self::policy::{Policy, read_text};
+use self::{
+    oidc::Oidc,
+    policy::{Policy, read_text},
+};
 pub use self::{
     permissions::{Permission, Role, permission},
     policy::{AccessError, Grant},
@@ -192,6 +200,70 @@ pub(crate) enum Access {
 pub(crate) struct Judgement {
     pub(crate) who: Identity,
     pub(crate) outcome: Result<Caller, Error>,
+    /// How long a stream may go on. None: as long as it likes.
+    pub(crate) lease: Option<Lease>,
+}
+
+/// What an identity was believed for.
+#[derive(Clone)]
+enum Proof {
+    /// TLS has verified it, or there is none.
+    Connection,
+    /// The digest of a static token.
+    Token([u8; 32]),
+    /// A token of a provider, until it expires.
+    Provider(Arc<Oidc>, Instant),
+}
+
+/// The right of a stream to go on. It ends when other rules hold for who opened it, or when its token expires.
+pub(crate) struct Lease {
+    file: Arc<AccessFile>,
+    who: Identity,
+    proof: Proof,
+    grants: Arc<[Grant]>,
+    replaced: Pin<Box<WaitForCancellationFutureOwned>>,
+    expiry: Option<Pin<Box<Sleep>>>,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("who", &self.who)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// Ready when it is over, with why. Who calls again is judged anew.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        if let Some(expiry) = &mut self.expiry
+            && expiry.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Error::unavailable(
+                "the token has expired; call again with a new one",
+            ));
+        }
+        while self.replaced.as_mut().poll(cx).is_ready() {
+            let (policy, replaced) = self.file.current();
+            let known = match &self.proof {
+                Proof::Connection => true,
+                Proof::Token(digest) => policy
+                    .token(digest)
+                    .is_some_and(|name| Identity::token(name) == self.who),
+                Proof::Provider(oidc, _) => policy
+                    .oidc
+                    .as_ref()
+                    .is_some_and(|now| Arc::ptr_eq(now, oidc)),
+            };
+            if !known || policy.grants(&self.who) != *self.grants {
+                return Poll::Ready(Error::unavailable(
+                    "the access rules have changed; call again",
+                ));
+            }
+            self.replaced = Box::pin(replaced.cancelled_owned());
+        }
+        Poll::Pending
+    }
 }
 
 /// What is known of whom before the call is read.
@@ -216,9 +288,12 @@ impl Access {
     /// Who it is and whether the call may go on.
     pub(crate) async fn judge(&self, asked: Asked<'_>) -> Judgement {
         let open = asked.permission == Some(Permission::Open);
-        let policy = match self {
-            Self::File(file) => Some(file.policy()),
-            Self::Open | Self::Certificates => None,
+        let (policy, replaced) = match self {
+            Self::File(file) => {
+                let (policy, replaced) = file.current();
+                (Some(policy), Some((file.clone(), replaced)))
+            }
+            Self::Open | Self::Certificates => (None, None),
         };
         if matches!(self, Self::Open) {
             let who = match asked.peer {
@@ -228,15 +303,17 @@ impl Access {
             return Judgement {
                 who,
                 outcome: Ok(Caller::default()),
+                lease: None,
             };
         }
-        let who = match identify(policy.as_deref(), &asked).await {
-            Ok(who) => who,
-            Err(_) if open => Identity::anonymous(),
+        let (who, proof) = match identify(policy.as_deref(), &asked).await {
+            Ok(known) => known,
+            Err(_) if open => (Identity::anonymous(), Proof::Connection),
             Err(error) => {
                 return Judgement {
                     who: Identity::anonymous(),
                     outcome: Err(error),
+                    lease: None,
                 };
             }
         };
@@ -255,16 +332,35 @@ impl Access {
             || asked
                 .permission
                 .is_some_and(|permission| grants.iter().any(|grant| grant.role.has(permission)));
-        let outcome = if allowed {
-            Ok(Caller::new(grants))
-        } else {
-            Err(denied(&who, &grants, asked.permission))
-        };
-        Judgement { who, outcome }
+        if !allowed {
+            let error = denied(&who, &grants, asked.permission);
+            return Judgement {
+                who,
+                outcome: Err(error),
+                lease: None,
+            };
+        }
+        let caller = Caller::new(grants);
+        let lease = replaced.filter(|_| !open).map(|(file, replaced)| Lease {
+            file,
+            who: who.clone(),
+            expiry: match &proof {
+                Proof::Provider(_, until) => Some(Box::pin(tokio::time::sleep_until(*until))),
+                Proof::Connection | Proof::Token(_) => None,
+            },
+            proof,
+            grants: caller.grants.clone().unwrap_or_default(),
+            replaced: Box::pin(replaced.cancelled_owned()),
+        });
+        Judgement {
+            who,
+            outcome: Ok(caller),
+            lease,
+        }
     }
 }
 
-async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<Identity, Error> {
+async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identity, Proof), Error> {
     let refused = |why: &str| Error::new(Reason::Unauthenticated, why);
     if let Some(value) = asked.headers.get(header::AUTHORIZATION) {
         let policy = policy
@@ -277,19 +373,24 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<Identity
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| token.trim())
             .ok_or_else(|| refused("the authorization header is no bearer token"))?;
-        if let Some(name) = policy.token(token) {
-            return Ok(Identity::token(name));
+        let digest = policy::digest(token);
+        if let Some(name) = policy.token(&digest) {
+            return Ok((Identity::token(name), Proof::Token(digest)));
         }
         return match &policy.oidc {
-            Some(oidc) => oidc.identify(token).await,
+            Some(oidc) => {
+                let (who, until) = oidc.identify(token).await?;
+                Ok((who, Proof::Provider(oidc.clone(), until)))
+            }
             None => Err(refused("the token is not known here")),
         };
     }
-    match asked.peer {
-        Some(Ok(peer)) => Ok(Identity::peer(peer)),
-        Some(Err(why)) => Err(refused(why)),
-        None => Ok(Identity::anonymous()),
-    }
+    let who = match asked.peer {
+        Some(Ok(peer)) => Identity::peer(peer),
+        Some(Err(why)) => return Err(refused(why)),
+        None => Identity::anonymous(),
+    };
+    Ok((who, Proof::Connection))
 }
 
 fn denied(who: &Identity, grants: &[Grant], permission: Option<Permission>) -> Error {
@@ -335,6 +436,8 @@ pub(crate) struct AccessFile {
 #[derive(Debug)]
 struct State {
     policy: Arc<Policy>,
+    /// Cancelled when another policy takes its place.
+    replaced: CancellationToken,
     loaded: String,
     pending: Option<Result<String, AccessError>>,
     refused: Option<Result<String, AccessError>>,
@@ -346,6 +449,7 @@ impl AccessFile {
         let policy = Policy::read(&path, &text, None)?;
         let state = Mutex::new(State {
             policy: Arc::new(policy),
+            replaced: CancellationToken::new(),
             loaded: text,
             pending: None,
             refused: None,
@@ -353,8 +457,10 @@ impl AccessFile {
         Ok(Self { path, state })
     }
 
-    fn policy(&self) -> Arc<Policy> {
-        self.state.lock().policy.clone()
+    /// The rules, and what is cancelled when others take their place.
+    fn current(&self) -> (Arc<Policy>, CancellationToken) {
+        let state = self.state.lock();
+        (state.policy.clone(), state.replaced.clone())
     }
 
     /// Looks at the file once. Answers whether other rules hold now, or once for each content why those in it do not.
@@ -381,6 +487,7 @@ impl AccessFile {
         match read {
             Ok(policy) => {
                 state.policy = Arc::new(policy);
+                std::mem::take(&mut state.replaced).cancel();
                 state.loaded = found.unwrap_or_default();
                 state.refused = None;
                 Ok(true)
@@ -479,7 +586,7 @@ mod tests {
         let good = "bindings: [{role: viewer, subjects: ['*']}]";
         std::fs::write(&path, good).unwrap();
         let file = AccessFile::load(path.clone()).unwrap();
-        let before = file.policy();
+        let before = file.current().0;
         assert_eq!(file.look(), Ok(false));
         std::fs::write(&path, "bindings: 7").unwrap();
         // Somebody may still be writing.
@@ -488,11 +595,11 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(file.look(), Ok(false));
         }
-        assert!(Arc::ptr_eq(&before, &file.policy()));
+        assert!(Arc::ptr_eq(&before, &file.current().0));
         std::fs::write(&path, "bindings: []").unwrap();
         assert_eq!(file.look(), Ok(false));
         assert_eq!(file.look(), Ok(true));
-        assert!(file.policy().grants(&Identity::token("a")).is_empty());
+        assert!(file.current().0.grants(&Identity::token("a")).is_empty());
     }
 
     #[test]

@@ -31,6 +31,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest list of keys.
 const MAX_KEYS_BYTES: usize = 512 * 1024;
+/// Later than any stream lasts.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How far clocks may differ.
 const LEEWAY: i64 = 30;
 /// Longest name that is taken from a token, and most groups.
@@ -168,9 +170,9 @@ impl Oidc {
         &self.settings
     }
 
-    /// Whose token it is. Errors: `Unauthenticated`, with what is wrong with it and nothing of what it says;
+    /// Whose token it is, and when it expires. Errors: `Unauthenticated`, with what is wrong with it and nothing of what it says;
     /// `Unavailable` if the keys cannot be had.
-    pub(crate) async fn identify(&self, token: &str) -> Result<Identity, Error> {
+    pub(crate) async fn identify(&self, token: &str) -> Result<(Identity, Instant), Error> {
         let mut parts = token.split('.');
         let (Some(header), Some(claims), Some(signature), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
@@ -255,7 +257,7 @@ impl Oidc {
         usable(&keys)
     }
 
-    fn accept(&self, claims: &Value, now: i64) -> Result<Identity, Error> {
+    fn accept(&self, claims: &Value, now: i64) -> Result<(Identity, Instant), Error> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
         let time = |name: &str| claims.get(name).and_then(Value::as_f64);
         if text("iss") != Some(&self.settings.issuer) {
@@ -272,11 +274,16 @@ impl Oidc {
         }
         #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
         let (early, late) = ((now - LEEWAY) as f64, (now + LEEWAY) as f64);
-        match time("exp") {
-            Some(expires) if expires > early => {}
+        let left = match time("exp") {
+            Some(expires) if expires > early => expires - early,
             Some(_) => return Err(refused("it has expired")),
             None => return Err(refused("it never expires")),
-        }
+        };
+        // One too far to be represented is never reached.
+        let expires = Duration::try_from_secs_f64(left)
+            .ok()
+            .and_then(|left| Instant::now().checked_add(left))
+            .unwrap_or_else(|| Instant::now() + FOREVER);
         if time("nbf").is_some_and(|from| from > late) {
             return Err(refused("it is not valid yet"));
         }
@@ -298,11 +305,12 @@ impl Oidc {
                 .collect(),
             _ => Vec::new(),
         };
-        Ok(Identity {
+        let identity = Identity {
             name: format!("oidc:{name}"),
             groups,
             claimed: None,
-        })
+        };
+        Ok((identity, expires))
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
     methods::{Method, code_name},
     refusal, stopping,
 };
-use crate::{Shutdown, audit::Entry};
+use crate::{Shutdown, access::Lease, audit::Entry};
 
 /// Counts a call when it ends, however it ends.
 pub(super) struct Record {
@@ -120,6 +120,7 @@ pin_project_lite::pin_project! {
 struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
+    lease: Option<Lease>,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -134,10 +135,12 @@ impl CallBody {
         permit: Option<OwnedSemaphorePermit>,
         deadline: Option<Instant>,
         closing: Shutdown,
+        lease: Option<Lease>,
     ) -> Response<Body> {
         let limits = Limits {
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             closing: Box::pin(closing.cancelled_owned()),
+            lease,
             _permit: permit,
         };
         Self::wrap(response, record, Some(Box::new(limits)))
@@ -168,6 +171,11 @@ impl Limits {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if self.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(stopping());
+        }
+        if let Some(lease) = &mut self.lease
+            && let Poll::Ready(error) = lease.poll(cx)
+        {
+            return Poll::Ready(error);
         }
         match &mut self.deadline {
             Some(deadline) => deadline.as_mut().poll(cx).map(|()| expired()),

@@ -176,7 +176,7 @@ impl Calls {
             headers: request.headers(),
             permission: Some(permission),
         };
-        let Judgement { who, outcome } = self.0.access.judge(asked).await;
+        let Judgement { who, outcome, .. } = self.0.access.judge(asked).await;
         let entry = self.0.audit.as_ref().map(|audit| {
             let peer = request.extensions().get::<TcpConnectInfo>();
             let peer = peer.and_then(TcpConnectInfo::remote_addr);
@@ -240,7 +240,11 @@ impl Shared {
             method.permission
         };
         let shown = request.extensions().get::<Arc<Shown>>().cloned();
-        let Judgement { who, outcome } = self
+        let Judgement {
+            who,
+            outcome,
+            lease,
+        } = self
             .access
             .judge(Asked {
                 peer: shown.as_deref(),
@@ -311,7 +315,8 @@ impl Shared {
                 record.refuse(&no_such(unknown))
             }
             Some(Ok(response)) if stream => {
-                CallBody::stream(response, record, permit, deadline, self.closing.clone())
+                let closing = self.closing.clone();
+                CallBody::stream(response, record, permit, deadline, closing, lease)
             }
             // The permit is given back here: a client that reads slowly must not keep others out.
             Some(Ok(response)) => CallBody::unary(response, record),
