@@ -153,11 +153,11 @@ fn next(directory: &Path) -> String {
         )
     };
     format!(
-        "Next:  drover-platform-cloud {}\n       DROVER_PLATFORM_TLS__CA={} drover-orchestrator {}\n       \
+        "Next:  drover-platform-cloud {}\n       drover-orchestrator {} --platform-ca {}\n       \
          drover context set dev https://127.0.0.1:7400 --ca {} --cert {} --key {}\n       drover status --context dev",
         tls("platform-cloud"),
-        at("ca.pem"),
         tls("orchestrator"),
+        at("ca.pem"),
         at("ca.pem"),
         at("admin.pem"),
         at("admin.key"),

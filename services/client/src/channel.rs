@@ -18,7 +18,7 @@ use tower::Service;
 
 use crate::{
     bearer::{Bearer, Header},
-    dial::Dial,
+    dial::{Dial, Trouble},
 };
 
 /// How often a connection is pinged. A partition is noticed after this and [`KEEP_ALIVE_TIMEOUT`] at most.
@@ -138,7 +138,7 @@ pub struct Channel {
 
 #[derive(Clone, Debug)]
 enum Way {
-    Network(tonic::transport::Channel),
+    Network(tonic::transport::Channel, Trouble),
     InProcess(Routes),
 }
 
@@ -165,8 +165,9 @@ pub fn connect(target: &Target) -> Channel {
         (Client::new(target.tls.clone()), name.to_owned())
     });
     let dial = Dial::new(target.connect_timeout, tls);
+    let trouble = dial.trouble();
     Channel {
-        way: Way::Network(endpoint.connect_with_connector_lazy(dial)),
+        way: Way::Network(endpoint.connect_with_connector_lazy(dial), trouble),
         bearer: target.bearer.clone().map(Header::new),
     }
 }
@@ -204,16 +205,20 @@ impl Service<Request<Body>> for Channel {
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
         match &mut self.way {
-            Way::Network(channel) => channel.poll_ready(cx).map_err(TransportError::new),
+            Way::Network(channel, trouble) => channel
+                .poll_ready(cx)
+                .map_err(|error| TransportError::new(error).because(trouble)),
             Way::InProcess(_) => Poll::Ready(Ok(())),
         }
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         match &mut self.way {
-            Way::Network(channel) => {
+            Way::Network(channel, trouble) => {
+                let trouble = trouble.clone();
                 let Some(bearer) = self.bearer.clone() else {
-                    return channel.call(request).map(outcome).boxed();
+                    let answer = channel.call(request);
+                    return answer.map(move |answer| outcome(answer, &trouble)).boxed();
                 };
                 // The one that is ready; the clone that stays becomes ready for the next call.
                 let fresh = channel.clone();
@@ -221,7 +226,7 @@ impl Service<Request<Body>> for Channel {
                 async move {
                     let value = bearer.value().await.map_err(TransportError::of)?;
                     request.headers_mut().insert(header::AUTHORIZATION, value);
-                    outcome(channel.call(request).await)
+                    outcome(channel.call(request).await, &trouble)
                 }
                 .boxed()
             }
@@ -246,10 +251,11 @@ impl Service<Request<Body>> for Channel {
 
 fn outcome(
     answer: Result<Response<Body>, tonic::transport::Error>,
+    trouble: &Trouble,
 ) -> Result<Response<Body>, TransportError> {
     match answer {
         Ok(response) => Ok(response.map(|body| Body::new(body.map_err(TransportError::new)))),
-        Err(error) => Err(TransportError::new(error)),
+        Err(error) => Err(TransportError::new(error).because(trouble)),
     }
 }
 
@@ -261,6 +267,16 @@ fn outcome(
 pub struct TransportError(Status);
 
 impl TransportError {
+    /// With what the connection ended with, if that says more.
+    fn because(self, trouble: &Trouble) -> Self {
+        match trouble.get() {
+            Some(why) if !self.0.message().contains(&why) => {
+                Self::of(Error::new(Reason::Unavailable, why))
+            }
+            _ => self,
+        }
+    }
+
     /// What kept a call from being sent.
     fn of(error: Error) -> Self {
         Self(drover_convert::error::to_status(&error))

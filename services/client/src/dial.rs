@@ -13,6 +13,7 @@ use std::{
 use drover_tls::{Client, client::Ready, explain};
 use http::Uri;
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -28,6 +29,7 @@ const HTTP1: u8 = b'H';
 /// Makes connections of one target.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
+    trouble: Trouble,
     tcp: HttpConnector,
     tls: Option<Secure>,
     timeout: Duration,
@@ -38,6 +40,21 @@ struct Secure {
     client: Arc<Client>,
     /// Name that the certificate must have.
     name: String,
+}
+
+/// What the last connection ended with. The connection belongs to a task of its own, which keeps the reason to itself: a
+/// call learns only that it was closed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    pub(crate) fn get(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+
+    fn set(&self, why: Option<String>) {
+        *self.0.lock() = why;
+    }
 }
 
 /// Why there is no connection, for people.
@@ -62,7 +79,16 @@ impl Dial {
             client: Arc::new(client),
             name,
         });
-        Self { tcp, tls, timeout }
+        Self {
+            trouble: Trouble::default(),
+            tcp,
+            tls,
+            timeout,
+        }
+    }
+
+    pub(crate) fn trouble(&self) -> Trouble {
+        self.trouble.clone()
     }
 }
 
@@ -80,9 +106,12 @@ impl Service<Uri> for Dial {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let tcp = self.tcp.call(uri);
         let (tls, timeout) = (self.tls.clone(), self.timeout);
+        let trouble = self.trouble.clone();
+        // What was wrong before may be put right.
+        trouble.set(None);
         Box::pin(async move {
             let stream = tcp.await?.into_inner();
-            let line = match tls {
+            let mut line = match tls {
                 None => Line::plain(stream),
                 Some(secure) => match tokio::time::timeout(timeout, secure.handshake(stream)).await
                 {
@@ -93,6 +122,7 @@ impl Service<Uri> for Dial {
                     }
                 },
             };
+            line.trouble = trouble;
             Ok(TokioIo::new(line))
         })
     }
@@ -125,6 +155,7 @@ pub(crate) struct Line {
     stream: Stream,
     /// Nothing was read yet.
     fresh: bool,
+    trouble: Trouble,
 }
 
 enum Stream {
@@ -141,6 +172,7 @@ impl Line {
         Self {
             stream: Stream::Plain(stream),
             fresh: true,
+            trouble: Trouble::default(),
         }
     }
 
@@ -153,6 +185,7 @@ impl Line {
         Self {
             stream,
             fresh: true,
+            trouble: Trouble::default(),
         }
     }
 
@@ -164,10 +197,26 @@ impl Line {
         match explain::find(&error) {
             Some(found) => {
                 let why = explain::to_client(found, name, ready.own.as_ref());
+                self.trouble.set(Some(why.clone()));
                 io::Error::new(error.kind(), DialError(why))
             }
             None => error,
         }
+    }
+
+    /// A server that refuses a certificate closes the connection; what it says before that may still be unread when
+    /// writing fails.
+    fn told_in_writing(&mut self, cx: &mut Context<'_>, error: io::Error) -> io::Error {
+        if let Stream::Secure { stream, .. } = &mut self.stream
+            && self.fresh
+        {
+            let mut byte = [0];
+            let read = Pin::new(stream.as_mut()).poll_read(cx, &mut ReadBuf::new(&mut byte));
+            if let Poll::Ready(Err(why)) = read {
+                return self.told(why);
+            }
+        }
+        self.told(error)
     }
 
     /// What the first byte of a server says that speaks something else.
@@ -181,6 +230,7 @@ impl Line {
             HTTP1 => "the server does not speak HTTP/2 there",
             _ => return None,
         };
+        self.trouble.set(Some(why.to_owned()));
         Some(io::Error::new(
             io::ErrorKind::InvalidData,
             DialError(why.to_owned()),
@@ -208,6 +258,7 @@ impl AsyncRead for Line {
                     if let Some(error) = self.judge(*first) {
                         return Poll::Ready(Err(error));
                     }
+                    self.trouble.set(None);
                 }
                 Poll::Ready(Ok(()))
             }
@@ -227,7 +278,7 @@ impl AsyncWrite for Line {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_write(cx, buf),
         };
-        written.map_err(|error| self.told(error))
+        written.map_err(|error| self.told_in_writing(cx, error))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -235,7 +286,7 @@ impl AsyncWrite for Line {
             Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_flush(cx),
         };
-        flushed.map_err(|error| self.told(error))
+        flushed.map_err(|error| self.told_in_writing(cx, error))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -257,7 +308,7 @@ impl AsyncWrite for Line {
                 Pin::new(stream.as_mut()).poll_write_vectored(cx, bufs)
             }
         };
-        written.map_err(|error| self.told(error))
+        written.map_err(|error| self.told_in_writing(cx, error))
     }
 
     fn is_write_vectored(&self) -> bool {

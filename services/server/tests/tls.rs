@@ -218,6 +218,18 @@ async fn the_client_says_what_is_wrong_with_the_server() {
 
 #[tokio::test]
 async fn the_client_says_what_the_server_has_against_it() {
+    refusals_of_clients().await;
+}
+
+/// The connection has a task of its own, which may be quicker than the call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_client_says_so_on_several_threads_too() {
+    for _ in 0..20 {
+        refusals_of_clients().await;
+    }
+}
+
+async fn refusals_of_clients() {
     let ours = Authority::new("ours");
     let others = Authority::new("others");
     let (_demo, running) = start(&tls(&ours.server(), Some(ours.ca()))).await;

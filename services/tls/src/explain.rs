@@ -58,6 +58,8 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
                 .to_owned()
         }
         A::UnknownCA => refused("it is of an authority that the server does not trust"),
+        // An authority of the same name with another key.
+        A::DecryptError => refused("its signature is not of an authority that the server trusts"),
         A::CertificateExpired => {
             let now = now();
             refused(&match own {
@@ -72,7 +74,7 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
         }
         A::CertificateRevoked => refused("it is revoked"),
         A::UnsupportedCertificate => refused("it is not for clients"),
-        A::BadCertificate | A::CertificateUnknown | A::DecryptError | A::AccessDenied => {
+        A::BadCertificate | A::CertificateUnknown | A::AccessDenied => {
             refused(&format!("{alert:?}"))
         }
         A::ProtocolVersion => "the server does not speak TLS 1.3".to_owned(),
@@ -139,7 +141,7 @@ fn certificate(error: &CertificateError, host: &str, trusted: &str) -> String {
         }
         E::NotValidForName => format!("it is for another name than {host}"),
         E::NotValidForNameContext { presented, .. } => {
-            let names: Vec<String> = presented.iter().map(|name| bare(name)).collect();
+            let names: Vec<String> = presented.iter().filter_map(|name| bare(name)).collect();
             let names = if names.is_empty() {
                 "no name".to_owned()
             } else {
@@ -161,12 +163,16 @@ fn certificate(error: &CertificateError, host: &str, trusted: &str) -> String {
     }
 }
 
-/// `DnsName("a")` as rustls shows names, without what is around it.
-fn bare(name: &str) -> String {
-    name.split_once('(')
-        .map_or(name, |(_, rest)| rest.trim_end_matches(')'))
-        .trim_matches('"')
-        .to_owned()
+/// `DnsName("a")` as rustls shows names, without what is around it. None: it is no name of a host.
+fn bare(name: &str) -> Option<String> {
+    let (kind, rest) = name.split_once('(').unwrap_or(("", name));
+    if kind.starts_with("Uniform") {
+        return None;
+    }
+    let name = rest.trim_end_matches(')').trim_matches('"');
+    // In its usual form.
+    let address = name.parse::<std::net::IpAddr>().ok();
+    Some(address.map_or_else(|| name.to_owned(), |address| address.to_string()))
 }
 
 fn now() -> i64 {
@@ -217,7 +223,8 @@ mod tests {
 
     #[test]
     fn names_are_shown_bare() {
-        assert_eq!(bare("DnsName(\"localhost\")"), "localhost");
-        assert_eq!(bare("127.0.0.1"), "127.0.0.1");
+        assert_eq!(bare("DnsName(\"localhost\")").as_deref(), Some("localhost"));
+        assert_eq!(bare("IpAddress(0::1)").as_deref(), Some("::1"));
+        assert_eq!(bare("UniformResourceIdentifier(\"spiffe://a/b\")"), None);
     }
 }
