@@ -75,6 +75,7 @@ impl Reader {
                 .map_or(0, |time| time.seconds),
             host: pod.spec.node_name.as_deref().map(Arc::from),
             ours: mark.identity.is_some(),
+            unschedulable: pod.is_unschedulable(),
             lost: false,
             found: found.clone().into(),
         };

@@ -158,6 +158,9 @@ impl Driver for KubernetesDriver {
     }
 
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
+        if let Some(found) = self.known().by_node_id(node_id) {
+            return Ok(found);
+        }
         let labelled = Filter {
             labels: format!("{}={}", self.settings.labels.node, labels::value(node_id)),
             ..Filter::default()
@@ -176,6 +179,19 @@ impl Driver for KubernetesDriver {
     }
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
+        let group = batch.request.group.as_ref();
+        let class = group.map(|it| it.node_class.clone()).unwrap_or_default();
+        let likeness = (class, batch.request.spec_hash.clone());
+        if let Some(words) = self.known().full(&likeness) {
+            let full = Error::new(
+                Reason::NoCapacity,
+                format!("pods like these find no place: {words}"),
+            );
+            return batch
+                .slots()
+                .map(|_| Outcome::Failed(full.clone()))
+                .collect();
+        }
         self.creator.create(batch).await
     }
 

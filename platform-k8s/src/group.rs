@@ -49,6 +49,8 @@ pub(crate) struct PodPart {
     pub(crate) host: Option<Arc<str>>,
     /// Whether it has an identity.
     pub(crate) ours: bool,
+    /// Whether the scheduler finds no place for it.
+    pub(crate) unschedulable: bool,
     /// Whether its cluster label was taken away.
     pub(crate) lost: bool,
     /// The node as the pod shows it.

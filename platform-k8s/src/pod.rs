@@ -166,6 +166,16 @@ impl Pod {
         self.status.conditions.iter().find(|it| it.kind == kind)
     }
 
+    /// Whether the scheduler has looked for a place and found none.
+    #[must_use]
+    pub fn is_unschedulable(&self) -> bool {
+        !self.metadata.is_deleting()
+            && self.status.phase == "Pending"
+            && self
+                .condition("PodScheduled")
+                .is_some_and(|it| it.status == "False" && it.reason == "Unschedulable")
+    }
+
     /// Its addresses, the first one first.
     pub fn ips(&self) -> impl Iterator<Item = &str> {
         let first = self.status.pod_ip.as_str();

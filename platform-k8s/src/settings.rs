@@ -39,6 +39,9 @@ pub struct Settings {
     pub call_timeout_seconds: f64,
     /// Longest silence of a watch, in seconds. The API server sends something every minute.
     pub watch_timeout_seconds: f64,
+    /// How long a pod may wait for a place before its node counts as failed, in seconds. Longer than a cluster
+    /// autoscaler takes to bring a new one.
+    pub unschedulable_timeout_seconds: f64,
     /// Calls to the API server in flight at once; watches, logs and commands excepted.
     pub max_concurrent_calls: usize,
     /// Objects in one page of a list.
@@ -83,6 +86,7 @@ impl Default for Settings {
             failure_domain_label: "topology.kubernetes.io/zone".to_owned(),
             call_timeout_seconds: 30.0,
             watch_timeout_seconds: 90.0,
+            unschedulable_timeout_seconds: 300.0,
             max_concurrent_calls: 32,
             page_size: 500,
         }
@@ -100,6 +104,12 @@ impl Settings {
     #[must_use]
     pub fn watch_timeout(&self) -> Duration {
         seconds(self.watch_timeout_seconds, 90.0)
+    }
+
+    /// How long a pod may wait for a place.
+    #[must_use]
+    pub fn unschedulable_timeout(&self) -> Duration {
+        seconds(self.unschedulable_timeout_seconds, 300.0)
     }
 
     /// Whether nodes may be in this namespace.

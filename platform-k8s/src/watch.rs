@@ -3,6 +3,7 @@
 
 mod follow;
 mod known;
+mod unscheduled;
 
 use std::{sync::Arc, time::Duration};
 
@@ -90,6 +91,11 @@ impl Watches {
                 tasks.push(task);
             }
         }
+        let (expiring, patience) = (Arc::clone(&known), settings.unschedulable_timeout());
+        let expiring = async move { expiring.give_up_unscheduled(patience).await };
+        tasks.push(tokio::spawn(
+            stop.clone().run_until_cancelled_owned(expiring).into_unit(),
+        ));
         let credentials = api.clone();
         let following = async move { credentials.follow_credentials().await };
         tasks.push(tokio::spawn(

@@ -27,7 +27,7 @@ use drover_orchestrator::Orchestrator;
 use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{Running, ServerSettings, Shutdown};
-use futures::{AsyncBufReadExt as _, StreamExt as _, TryStreamExt as _};
+use futures::{AsyncBufReadExt as _, StreamExt as _};
 use http::Request;
 use serde_json::{Value, json};
 use support::{Namespace, Options, Raw, Rig};
@@ -80,7 +80,12 @@ impl Pods {
             )
             .body(Vec::new())
             .unwrap();
-        let lines = namespace.raw.client().request_stream(request).await.unwrap();
+        let lines = namespace
+            .raw
+            .client()
+            .request_stream(request)
+            .await
+            .unwrap();
         tokio::spawn(async move {
             let mut lines = std::pin::pin!(lines.lines());
             while let Some(line) = lines.next().await {
@@ -316,7 +321,9 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
         }
     }
     let [ours, plain, controller] = [ours, plain, controller].map(median);
-    println!("| pods created, after apply | Drover | {CONNECTIONS} connections | ratio | ReplicaSet | ratio |");
+    println!(
+        "| pods created, after apply | Drover | {CONNECTIONS} connections | ratio | ReplicaSet | ratio |"
+    );
     println!("|---|---|---|---|---|---|");
     println!(
         "| {count} | {ours:.2} s | {plain:.2} s | {:.2} | {controller:.2} s | {:.2} |\n",
@@ -356,7 +363,9 @@ async fn replacement(rig: &Rig, deaths: usize) {
     }
     took.sort_unstable();
     let at = |part: usize| took[(took.len() * part / 100).min(took.len() - 1)].as_secs_f64() * 1e3;
-    println!("| death of a pod to the next one, both as the API server tells | p50 | p99 | worst |");
+    println!(
+        "| death of a pod to the next one, both as the API server tells | p50 | p99 | worst |"
+    );
     println!("|---|---|---|---|");
     println!(
         "| {deaths} deaths | {:.1} ms | {:.1} ms | {:.1} ms |\n",
@@ -380,8 +389,7 @@ impl Drop for Process {
 /// Resident memory of the platform's process with these pods, half of them nodes.
 async fn memory(rig: &Rig, pods: usize) {
     let namespace = rig.namespace().await;
-    let clients: Vec<Raw> =
-        futures::future::join_all((0..CONNECTIONS).map(|_| rig.raw())).await;
+    let clients: Vec<Raw> = futures::future::join_all((0..CONNECTIONS).map(|_| rig.raw())).await;
     let path = namespace.path("pods");
     let all = clients.iter().enumerate().map(|(client, raw)| {
         let path = path.as_str();
@@ -410,7 +418,12 @@ async fn memory(rig: &Rig, pods: usize) {
         .local_addr()
         .unwrap();
     let child = Command::new(&binary)
-        .args(["--listen", &port.to_string(), "--namespace", &namespace.name])
+        .args([
+            "--listen",
+            &port.to_string(),
+            "--namespace",
+            &namespace.name,
+        ])
         .arg("--kubeconfig")
         .arg(rig.kubeconfig())
         .current_dir(data.path())
@@ -454,7 +467,10 @@ async fn memory(rig: &Rig, pods: usize) {
     let (now, most) = status();
     println!("| memory of drover-platform-k8s | now | most |");
     println!("|---|---|---|");
-    println!("| {} nodes among {pods} pods | {now:.0} MiB | {most:.0} MiB |\n", pods / 2);
+    println!(
+        "| {} nodes among {pods} pods | {now:.0} MiB | {most:.0} MiB |\n",
+        pods / 2
+    );
     drop(process);
     namespace.remove().await;
 }

@@ -31,7 +31,9 @@ fn rig() -> &'static Rig {
 async fn redis(agent_address: &str, command: &str) -> std::io::Result<String> {
     let address = agent_address.rsplit('/').next().unwrap_or_default();
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(format!("{command}\r\n").as_bytes()).await?;
+    stream
+        .write_all(format!("{command}\r\n").as_bytes())
+        .await?;
     let mut answer = [0; 512];
     let read = stream.read(&mut answer).await?;
     Ok(String::from_utf8_lossy(&answer[..read]).trim().to_owned())
@@ -73,14 +75,16 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
 
     // A pod deleted by hand is replaced.
     let victim = &nodes[0];
-    namespace.delete("pods", &pod_of(&namespace, &victim.id).await).await;
+    namespace
+        .delete("pods", &pod_of(&namespace, &victim.id).await)
+        .await;
     world
         .until("the pod is replaced", async |world| {
             let now = world.nodes("cache").await;
             now.len() == 3
-                && now.iter().all(|node| {
-                    node.id != victim.id && node.state() == pb::NodeState::Ready
-                })
+                && now
+                    .iter()
+                    .all(|node| node.id != victim.id && node.state() == pb::NodeState::Ready)
         })
         .await;
 

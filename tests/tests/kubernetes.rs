@@ -7,10 +7,7 @@ mod support;
 
 use std::{collections::BTreeMap, path::Path};
 
-use drover_platform_cloud::{
-    DriverSettings,
-    drivers::{local, simulated::SimulatedSettings},
-};
+use drover_platform_cloud::{DriverSettings, drivers::local};
 use drover_platform_k8s::Settings;
 use drover_proto::orchestrator::v1 as pb;
 use embedded::{World, group_on};
@@ -85,10 +82,20 @@ async fn one_cluster_has_pods_and_processes() {
     world
         .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
         .await;
-    let local = local::Settings::new(directory.join("local")).unwrap();
+    let mut local = local::Settings::new(directory.join("local")).unwrap();
+    // What starts the processes: cargo builds it beside the tests.
+    let own = std::env::current_exe().unwrap();
+    local.launcher = own
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .join("drover-platform-cloud");
     world.add("local", DriverSettings::Local(local)).await;
     let spec = pb::ClusterSpec {
-        groups: vec![group("pods", 3, &["k8s"]), group("processes", 2, &["local"])],
+        groups: vec![
+            group("pods", 3, &["k8s"]),
+            group("processes", 2, &["local"]),
+        ],
         ..Default::default()
     };
     world.apply("mixed", spec.clone()).await;
@@ -116,7 +123,11 @@ async fn one_cluster_has_pods_and_processes() {
     };
     let now = world.nodes("mixed").await;
     let before = kept(&nodes);
-    assert!(before.iter().all(|id| now.iter().any(|node| node.id == *id)));
+    assert!(
+        before
+            .iter()
+            .all(|id| now.iter().any(|node| node.id == *id))
+    );
     world.delete("mixed").await;
     world.gone("mixed").await;
     namespace.until_empty("after the cluster").await;
@@ -141,7 +152,7 @@ async fn what_a_quota_does_not_let_in_goes_to_the_next_platform() {
     world
         .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
         .await;
-    let simulated = DriverSettings::Simulated(Box::new(SimulatedSettings::default()));
+    let simulated = DriverSettings::Simulated(Box::default());
     world.add("simulated", simulated).await;
     let mut spec = group_on("k8s", 5);
     spec.platforms.push(pb::PlatformChoice {
@@ -168,7 +179,7 @@ async fn what_cannot_be_scheduled_goes_to_the_next_platform() {
     let mut settings = on_kubernetes(rig, &namespace.name, &directory);
     settings.unschedulable_timeout_seconds = 1.0;
     world.add("k8s", settings).await;
-    let simulated = DriverSettings::Simulated(Box::new(SimulatedSettings::default()));
+    let simulated = DriverSettings::Simulated(Box::default());
     world.add("simulated", simulated).await;
     let mut spec = group_on("k8s", 3);
     // No node of the rig has as much.

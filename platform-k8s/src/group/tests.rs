@@ -83,6 +83,7 @@ fn pod(uid: u128, created: i64, deleting: bool, anchor: bool) -> Seen {
         created,
         host: Some("host".into()),
         ours: true,
+        unschedulable: false,
         lost: false,
         found: found.into(),
     };

@@ -1,11 +1,13 @@
 //! One watch: a list, then events from its version on, for ever. After a break it goes on where it was; only when the
-//! API server has forgotten that version it lists again, and what the list does not show is gone.
+//! API server has forgotten that version, or has said nothing for too long, it lists again, and what the list does not
+//! show is gone.
 
 use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason};
 use drover_proto::platform::v1::RemovalEvidence;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::known::Known;
@@ -20,6 +22,8 @@ use crate::{
 const MIN_WAIT: Duration = Duration::from_millis(50);
 /// Longest wait after a failure.
 const MAX_WAIT: Duration = Duration::from_secs(5);
+/// A watch that lasted so long has worked: what comes after it is not tried for the second time.
+const LASTED: Duration = Duration::from_secs(1);
 /// Wait after the credentials were found to be too weak: they may get stronger.
 const REFUSED_WAIT: Duration = Duration::from_secs(60);
 
@@ -90,7 +94,12 @@ impl Follow {
                     tracing::debug!(kind = %self.kind, namespace = self.namespace, "a watch begins anew");
                     break;
                 }
+                let silent = error.reason() == Reason::DeadlineExceeded;
                 self.pause(&mut wait, &sink, error).await;
+                if silent {
+                    // That it opens again proves nothing; only a list does.
+                    break;
+                }
             }
         }
     }
@@ -107,7 +116,15 @@ impl Follow {
             let mut events = self.api.watch::<S::Item>(&query, version).await?;
             sink.heard();
             let mut any = false;
-            while let Some(event) = events.next(self.silence).await? {
+            let opened = Instant::now();
+            loop {
+                let next = events.next(self.silence).await;
+                if opened.elapsed() >= LASTED {
+                    *wait = Wait::default();
+                }
+                let Some(event) = next? else {
+                    break;
+                };
                 any = true;
                 *wait = Wait::default();
                 let seen = &event.object.meta().resource_version;

@@ -8,9 +8,14 @@ use std::{
 
 use drover_core::Error;
 use drover_platform::driver::{Changes, Found, Listing};
-use drover_proto::platform::v1::RemovalEvidence;
+use drover_proto::platform::v1::{NodePhase, RemovalEvidence};
 use parking_lot::Mutex;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use super::unscheduled::{Likeness, Unscheduled};
 
 use crate::{
     client::{Kind, Object},
@@ -33,6 +38,8 @@ pub struct Known {
     state: Mutex<State>,
     /// Told when a watch has become complete, or has failed.
     progress: watch::Sender<u64>,
+    /// Told of a pod that finds no place.
+    unscheduled: Notify,
 }
 
 #[derive(Default)]
@@ -45,6 +52,7 @@ struct State {
     watches: Vec<Watch>,
     under_way: HashMap<(Box<str>, Box<str>), (usize, usize)>,
     changes: Option<Changes>,
+    unscheduled: Unscheduled,
 }
 
 /// Where an object is found in the groups.
@@ -76,6 +84,7 @@ impl Known {
             silence: settings.watch_timeout(),
             state: Mutex::default(),
             progress: watch::Sender::new(0),
+            unscheduled: Notify::new(),
         }
     }
 
@@ -357,6 +366,58 @@ impl Known {
         lost
     }
 
+    /// What the scheduler said of pods like these, if it found no place for one a short while ago.
+    pub(crate) fn full(&self, likeness: &Likeness) -> Option<String> {
+        let state = self.state.lock();
+        state.unscheduled.full(likeness).map(str::to_owned)
+    }
+
+    /// Gives up pods that find no place. Runs until it is dropped.
+    pub(super) async fn give_up_unscheduled(&self, patience: Duration) {
+        loop {
+            let next = self.state.lock().unscheduled.next(patience);
+            match next {
+                None => self.unscheduled.notified().await,
+                Some(next) => tokio::select! {
+                    () = tokio::time::sleep_until(next) => self.give_up(patience),
+                    () = self.unscheduled.notified() => {}
+                },
+            }
+        }
+    }
+
+    fn give_up(&self, patience: Duration) {
+        let mut state = self.state.lock();
+        for (_, key) in state.unscheduled.expire(patience) {
+            let shown = state
+                .groups
+                .get(&key.cluster, &key.node)
+                .and_then(|group| group.node(&self.kinds, UnderWay::default()));
+            if let Some(found) = shown.filter(|found| found.node.slot.is_some()) {
+                let node = found.node;
+                let likeness = (node.node_class, node.spec_hash);
+                state.unscheduled.is_full(likeness, node.message);
+            }
+            state.tell(&key.cluster, &key.node);
+        }
+    }
+
+    /// The nodes with this id. `None`: nothing is known of one, or what is known is not current.
+    pub(crate) fn by_node_id(&self, node_id: &str) -> Option<Vec<Found>> {
+        if !self.current() {
+            return None;
+        }
+        let state = self.state.lock();
+        let groups = state.groups.iter().filter(|(key, _)| *key.node == *node_id);
+        let found: Vec<Found> = groups
+            .filter_map(|(key, group)| {
+                let under_way = state.under_way(&key.cluster, &key.node);
+                Some(state.placed(group.node(&self.kinds, under_way)?, group))
+            })
+            .collect();
+        (!found.is_empty()).then_some(found)
+    }
+
     // --- what watches say
 
     pub(super) fn watch(&self, kind: Option<u16>, name: &Kind, namespace: &str) -> u16 {
@@ -512,7 +573,15 @@ impl Known {
             self.remove(state, uid, RemovalEvidence::NotListed);
         }
         let before = state.shown(&self.kinds, &seen.cluster, &seen.node);
+        let unschedulable = seen.member.pod.as_ref().is_some_and(|it| it.unschedulable);
         let key = state.groups.insert(seen);
+        if unschedulable {
+            if state.unscheduled.waits(uid, &key) {
+                self.unscheduled.notify_one();
+            }
+        } else {
+            state.unscheduled.forget(uid);
+        }
         let indexed = Indexed {
             key: Arc::clone(&key),
             watch,
@@ -536,6 +605,7 @@ impl Known {
             state.deleted.pop_front();
         }
         state.deleted.push_back(uid);
+        state.unscheduled.forget(uid);
         let key = indexed.key;
         let before = state.shown(&self.kinds, &key.cluster, &key.node);
         state.groups.remove(&key, uid);
@@ -579,6 +649,13 @@ impl State {
         let host = group.pod().and_then(|(_, pod)| pod.host.as_ref());
         if let Some(zone) = host.and_then(|host| self.zones.get(host)) {
             found.node.failure_domain = zone.to_string();
+        }
+        if group
+            .pod()
+            .is_some_and(|(member, _)| self.unscheduled.is_over(member.uid))
+        {
+            found.node.set_phase(NodePhase::Failed);
+            found.node.message = format!("waited too long for a place; {}", found.node.message);
         }
         found
     }

@@ -166,6 +166,11 @@ impl Rig {
         self.script("start", component).await;
     }
 
+    /// Makes an image of software of this machine (`redis`, `busybox`) and gives it to the real node, as `NAME:test`.
+    pub(crate) async fn image(&self, name: &str) {
+        self.script("image", name).await;
+    }
+
     async fn script(&self, script: &str, component: &str) {
         let Some(state) = &self.state else {
             panic!(
