@@ -147,7 +147,10 @@ async fn without_a_certificate_of_its_own_the_orchestrator_is_told_why_not() {
         .unwrap()
         .into_inner();
     let warning = answer.warnings.concat();
-    assert!(warning.contains("wants a client certificate"), "{warning}");
+    assert!(
+        warning.contains("a client certificate (--cert and --key)"),
+        "{warning}"
+    );
     orchestrator.shutdown().await;
 }
 

@@ -301,7 +301,6 @@ async fn what_is_outside_of_a_scope_is_not_there_and_is_not_changed() {
     let replace = pb::ReplaceNodeRequest {
         cluster: "carts".into(),
         id: id.clone(),
-        ..Default::default()
     };
     refused(orders.replace_node(replace).await, Reason::PermissionDenied);
     let start = pb::exec_node_request::Input::Start(pb::ExecNodeStart {

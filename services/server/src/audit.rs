@@ -11,10 +11,11 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread::JoinHandle,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use serde::Serialize;
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::{

@@ -59,9 +59,8 @@ impl ClientSettings {
     pub fn check_files(&self) -> Result<(), TlsError> {
         let client = Client::new(self.clone());
         let sources = client.read()?;
-        match &sources.ca {
-            Some(source) => pem::authorities(CA, source).map(drop)?,
-            None => {}
+        if let Some(source) = &sources.ca {
+            pem::authorities(CA, source)?;
         }
         client
             .build_with(Arc::new(RootCertStore::empty()), &sources)

@@ -15,13 +15,11 @@ pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
             return Some(found);
         }
         // An I/O error hides what it wraps from `source`.
-        if let Some(inner) = at
+        let hidden = at
             .downcast_ref::<std::io::Error>()
-            .and_then(std::io::Error::get_ref)
-        {
-            if let Some(found) = find(inner) {
-                return Some(found);
-            }
+            .and_then(std::io::Error::get_ref);
+        if let Some(found) = hidden.and_then(|inner| find(inner)) {
+            return Some(found);
         }
         next = at.source();
     }
