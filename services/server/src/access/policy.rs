@@ -405,6 +405,11 @@ mod tests {
     }
 
     #[test]
+    fn the_rules_that_are_shipped_as_an_example_can_be_read() {
+        read(include_str!("../../../../deploy/access.yaml")).unwrap();
+    }
+
+    #[test]
     fn a_token_is_known_by_its_digest() {
         let hex: String = digest("0123456789abcdef")
             .iter()
