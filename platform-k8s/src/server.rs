@@ -28,9 +28,11 @@ impl PlatformServer {
         let directory = settings.templates.clone();
         let catalogue = Catalogue::open(catalogue::FILES, directory.as_deref())?;
         let templates = Templates::Catalogue(Arc::new(catalogue));
+        let replicante = settings.replicante.clone();
         let driver: Arc<dyn Driver> = Arc::new(KubernetesDriver::open(settings).await?);
+        let served = drover_platform::PlatformServer::new(NAME, driver, templates, clock)?;
         Ok(Self {
-            served: drover_platform::PlatformServer::new(NAME, driver, templates, clock)?,
+            served: served.with_replicante(replicante),
         })
     }
 }

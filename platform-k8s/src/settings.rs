@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use drover_platform::ReplicanteSettings;
 use serde::{Deserialize, Serialize};
 
 use crate::labels::LabelKeys;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub kinds: Vec<String>,
     /// Node classes by the names that people write.
     pub node_classes: BTreeMap<String, ClassSettings>,
+    /// The Replicante API, and what it may remove.
+    pub replicante: ReplicanteSettings,
     /// Directory of a template catalogue, before the built-in one. `None`: only the built-in one.
     pub templates: Option<PathBuf>,
     /// Name under which fields are owned (server-side apply).
@@ -81,6 +84,7 @@ impl Default for Settings {
             agent: AgentSettings::default(),
             kinds: DEFAULT_KINDS.iter().map(|&kind| kind.to_owned()).collect(),
             node_classes: BTreeMap::new(),
+            replicante: ReplicanteSettings::default(),
             templates: None,
             field_manager: "drover-platform-k8s".to_owned(),
             failure_domain_label: "topology.kubernetes.io/zone".to_owned(),

@@ -14,6 +14,7 @@
 
 pub(crate) mod body;
 pub(crate) mod call;
+pub(crate) mod manifests;
 pub(crate) mod namespace;
 pub(crate) mod proxy;
 pub(crate) mod raw;

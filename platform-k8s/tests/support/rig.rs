@@ -166,26 +166,32 @@ impl Rig {
         self.script("start", component).await;
     }
 
-    /// Makes an image of software of this machine (`redis`, `busybox`) and gives it to the real node, as `NAME:test`.
-    pub(crate) async fn image(&self, name: &str) {
-        self.script("image", name).await;
+    /// Makes an image and gives it to the real node: software of this machine (`redis`, `busybox`) as `NAME:test`, or
+    /// a name and files.
+    pub(crate) async fn image(&self, arguments: &[&str]) {
+        self.script_with("image", arguments).await;
     }
 
     async fn script(&self, script: &str, component: &str) {
+        self.script_with(script, &[component]).await;
+    }
+
+    async fn script_with(&self, script: &str, arguments: &[&str]) {
         let Some(state) = &self.state else {
             panic!(
                 "tests/kubernetes/{script} needs a rig of tests/kubernetes/up: unset DROVER_TEST_KUBECONFIG"
             );
         };
         let output = tokio::process::Command::new(format!("{SCRIPTS}/{script}"))
-            .arg(component)
+            .args(&arguments[..1])
             .arg("--state")
             .arg(state)
+            .args(&arguments[1..])
             .output()
             .await
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{script} {component}: {said}");
+        assert!(output.status.success(), "{script} {arguments:?}: {said}");
     }
 }
 

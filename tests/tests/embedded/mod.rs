@@ -129,10 +129,15 @@ impl World {
         self.platforms.insert(name.to_owned(), served);
         self.start_platform(name).await;
         let endpoint = format!("http://127.0.0.1:{}", self.platforms[name].port);
+        self.register(name, &endpoint).await;
+    }
+
+    /// Registers a platform that somebody else runs.
+    pub async fn register(&self, name: &str, endpoint: &str) {
         let platform = pb::Platform {
             name: name.to_owned(),
             spec: Some(pb::PlatformSpec {
-                endpoint,
+                endpoint: endpoint.to_owned(),
                 ..Default::default()
             }),
             ..Default::default()
