@@ -145,6 +145,13 @@ impl Entry {
         self.write(name, denied, elapsed);
     }
 
+    /// A stream has begun. What changes something is written at once: it may go on for days.
+    pub(crate) fn begin(&self, elapsed: Duration) {
+        if !self.read {
+            self.write("STARTED", false, elapsed);
+        }
+    }
+
     /// The request has ended with a status of HTTP.
     pub(crate) fn end_http(&self, status: &str, elapsed: Duration) {
         self.write(status, matches!(status, "401" | "403"), elapsed);

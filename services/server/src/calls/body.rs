@@ -156,6 +156,11 @@ impl CallBody {
             // The status is in the headers, nothing follows.
             return response;
         }
+        if limits.is_some()
+            && let Some(entry) = &record.audit
+        {
+            entry.begin(record.start.elapsed());
+        }
         response.map(|inner| {
             Body::new(Self {
                 inner,
