@@ -1,7 +1,7 @@
 //! Connections that begin with a TLS handshake, and those that should.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -16,6 +16,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::CancellationToken;
 
 /// How long a handshake may take: several round trips around the world, and no time for who means harm.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,14 +42,60 @@ pub(crate) type Shown = Result<Peer, String>;
 pub(crate) struct Encryption {
     tls: Arc<drover_tls::Server>,
     said: Mutex<HashMap<(IpAddr, &'static str), Instant>>,
+    shaking: Mutex<Shaking>,
+    /// Handshakes at once. The oldest gives way to a new one: honest ones are over in an instant.
+    most: usize,
+}
+
+/// Handshakes under way, the oldest first.
+#[derive(Default)]
+struct Shaking {
+    next: u64,
+    under_way: BTreeMap<u64, CancellationToken>,
+}
+
+/// One handshake under way; it is none any more when this is dropped.
+struct Attempt<'a> {
+    of: &'a Mutex<Shaking>,
+    number: u64,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.of.lock().under_way.remove(&self.number);
+    }
 }
 
 impl Encryption {
-    pub(crate) fn new(tls: Arc<drover_tls::Server>) -> Self {
+    /// For a server with so many connections at most.
+    pub(crate) fn new(tls: Arc<drover_tls::Server>, connections: usize) -> Self {
         Self {
             tls,
             said: Mutex::default(),
+            shaking: Mutex::default(),
+            // Who only says hello never takes the places of those who work.
+            most: (connections / 2).max(1),
         }
+    }
+
+    /// Takes a place among the handshakes; the oldest one is told to give way if there are too many.
+    fn attempt(&self) -> (Attempt<'_>, CancellationToken) {
+        let give_way = CancellationToken::new();
+        let mut shaking = self.shaking.lock();
+        let number = shaking.next;
+        shaking.next += 1;
+        shaking.under_way.insert(number, give_way.clone());
+        while shaking.under_way.len() > self.most
+            && let Some((_, oldest)) = shaking.under_way.pop_first()
+        {
+            oldest.cancel();
+        }
+        drop(shaking);
+        let attempt = Attempt {
+            of: &self.shaking,
+            number,
+        };
+        (attempt, give_way)
     }
 
     /// The stream after its handshake, and who is there. None: it failed, and the client was told.
@@ -57,7 +104,23 @@ impl Encryption {
         stream: TcpStream,
         peer: SocketAddr,
     ) -> Option<(TlsStream<TcpStream>, Option<Arc<Shown>>)> {
-        match tokio::time::timeout(HANDSHAKE_TIMEOUT, self.handshake(stream)).await {
+        let (attempt, give_way) = self.attempt();
+        let handshake = give_way.run_until_cancelled_owned(self.handshake(stream));
+        let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
+        drop(attempt);
+        let shaken = match shaken {
+            Ok(Some(shaken)) => Ok(shaken),
+            Err(late) => Err(late),
+            Ok(None) => {
+                self.say(
+                    peer,
+                    "crowded",
+                    "too many handshakes at once, and it was the oldest",
+                );
+                return None;
+            }
+        };
+        match shaken {
             Ok(Ok(stream)) => {
                 let certificate = stream
                     .get_ref()

@@ -294,7 +294,7 @@ impl Server {
                 metrics::gauge!("drover_tls_certificate_expiry_timestamp_seconds")
                     .set(tls.expires() as f64);
             }));
-            Arc::new(Encryption::new(tls))
+            Arc::new(Encryption::new(tls, self.settings.max_connections))
         });
 
         let mut connections = JoinSet::new();

@@ -421,3 +421,21 @@ async fn who_does_not_shake_hands_loses_its_place() {
         .await
         .unwrap();
 }
+
+#[tokio::test]
+async fn a_crowd_of_silent_clients_keeps_nobody_out() {
+    let ours = Authority::new("ours");
+    let settings = ServerSettings {
+        max_connections: 4,
+        ..tls(&ours.server(), None)
+    };
+    let (_demo, running) = start(&settings).await;
+    let mut crowd = Vec::new();
+    for _ in 0..50 {
+        crowd.push(TcpStream::connect(running.address()).await.unwrap());
+    }
+    // Far sooner than the silent ones are given up.
+    let channel = dial(running.address(), trusting(&ours, None));
+    let answer = tokio::time::timeout(Duration::from_secs(3), call(&channel));
+    answer.await.unwrap().unwrap();
+}
