@@ -10,6 +10,7 @@ mod changes;
 mod clock;
 mod cluster;
 mod codec;
+mod connect;
 mod events;
 mod follow;
 mod hooks;
@@ -34,6 +35,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use connect::PlatformTlsSettings;
 pub use hooks::{Hooks, Point};
 pub use shared::Connector;
 pub use show::show;
@@ -52,12 +54,15 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 pub struct Settings {
     /// Directory of the store. Default `drover-data` in the working directory.
     pub data_dir: PathBuf,
+    /// How platforms with `https` endpoints are called.
+    pub platform_tls: PlatformTlsSettings,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             data_dir: PathBuf::from("drover-data"),
+            platform_tls: PlatformTlsSettings::default(),
         }
     }
 }
@@ -72,11 +77,10 @@ impl Orchestrator {
     /// Opens the store and begins to keep what it holds.
     ///
     /// # Errors
-    /// The store is locked by another process, damaged, or of a newer version.
+    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` cannot be used.
     pub async fn open(settings: &Settings) -> Result<Self> {
+        let connector = connect::connector(settings.platform_tls.clone())?;
         let store = Store::open_directory(&settings.data_dir).await?;
-        let connector: Connector =
-            Arc::new(|endpoint| Ok(drover_client::connect(&endpoint.parse()?)));
         Self::start(store, connector, Hooks::default()).await
     }
 

@@ -16,6 +16,24 @@ struct Flags {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     data_dir: Option<PathBuf>,
+    /// How platforms are called
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "PlatformFlags::is_empty")]
+    platform_tls: PlatformFlags,
+}
+
+/// Flags of how platforms are called.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+struct PlatformFlags {
+    /// Authorities of platforms whose registration names none, PEM [default: the system's]
+    #[arg(long = "platform-ca", value_name = "FILE")]
+    ca: Option<PathBuf>,
+}
+
+impl PlatformFlags {
+    fn is_empty(&self) -> bool {
+        self.ca.is_none()
+    }
 }
 
 fn main() -> ExitCode {
@@ -67,7 +85,8 @@ fn look_after_store() -> ExitCode {
 
 type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-async fn serve(server: ServerSettings, settings: Settings, stop: Shutdown) -> Outcome {
+async fn serve(server: ServerSettings, mut settings: Settings, stop: Shutdown) -> Outcome {
+    settings.platform_tls = settings.platform_tls.or(&server.tls);
     // The port first: a second orchestrator is told so before it looks at the store.
     let listener = drover_server::listen(&server).await?;
     let orchestrator = Orchestrator::open(&settings).await?;

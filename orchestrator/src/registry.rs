@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    follow,
+    connect, follow,
     platform::{Platform, Registration},
     shared::{Registered, Shared},
 };
@@ -111,12 +111,6 @@ pub(crate) fn refuse_taken(shared: &Shared, name: &str, uid: &str) -> Result<()>
 pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::PlatformSpec> {
     name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
     let spec = spec.cloned().unwrap_or_default();
-    if spec.tls.is_some() {
-        return Err(Error::invalid(
-            "platform.spec.tls",
-            "TLS is not available in this version; leave the field out",
-        ));
-    }
     if !spec.token_secret.is_empty() {
         let why = "secrets are not available in this version; leave the field out";
         return Err(Error::invalid("platform.spec.token_secret", why));
@@ -130,9 +124,10 @@ pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::P
     if spec.endpoint.is_empty() {
         return Err(Error::invalid(
             "platform.spec.endpoint",
-            "is empty; expected http://HOST:PORT",
+            "is empty; expected http://HOST:PORT or https://HOST:PORT",
         ));
     }
+    connect::check(&spec)?;
     Ok(spec)
 }
 

@@ -9,7 +9,7 @@ use std::{
 use drover_client::Channel;
 use drover_core::{Error, Millis, Result, Sym};
 use drover_planner::PlatformView;
-use drover_proto::platform::v1 as wire;
+use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use drover_store::{Revision, Shards, Store};
 use parking_lot::{Mutex, RwLock};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -26,8 +26,8 @@ use crate::{
     sweep::Tombstones,
 };
 
-/// How a channel to a platform is made from its endpoint.
-pub type Connector = Arc<dyn Fn(&str) -> Result<Channel> + Send + Sync>;
+/// How a channel to a platform is made from its registration.
+pub type Connector = Arc<dyn Fn(&pb::PlatformSpec) -> Result<Channel> + Send + Sync>;
 
 /// The state of the orchestrator.
 pub(crate) struct Shared {

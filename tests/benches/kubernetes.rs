@@ -196,6 +196,7 @@ impl Drover {
         let served = serve(platform.service()).await;
         let orchestrator = Orchestrator::open(&drover_orchestrator::Settings {
             data_dir: data.path().join("store"),
+            ..Default::default()
         })
         .await
         .unwrap();

@@ -27,7 +27,7 @@ impl Api {
         &self,
         request: pb::AbandonPlatformRequest,
     ) -> Result<pb::AbandonPlatformResponse> {
-        let cluster = self.shared.find(&request.cluster)?;
+        let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let Some(backend) = chosen(&cluster.inner.lock(), &request)? else {
             // It was abandoned before, or is proven free of the cluster.

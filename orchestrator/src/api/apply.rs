@@ -1,6 +1,6 @@
 //! Applying a document: checked whole, by us and by every platform that can be reached, then made durable.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_core::{
     Error, Reason, Result, error::Violation, name, node::Request, spec::UpdateStrategy,
@@ -59,6 +59,7 @@ impl Api {
             }
             return Err(Error::violations(wrong));
         }
+        self.caller.about("cluster", &document.name);
         for _ in 0..MAX_TURNS {
             if let Ok(cluster) = self.shared.find(&document.name) {
                 return self.apply_to(&cluster, document, &request).await;
@@ -79,11 +80,28 @@ impl Api {
         ))
     }
 
+    /// Who only wants to know what would happen needs to see the cluster.
+    fn may_apply(
+        &self,
+        document: &pb::Cluster,
+        labels: &BTreeMap<String, String>,
+        validate_only: bool,
+    ) -> Result<()> {
+        if !validate_only {
+            return self.may_change(&document.name, Some(labels));
+        }
+        if self.caller.sees(&document.name, Some(labels)) {
+            return Ok(());
+        }
+        Err(Error::not_found("cluster", document.name.as_str()))
+    }
+
     async fn apply_new(
         &self,
         document: &pb::Cluster,
         request: &pb::ApplyClusterRequest,
     ) -> Result<pb::ApplyClusterResponse> {
+        self.may_apply(document, &document.labels, request.validate_only)?;
         if request
             .expected_generation
             .is_some_and(|generation| generation > 0)
@@ -111,6 +129,9 @@ impl Api {
         let _change = cluster.change.lock().await;
         {
             let inner = cluster.inner.lock();
+            // Neither may a cluster be taken by labels that it has not, nor be given away.
+            self.may_apply(document, &inner.desired.value.labels, request.validate_only)?;
+            self.may_apply(document, &document.labels, request.validate_only)?;
             expect(&inner, request.expected_generation)?;
             refuse_deleting(&inner, &cluster.name)?;
         }
@@ -156,7 +177,7 @@ impl Api {
         self.shared.reach(request.min_revision).await?;
         match request.subject {
             Some(Subject::Name(name)) => {
-                let cluster = self.shared.find(&name)?;
+                let cluster = self.find(&name)?;
                 let plan = self.preview(&cluster);
                 Ok(pb::PlanClusterResponse {
                     plan: Some(plan),

@@ -33,7 +33,7 @@ impl Api {
         request: pb::GetClusterRequest,
     ) -> Result<pb::GetClusterResponse> {
         self.shared.reach(request.min_revision).await?;
-        let cluster = self.shared.find(&request.name)?;
+        let cluster = self.find(&request.name)?;
         let visible = status::visible(&self.shared);
         let revision = self.shared.revision();
         let inner = cluster.inner.lock();
@@ -62,7 +62,8 @@ impl Api {
                 continue;
             }
             let inner = cluster.inner.lock();
-            if selector.selects(&inner.desired.value.labels)
+            if self.sees(&cluster, &inner)
+                && selector.selects(&inner.desired.value.labels)
                 && !page.push(
                     &*cluster.name,
                     status::cluster(&cluster, &inner, &visible, full),
@@ -82,7 +83,7 @@ impl Api {
         &self,
         request: pb::DeleteClusterRequest,
     ) -> Result<pb::DeleteClusterResponse> {
-        let cluster = self.shared.find(&request.name)?;
+        let cluster = self.find_to_change(&request.name)?;
         let _change = cluster.change.lock().await;
         let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
         let desired = {
@@ -124,7 +125,7 @@ impl Api {
                 format!("is longer than {MAX_REASON} bytes"),
             ));
         }
-        let cluster = self.shared.find(&request.name)?;
+        let cluster = self.find_to_change(&request.name)?;
         let _change = cluster.change.lock().await;
         let mut desired = cluster.inner.lock().desired.clone();
         if desired.value.paused.is_none() {
@@ -145,7 +146,7 @@ impl Api {
         &self,
         request: pb::ResumeClusterRequest,
     ) -> Result<pb::ResumeClusterResponse> {
-        let cluster = self.shared.find(&request.name)?;
+        let cluster = self.find_to_change(&request.name)?;
         let _change = cluster.change.lock().await;
         let mut desired = cluster.inner.lock().desired.clone();
         desired.value.paused = None;
@@ -169,7 +170,7 @@ impl Api {
         if request.size.is_none() && request.standby.is_none() {
             return Err(Error::invalid("size", "neither size nor standby is given"));
         }
-        let cluster = self.shared.find(&request.cluster)?;
+        let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let (desired, spec) = {
             let inner = cluster.inner.lock();
@@ -222,7 +223,9 @@ impl Api {
         &self,
         request: pb::ReplaceNodeRequest,
     ) -> Result<pb::ReplaceNodeResponse> {
-        let cluster = self.shared.find(&request.cluster)?;
+        self.caller
+            .about("node", &format!("{}/{}", request.cluster, request.id));
+        let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let (desired, slot) = {
             let inner = cluster.inner.lock();
@@ -255,7 +258,7 @@ impl Api {
         &self,
         request: pb::ReconcileClusterRequest,
     ) -> Result<pb::ReconcileClusterResponse> {
-        let cluster = self.shared.find(&request.name)?;
+        let cluster = self.find_to_change(&request.name)?;
         let _only = cluster.reconciling.lock().await;
         let witness = Arc::new(Witness::default());
         {

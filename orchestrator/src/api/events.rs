@@ -32,8 +32,11 @@ struct Log {
 impl Api {
     fn log(&self, name: &str, uid: &str) -> Result<Log> {
         let found = match self.shared.find(name) {
-            Ok(cluster) => cluster.uid,
-            Err(error) => self.shared.tombstones.find(name).ok_or(error)?,
+            Ok(_) => self.find(name)?.uid,
+            Err(error) => {
+                let gone = self.shared.tombstones.find(name);
+                gone.filter(|_| self.sees_name(name)).ok_or(error)?
+            }
         };
         if uid.is_empty() {
             return Ok(Log {
@@ -175,6 +178,12 @@ async fn step(
                     ..mark(&state.api.shared)
                 };
                 state.ready.push(Item::Heartbeat(mark));
+            }
+            Ok(Ok(Some(_))) if !state.api.sees_name(&state.log.name) => {
+                // It was given other labels meanwhile.
+                state.ended = true;
+                let error = Error::not_found("cluster", state.log.name.as_str());
+                return Some((Err(drover_convert::error::to_status(&error)), state));
             }
             Ok(Ok(Some(rows))) => {
                 state.oldest = false;

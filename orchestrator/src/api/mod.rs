@@ -1,6 +1,7 @@
 //! What users and other services call.
 
 mod abandon;
+mod access;
 mod apply;
 mod check;
 mod clusters;
@@ -21,7 +22,7 @@ use drover_proto::orchestrator::v1::{
     cluster_service_server::ClusterServiceServer,
     platform_registry_service_server::PlatformRegistryServiceServer,
 };
-use drover_server::MAX_MESSAGE_BYTES;
+use drover_server::{Caller, MAX_MESSAGE_BYTES};
 
 use crate::shared::Shared;
 
@@ -32,6 +33,8 @@ const SHORT_WAIT: Duration = Duration::from_millis(2);
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
     shared: Arc<Shared>,
+    /// Who calls. That of a service itself may do everything; each call has its own.
+    caller: Caller,
 }
 
 pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
@@ -54,6 +57,7 @@ fn servers(
 ) {
     let api = Api {
         shared: shared.clone(),
+        caller: Caller::default(),
     };
     (
         ClusterServiceServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),

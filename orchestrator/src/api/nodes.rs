@@ -24,7 +24,7 @@ pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>>
 impl Api {
     pub(super) async fn node(&self, request: pb::GetNodeRequest) -> Result<pb::GetNodeResponse> {
         self.shared.reach(request.min_revision).await?;
-        let cluster = self.shared.find(&request.cluster)?;
+        let cluster = self.find(&request.cluster)?;
         let visible = seen(self);
         let revision = self.shared.revision();
         let inner = cluster.inner.lock();
@@ -46,11 +46,14 @@ impl Api {
         let visible = seen(self);
         let revision = self.shared.revision();
         let clusters = match &filter.cluster {
-            Some(name) => vec![self.shared.find(name)?],
+            Some(name) => vec![self.find(name)?],
             None => self.shared.by_name(),
         };
         'clusters: for cluster in clusters {
             let inner = cluster.inner.lock();
+            if !self.sees(&cluster, &inner) {
+                continue;
+            }
             for node in &inner.state.nodes {
                 // Slots grow, so a page token stays good while nodes come and go.
                 let key = paging::key(&[&cluster.name, &format!("{:020}", node.slot)]);
@@ -82,7 +85,13 @@ impl Api {
         capability: wire::Capability,
         what: &str,
     ) -> Result<(PlatformClient, wire::NodeTarget)> {
-        let cluster = self.shared.find(cluster)?;
+        self.caller.about("node", &format!("{cluster}/{id}"));
+        // Who runs something in a node changes it.
+        let cluster = if capability == wire::Capability::NodeExec {
+            self.find_to_change(cluster)?
+        } else {
+            self.find(cluster)?
+        };
         let (platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;
@@ -247,7 +256,7 @@ impl Filter {
         match (&cluster, &group) {
             (None, Some(_)) => return Err(Error::invalid("group", "needs cluster")),
             (Some(name), group) => {
-                let found = api.shared.find(name)?;
+                let found = api.find(name)?;
                 let inner = found.inner.lock();
                 let known = |path: &str| {
                     let inside = format!("{path}/");

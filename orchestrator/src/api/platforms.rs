@@ -87,8 +87,9 @@ impl Api {
         let wanted = request
             .platform
             .ok_or_else(|| Error::invalid("platform", "is missing"))?;
+        self.caller.about("platform", &wanted.name);
         let spec = registry::check(&wanted.name, wanted.spec.as_ref())?;
-        let channel = (self.shared.connector)(&spec.endpoint)
+        let channel = (self.shared.connector)(&spec)
             .map_err(|error| Error::invalid("platform.spec.endpoint", error.message()))?;
         let known = self.shared.platform(&wanted.name);
         let before = known.as_ref().map(|known| known.platform.registration());
@@ -200,7 +201,12 @@ impl Api {
             page_token: request.page_token,
             ..wire::ListHostsRequest::default()
         };
-        let answer = client.list_hosts(message, ASK_TIMEOUT).await?;
+        let mut answer = client.list_hosts(message, ASK_TIMEOUT).await?;
+        if !self.caller.sees_all() {
+            answer
+                .hosts
+                .retain(|host| host.cluster_id.is_empty() || self.sees_name(&host.cluster_id));
+        }
         Ok(pb::ListHostsResponse {
             hosts: answer.hosts,
             next_page_token: answer.next_page_token,
@@ -216,7 +222,15 @@ impl Api {
         }
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        'platforms: for (name, registered) in &*self.shared.platforms.read() {
+        // Copied: who looks at clusters must not hold up whoever registers a platform, or the other way round.
+        let platforms: Vec<_> = self
+            .shared
+            .platforms
+            .read()
+            .iter()
+            .map(|(name, registered)| (name.clone(), registered.clone()))
+            .collect();
+        'platforms: for (name, registered) in &platforms {
             if request
                 .platform
                 .as_deref()
@@ -226,6 +240,9 @@ impl Api {
             }
             let observe_time = registered.platform.observe_time();
             for (cluster, owners) in registered.platform.foreign() {
+                if !self.sees_name(&cluster) {
+                    continue;
+                }
                 for (owner, count) in owners {
                     let key = paging::key(&[name, &cluster, &owner]);
                     if after.as_deref().is_some_and(|after| key.as_str() <= after) {
@@ -254,6 +271,7 @@ impl Api {
         &self,
         request: &pb::ConfirmNodeLossRequest,
     ) -> Result<pb::ConfirmNodeLossResponse> {
+        self.caller.about("platform", &request.platform);
         let registered = self.shared.require_platform(&request.platform)?;
         let now = self.shared.now();
         if registered.platform.vanished_count() != 0 || request.vanished_count != 0 {

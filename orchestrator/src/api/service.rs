@@ -21,7 +21,8 @@ macro_rules! calls {
                 Self: 'b,
             {
                 Box::pin(async move {
-                    self.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
+                    let api = self.of(&request);
+                    api.$call(request.into_inner()).await.map(Response::new).map_err(refusal)
                 })
             }
         )*
@@ -40,7 +41,7 @@ macro_rules! changes {
                 Self: 'b,
             {
                 Box::pin(async move {
-                    let (api, request) = (self.clone(), request.into_inner());
+                    let (api, request) = (self.of(&request), request.into_inner());
                     let change = async move { api.$call(request).await };
                     self.carry_through(change).await.map(Response::new).map_err(refusal)
                 })
@@ -117,6 +118,7 @@ impl Api {
         &self,
         request: pb::UnregisterPlatformRequest,
     ) -> Result<pb::UnregisterPlatformResponse> {
+        self.caller.about("platform", &request.name);
         let revision = crate::registry::unregister(&self.shared, &request.name).await?;
         Ok(pb::UnregisterPlatformResponse { revision })
     }

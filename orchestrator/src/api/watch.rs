@@ -181,15 +181,17 @@ struct Clusters {
 impl Subject for Clusters {
     type Answer = pb::WatchClustersResponse;
 
-    fn look(&mut self, _: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
+    fn look(&mut self, api: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
         let wanted = cluster.and_then(|cluster| {
             let inner = cluster.inner.lock();
             let named = self
                 .name
                 .as_deref()
                 .is_none_or(|name| *name == *cluster.name);
-            let wanted =
-                named && !inner.finished && self.selector.selects(&inner.desired.value.labels);
+            let wanted = named
+                && api.sees(cluster, &inner)
+                && !inner.finished
+                && self.selector.selects(&inner.desired.value.labels);
             wanted.then(|| status::cluster(cluster, &inner, visible, self.full))
         });
         match wanted {
@@ -246,7 +248,7 @@ struct Nodes {
 impl Subject for Nodes {
     type Answer = pb::WatchNodesResponse;
 
-    fn look(&mut self, _: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
+    fn look(&mut self, api: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
         let mut here = BTreeSet::new();
         if let Some(cluster) = cluster
             && self
@@ -256,11 +258,12 @@ impl Subject for Nodes {
                 .is_none_or(|name| *name == *cluster.name)
         {
             let inner = cluster.inner.lock();
+            let seen = api.sees(cluster, &inner);
             for node in inner
                 .state
                 .nodes
                 .iter()
-                .filter(|node| self.filter.has(&node.group))
+                .filter(|node| seen && self.filter.has(&node.group))
             {
                 let answer = status::node(cluster, &inner, visible, node);
                 let print = fingerprint(&answer);

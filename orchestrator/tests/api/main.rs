@@ -8,6 +8,7 @@
 )]
 
 mod abandon;
+mod access;
 mod apply;
 mod changes;
 mod events;

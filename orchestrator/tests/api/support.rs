@@ -55,7 +55,8 @@ impl Sites {
 
     fn connector(&self) -> Connector {
         let sites = self.clone();
-        Arc::new(move |endpoint| {
+        Arc::new(move |spec| {
+            let endpoint = spec.endpoint.as_str();
             if !endpoint.starts_with("http://") {
                 return Err(Error::invalid("endpoint", "expected http://HOST:PORT"));
             }

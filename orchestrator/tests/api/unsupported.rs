@@ -276,7 +276,7 @@ async fn every_field_that_cannot_be_kept_is_refused_with_its_path() {
 #[tokio::test]
 async fn a_registration_that_cannot_be_kept_is_refused_with_its_path() {
     let world = World::new().await;
-    let cases: [Registration; 8] = [
+    let cases: [Registration; 11] = [
         ("platform", |r| r.platform = None),
         ("platform.name", |r| {
             r.platform.as_mut().unwrap().name = "-".into();
@@ -297,6 +297,30 @@ async fn a_registration_that_cannot_be_kept_is_refused_with_its_path() {
         ("platform.spec.tls", |r| {
             r.platform.as_mut().unwrap().spec.as_mut().unwrap().tls =
                 Some(pb::PlatformTls::default());
+        }),
+        ("platform.spec.tls.ca_pem", |r| {
+            let spec = r.platform.as_mut().unwrap().spec.as_mut().unwrap();
+            spec.endpoint = "https://x".into();
+            spec.tls = Some(pb::PlatformTls {
+                ca_pem: "none".into(),
+                ..Default::default()
+            });
+        }),
+        ("platform.spec.tls.server_name", |r| {
+            let spec = r.platform.as_mut().unwrap().spec.as_mut().unwrap();
+            spec.endpoint = "https://x".into();
+            spec.tls = Some(pb::PlatformTls {
+                server_name: "no name".into(),
+                ..Default::default()
+            });
+        }),
+        ("platform.spec.tls.client_certificate_secret", |r| {
+            let spec = r.platform.as_mut().unwrap().spec.as_mut().unwrap();
+            spec.endpoint = "https://x".into();
+            spec.tls = Some(pb::PlatformTls {
+                client_certificate_secret: "s".into(),
+                ..Default::default()
+            });
         }),
         ("platform.spec.token_secret", |r| {
             r.platform

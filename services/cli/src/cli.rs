@@ -32,6 +32,28 @@ pub(crate) struct Global {
     /// Context to use instead of the current one
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
+    #[command(flatten)]
+    pub(crate) secure: Secure,
+}
+
+/// How it is known, and who calls.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Secure {
+    /// Authorities to trust, PEM [default: those of the context, else the system's]
+    #[arg(long, global = true, env = "DROVER_CA", value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// Client certificate, PEM
+    #[arg(long, global = true, env = "DROVER_CERT", value_name = "FILE")]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, global = true, env = "DROVER_KEY", value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
+    /// Name that the certificate of the server must have [default: the host of its address]
+    #[arg(long, global = true, env = "DROVER_SERVER_NAME", value_name = "NAME")]
+    pub(crate) server_name: Option<String>,
+    /// File with a bearer token
+    #[arg(long, global = true, env = "DROVER_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -121,6 +143,9 @@ pub(crate) enum Command {
     /// Names for orchestrators
     #[command(subcommand)]
     Context(ContextCommand),
+    /// Certificates for trying out and for small installations
+    #[command(subcommand)]
+    Certs(CertsCommand),
     /// Run as the agent of a node
     #[command(hide = true, disable_version_flag = true)]
     Agent(Box<drover_agent::AgentSettings>),
@@ -354,12 +379,40 @@ pub(crate) enum ContextCommand {
     List,
     /// Use a context from now on
     Use { name: String },
-    /// Add or change a context
+    /// Add or change a context; --ca, --cert, --key, --server-name and --token-file are kept with it
     Set {
         name: String,
         /// Address of its orchestrator
         url: String,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CertsCommand {
+    /// Make an authority, and a certificate for each service and for an administrator
+    Init(CertsInitArgs),
+    /// Show what certificates say
+    Show {
+        /// Files, or directories of them
+        #[arg(default_value = "certs", value_name = "FILE|DIR")]
+        paths: Vec<PathBuf>,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertsInitArgs {
+    /// Where they are put; what is there is kept
+    #[arg(long, value_name = "DIR", default_value = "certs")]
+    pub(crate) dir: PathBuf,
+    /// Further names and addresses of the services, beside localhost, 127.0.0.1, ::1 and their own
+    #[arg(long = "name", value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Further people: viewer, operator or admin, and a name
+    #[arg(long = "user", value_name = "ROLE/NAME")]
+    pub(crate) users: Vec<String>,
+    /// Days that the certificates are valid; the authority is valid for ten years
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub(crate) days: u32,
 }
 
 /// Reads a duration as manifests write it.

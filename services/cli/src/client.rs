@@ -30,12 +30,8 @@ pub(crate) struct Client {
 
 impl Client {
     /// A client of the orchestrator at an address. Nothing is sent yet.
-    pub(crate) fn connect(server: &str) -> Result<Self> {
-        let target: Target = server.parse()?;
-        Ok(Self::over(
-            drover_client::connect(&target),
-            target.to_string(),
-        ))
+    pub(crate) fn connect(target: &Target) -> Self {
+        Self::over(drover_client::connect(target), target.to_string())
     }
 
     /// A client over a channel that exists.
@@ -59,9 +55,12 @@ impl Client {
         call.await.map_err(|error| {
             if is_unreachable(&error) {
                 let server = &self.server;
-                error.context(format!(
-                    "cannot reach the orchestrator at {server} (is `drover dev` running?)"
-                ))
+                let hint = if server.starts_with("https://") {
+                    ""
+                } else {
+                    " (is `drover dev` running?)"
+                };
+                error.context(format!("cannot reach the orchestrator at {server}{hint}"))
             } else {
                 error
             }

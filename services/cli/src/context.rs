@@ -3,16 +3,19 @@
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use anyhow::Context as _;
+use drover_client::{Authorities, Bearer, ClientSettings, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cli::{ContextCommand, Global},
+    cli::{ContextCommand, Global, Secure},
     failure::{Exit, Failure, Outcome},
     output::{self, Table},
 };
 
 /// Address of an orchestrator that nobody said anything about.
 pub(crate) const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";
+/// Environment variable with a bearer token.
+const TOKEN: &str = "DROVER_TOKEN";
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,10 +28,108 @@ struct Config {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Entry {
     /// Address of the orchestrator.
     server: String,
+    #[serde(flatten)]
+    secure: Security,
+}
+
+/// Whom to trust, and who calls. Files, with absolute paths.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Security {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ca: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cert: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_file: Option<PathBuf>,
+}
+
+impl Security {
+    /// What flags and environment say.
+    pub(crate) fn of(flags: &Secure) -> Self {
+        Self {
+            ca: flags.ca.clone(),
+            cert: flags.cert.clone(),
+            key: flags.key.clone(),
+            server_name: flags.server_name.clone(),
+            token_file: flags.token_file.clone(),
+        }
+    }
+
+    /// These, and what they leave open from others. A certificate and its key come together.
+    fn or(self, other: Self) -> Self {
+        let (cert, key) = if self.cert.is_some() || self.key.is_some() {
+            (self.cert, self.key)
+        } else {
+            (other.cert, other.key)
+        };
+        Self {
+            ca: self.ca.or(other.ca),
+            cert,
+            key,
+            server_name: self.server_name.or(other.server_name),
+            token_file: self.token_file.or(other.token_file),
+        }
+    }
+
+    fn absolute(self) -> std::io::Result<Self> {
+        let full = |path: Option<PathBuf>| path.map(std::path::absolute).transpose();
+        Ok(Self {
+            ca: full(self.ca)?,
+            cert: full(self.cert)?,
+            key: full(self.key)?,
+            server_name: self.server_name,
+            token_file: full(self.token_file)?,
+        })
+    }
+
+    /// A target with all of it. Errors: a file cannot be used, or certificates are given for plaintext.
+    pub(crate) fn apply(&self, target: Target) -> Outcome<Target> {
+        let certificate = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+            (None, None) => None,
+            _ => return Err(Failure::usage("--cert and --key go together")),
+        };
+        let tls = ClientSettings {
+            authorities: self
+                .ca
+                .clone()
+                .map_or(Authorities::System, Authorities::File),
+            certificate,
+            server_name: self.server_name.clone(),
+        };
+        let target = target.with_tls(tls)?;
+        // The environment, since others see flags.
+        let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
+        let bearer = token
+            .map(Bearer::Token)
+            .or_else(|| self.token_file.clone().map(Bearer::File));
+        Ok(match bearer {
+            Some(bearer) => target.with_bearer(bearer),
+            None => target,
+        })
+    }
+}
+
+/// An orchestrator, and how it is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    server: String,
+    secure: Security,
+}
+
+impl Place {
+    pub(crate) fn target(&self) -> Outcome<Target> {
+        let target: Target = self.server.parse()?;
+        self.secure.apply(target)
+    }
 }
 
 fn path() -> anyhow::Result<PathBuf> {
@@ -66,20 +167,30 @@ fn save(config: &Config) -> anyhow::Result<()> {
         .with_context(failed)
 }
 
-/// The address to use: flag or environment, then the named context, then the current one, then the default.
-pub(crate) fn server(global: &Global) -> Outcome<String> {
+/// The orchestrator to use: flag or environment, then the named context, then the current one, then the default.
+pub(crate) fn place(global: &Global) -> Outcome<Place> {
+    let flags = Security::of(&global.secure);
     if let (Some(server), None) = (&global.server, &global.context) {
-        return Ok(server.clone());
+        return Ok(Place {
+            server: server.clone(),
+            secure: flags,
+        });
     }
     let config = load()?;
     let Some(name) = global.context.as_ref().or(config.current.as_ref()) else {
-        return Ok(DEFAULT_SERVER.to_owned());
+        return Ok(Place {
+            server: DEFAULT_SERVER.to_owned(),
+            secure: flags,
+        });
     };
     let entry = config
         .contexts
         .get(name)
         .ok_or_else(|| unknown(name, &config))?;
-    Ok(entry.server.clone())
+    Ok(Place {
+        server: entry.server.clone(),
+        secure: flags.or(entry.secure.clone()),
+    })
 }
 
 fn unknown(name: &str, config: &Config) -> Failure {
@@ -95,7 +206,7 @@ fn unknown(name: &str, config: &Config) -> Failure {
     )
 }
 
-pub(crate) fn run(command: ContextCommand) -> Outcome {
+pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
     let mut config = load()?;
     match command {
         ContextCommand::List => {
@@ -121,8 +232,16 @@ pub(crate) fn run(command: ContextCommand) -> Outcome {
             output::line(&format!("using context {name}"))?;
         }
         ContextCommand::Set { name, url } => {
-            url.parse::<drover_client::Target>()?;
-            config.contexts.insert(name.clone(), Entry { server: url });
+            let secure = Security::of(&global.secure).absolute()?;
+            // Said now, not at every command from now on.
+            secure.apply(url.parse()?)?;
+            config.contexts.insert(
+                name.clone(),
+                Entry {
+                    server: url,
+                    secure,
+                },
+            );
             config.current.get_or_insert_with(|| name.clone());
             save(&config)?;
             output::line(&format!("context {name} set"))?;

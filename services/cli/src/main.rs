@@ -1,5 +1,6 @@
 //! The command line of Drover.
 
+mod certs;
 mod cli;
 mod client;
 mod commands;

@@ -9,11 +9,17 @@ use std::{
 };
 
 use drover_core::{Error, Reason};
+use drover_tls::{Client, ClientSettings};
 use futures::{FutureExt, future::BoxFuture};
-use http::{Request, Response, Uri};
+use http::{Request, Response, Uri, header, uri::Scheme};
 use http_body_util::BodyExt;
 use tonic::{Status, TimeoutExpired, body::Body, service::Routes, transport::Endpoint};
 use tower::Service;
+
+use crate::{
+    bearer::{Bearer, Header},
+    dial::{Dial, Trouble},
+};
 
 /// How often a connection is pinged. A partition is noticed after this and [`KEEP_ALIVE_TIMEOUT`] at most.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -32,9 +38,41 @@ pub struct Target {
     pub keep_alive_timeout: Duration,
     /// How long a connection may take to be made. Default 3 s.
     pub connect_timeout: Duration,
+    /// How TLS is spoken, for `https`. Default: the authorities of the system, no certificate of the client's own.
+    pub tls: ClientSettings,
+    /// Token that goes with every call. Default: none.
+    pub bearer: Option<Bearer>,
 }
 
 impl Target {
+    /// Whether TLS is spoken.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.uri.scheme() == Some(&Scheme::HTTPS)
+    }
+
+    /// The same with certificates, read once to see that they can be. Errors: `Invalid` if they cannot, with which and
+    /// why, or if the endpoint is not `https`.
+    pub fn with_tls(mut self, tls: ClientSettings) -> Result<Self, Error> {
+        if !self.is_encrypted() && tls != ClientSettings::default() {
+            return Err(Error::invalid(
+                "endpoint",
+                format!("{self} is plaintext: certificates are for https://"),
+            ));
+        }
+        tls.check()
+            .map_err(|why| Error::invalid("tls", why.to_string()))?;
+        self.tls = tls;
+        Ok(self)
+    }
+
+    /// The same with a token for every call.
+    #[must_use]
+    pub fn with_bearer(mut self, bearer: Bearer) -> Self {
+        self.bearer = Some(bearer);
+        self
+    }
+
     /// The endpoint, as it was given.
     #[must_use]
     pub fn uri(&self) -> &Uri {
@@ -45,17 +83,17 @@ impl Target {
 impl FromStr for Target {
     type Err = Error;
 
-    /// `http://host:port`. Errors: `Invalid` for anything else.
+    /// `http://host:port` or `https://host:port`. Errors: `Invalid` for anything else.
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = |why: &str| {
             Error::invalid(
                 "endpoint",
-                format!("{text:?} {why}; expected http://HOST:PORT"),
+                format!("{text:?} {why}; expected http://HOST:PORT or https://HOST:PORT"),
             )
         };
         let uri: Uri = text.parse().map_err(|_| wrong("is no URL"))?;
         match uri.scheme_str() {
-            Some("http") => {}
+            Some("http" | "https") => {}
             Some(_) => return Err(wrong("has a scheme that is not supported")),
             None => return Err(wrong("has no scheme")),
         }
@@ -79,6 +117,8 @@ impl FromStr for Target {
             keep_alive_interval: KEEP_ALIVE_INTERVAL,
             keep_alive_timeout: KEEP_ALIVE_TIMEOUT,
             connect_timeout: CONNECT_TIMEOUT,
+            tls: ClientSettings::default(),
+            bearer: None,
         })
     }
 }
@@ -91,11 +131,14 @@ impl fmt::Display for Target {
 
 /// A way to a server, usable with every generated client. Clones share the connection.
 #[derive(Clone, Debug)]
-pub struct Channel(Way);
+pub struct Channel {
+    way: Way,
+    bearer: Option<Header>,
+}
 
 #[derive(Clone, Debug)]
 enum Way {
-    Network(tonic::transport::Channel),
+    Network(tonic::transport::Channel, Trouble),
     InProcess(Routes),
 }
 
@@ -103,22 +146,56 @@ enum Way {
 /// next one when it is lost. Has to be called within a tokio runtime.
 #[must_use]
 pub fn connect(target: &Target) -> Channel {
-    // TLS, once there is some, is set here: `Endpoint::tls_config`.
-    let endpoint = Endpoint::from(target.uri.clone())
+    let endpoint = Endpoint::from(address(&target.uri));
+    let endpoint = match endpoint
+        .clone()
         .user_agent(concat!("drover/", env!("CARGO_PKG_VERSION")))
-        .unwrap_or_else(|_| Endpoint::from(target.uri.clone()))
-        .connect_timeout(target.connect_timeout)
-        .tcp_nodelay(true)
+    {
+        Ok(named) => named,
+        Err(_) => endpoint,
+    };
+    let endpoint = endpoint
+        .origin(target.uri.clone())
         .http2_keep_alive_interval(target.keep_alive_interval)
         .keep_alive_timeout(target.keep_alive_timeout)
         .keep_alive_while_idle(true);
-    Channel(Way::Network(endpoint.connect_lazy()))
+    let tls = target.is_encrypted().then(|| {
+        let host = target.uri.host().unwrap_or_default();
+        let name = target.tls.server_name.as_deref().unwrap_or(host);
+        (Client::new(target.tls.clone()), name.to_owned())
+    });
+    let dial = Dial::new(target.connect_timeout, tls);
+    let trouble = dial.trouble();
+    Channel {
+        way: Way::Network(endpoint.connect_with_connector_lazy(dial), trouble),
+        bearer: target.bearer.clone().map(Header::new),
+    }
+}
+
+/// Where to connect to. tonic would do its own TLS for `https`, with files that it reads once.
+fn address(uri: &Uri) -> Uri {
+    /// Where `https` is spoken if nothing is said.
+    const HTTPS_PORT: u16 = 443;
+    let mut parts = uri.clone().into_parts();
+    if uri.scheme() == Some(&Scheme::HTTPS) {
+        if uri.port().is_none()
+            && let Some(host) = uri.host()
+        {
+            parts.authority = format!("{host}:{HTTPS_PORT}").parse().ok();
+        }
+        parts.scheme = Some(Scheme::HTTP);
+    }
+    // Nothing but the scheme and the port changed, so it is one.
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 /// A channel to services in the same process: no socket, no connection, no HTTP/2. Works with a paused clock.
 #[must_use]
 pub fn in_process(routes: Routes) -> Channel {
-    Channel(Way::InProcess(routes.prepare()))
+    Channel {
+        way: Way::InProcess(routes.prepare()),
+        bearer: None,
+    }
 }
 
 impl Service<Request<Body>> for Channel {
@@ -127,23 +204,32 @@ impl Service<Request<Body>> for Channel {
     type Future = BoxFuture<'static, Result<Response<Body>, TransportError>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
-        match &mut self.0 {
-            Way::Network(channel) => channel.poll_ready(cx).map_err(TransportError::new),
+        match &mut self.way {
+            Way::Network(channel, trouble) => channel
+                .poll_ready(cx)
+                .map_err(|error| TransportError::new(error).because(trouble)),
             Way::InProcess(_) => Poll::Ready(Ok(())),
         }
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        match &mut self.0 {
-            Way::Network(channel) => channel
-                .call(request)
-                .map(|answer| match answer {
-                    Ok(response) => {
-                        Ok(response.map(|body| Body::new(body.map_err(TransportError::new))))
-                    }
-                    Err(error) => Err(TransportError::new(error)),
-                })
-                .boxed(),
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        match &mut self.way {
+            Way::Network(channel, trouble) => {
+                let trouble = trouble.clone();
+                let Some(bearer) = self.bearer.clone() else {
+                    let answer = channel.call(request);
+                    return answer.map(move |answer| outcome(answer, &trouble)).boxed();
+                };
+                // The one that is ready; the clone that stays becomes ready for the next call.
+                let fresh = channel.clone();
+                let mut channel = std::mem::replace(channel, fresh);
+                async move {
+                    let value = bearer.value().await.map_err(TransportError::of)?;
+                    request.headers_mut().insert(header::AUTHORIZATION, value);
+                    outcome(channel.call(request).await, &trouble)
+                }
+                .boxed()
+            }
             Way::InProcess(routes) => {
                 let mut routes = routes.clone();
                 async move {
@@ -163,6 +249,16 @@ impl Service<Request<Body>> for Channel {
     }
 }
 
+fn outcome(
+    answer: Result<Response<Body>, tonic::transport::Error>,
+    trouble: &Trouble,
+) -> Result<Response<Body>, TransportError> {
+    match answer {
+        Ok(response) => Ok(response.map(|body| Body::new(body.map_err(TransportError::new)))),
+        Err(error) => Err(TransportError::new(error).because(trouble)),
+    }
+}
+
 /// What went wrong between the two sides, as opposed to what the server answered.
 ///
 /// tonic sees `Unavailable` in it (or `DeadlineExceeded`), whatever the layers below called it: the outcome of the call
@@ -171,6 +267,21 @@ impl Service<Request<Body>> for Channel {
 pub struct TransportError(Status);
 
 impl TransportError {
+    /// With what the connection ended with, if that says more.
+    fn because(self, trouble: &Trouble) -> Self {
+        match trouble.get() {
+            Some(why) if !self.0.message().contains(&why) => {
+                Self::of(Error::new(Reason::Unavailable, why))
+            }
+            _ => self,
+        }
+    }
+
+    /// What kept a call from being sent.
+    fn of(error: Error) -> Self {
+        Self(drover_convert::error::to_status(&error))
+    }
+
     fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         let error = error.into();
         let mut reason = Reason::Unavailable;

@@ -5,16 +5,22 @@
 //! - [`orchestrator::OrchestratorClient`]: the orchestrator as people use it: retries and resumed watches inside.
 
 mod alive;
+mod bearer;
 mod call;
 mod channel;
+mod dial;
 mod infrastructure;
 pub mod orchestrator;
 pub mod platform;
 pub mod retry;
 pub mod watch;
 
+pub use bearer::Bearer;
 pub use call::{is_unreachable, to_error};
 pub use channel::{Channel, Target, TransportError, connect, in_process};
+pub use drover_tls::{
+    Authorities, ClientSettings, check_authorities, client::server_name as check_server_name,
+};
 pub use orchestrator::OrchestratorClient;
 pub use platform::PlatformClient;
 

@@ -262,7 +262,7 @@ async fn nobody_at_the_address_is_told_apart_from_an_answer() {
 }
 
 #[test]
-fn only_http_endpoints_are_accepted() {
+fn only_http_and_https_endpoints_are_accepted() {
     assert_eq!(
         "http://localhost:7400"
             .parse::<Target>()
@@ -270,10 +270,10 @@ fn only_http_endpoints_are_accepted() {
             .to_string(),
         "http://localhost:7400"
     );
+    assert!("https://x:1".parse::<Target>().unwrap().is_encrypted());
     for wrong in [
         "",
         "localhost:7400",
-        "https://x:1",
         "ftp://x",
         "http://x:1/path",
         "http://:1",

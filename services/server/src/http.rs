@@ -9,7 +9,7 @@ use tokio::{sync::watch, time::Instant};
 use tonic::transport::server::TcpConnectInfo;
 use tracing::Span;
 
-use crate::{Readiness, calls::TraceId, telemetry};
+use crate::{Readiness, audit::Entry, calls::TraceId, telemetry};
 
 /// What must answer when nothing else does.
 pub(crate) const OWN_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
@@ -22,6 +22,7 @@ pub(crate) struct Record {
     method: &'static str,
     span: Span,
     start: Instant,
+    audit: Option<Entry>,
 }
 
 impl Record {
@@ -53,11 +54,17 @@ impl Record {
             method,
             span,
             start: Instant::now(),
+            audit: None,
         }
     }
 
     pub(crate) fn span(&self) -> Span {
         self.span.clone()
+    }
+
+    /// Says where its end is to be written, too.
+    pub(crate) fn audit(&mut self, entry: Entry) {
+        self.audit = Some(entry);
     }
 
     /// The answer is there.
@@ -67,6 +74,9 @@ impl Record {
     }
 
     fn count(&mut self, code: &str) {
+        if let Some(entry) = self.audit.take() {
+            entry.end_http(code, self.start.elapsed());
+        }
         let Some(path) = self.path.take() else {
             return;
         };

@@ -8,9 +8,12 @@
 //!                  └─ anything else ──── /healthz, /readyz, /metrics, your HTTP routes
 //! ```
 
+pub mod access;
+mod audit;
 mod binary;
 mod calls;
 mod descriptors;
+mod encryption;
 mod http;
 mod net;
 mod serve;
@@ -18,6 +21,8 @@ mod service;
 pub mod settings;
 pub mod telemetry;
 
+pub use access::{Caller, Role};
+pub use audit::AuditError;
 pub use binary::{Binary, run, shutdown_signal};
 pub use calls::{CallContext, deadline, shutdown, trace_id};
 pub use serve::{Running, StartError, listen, serve, spawn};

@@ -12,7 +12,6 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::Sleep,
 };
 
@@ -93,14 +92,14 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A connection that is given up if it does not say in time which protocol it speaks. hyper has timeouts of its own only
 /// from there on.
-pub(crate) struct Impatient {
-    stream: TcpStream,
+pub(crate) struct Impatient<S> {
+    stream: S,
     seen: usize,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Impatient {
-    pub(crate) fn new(stream: TcpStream, timeout: Duration) -> Self {
+impl<S> Impatient<S> {
+    pub(crate) fn new(stream: S, timeout: Duration) -> Self {
         Self {
             stream,
             seen: 0,
@@ -109,7 +108,7 @@ impl Impatient {
     }
 }
 
-impl AsyncRead for Impatient {
+impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -139,7 +138,7 @@ impl AsyncRead for Impatient {
     }
 }
 
-impl AsyncWrite for Impatient {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -20,6 +20,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
     task::{JoinHandle, JoinSet},
@@ -31,7 +32,10 @@ use tracing::Instrument;
 
 use crate::{
     Readiness, ServerSettings, Service,
+    access::Access,
+    audit::Audit,
     calls::Calls,
+    encryption::{Encryption, Shown},
     http::{OWN_PATHS, Record, routes},
     net::{Impatient, holder},
     telemetry,
@@ -79,13 +83,31 @@ pub enum StartError {
     },
     /// Others could reach an address without encryption.
     #[error(
-        "{address} can be reached from outside and would be served as plaintext without login; \
-         listen on loopback (127.0.0.1), or say --insecure if the network is trusted"
+        "{address} can be reached from outside and would be served as plaintext; give a certificate (--tls-cert, \
+         --tls-key, --tls-client-ca), listen on loopback (127.0.0.1), or say --insecure if the network is trusted"
     )]
     Plaintext {
         /// Address that was asked for.
         address: SocketAddr,
     },
+    /// Others could call without saying who they are.
+    #[error(
+        "{address} can be reached from outside and would be served to everybody; say whose certificates to believe \
+         (--tls-client-ca), or who may do what (--access), or --insecure if the network is trusted"
+    )]
+    Anonymous {
+        /// Address that was asked for.
+        address: SocketAddr,
+    },
+    /// Certificate, key or authorities cannot be used.
+    #[error(transparent)]
+    Tls(#[from] drover_tls::TlsError),
+    /// The rules of who may do what cannot be used.
+    #[error(transparent)]
+    Access(#[from] crate::access::AccessError),
+    /// The audit log cannot be written.
+    #[error(transparent)]
+    Audit(#[from] crate::AuditError),
     /// The services do not fit together.
     #[error(transparent)]
     Services(#[from] drover_core::Error),
@@ -101,9 +123,21 @@ fn by(holder: &Option<String>) -> String {
 /// Takes the port. Port 0 takes a free one.
 pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError> {
     let address = settings.listen;
+    let files = settings.tls.files();
     if !address.ip().to_canonical().is_loopback() && !settings.insecure {
-        return Err(StartError::Plaintext { address });
+        match &files {
+            None => return Err(StartError::Plaintext { address }),
+            Some(files) if files.client_ca.is_none() && settings.access.is_none() => {
+                return Err(StartError::Anonymous { address });
+            }
+            Some(_) => {}
+        }
     }
+    if let Some(files) = files {
+        // Said before anything else of the server starts.
+        drover_tls::Server::load(files)?;
+    }
+    Access::of(settings)?;
     TcpListener::bind(address)
         .await
         .map_err(|source| match source.kind() {
@@ -144,10 +178,23 @@ pub fn spawn(
     let health_names = service.names.clone();
     let (service, methods, reporter) = service.complete()?;
     let (name, version) = (service.name, service.version);
+    let tls = settings
+        .tls
+        .files()
+        .map(drover_tls::Server::load)
+        .transpose()?
+        .map(Arc::new);
+    let access = Access::of(settings)?;
+    let audit = settings
+        .audit_log
+        .as_deref()
+        .map(|path| Audit::open(path, settings.audit_reads))
+        .transpose()?;
     let closing = CancellationToken::new();
     let grpc = Calls::new(
         service.routes,
         methods,
+        (access.clone(), audit),
         settings,
         stop.clone(),
         closing.clone(),
@@ -163,6 +210,8 @@ pub fn spawn(
         settings: settings.clone(),
         stop: stop.clone(),
         closing,
+        tls,
+        access,
         health: Health {
             reporter,
             names: health_names,
@@ -223,6 +272,8 @@ struct Server {
     settings: ServerSettings,
     stop: CancellationToken,
     closing: CancellationToken,
+    tls: Option<Arc<drover_tls::Server>>,
+    access: Access,
     health: Health,
 }
 
@@ -234,6 +285,17 @@ impl Server {
         self.health.set().await;
         helpers.spawn(self.health.follow());
         helpers.spawn(upkeep());
+        if let Access::File(file) = self.access {
+            helpers.spawn(file.follow());
+        }
+        let encryption = self.tls.map(|tls| {
+            helpers.spawn(tls.clone().follow(|tls| {
+                #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+                metrics::gauge!("drover_tls_certificate_expiry_timestamp_seconds")
+                    .set(tls.expires() as f64);
+            }));
+            Arc::new(Encryption::new(tls, self.settings.max_connections))
+        });
 
         let mut connections = JoinSet::new();
         let places = Arc::new(Semaphore::new(
@@ -252,6 +314,7 @@ impl Server {
                 stream,
                 peer,
                 stop: self.stop.clone(),
+                encryption: encryption.clone(),
             };
             let builder = builder.clone();
             connections.spawn(async move {
@@ -333,33 +396,59 @@ struct Connection {
     stream: TcpStream,
     peer: SocketAddr,
     stop: CancellationToken,
+    encryption: Option<Arc<Encryption>>,
 }
 
 impl Connection {
-    async fn serve(self, builder: &auto::Builder<TokioExecutor>) {
+    async fn serve(mut self, builder: &auto::Builder<TokioExecutor>) {
         // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
         let _ = self.stream.set_nodelay(true);
         let info = TcpConnectInfo {
             local_addr: self.stream.local_addr().ok(),
             remote_addr: Some(self.peer),
         };
-        let io = TokioIo::new(Impatient::new(self.stream, HEADER_TIMEOUT));
-        let service = TowerToHyperService::new(Visit {
-            entrance: self.entrance,
-            info,
-        });
-        let mut connection = pin!(builder.serve_connection(io, service));
-        let outcome = tokio::select! {
-            outcome = connection.as_mut() => outcome,
-            () = self.stop.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
+        let Some(encryption) = self.encryption.take() else {
+            let stream = self.stream;
+            return converse(builder, stream, self.entrance, info, None, &self.stop).await;
         };
-        if let Err(error) = outcome {
-            // Clients go away as they like.
-            tracing::debug!(peer = %self.peer, error, "connection ended");
+        let shaken = tokio::select! {
+            shaken = encryption.accept(self.stream, self.peer) => shaken,
+            () = self.stop.cancelled() => return,
+        };
+        let Some((stream, who)) = shaken else {
+            return;
+        };
+        converse(builder, stream, self.entrance, info, who, &self.stop).await;
+    }
+}
+
+/// Serves one connection until it ends.
+async fn converse(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    entrance: Entrance,
+    info: TcpConnectInfo,
+    who: Option<Arc<Shown>>,
+    stop: &CancellationToken,
+) {
+    let peer = info.remote_addr;
+    let io = TokioIo::new(Impatient::new(stream, HEADER_TIMEOUT));
+    let service = TowerToHyperService::new(Visit {
+        entrance,
+        info,
+        who,
+    });
+    let mut connection = pin!(builder.serve_connection(io, service));
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
         }
+    };
+    if let Err(error) = outcome {
+        // Clients go away as they like.
+        tracing::debug!(?peer, error, "connection ended");
     }
 }
 
@@ -375,6 +464,7 @@ struct Entrance {
 struct Visit {
     entrance: Entrance,
     info: TcpConnectInfo,
+    who: Option<Arc<Shown>>,
 }
 
 impl tower::Service<Request<Incoming>> for Visit {
@@ -388,6 +478,9 @@ impl tower::Service<Request<Incoming>> for Visit {
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.info.clone());
+        if let Some(who) = &self.who {
+            request.extensions_mut().insert(who.clone());
+        }
         let content = request.headers().get(header::CONTENT_TYPE);
         if content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
             return self.entrance.grpc.call(request);
@@ -404,7 +497,21 @@ impl Entrance {
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let place = self.grpc.admit_http();
         let context = self.grpc.http_context(request.headers());
-        let record = Record::start(&self.paths, &request, context.trace_id);
+        let mut record = Record::start(&self.paths, &request, context.trace_id);
+        let known = exempt || self.paths.contains(&request.uri().path());
+        let (asked, entry) = self
+            .grpc
+            .judge_http(&request, known, context.trace_id)
+            .await;
+        if let Some(entry) = entry {
+            record.audit(entry);
+        }
+        let caller = match asked {
+            Ok(caller) => caller,
+            Err(error) => return record.end(denied(&error)),
+        };
+        request.headers_mut().remove(header::AUTHORIZATION);
+        request.extensions_mut().insert(caller);
         if place.is_none() && !exempt {
             return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
         }
@@ -434,6 +541,18 @@ fn refusal(status: StatusCode) -> Response<Body> {
             .headers_mut()
             .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
+    response
+}
+
+/// Who may not, in words of HTTP.
+fn denied(error: &drover_core::Error) -> Response<Body> {
+    let text = format!("{}\n", error.message());
+    let mut response = Response::new(Body::new(http_body_util::Full::from(text)));
+    *response.status_mut() = match error.reason() {
+        drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
+        drover_core::Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::UNAUTHORIZED,
+    };
     response
 }
 

@@ -11,6 +11,7 @@ use tower::Service as TowerService;
 
 use crate::{
     ServerSettings, Shutdown,
+    access::Access,
     calls::{Calls, Methods},
     descriptors,
 };
@@ -119,7 +120,14 @@ impl Service {
     pub fn into_routes(self, settings: &ServerSettings, shutdown: Shutdown) -> Result<Routes> {
         let files = descriptors::needed(&self.descriptors, &self.names)?;
         let methods = Methods::of(&self.names, &files);
-        let calls = Calls::new(self.routes, methods, settings, shutdown.clone(), shutdown);
+        let calls = Calls::new(
+            self.routes,
+            methods,
+            (Access::default(), None),
+            settings,
+            shutdown.clone(),
+            shutdown,
+        );
         Ok(Routes::from(axum::Router::new().fallback_service(calls)))
     }
 

@@ -102,6 +102,7 @@ impl World {
     pub async fn start_orchestrator(&mut self) {
         let settings = drover_orchestrator::Settings {
             data_dir: self.directory.path().join("store"),
+            ..Default::default()
         };
         let orchestrator = Orchestrator::open(&settings).await.unwrap();
         let running = serve(orchestrator.service(), self.port).await;

@@ -265,7 +265,8 @@ impl Sites {
 
     fn connector(&self) -> Connector {
         let sites = self.clone();
-        Arc::new(move |endpoint| {
+        Arc::new(move |spec| {
+            let endpoint = spec.endpoint.as_str();
             let site = sites.0.lock().get(endpoint).cloned();
             let server = site.and_then(|site| site.server.lock().clone());
             let server = server

@@ -18,6 +18,7 @@ pub(crate) mod wait;
 use std::process::ExitCode;
 
 use crate::{
+    certs,
     cli::{Command, Global},
     client::Client,
     context, dev,
@@ -26,9 +27,9 @@ use crate::{
 
 /// Runs a command that needs a runtime.
 pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
-    let client = || -> Outcome<Client> { Ok(Client::connect(&context::server(global)?)?) };
+    let client = || -> Outcome<Client> { Ok(Client::connect(&context::place(global)?.target()?)) };
     let exit = match command {
-        Command::Dev(args) => dev::run(args).await,
+        Command::Dev(args) => dev::run(global, args).await,
         Command::Apply(args) => apply::run(&client()?, args).await,
         Command::Plan(args) => plan::run(&client()?, args).await,
         Command::Get(args) => get::run(&client()?, args).await,
@@ -47,7 +48,7 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Logs(args) => access::logs(&client()?, args).await,
         Command::Exec(args) => return access::exec(&client()?, args).await,
         Command::Events(args) => events::run(&client()?, args).await,
-        Command::Health { address, service } => probe::health(&address, &service).await,
+        Command::Health { address, service } => probe::health(global, &address, &service).await,
         Command::Version => probe::version(&client()?).await,
         Command::Init { kind } => offline::init(kind),
         Command::Validate { filenames } => offline::validate(&filenames),
@@ -55,7 +56,8 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Schema => offline::schema(),
         Command::Convert { filenames } => offline::convert(&filenames),
         Command::Completion { shell } => offline::completion(shell),
-        Command::Context(command) => context::run(command),
+        Command::Context(command) => context::run(global, command),
+        Command::Certs(command) => certs::run(command),
         // Each has a runtime of its own, or none.
         Command::Agent(_) | Command::Launch { .. } => {
             Err(Failure::failed("not a command of the client"))

@@ -8,7 +8,9 @@ use tonic_health::pb::{
 };
 
 use crate::{
+    cli::Global,
     client::Client,
+    context::Security,
     failure::{Exit, Failure, Outcome},
     output,
 };
@@ -17,13 +19,22 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks grpc.health.v1. Exit code 0: serving, 1: not, 3: unknown service, 5: not reachable.
-pub(crate) async fn health(address: &str, service: &str) -> Outcome {
-    let url = if address.contains("://") {
-        address.replacen("grpc://", "http://", 1)
-    } else {
-        format!("http://{address}")
+pub(crate) async fn health(global: &Global, address: &str, service: &str) -> Outcome {
+    let secure = Security::of(&global.secure);
+    let url = match address.split_once("://") {
+        Some(("grpc", rest)) => format!("http://{rest}"),
+        Some(("grpcs", rest)) => format!("https://{rest}"),
+        Some(_) => address.to_owned(),
+        // Who names authorities wants to see them.
+        None if secure.ca.is_some() => format!("https://{address}"),
+        None => format!("http://{address}"),
     };
     let target: Target = url.parse()?;
+    let target = if target.is_encrypted() {
+        secure.apply(target)?
+    } else {
+        target
+    };
     let mut client = HealthClient::new(drover_client::connect(&target));
     let request = HealthCheckRequest {
         service: service.to_owned(),

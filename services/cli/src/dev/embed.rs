@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::Path};
 
 use anyhow::Context;
-use drover_orchestrator::Orchestrator;
+use drover_orchestrator::{Orchestrator, PlatformTlsSettings};
 use drover_platform_cloud::{
     PlatformServer, Settings as PlatformSettings,
     drivers::{local, simulated::SimulatedSettings},
@@ -50,6 +50,7 @@ impl Servers {
         simulated: &[String],
         emulated: &[Emulated],
         listener: TcpListener,
+        platform_tls: PlatformTlsSettings,
     ) -> anyhow::Result<Self> {
         let mut platforms = Vec::new();
         let mut endpoints = BTreeMap::new();
@@ -76,7 +77,7 @@ impl Servers {
             endpoints.insert(name, format!("http://{}", running.address()));
             platforms.push((platform, running));
         }
-        let (orchestrator, api) = start_orchestrator(&data.store(), listener).await?;
+        let (orchestrator, api) = start_orchestrator(&data.store(), listener, platform_tls).await?;
         Ok(Self {
             orchestrator,
             api,
@@ -118,9 +119,11 @@ async fn start_platform(settings: PlatformSettings) -> anyhow::Result<(PlatformS
 async fn start_orchestrator(
     store: &Path,
     listener: TcpListener,
+    platform_tls: PlatformTlsSettings,
 ) -> anyhow::Result<(Orchestrator, Running)> {
     let settings = drover_orchestrator::Settings {
         data_dir: store.to_path_buf(),
+        platform_tls,
     };
     let orchestrator = Orchestrator::open(&settings).await?;
     let server = ServerSettings::default();

@@ -7,13 +7,14 @@ mod stream;
 
 use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
+use drover_orchestrator::PlatformTlsSettings;
 use drover_proto::orchestrator::v1::{Platform, PlatformSpec};
 use parking_lot::Mutex;
 use tokio::{task::JoinSet, time::Instant};
 
 use self::{data::DataDir, embed::Servers, stream::Lines};
 use crate::{
-    cli::DevArgs,
+    cli::{DevArgs, Global},
     client::{Change, Client},
     commands::apply::{self, Options},
     failure::{Exit, Failure, Outcome},
@@ -23,7 +24,7 @@ use crate::{
 /// Nodes that are named when the program ends.
 const MAX_NAMED: usize = 5;
 
-pub(crate) async fn run(args: DevArgs) -> Outcome {
+pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
     if args.clean {
         return clean(&args.data_dir);
     }
@@ -40,7 +41,16 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
     let data = DataDir::open(&args.data_dir)?;
     let simulated = simulated(args.simulate.iter().cloned().chain(data.known_simulated()));
     let emulated = emulate::parse(&args.emulate, &taken(&simulated, &elsewhere))?;
-    let servers = Servers::start(&data, &simulated, &emulated, listener).await?;
+    let servers = {
+        // For platforms that run elsewhere.
+        let secure = &global.secure;
+        let tls = PlatformTlsSettings {
+            ca: secure.ca.clone(),
+            cert: secure.cert.clone(),
+            key: secure.key.clone(),
+        };
+        Servers::start(&data, &simulated, &emulated, listener, tls).await?
+    };
     // Whatever goes wrong from here on, the servers are ended in order.
     let result = serve(&args, &servers, &data, elsewhere).await;
     servers.shutdown().await;
@@ -103,7 +113,7 @@ async fn serve(
     data: &DataDir,
     elsewhere: Vec<(String, String)>,
 ) -> Outcome<Arc<Mutex<Lines>>> {
-    let client = Client::connect(&format!("http://{}", servers.address()))?;
+    let client = Client::connect(&format!("http://{}", servers.address()).parse()?);
     let mut names: Vec<String> = servers.endpoints.keys().cloned().collect();
     names.extend(elsewhere.iter().map(|(name, _)| name.clone()));
     output::line(&format!(

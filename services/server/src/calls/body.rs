@@ -21,8 +21,12 @@ use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskT
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{defect, expired, methods::Method, refusal, stopping};
-use crate::Shutdown;
+use super::{
+    defect, expired,
+    methods::{Method, code_name},
+    refusal, stopping,
+};
+use crate::{Shutdown, access::Lease, audit::Entry};
 
 /// Counts a call when it ends, however it ends.
 pub(super) struct Record {
@@ -30,6 +34,7 @@ pub(super) struct Record {
     span: Span,
     start: Instant,
     done: bool,
+    audit: Option<Entry>,
     _in_flight: TaskTrackerToken,
 }
 
@@ -41,8 +46,14 @@ impl Record {
             span,
             start: Instant::now(),
             done: false,
+            audit: None,
             _in_flight: in_flight,
         }
+    }
+
+    /// Says where its end is to be written, too.
+    pub(super) fn audit(&mut self, entry: Entry) {
+        self.audit = Some(entry);
     }
 
     /// Answers an error instead of what the handler would have answered.
@@ -74,6 +85,9 @@ impl Record {
         self.method.in_flight.decrement(1.0);
         self.method.count(code);
         self.method.duration.record(elapsed.as_secs_f64());
+        if let Some(entry) = self.audit.take() {
+            entry.end(code, code_name(code), elapsed);
+        }
         let _entered = self.span.enter();
         match code {
             // Nobody else knows of these; everything else is between the caller and the handler.
@@ -106,6 +120,7 @@ pin_project_lite::pin_project! {
 struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
+    lease: Option<Lease>,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -120,10 +135,12 @@ impl CallBody {
         permit: Option<OwnedSemaphorePermit>,
         deadline: Option<Instant>,
         closing: Shutdown,
+        lease: Option<Lease>,
     ) -> Response<Body> {
         let limits = Limits {
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             closing: Box::pin(closing.cancelled_owned()),
+            lease,
             _permit: permit,
         };
         Self::wrap(response, record, Some(Box::new(limits)))
@@ -138,6 +155,11 @@ impl CallBody {
         if record.done {
             // The status is in the headers, nothing follows.
             return response;
+        }
+        if limits.is_some()
+            && let Some(entry) = &record.audit
+        {
+            entry.begin(record.start.elapsed());
         }
         response.map(|inner| {
             Body::new(Self {
@@ -154,6 +176,11 @@ impl Limits {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if self.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(stopping());
+        }
+        if let Some(lease) = &mut self.lease
+            && let Poll::Ready(error) = lease.poll(cx)
+        {
+            return Poll::Ready(error);
         }
         match &mut self.deadline {
             Some(deadline) => deadline.as_mut().poll(cx).map(|()| expired()),

@@ -9,7 +9,10 @@ use metrics::{Counter, Gauge, Histogram};
 use prost_types::FileDescriptorSet;
 use tonic::Code;
 
-use crate::service::{HEALTH, REFLECTION};
+use crate::{
+    access::{Permission, permission},
+    service::{HEALTH, REFLECTION},
+};
 
 /// How many gRPC codes there are, 0 to 16.
 const CODES: usize = 17;
@@ -39,6 +42,8 @@ pub(crate) struct Method {
     pub(crate) service: String,
     pub(crate) name: String,
     pub(crate) kind: Kind,
+    /// What it needs. None: it is in no table, and is nobody's.
+    pub(crate) permission: Option<Permission>,
     requests: [OnceLock<Counter>; CODES],
     pub(crate) duration: Histogram,
     pub(crate) in_flight: Gauge,
@@ -51,6 +56,7 @@ impl Method {
             service: service.to_owned(),
             name: name.to_owned(),
             kind,
+            permission: permission(service, name),
             requests: [const { OnceLock::new() }; CODES],
             duration: metrics::histogram!("drover_rpc_duration_seconds", &labels),
             in_flight: metrics::gauge!("drover_rpc_in_flight", &labels),
@@ -123,7 +129,7 @@ impl Methods {
     }
 }
 
-fn code_name(code: Code) -> &'static str {
+pub(super) fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

@@ -15,7 +15,7 @@ use std::{
 use drover_convert::error::to_status;
 use drover_core::{Error, Reason};
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request, Response, header};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
@@ -30,7 +30,12 @@ use self::{
     body::Record,
     methods::{Kind, Method},
 };
-use crate::{ServerSettings, Shutdown};
+use crate::{
+    ServerSettings, Shutdown,
+    access::{Access, Asked, Caller, Judgement, Permission, http_permission},
+    audit::{Audit, Entry},
+    encryption::Shown,
+};
 
 /// When a caller who was turned away may come again: long enough for calls of usual length to end.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
@@ -90,10 +95,14 @@ pub(crate) struct Calls(Arc<Shared>, Routes);
 
 struct Shared {
     methods: Methods,
+    access: Access,
+    audit: Option<Arc<Audit>>,
     unary: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     default_deadline: Duration,
     max_deadline: Duration,
+    /// Whether metrics are for everybody.
+    open_metrics: bool,
     /// Handlers are told.
     asked: Shutdown,
     /// Streams are ended.
@@ -106,12 +115,15 @@ impl Calls {
     pub(crate) fn new(
         routes: Routes,
         methods: Methods,
+        (access, audit): (Access, Option<Arc<Audit>>),
         settings: &ServerSettings,
         asked: Shutdown,
         closing: Shutdown,
     ) -> Self {
         let shared = Shared {
             methods,
+            access,
+            audit,
             unary: Arc::new(Semaphore::new(
                 settings.max_concurrent_requests.min(Semaphore::MAX_PERMITS),
             )),
@@ -120,6 +132,7 @@ impl Calls {
             )),
             default_deadline: settings.default_deadline,
             max_deadline: settings.max_deadline,
+            open_metrics: !settings.metrics_auth,
             asked,
             closing,
             tracker: TaskTracker::new(),
@@ -140,6 +153,39 @@ impl Calls {
             shutdown: self.0.asked.clone(),
             trace_id: trace_of(headers),
         }
+    }
+
+    /// Whether a request of plain HTTP may go on, and how that is audited.
+    pub(crate) async fn judge_http<B>(
+        &self,
+        request: &Request<B>,
+        known: bool,
+        trace_id: TraceId,
+    ) -> (Result<Caller, Error>, Option<Entry>)
+    where
+        B: Sync,
+    {
+        let path = request.uri().path();
+        let permission = match path {
+            "/metrics" if self.0.open_metrics => Permission::Open,
+            path => http_permission(path),
+        };
+        let shown = request.extensions().get::<Arc<Shown>>().cloned();
+        let asked = Asked {
+            peer: shown.as_deref(),
+            headers: request.headers(),
+            permission: Some(permission),
+        };
+        let Judgement { who, outcome, .. } = self.0.access.judge(asked).await;
+        let entry = self.0.audit.as_ref().map(|audit| {
+            let peer = request.extensions().get::<TcpConnectInfo>();
+            let peer = peer.and_then(TcpConnectInfo::remote_addr);
+            let path = if known { path } else { "(unknown path)" };
+            let what = format!("{} {path}", request.method());
+            let caller = outcome.as_ref().cloned().unwrap_or_default();
+            audit.entry(who, peer, what, Some(permission), caller, trace_id)
+        });
+        (outcome, entry)
     }
 
     /// What counts the calls in flight, those of plain HTTP too.
@@ -187,6 +233,37 @@ impl Shared {
         let span = span(&method, trace_id, peer);
         let mut record = Record::start(method.clone(), span.clone(), self.tracker.token());
 
+        // Before a place is taken: strangers keep nobody out.
+        let permission = if unknown.is_some() {
+            Some(Permission::Known)
+        } else {
+            method.permission
+        };
+        let shown = request.extensions().get::<Arc<Shown>>().cloned();
+        let Judgement {
+            who,
+            outcome,
+            lease,
+        } = self
+            .access
+            .judge(Asked {
+                peer: shown.as_deref(),
+                headers: request.headers(),
+                permission,
+            })
+            .await;
+        let caller = outcome.as_ref().cloned().unwrap_or_default();
+        if let Some(audit) = &self.audit {
+            let what = format!("{}/{}", method.service, method.name);
+            let caller = caller.clone();
+            record.audit(audit.entry(who, peer, what, permission, caller, trace_id));
+        }
+        if let Err(error) = outcome {
+            return record.refuse(&error);
+        }
+        // Nobody needs it any more.
+        request.headers_mut().remove(header::AUTHORIZATION);
+        request.extensions_mut().insert(caller);
         let permit = match self.admit(method.kind) {
             Ok(permit) => permit,
             Err(error) => return record.refuse(&error),
@@ -238,7 +315,8 @@ impl Shared {
                 record.refuse(&no_such(unknown))
             }
             Some(Ok(response)) if stream => {
-                CallBody::stream(response, record, permit, deadline, self.closing.clone())
+                let closing = self.closing.clone();
+                CallBody::stream(response, record, permit, deadline, closing, lease)
             }
             // The permit is given back here: a client that reads slowly must not keep others out.
             Some(Ok(response)) => CallBody::unary(response, record),

@@ -14,7 +14,17 @@ use super::{ServerArgs, ServerSettings};
 /// Prefix of the environment variables.
 const PREFIX: &str = "DROVER_";
 /// Variables with the prefix that are no settings: those of the command line, and the one that names the file.
-const OTHERS: &[&str] = &["DROVER_SERVER", "DROVER_CONTEXT", "DROVER_CONFIG"];
+const OTHERS: &[&str] = &[
+    "DROVER_SERVER",
+    "DROVER_SERVER_NAME",
+    "DROVER_CONTEXT",
+    "DROVER_CONFIG",
+    "DROVER_CA",
+    "DROVER_CERT",
+    "DROVER_KEY",
+    "DROVER_TOKEN",
+    "DROVER_TOKEN_FILE",
+];
 /// Most edits between an unknown name and the one that was meant.
 const MAX_EDITS: usize = 2;
 

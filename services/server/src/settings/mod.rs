@@ -48,6 +48,17 @@ pub struct ServerSettings {
     pub listen: SocketAddr,
     /// Whether plaintext is served on an address that others can reach. Default false.
     pub insecure: bool,
+    /// Certificate of this server, and whose certificates of clients it believes. Default: plaintext.
+    pub tls: TlsSettings,
+    /// File with the rules of who may do what. Default: everybody may do everything, or with `tls.client_ca` what their
+    /// certificates say. It is read again when it changes.
+    pub access: Option<PathBuf>,
+    /// File that says who did what, a line of JSON each; `-` is standard output. Default: none.
+    pub audit_log: Option<PathBuf>,
+    /// Whether calls that change nothing are in it, too. Default false; refusals always are.
+    pub audit_reads: bool,
+    /// Whether `/metrics` needs what every call needs. Default true.
+    pub metrics_auth: bool,
     /// How long calls in flight may take to finish when the server stops. Default 30 s.
     #[serde(with = "duration")]
     pub shutdown_grace: Duration,
@@ -72,6 +83,11 @@ impl Default for ServerSettings {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             insecure: false,
+            tls: TlsSettings::default(),
+            access: None,
+            audit_log: None,
+            audit_reads: false,
+            metrics_auth: true,
             shutdown_grace: Duration::from_secs(30),
             log_format: LogFormat::Auto,
             max_concurrent_requests: 1024,
@@ -79,6 +95,42 @@ impl Default for ServerSettings {
             max_connections: 4096,
             default_deadline: Duration::from_secs(60),
             max_deadline: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+/// Files of TLS, PEM. They are read again when they change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsSettings {
+    /// Certificate, and what lies between it and its authority. Default: none, plaintext is served.
+    pub cert: Option<PathBuf>,
+    /// Its private key.
+    pub key: Option<PathBuf>,
+    /// Authorities of client certificates. With it every call needs a certificate of one of them, except
+    /// `grpc.health.v1`, `/healthz` and `/readyz`. Default: none is asked for.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl TlsSettings {
+    /// The files, if TLS is served.
+    #[must_use]
+    pub fn files(&self) -> Option<drover_tls::ServerFiles> {
+        Some(drover_tls::ServerFiles {
+            cert: self.cert.clone()?,
+            key: self.key.clone()?,
+            client_ca: self.client_ca.clone(),
+        })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match (&self.cert, &self.key, &self.client_ca) {
+            (Some(_), None, _) => Err("tls.cert is given and tls.key is not".to_owned()),
+            (None, Some(_), _) => Err("tls.key is given and tls.cert is not".to_owned()),
+            (None, None, Some(_)) => {
+                Err("tls.client_ca is given and tls.cert and tls.key are not".to_owned())
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -100,6 +152,7 @@ const MAX_BOUND: usize = 1_000_000;
 impl ServerSettings {
     /// What is wrong with the values, taken together.
     fn check(&self) -> Result<(), String> {
+        self.tls.check()?;
         for (name, value) in [
             ("max_concurrent_requests", self.max_concurrent_requests),
             ("max_concurrent_streams", self.max_concurrent_streams),
@@ -142,6 +195,26 @@ pub struct ServerArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
+    /// Files of TLS
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "TlsArgs::is_empty")]
+    pub tls: TlsArgs,
+    /// Rules of who may do what, YAML; read again when they change
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub access: Option<PathBuf>,
+    /// Where to write who did what, JSON lines; - is standard output
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_log: Option<PathBuf>,
+    /// Whether calls that change nothing are written there, too (false)
+    #[arg(long, value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_reads: Option<bool>,
+    /// Whether /metrics needs what every call needs (true)
+    #[arg(long, value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics_auth: Option<bool>,
     /// How long calls in flight may take to finish at the end (30s)
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
@@ -170,4 +243,27 @@ pub struct ServerArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     #[serde(with = "duration::option", skip_serializing_if = "Option::is_none")]
     pub max_deadline: Option<Duration>,
+}
+
+/// The flags of [`TlsSettings`].
+#[derive(Clone, Debug, Default, Args, Serialize)]
+pub struct TlsArgs {
+    /// Certificate of this server, PEM; read again when it changes
+    #[arg(long = "tls-cert", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long = "tls-key", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// Authorities of client certificates, PEM: every call then needs one, health checks apart
+    #[arg(long = "tls-client-ca", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_ca: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    fn is_empty(&self) -> bool {
+        self.cert.is_none() && self.key.is_none() && self.client_ca.is_none()
+    }
 }

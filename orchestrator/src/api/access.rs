@@ -1,0 +1,73 @@
+//! What of the clusters a caller sees and may change. What is outside is not there; changing it is forbidden.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drover_core::{Error, Reason, Result};
+use drover_server::Caller;
+use tonic::Request;
+
+use super::Api;
+use crate::cluster::{Cluster, Inner};
+
+impl Api {
+    /// The same, for who sent a request.
+    pub(super) fn of<T>(&self, request: &Request<T>) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            caller: Caller::of(request),
+        }
+    }
+
+    /// Whether the caller sees a cluster.
+    pub(super) fn sees(&self, cluster: &Cluster, inner: &Inner) -> bool {
+        self.caller
+            .sees(&cluster.name, Some(&inner.desired.value.labels))
+    }
+
+    /// Whether the caller sees whatever has this name, living or gone.
+    pub(super) fn sees_name(&self, name: &str) -> bool {
+        match self.shared.find(name) {
+            Ok(cluster) => self.sees(&cluster, &cluster.inner.lock()),
+            // Labels are forgotten with the cluster.
+            Err(_) => self.caller.sees(name, None),
+        }
+    }
+
+    /// A cluster to look at. Errors: `NotFound`, also if the caller does not see it.
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Cluster>> {
+        self.caller.about("cluster", name);
+        let cluster = self.shared.find(name)?;
+        let seen = self.sees(&cluster, &cluster.inner.lock());
+        if seen {
+            Ok(cluster)
+        } else {
+            // As if it were not there, to the letter.
+            Err(Error::not_found("cluster", name))
+        }
+    }
+
+    /// A cluster to change. Errors: `PermissionDenied`, whether it is there or not; `NotFound`.
+    pub(super) fn find_to_change(&self, name: &str) -> Result<Arc<Cluster>> {
+        self.caller.about("cluster", name);
+        let found = self.shared.find(name);
+        let labels = found
+            .as_ref()
+            .ok()
+            .map(|cluster| cluster.inner.lock().desired.value.labels.clone());
+        self.may_change(name, labels.as_ref())?;
+        found
+    }
+
+    /// Whether the caller may change a cluster with these labels. Errors: `PermissionDenied`.
+    pub(super) fn may_change(
+        &self,
+        name: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> Result<()> {
+        if self.caller.changes(name, labels) {
+            return Ok(());
+        }
+        let message = format!("cluster {name:?} is outside of what the caller may change");
+        Err(Error::new(Reason::PermissionDenied, message).with_resource("cluster", name))
+    }
+}

@@ -1,0 +1,431 @@
+//! An authority and certificates for trying out and for small installations.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use drover_tls::{Certificate, explain::utc, peer};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, SanType,
+};
+
+use crate::{
+    cli::{CertsCommand, CertsInitArgs},
+    failure::{Exit, Failure, Outcome},
+    output::{self, Table},
+};
+
+/// Services that get a certificate: their role and their name, which is also that of their container.
+const SERVICES: [(&str, &str); 3] = [
+    ("orchestrator", "orchestrator"),
+    ("platform", "platform-k8s"),
+    ("platform", "platform-cloud"),
+];
+/// The person who is made for a start.
+const ADMIN: (&str, &str) = ("admin", "admin");
+/// Roles that people can have.
+const PEOPLE: [&str; 3] = ["viewer", "operator", "admin"];
+/// Names that every service has, for those who try it on one machine.
+const HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+/// Days that the authority is valid.
+const AUTHORITY_DAYS: u32 = 3650;
+/// How long before now a certificate is valid already, since clocks differ.
+const BEFORE: Duration = Duration::from_secs(5 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Who may read a key: its owner.
+const KEY_MODE: u32 = 0o600;
+const CERT_MODE: u32 = 0o644;
+
+pub(crate) fn run(command: CertsCommand) -> Outcome {
+    match command {
+        CertsCommand::Init(args) => init(&args),
+        CertsCommand::Show { paths } => show(&paths),
+    }
+}
+
+/// What becomes of one certificate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Made {
+    New,
+    Kept,
+}
+
+fn init(args: &CertsInitArgs) -> Outcome {
+    let mut people = vec![ADMIN];
+    for user in &args.users {
+        let wrong = || {
+            Failure::usage(format!(
+                "`{user}` is no user; write ROLE/NAME with one of {}",
+                PEOPLE.join(", ")
+            ))
+        };
+        let (role, name) = user.split_once('/').ok_or_else(wrong)?;
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
+        if !PEOPLE.contains(&role)
+            || name.is_empty()
+            || name.starts_with('.')
+            || !name.chars().all(good)
+        {
+            return Err(wrong());
+        }
+        // Their files have the name alone.
+        let taken = SERVICES
+            .iter()
+            .chain(&people)
+            .any(|(_, known)| *known == name);
+        if taken || name == "ca" {
+            return Err(Failure::usage(format!(
+                "`{user}`: the name {name} is taken"
+            )));
+        }
+        people.push((role, name));
+    }
+    for name in &args.names {
+        drover_client::check_server_name(name)
+            .map_err(|error| Failure::usage(error.to_string()))?;
+    }
+    let directory = &args.dir;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let (authority, made) = authority(directory)?;
+    report(
+        directory,
+        "ca",
+        made,
+        "the authority; keep ca.key away from the services",
+    )?;
+    for (role, name) in SERVICES {
+        let mut names: Vec<String> = HERE.iter().map(ToString::to_string).collect();
+        names.push(name.to_owned());
+        names.extend(args.names.iter().cloned());
+        let wanted = Wanted {
+            role,
+            name,
+            // The orchestrator calls platforms; platforms call nobody.
+            client: role == "orchestrator",
+            names,
+            days: args.days,
+        };
+        let made = wanted.make(directory, &authority)?;
+        report(directory, name, made, &peer::uri(role, name))?;
+    }
+    for (role, name) in &people {
+        let wanted = Wanted {
+            role,
+            name,
+            client: true,
+            names: Vec::new(),
+            days: args.days,
+        };
+        let made = wanted.make(directory, &authority)?;
+        report(directory, name, made, &peer::uri(role, name))?;
+    }
+    output::line(&next(directory))?;
+    Ok(Exit::Done)
+}
+
+fn report(directory: &Path, name: &str, made: Made, what: &str) -> io::Result<()> {
+    let word = match made {
+        Made::New => "made",
+        Made::Kept => "kept",
+    };
+    let file = directory.join(format!("{name}.pem"));
+    output::line(&format!("{word} {}   {what}", file.display()))
+}
+
+fn next(directory: &Path) -> String {
+    let at = |name: &str| directory.join(name).display().to_string();
+    let tls = |name: &str| {
+        format!(
+            "--tls-cert {} --tls-key {} --tls-client-ca {}",
+            at(&format!("{name}.pem")),
+            at(&format!("{name}.key")),
+            at("ca.pem")
+        )
+    };
+    format!(
+        "Next:  drover-platform-cloud {}\n       drover-orchestrator {} --platform-ca {}\n       \
+         drover context set dev https://127.0.0.1:7400 --ca {} --cert {} --key {}\n       drover status --context dev",
+        tls("platform-cloud"),
+        tls("orchestrator"),
+        at("ca.pem"),
+        at("ca.pem"),
+        at("admin.pem"),
+        at("admin.key"),
+    )
+}
+
+fn authority(directory: &Path) -> anyhow::Result<(Issuer<'static, KeyPair>, Made)> {
+    let (cert, key) = (directory.join("ca.pem"), directory.join("ca.key"));
+    if both(&cert, &key)? {
+        let failed = || format!("cannot use the authority in {}", directory.display());
+        let key = KeyPair::from_pem(&fs::read_to_string(&key).with_context(failed)?)
+            .with_context(failed)?;
+        let text = fs::read_to_string(&cert).with_context(failed)?;
+        let issuer = Issuer::from_ca_cert_pem(&text, key).with_context(failed)?;
+        return Ok((issuer, Made::Kept));
+    }
+    let mut params = CertificateParams::new(Vec::<String>::new())?;
+    params.distinguished_name = named("Drover development authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    validity(&mut params, AUTHORITY_DAYS);
+    let pair = KeyPair::generate()?;
+    let made = params.self_signed(&pair)?;
+    write_new(&key, &pair.serialize_pem(), KEY_MODE)?;
+    write_new(&cert, &made.pem(), CERT_MODE)?;
+    Ok((Issuer::new(params, pair), Made::New))
+}
+
+struct Wanted<'a> {
+    role: &'a str,
+    name: &'a str,
+    client: bool,
+    names: Vec<String>,
+    days: u32,
+}
+
+impl Wanted<'_> {
+    fn make(&self, directory: &Path, authority: &Issuer<'static, KeyPair>) -> anyhow::Result<Made> {
+        let cert = directory.join(format!("{}.pem", self.name));
+        let key = directory.join(format!("{}.key", self.name));
+        if both(&cert, &key)? {
+            self.compare(&cert)?;
+            return Ok(Made::Kept);
+        }
+        let mut params = CertificateParams::new(self.names.clone())?;
+        params.distinguished_name = named(self.name);
+        let uri = peer::uri(self.role, self.name);
+        params
+            .subject_alt_names
+            .push(SanType::URI(uri.as_str().try_into()?));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        if !self.names.is_empty() {
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
+        if self.client {
+            params
+                .extended_key_usages
+                .push(ExtendedKeyUsagePurpose::ClientAuth);
+        }
+        params.use_authority_key_identifier_extension = true;
+        validity(&mut params, self.days);
+        let pair = KeyPair::generate()?;
+        let made = params.signed_by(&pair, authority)?;
+        write_new(&key, &pair.serialize_pem(), KEY_MODE)?;
+        write_new(&cert, &made.pem(), CERT_MODE)?;
+        Ok(Made::New)
+    }
+}
+
+impl Wanted<'_> {
+    /// Says what a certificate that is there lacks.
+    fn compare(&self, path: &Path) -> anyhow::Result<()> {
+        let there = Certificate::read_file(path)?;
+        let Some(there) = there.first() else {
+            return Ok(());
+        };
+        let uri = peer::uri(self.role, self.name);
+        let lacking: Vec<&str> = self
+            .names
+            .iter()
+            .filter(|name| !there.names.contains(name))
+            .map(String::as_str)
+            .chain((!there.uris.contains(&uri)).then_some(uri.as_str()))
+            .collect();
+        if !lacking.is_empty() {
+            eprintln!(
+                "{} is kept and is not for {}; take it and its key away to have it made anew",
+                path.display(),
+                lacking.join(", ")
+            );
+        }
+        Ok(())
+    }
+}
+
+fn named(name: &str) -> DistinguishedName {
+    let mut named = DistinguishedName::new();
+    named.push(DnType::CommonName, name);
+    named
+}
+
+fn validity(params: &mut CertificateParams, days: u32) {
+    let now = SystemTime::now();
+    params.not_before = (now - BEFORE).into();
+    params.not_after = (now + DAY * days).into();
+}
+
+/// Whether both files are there. Errors: one of them is.
+fn both(cert: &Path, key: &Path) -> anyhow::Result<bool> {
+    match (cert.try_exists()?, key.try_exists()?) {
+        (true, true) => Ok(true),
+        (false, false) => Ok(false),
+        (there, _) => {
+            let (has, lacks) = if there { (cert, key) } else { (key, cert) };
+            anyhow::bail!(
+                "{} is there and {} is not; nothing is overwritten: put it back, or take the other away",
+                has.display(),
+                lacks.display()
+            )
+        }
+    }
+}
+
+fn write_new(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)
+        .with_context(failed)?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .with_context(failed)
+}
+
+fn show(paths: &[PathBuf]) -> Outcome {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            let mut found: Vec<PathBuf> = fs::read_dir(path)
+                .with_context(|| format!("cannot read {}", path.display()))?
+                .filter_map(|entry| Some(entry.ok()?.path()))
+                .filter(|path| {
+                    let ending = path.extension().and_then(|ending| ending.to_str());
+                    matches!(ending, Some("pem" | "crt"))
+                })
+                .collect();
+            found.sort();
+            files.extend(found);
+        } else {
+            files.push(path.clone());
+        }
+    }
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        });
+    let mut table = Table::new(&["FILE", "STATUS", "IDENTITY", "NAMES", "ISSUER", "EXPIRES"]);
+    let mut bad = false;
+    for file in files {
+        let read = Certificate::read_file(&file).map_err(|e| Failure::failed(e.to_string()))?;
+        for one in read {
+            let status = if one.not_after < now {
+                "Expired"
+            } else if one.not_before > now {
+                "NotYetValid"
+            } else {
+                "Valid"
+            };
+            bad |= status != "Valid";
+            let identity = one.uris.first().or(one.common_name.as_ref());
+            table.rows.push(vec![
+                file.display().to_string(),
+                status.to_owned(),
+                identity.cloned().unwrap_or_default(),
+                one.names.join(","),
+                one.issuer,
+                utc(one.not_after),
+            ]);
+        }
+    }
+    output::print(&table.render(true, false))?;
+    Ok(if bad { Exit::Failed } else { Exit::Done })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn args(dir: &Path) -> CertsInitArgs {
+        CertsInitArgs {
+            dir: dir.to_owned(),
+            names: vec!["drover.example.com".to_owned()],
+            users: vec!["viewer/vera".to_owned()],
+            days: 30,
+        }
+    }
+
+    #[test]
+    fn what_is_made_says_who_it_is_and_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let certs = directory.path().join("certs");
+        assert_eq!(init(&args(&certs)).unwrap(), Exit::Done);
+        let read = |name: &str| Certificate::read_file(&certs.join(name)).unwrap().remove(0);
+        let orchestrator = read("orchestrator.pem");
+        assert_eq!(
+            orchestrator.uris,
+            ["spiffe://drover/orchestrator/orchestrator"]
+        );
+        assert_eq!(
+            orchestrator.names,
+            [
+                "localhost",
+                "127.0.0.1",
+                "::1",
+                "orchestrator",
+                "drover.example.com"
+            ]
+        );
+        assert_eq!(
+            read("platform-cloud.pem").uris,
+            ["spiffe://drover/platform/platform-cloud"]
+        );
+        assert_eq!(read("admin.pem").uris, ["spiffe://drover/admin/admin"]);
+        assert_eq!(read("vera.pem").uris, ["spiffe://drover/viewer/vera"]);
+        assert!(read("ca.pem").is_authority && !orchestrator.is_authority);
+        for entry in fs::read_dir(&certs).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|ending| ending == "key") {
+                let mode = fs::metadata(&path).unwrap().permissions().mode();
+                assert_eq!(mode & 0o777, KEY_MODE, "{}", path.display());
+            }
+        }
+
+        // Nothing is made anew but what is missing, and by the same authority.
+        let before = fs::read(certs.join("orchestrator.pem")).unwrap();
+        fs::remove_file(certs.join("admin.pem")).unwrap();
+        let failure = init(&args(&certs)).unwrap_err();
+        assert!(failure.message.contains("admin.key is there"), "{failure}");
+        fs::remove_file(certs.join("admin.key")).unwrap();
+        init(&args(&certs)).unwrap();
+        assert_eq!(fs::read(certs.join("orchestrator.pem")).unwrap(), before);
+        assert_eq!(read("admin.pem").issuer, orchestrator.issuer);
+        assert_eq!(show(&[certs]).unwrap(), Exit::Done);
+    }
+
+    #[test]
+    fn who_is_no_user_is_wrong_usage() {
+        let directory = tempfile::tempdir().unwrap();
+        for user in [
+            "vera",
+            "root/vera",
+            "viewer/",
+            "viewer/../x",
+            "viewer/a b",
+            "viewer/admin",
+        ] {
+            let wrong = CertsInitArgs {
+                users: vec![user.to_owned()],
+                ..args(directory.path())
+            };
+            assert_eq!(init(&wrong).unwrap_err().exit, Exit::Usage, "{user}");
+        }
+    }
+}

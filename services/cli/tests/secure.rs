@@ -1,0 +1,144 @@
+//! The command line against an orchestrator with mutual TLS, with the certificates that it makes itself.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests fail when they cannot go on"
+)]
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use drover_orchestrator::{Orchestrator, Settings};
+use drover_server::{ServerSettings, Shutdown, settings::TlsSettings};
+
+/// Runs `drover` in a directory with a configuration of its own.
+async fn drover(directory: &Path, arguments: &[&str]) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_drover"));
+    for name in [
+        "SERVER",
+        "CA",
+        "CERT",
+        "KEY",
+        "SERVER_NAME",
+        "TOKEN",
+        "TOKEN_FILE",
+    ] {
+        command.env_remove(format!("DROVER_{name}"));
+    }
+    command
+        .args(arguments)
+        .current_dir(directory)
+        .env("XDG_CONFIG_HOME", directory.join("config"));
+    // Not on a thread that serves.
+    let output: Output = tokio::task::spawn_blocking(move || command.output())
+        .await
+        .unwrap()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (
+        output.status.code().unwrap(),
+        String::from_utf8(text).unwrap(),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path();
+    let (code, text) = drover(here, &["certs", "init", "--user", "viewer/vera"]).await;
+    assert_eq!(code, 0, "{text}");
+    let orchestrator = Orchestrator::open(&Settings {
+        data_dir: here.join("data"),
+        ..Settings::default()
+    })
+    .await
+    .unwrap();
+    let file = |name: &str| Some(here.join("certs").join(name));
+    let settings = ServerSettings {
+        tls: TlsSettings {
+            cert: file("orchestrator.pem"),
+            key: file("orchestrator.key"),
+            client_ca: file("ca.pem"),
+        },
+        ..ServerSettings::default()
+    };
+    let listener = drover_server::listen(&settings).await.unwrap();
+    let running =
+        drover_server::spawn(orchestrator.service(), listener, &settings, Shutdown::new()).unwrap();
+    let url = format!("https://{}", running.address());
+    let ca = "certs/ca.pem";
+
+    let health = drover(here, &["health", &url, "--ca", ca]).await;
+    assert_eq!(health, (0, "serving\n".to_owned()));
+    let (code, text) = drover(here, &["get", "clusters", "--server", &url]).await;
+    assert_eq!(code, 5, "{text}");
+    assert!(
+        text.contains("not trusted here") || text.contains("the system has none"),
+        "{text}"
+    );
+    let (code, text) = drover(here, &["get", "clusters", "--server", &url, "--ca", ca]).await;
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("a client certificate"), "{text}");
+
+    // A context keeps the files, wherever the command is run.
+    let set = [
+        "context",
+        "set",
+        "secure",
+        &url,
+        "--ca",
+        ca,
+        "--cert",
+        "certs/admin.pem",
+        "--key",
+        "certs/admin.key",
+    ];
+    assert_eq!(drover(here, &set).await.0, 0);
+    std::fs::create_dir(here.join("below")).unwrap();
+    let below = Command::new(env!("CARGO_BIN_EXE_drover"))
+        .args(["get", "clusters"])
+        .current_dir(here.join("below"))
+        .env("XDG_CONFIG_HOME", here.join("config"))
+        .env_remove("DROVER_SERVER")
+        .status();
+    assert!(below.unwrap().success());
+    let vera = ["--cert", "certs/vera.pem", "--key", "certs/vera.key"];
+    assert_eq!(
+        drover(here, &[&["get", "clusters"], &vera[..]].concat())
+            .await
+            .0,
+        0
+    );
+    let (code, text) = drover(here, &[&["pause", "orders"], &vera[..]].concat()).await;
+    assert_eq!(code, 1, "{text}");
+    assert!(
+        text.contains("spiffe://drover/viewer/vera has viewer"),
+        "{text}"
+    );
+    let (code, text) = drover(here, &["pause", "orders"]).await;
+    assert_eq!(code, 3, "{text}");
+
+    // What cannot be meant is said before anything is sent.
+    let (code, text) = drover(here, &["get", "clusters", "--cert", "certs/vera.pem"]).await;
+    assert_eq!(code, 64, "{text}");
+    let plain = [
+        "get",
+        "clusters",
+        "--server",
+        "http://127.0.0.1:1",
+        "--ca",
+        ca,
+    ];
+    let (code, text) = drover(here, &plain).await;
+    assert!(
+        code == 1 && text.contains("certificates are for https"),
+        "{text}"
+    );
+    let missing = ["get", "clusters", "--ca", "certs/missing.pem"];
+    let (code, text) = drover(here, &missing).await;
+    assert!(code == 1 && text.contains("missing.pem"), "{text}");
+    running.shutdown().await;
+    orchestrator.shutdown().await;
+}

@@ -1,0 +1,115 @@
+//! A token that says who calls.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use drover_core::{Error, Reason, Result};
+use http::HeaderValue;
+use tokio::sync::Mutex;
+
+/// Longest token: those of the headers of one request have to fit into what servers take.
+const MAX_BYTES: u64 = 8 * 1024;
+/// How often a file is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Where the token of every call comes from. It is shown nowhere.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Bearer {
+    /// This one.
+    Token(String),
+    /// A file that holds nothing else; read again when it changes.
+    File(PathBuf),
+}
+
+impl fmt::Debug for Bearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Token(_) => f.write_str("Token(..)"),
+            Self::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+/// The header of a bearer, as it is now.
+#[derive(Clone, Debug)]
+pub(crate) struct Header {
+    bearer: Bearer,
+    read: Arc<Mutex<Option<Read>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Read {
+    value: HeaderValue,
+    modified: Option<SystemTime>,
+    looked: tokio::time::Instant,
+}
+
+impl Header {
+    pub(crate) fn new(bearer: Bearer) -> Self {
+        Self {
+            bearer,
+            read: Arc::default(),
+        }
+    }
+
+    /// `Bearer …`, marked as secret. Errors: the file cannot be read, or holds no token; nothing was sent then.
+    pub(crate) async fn value(&self) -> Result<HeaderValue> {
+        let path = match &self.bearer {
+            Bearer::Token(token) => return header(token),
+            Bearer::File(path) => path,
+        };
+        let mut read = self.read.lock().await;
+        if let Some(read) = &*read
+            && read.looked.elapsed() < LOOK_INTERVAL
+        {
+            return Ok(read.value.clone());
+        }
+        let wrong = |why: String| {
+            Error::new(
+                Reason::Unauthenticated,
+                format!("token file {}: {why}", path.display()),
+            )
+        };
+        let found = tokio::fs::metadata(path)
+            .await
+            .map_err(|e| wrong(e.to_string()))?;
+        let modified = found.modified().ok();
+        if let Some(read) = &mut *read
+            && modified.is_some()
+            && read.modified == modified
+        {
+            read.looked = tokio::time::Instant::now();
+            return Ok(read.value.clone());
+        }
+        if found.len() > MAX_BYTES {
+            return Err(wrong(format!(
+                "has {} bytes, which no token has",
+                found.len()
+            )));
+        }
+        let text = tokio::fs::read_to_string(path)
+            .await
+            .map_err(|e| wrong(e.to_string()))?;
+        let value = header(text.trim()).map_err(|e| wrong(e.message().to_owned()))?;
+        *read = Some(Read {
+            value: value.clone(),
+            modified,
+            looked: tokio::time::Instant::now(),
+        });
+        Ok(value)
+    }
+}
+
+fn header(token: &str) -> Result<HeaderValue> {
+    let wrong = || Error::new(Reason::Unauthenticated, "holds no token");
+    if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(wrong());
+    }
+    let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| wrong())?;
+    value.set_sensitive(true);
+    Ok(value)
+}

@@ -1,0 +1,320 @@
+//! Making a connection: TCP, TLS where it is asked for, and words for what goes wrong in between.
+
+use std::{
+    fmt,
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use drover_tls::{Client, client::Ready, explain};
+use http::Uri;
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tower::Service;
+
+/// First byte of a TLS alert.
+const ALERT: u8 = 0x15;
+/// First byte of an answer of HTTP/1. As the length of a frame of HTTP/2 it would be larger than any server sends.
+const HTTP1: u8 = b'H';
+
+/// Makes connections of one target.
+#[derive(Clone, Debug)]
+pub(crate) struct Dial {
+    trouble: Trouble,
+    tcp: HttpConnector,
+    tls: Option<Secure>,
+    timeout: Duration,
+}
+
+#[derive(Clone, Debug)]
+struct Secure {
+    client: Arc<Client>,
+    /// Name that the certificate must have.
+    name: String,
+}
+
+/// What the last connection ended with. The connection belongs to a task of its own, which keeps the reason to itself: a
+/// call learns only that it was closed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trouble(Arc<Mutex<Option<String>>>);
+
+impl Trouble {
+    pub(crate) fn get(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+
+    fn set(&self, why: Option<String>) {
+        *self.0.lock() = why;
+    }
+}
+
+/// Why there is no connection, for people.
+#[derive(Debug)]
+pub(crate) struct DialError(String);
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DialError {}
+
+impl Dial {
+    pub(crate) fn new(timeout: Duration, tls: Option<(Client, String)>) -> Self {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(timeout));
+        let tls = tls.map(|(client, name)| Secure {
+            client: Arc::new(client),
+            name,
+        });
+        Self {
+            trouble: Trouble::default(),
+            tcp,
+            tls,
+            timeout,
+        }
+    }
+
+    pub(crate) fn trouble(&self) -> Trouble {
+        self.trouble.clone()
+    }
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Service<Uri> for Dial {
+    type Response = TokioIo<Line>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.tcp.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let tcp = self.tcp.call(uri);
+        let (tls, timeout) = (self.tls.clone(), self.timeout);
+        let trouble = self.trouble.clone();
+        // What was wrong before may be put right.
+        trouble.set(None);
+        Box::pin(async move {
+            let stream = tcp.await?.into_inner();
+            let mut line = match tls {
+                None => Line::plain(stream),
+                Some(secure) => match tokio::time::timeout(timeout, secure.handshake(stream)).await
+                {
+                    Ok(line) => line?,
+                    Err(_) => {
+                        let why = format!("the TLS handshake took longer than {timeout:?}");
+                        return Err(DialError(why).into());
+                    }
+                },
+            };
+            line.trouble = trouble;
+            Ok(TokioIo::new(line))
+        })
+    }
+}
+
+impl Secure {
+    async fn handshake(self, stream: TcpStream) -> Result<Line, BoxError> {
+        let client = self.client.clone();
+        // Small files, but files.
+        let ready = tokio::task::spawn_blocking(move || client.config()).await??;
+        let name = drover_tls::client::server_name(&self.name)?;
+        let connector = TlsConnector::from(ready.config.clone());
+        match connector.connect(name, stream).await {
+            Ok(stream) => Ok(Line::secure(stream, self.name, ready)),
+            Err(error) => Err(DialError(match explain::find(&error) {
+                Some(error) => explain::to_client(error, &self.name, ready.own.as_ref()),
+                None if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    "the server closed the connection during the TLS handshake: does it speak TLS there?"
+                        .to_owned()
+                }
+                None => format!("the connection broke during the TLS handshake: {error}"),
+            })
+            .into()),
+        }
+    }
+}
+
+/// A connection that says in words what the other side has against it.
+pub(crate) struct Line {
+    stream: Stream,
+    /// Nothing was read yet.
+    fresh: bool,
+    trouble: Trouble,
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Secure {
+        stream: Box<TlsStream<TcpStream>>,
+        name: String,
+        ready: Arc<Ready>,
+    },
+}
+
+impl Line {
+    fn plain(stream: TcpStream) -> Self {
+        Self {
+            stream: Stream::Plain(stream),
+            fresh: true,
+            trouble: Trouble::default(),
+        }
+    }
+
+    fn secure(stream: TlsStream<TcpStream>, name: String, ready: Arc<Ready>) -> Self {
+        let stream = Stream::Secure {
+            stream: Box::new(stream),
+            name,
+            ready,
+        };
+        Self {
+            stream,
+            fresh: true,
+            trouble: Trouble::default(),
+        }
+    }
+
+    /// A server judges the certificate of a client after the client believes that all is well.
+    fn told(&self, error: io::Error) -> io::Error {
+        let Stream::Secure { name, ready, .. } = &self.stream else {
+            return error;
+        };
+        match explain::find(&error) {
+            Some(found) => {
+                let why = explain::to_client(found, name, ready.own.as_ref());
+                self.trouble.set(Some(why.clone()));
+                io::Error::new(error.kind(), DialError(why))
+            }
+            None => error,
+        }
+    }
+
+    /// A server that refuses a certificate closes the connection; what it says before that may still be unread when
+    /// writing fails.
+    fn told_in_writing(&mut self, cx: &mut Context<'_>, error: io::Error) -> io::Error {
+        if let Stream::Secure { stream, .. } = &mut self.stream
+            && self.fresh
+        {
+            let mut byte = [0];
+            let read = Pin::new(stream.as_mut()).poll_read(cx, &mut ReadBuf::new(&mut byte));
+            if let Poll::Ready(Err(why)) = read {
+                return self.told(why);
+            }
+        }
+        self.told(error)
+    }
+
+    /// What the first byte of a server says that speaks something else.
+    fn judge(&self, first: u8) -> Option<io::Error> {
+        let plain = matches!(self.stream, Stream::Plain(_));
+        let why = match first {
+            ALERT if plain => "the server speaks TLS there: https:// instead of http://",
+            HTTP1 if plain => {
+                "the server does not speak HTTP/2 there; if it speaks TLS: https:// instead of http://"
+            }
+            HTTP1 => "the server does not speak HTTP/2 there",
+            _ => return None,
+        };
+        self.trouble.set(Some(why.to_owned()));
+        Some(io::Error::new(
+            io::ErrorKind::InvalidData,
+            DialError(why.to_owned()),
+        ))
+    }
+}
+
+impl AsyncRead for Line {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_read(cx, buf),
+        };
+        match read {
+            Poll::Ready(Ok(())) => {
+                if self.fresh
+                    && let Some(first) = buf.filled().get(before)
+                {
+                    self.fresh = false;
+                    if let Some(error) = self.judge(*first) {
+                        return Poll::Ready(Err(error));
+                    }
+                    self.trouble.set(None);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(self.told(error))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncWrite for Line {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_write(cx, buf),
+        };
+        written.map_err(|error| self.told_in_writing(cx, error))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_flush(cx),
+        };
+        flushed.map_err(|error| self.told_in_writing(cx, error))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_shutdown(cx),
+        };
+        shut.map_err(|error| self.told(error))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Secure { stream, .. } => {
+                Pin::new(stream.as_mut()).poll_write_vectored(cx, bufs)
+            }
+        };
+        written.map_err(|error| self.told_in_writing(cx, error))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Secure { stream, .. } => stream.is_write_vectored(),
+        }
+    }
+}

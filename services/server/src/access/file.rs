@@ -1,0 +1,229 @@
+//! An access file that changes, and streams that were opened under its rules.
+
+use std::{
+    fmt,
+    future::Future,
+    path::PathBuf,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use drover_core::Error;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use super::{
+    AccessError, Caller, Grant, Identity,
+    oidc::Oidc,
+    policy::{Policy, read_text},
+};
+
+/// How often the access file is looked at. A change counts when two looks in a row find the same.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// An access file, as it is now.
+#[derive(Debug)]
+pub(crate) struct AccessFile {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    policy: Arc<Policy>,
+    /// Cancelled when another policy takes its place.
+    replaced: CancellationToken,
+    loaded: String,
+    pending: Option<Result<String, AccessError>>,
+    refused: Option<Result<String, AccessError>>,
+}
+
+impl AccessFile {
+    pub(crate) fn load(path: PathBuf) -> Result<Self, AccessError> {
+        let text = read_text(&path)?;
+        let policy = Policy::read(&path, &text, None)?;
+        let state = Mutex::new(State {
+            policy: Arc::new(policy),
+            replaced: CancellationToken::new(),
+            loaded: text,
+            pending: None,
+            refused: None,
+        });
+        Ok(Self { path, state })
+    }
+
+    /// The rules, and what is cancelled when others take their place.
+    pub(super) fn current(&self) -> (Arc<Policy>, CancellationToken) {
+        let state = self.state.lock();
+        (state.policy.clone(), state.replaced.clone())
+    }
+
+    /// Looks at the file once. Answers whether other rules hold now, or once for each content why those in it do not.
+    fn look(&self) -> Result<bool, AccessError> {
+        let found = read_text(&self.path);
+        let mut state = self.state.lock();
+        if found.as_ref().is_ok_and(|text| *text == state.loaded) {
+            state.pending = None;
+            state.refused = None;
+            return Ok(false);
+        }
+        if state.refused.as_ref() == Some(&found) {
+            return Ok(false);
+        }
+        if state.pending.as_ref() != Some(&found) {
+            state.pending = Some(found);
+            return Ok(false);
+        }
+        state.pending = None;
+        let read = found
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|text| Policy::read(&self.path, text, Some(&state.policy)));
+        match read {
+            Ok(policy) => {
+                state.policy = Arc::new(policy);
+                std::mem::take(&mut state.replaced).cancel();
+                state.loaded = found.unwrap_or_default();
+                state.refused = None;
+                Ok(true)
+            }
+            Err(error) => {
+                state.refused = Some(found);
+                Err(error)
+            }
+        }
+    }
+
+    /// Looks at the file again and again, and at the keys of the OIDC provider. Never ends.
+    pub(crate) async fn follow(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let this = self.clone();
+            match tokio::task::spawn_blocking(move || this.look()).await {
+                Ok(Ok(true)) => {
+                    tracing::info!(path = %self.path.display(), "new access rules in use");
+                }
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => {
+                    tracing::error!(%error, "the changed access rules cannot be used; the last good ones stay");
+                }
+                // The runtime ends.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// What an identity was believed for.
+#[derive(Clone)]
+pub(super) enum Proof {
+    /// TLS has verified it, or there is none.
+    Connection,
+    /// The digest of a static token.
+    Token([u8; 32]),
+    /// A token of a provider, until it expires.
+    Provider(Arc<Oidc>, Instant),
+}
+
+/// The right of a stream to go on. It ends when other rules hold for who opened it, or when its token expires.
+pub(crate) struct Lease {
+    file: Arc<AccessFile>,
+    who: Identity,
+    proof: Proof,
+    grants: Arc<[Grant]>,
+    replaced: Pin<Box<WaitForCancellationFutureOwned>>,
+    expiry: Option<Pin<Box<Sleep>>>,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("who", &self.who)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    pub(super) fn new(
+        file: Arc<AccessFile>,
+        who: &Identity,
+        proof: Proof,
+        caller: &Caller,
+        replaced: CancellationToken,
+    ) -> Self {
+        let expiry = match &proof {
+            Proof::Provider(_, until) => Some(Box::pin(tokio::time::sleep_until(*until))),
+            Proof::Connection | Proof::Token(_) => None,
+        };
+        Self {
+            file,
+            who: who.clone(),
+            proof,
+            grants: caller.grants.clone().unwrap_or_default(),
+            replaced: Box::pin(replaced.cancelled_owned()),
+            expiry,
+        }
+    }
+
+    /// Ready when it is over, with why. Who calls again is judged anew.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        if let Some(expiry) = &mut self.expiry
+            && expiry.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Error::unavailable(
+                "the token has expired; call again with a new one",
+            ));
+        }
+        while self.replaced.as_mut().poll(cx).is_ready() {
+            let (policy, replaced) = self.file.current();
+            let known = match &self.proof {
+                Proof::Connection => true,
+                Proof::Token(digest) => policy
+                    .token(digest)
+                    .is_some_and(|name| Identity::token(name) == self.who),
+                Proof::Provider(oidc, _) => policy
+                    .oidc
+                    .as_ref()
+                    .is_some_and(|now| Arc::ptr_eq(now, oidc)),
+            };
+            if !known || policy.grants(&self.who) != *self.grants {
+                return Poll::Ready(Error::unavailable(
+                    "the access rules have changed; call again",
+                ));
+            }
+            self.replaced = Box::pin(replaced.cancelled_owned());
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_rules_are_said_once_and_the_last_good_ones_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("access.yaml");
+        let good = "bindings: [{role: viewer, subjects: ['*']}]";
+        std::fs::write(&path, good).unwrap();
+        let file = AccessFile::load(path.clone()).unwrap();
+        let before = file.current().0;
+        assert_eq!(file.look(), Ok(false));
+        std::fs::write(&path, "bindings: 7").unwrap();
+        // Somebody may still be writing.
+        assert_eq!(file.look(), Ok(false));
+        assert!(file.look().is_err());
+        for _ in 0..10 {
+            assert_eq!(file.look(), Ok(false));
+        }
+        assert!(Arc::ptr_eq(&before, &file.current().0));
+        std::fs::write(&path, "bindings: []").unwrap();
+        assert_eq!(file.look(), Ok(false));
+        assert_eq!(file.look(), Ok(true));
+        assert!(file.current().0.grants(&Identity::token("a")).is_empty());
+    }
+}

@@ -1,0 +1,422 @@
+//! Who calls, and what they may do.
+//!
+//! ```text
+//! certificate (verified by TLS) ─┐
+//! bearer token (static, OIDC) ───┼─> Identity ─ bindings of the access file ─> grants ─> Caller
+//! nothing ───────────────────────┘                                               │
+//!                          permission of the call (one table) ─ here ─────────────┤
+//!                          scope by cluster ─ in the handlers, by asking Caller ──┘
+//! ```
+//!
+//! Without an access file and without `tls.client_ca` everybody who can connect may do everything. With `tls.client_ca`
+//! alone the roles are those that the certificates of `drover certs` claim (`spiffe://drover/ROLE/NAME`).
+
+mod file;
+mod oidc;
+mod permissions;
+mod policy;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use drover_core::{Error, Reason};
+use drover_tls::Peer;
+use http::{HeaderMap, header};
+
+pub(crate) use self::{file::Lease, permissions::http_permission};
+use self::{
+    file::{AccessFile, Proof},
+    policy::Policy,
+};
+pub use self::{
+    permissions::{Permission, Role, permission},
+    policy::{AccessError, Grant},
+};
+use crate::ServerSettings;
+
+/// Somebody, and how it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// `spiffe://…`, `cn:…`, `token:…`, `oidc:…` or `anonymous`.
+    name: String,
+    /// Groups, as an OIDC provider says.
+    groups: Vec<String>,
+    /// The role that a certificate of ours claims.
+    claimed: Option<String>,
+}
+
+impl Identity {
+    /// Nobody in particular.
+    #[must_use]
+    pub fn anonymous() -> Self {
+        Self {
+            name: "anonymous".to_owned(),
+            groups: Vec::new(),
+            claimed: None,
+        }
+    }
+
+    pub(crate) fn token(name: &str) -> Self {
+        Self {
+            name: format!("token:{name}"),
+            ..Self::anonymous()
+        }
+    }
+
+    pub(crate) fn peer(peer: &Peer) -> Self {
+        let name = peer.name();
+        Self {
+            // A common name must not pass for anything else.
+            name: if name.starts_with("spiffe://") {
+                name.to_owned()
+            } else {
+                format!("cn:{name}")
+            },
+            groups: Vec::new(),
+            claimed: peer.role().map(ToOwned::to_owned),
+        }
+    }
+
+    fn is_anonymous(&self) -> bool {
+        self.name == "anonymous"
+    }
+
+    /// Whether a subject of a binding means it.
+    fn is(&self, subject: &str) -> bool {
+        if self.is_anonymous() {
+            return subject == "anonymous";
+        }
+        if let Some(group) = subject.strip_prefix("group:") {
+            return self.groups.iter().any(|one| policy::matches(group, one));
+        }
+        subject != "anonymous" && policy::matches(subject, &self.name)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// Who calls, for handlers: what of the clusters it may see and change.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// None: everything is allowed.
+    grants: Option<Arc<[Grant]>>,
+    object: Arc<OnceLock<String>>,
+}
+
+impl Caller {
+    /// Who sent a request. One that came through no server of this crate may do everything.
+    #[must_use]
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        request
+            .extensions()
+            .get::<Self>()
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    fn new(grants: Vec<Grant>) -> Self {
+        Self {
+            grants: Some(grants.into()),
+            object: Arc::default(),
+        }
+    }
+
+    fn may(
+        &self,
+        permission: Permission,
+        cluster: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            grants
+                .iter()
+                .any(|grant| grant.role.has(permission) && grant.covers(cluster, labels))
+        })
+    }
+
+    /// Whether it may see a cluster. Labels: none if nobody knows them.
+    #[must_use]
+    pub fn sees(&self, cluster: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        self.may(Permission::Read, cluster, labels)
+    }
+
+    /// Whether it may change a cluster.
+    #[must_use]
+    pub fn changes(&self, cluster: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        self.may(Permission::Change, cluster, labels)
+    }
+
+    /// Whether it sees every cluster.
+    #[must_use]
+    pub fn sees_all(&self) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            grants
+                .iter()
+                .any(|grant| grant.role.has(Permission::Read) && grant.is_whole())
+        })
+    }
+
+    /// Says what the call is about, for the audit log (`cluster/orders`). The first one counts.
+    pub fn about(&self, kind: &str, name: &str) {
+        self.object.get_or_init(|| format!("{kind}/{name}"));
+    }
+
+    pub(crate) fn object(&self) -> Option<&str> {
+        self.object.get().map(String::as_str)
+    }
+}
+
+/// Who may come in, and how far.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Access {
+    /// Everybody, everywhere.
+    #[default]
+    Open,
+    /// As certificates claim.
+    Certificates,
+    /// As a file says.
+    File(Arc<AccessFile>),
+}
+
+/// What became of a call at the door.
+#[derive(Debug)]
+pub(crate) struct Judgement {
+    pub(crate) who: Identity,
+    pub(crate) outcome: Result<Caller, Error>,
+    /// How long a stream may go on. None: as long as it likes.
+    pub(crate) lease: Option<Lease>,
+}
+
+/// What is known of whom before the call is read.
+pub(crate) struct Asked<'a> {
+    /// What TLS says of the other end.
+    pub(crate) peer: Option<&'a Result<Peer, String>>,
+    pub(crate) headers: &'a HeaderMap,
+    /// None: it is in no table.
+    pub(crate) permission: Option<Permission>,
+}
+
+impl Access {
+    /// As the settings say. Errors: the access file cannot be used.
+    pub(crate) fn of(settings: &ServerSettings) -> Result<Self, AccessError> {
+        Ok(match (&settings.access, &settings.tls.client_ca) {
+            (Some(path), _) => Self::File(Arc::new(AccessFile::load(path.clone())?)),
+            (None, Some(_)) => Self::Certificates,
+            (None, None) => Self::Open,
+        })
+    }
+
+    /// Who it is and whether the call may go on.
+    pub(crate) async fn judge(&self, asked: Asked<'_>) -> Judgement {
+        let open = asked.permission == Some(Permission::Open);
+        let (policy, replaced) = match self {
+            Self::File(file) => {
+                let (policy, replaced) = file.current();
+                (Some(policy), Some((file.clone(), replaced)))
+            }
+            Self::Open | Self::Certificates => (None, None),
+        };
+        if matches!(self, Self::Open) {
+            let who = match asked.peer {
+                Some(Ok(peer)) => Identity::peer(peer),
+                _ => Identity::anonymous(),
+            };
+            return Judgement {
+                who,
+                outcome: Ok(Caller::default()),
+                lease: None,
+            };
+        }
+        let (who, proof) = match identify(policy.as_deref(), &asked).await {
+            Ok(known) => known,
+            Err(_) if open => (Identity::anonymous(), Proof::Connection),
+            Err(error) => {
+                return Judgement {
+                    who: Identity::anonymous(),
+                    outcome: Err(error),
+                    lease: None,
+                };
+            }
+        };
+        let grants = match &policy {
+            Some(policy) => policy.grants(&who),
+            None => who
+                .claimed
+                .as_deref()
+                .map(Role::of_identity)
+                .unwrap_or_default()
+                .iter()
+                .map(|role| Grant::whole(*role))
+                .collect(),
+        };
+        let allowed = open
+            || asked
+                .permission
+                .is_some_and(|permission| grants.iter().any(|grant| grant.role.has(permission)));
+        if !allowed {
+            let error = denied(&who, &grants, asked.permission);
+            return Judgement {
+                who,
+                outcome: Err(error),
+                lease: None,
+            };
+        }
+        let caller = Caller::new(grants);
+        let lease = replaced
+            .filter(|_| !open)
+            .map(|(file, replaced)| Lease::new(file, &who, proof, &caller, replaced));
+        Judgement {
+            who,
+            outcome: Ok(caller),
+            lease,
+        }
+    }
+}
+
+async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identity, Proof), Error> {
+    let refused = |why: &str| Error::new(Reason::Unauthenticated, why);
+    if let Some(value) = asked.headers.get(header::AUTHORIZATION) {
+        let policy = policy
+            .filter(|policy| policy.knows_tokens())
+            .ok_or_else(|| refused("a token was sent, and this server knows none"))?;
+        let token = value
+            .to_str()
+            .ok()
+            .and_then(|value| value.split_once(' '))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+            .map(|(_, token)| token.trim())
+            .ok_or_else(|| refused("the authorization header is no bearer token"))?;
+        let digest = policy::digest(token);
+        if let Some(name) = policy.token(&digest) {
+            return Ok((Identity::token(name), Proof::Token(digest)));
+        }
+        return match &policy.oidc {
+            Some(oidc) => {
+                let (who, until) = oidc.identify(token).await?;
+                Ok((who, Proof::Provider(oidc.clone(), until)))
+            }
+            None => Err(refused("the token is not known here")),
+        };
+    }
+    let who = match asked.peer {
+        Some(Ok(peer)) => Identity::peer(peer),
+        Some(Err(why)) => return Err(refused(why)),
+        None => Identity::anonymous(),
+    };
+    Ok((who, Proof::Connection))
+}
+
+fn denied(who: &Identity, grants: &[Grant], permission: Option<Permission>) -> Error {
+    if who.is_anonymous() {
+        return Error::new(
+            Reason::Unauthenticated,
+            "this server wants to know who calls: a client certificate (--cert and --key) or a token \
+             (--token-file), and neither was shown",
+        );
+    }
+    let needed: Vec<String> = permission
+        .map(|permission| {
+            Role::ALL
+                .into_iter()
+                .filter(|role| role.has(permission))
+                .map(|role| role.to_string())
+                .collect()
+        })
+        .unwrap_or_default();
+    let mut has: Vec<String> = grants.iter().map(|grant| grant.role.to_string()).collect();
+    has.sort();
+    has.dedup();
+    let has = if has.is_empty() {
+        "no role".to_owned()
+    } else {
+        has.join(", ")
+    };
+    let message = if needed.is_empty() {
+        format!("nobody may call this: it has no permission; {who} has {has}")
+    } else {
+        format!("{who} has {has}; this needs {}", needed.join(" or "))
+    };
+    Error::new(Reason::PermissionDenied, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::DESCRIPTORS;
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn every_call_has_a_permission() {
+        let set = prost_types::FileDescriptorSet::decode(DESCRIPTORS).unwrap();
+        let mut calls = 0;
+        for file in &set.file {
+            for service in &file.service {
+                let full = format!("{}.{}", file.package(), service.name());
+                for method in &service.method {
+                    let found = permission(&full, method.name());
+                    assert!(found.is_some(), "{full}/{} is in no table", method.name());
+                    // Reading must not need what changing needs, nor the other way round.
+                    let reads = method
+                        .options
+                        .as_ref()
+                        .is_some_and(|options| options.idempotency_level() as i32 == 1);
+                    if reads && found != Some(Permission::Administer) {
+                        assert!(
+                            found.unwrap().is_read(),
+                            "{full}/{} changes nothing",
+                            method.name()
+                        );
+                    }
+                    calls += 1;
+                }
+            }
+        }
+        assert!(calls > 40, "{calls}");
+    }
+
+    #[test]
+    fn roles_have_what_they_need_and_no_more() {
+        use Permission as P;
+        let all = [
+            P::Open,
+            P::Known,
+            P::Read,
+            P::Change,
+            P::Administer,
+            P::PlatformRead,
+            P::PlatformChange,
+            P::Agent,
+        ];
+        let has = |role: Role| -> Vec<P> { all.into_iter().filter(|p| role.has(*p)).collect() };
+        assert_eq!(has(Role::Viewer), [P::Open, P::Known, P::Read]);
+        assert_eq!(has(Role::Operator), [P::Open, P::Known, P::Read, P::Change]);
+        assert_eq!(has(Role::Admin), all);
+        assert_eq!(
+            has(Role::Platform),
+            [P::Open, P::Known, P::PlatformRead, P::PlatformChange]
+        );
+        assert_eq!(has(Role::Agent), [P::Open, P::Known, P::Agent]);
+    }
+
+    #[test]
+    fn a_name_does_not_pass_for_another_kind() {
+        let token = Identity::token("a");
+        assert!(token.is("token:a") && token.is("token:*") && token.is("*"));
+        assert!(!token.is("cn:a") && !token.is("anonymous") && !token.is("group:a"));
+        let nobody = Identity::anonymous();
+        assert!(nobody.is("anonymous") && !nobody.is("*"));
+        let member = Identity {
+            groups: vec!["sre".to_owned()],
+            ..Identity::token("a")
+        };
+        assert!(member.is("group:sre") && !member.is("group:s"));
+    }
+}

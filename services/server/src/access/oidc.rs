@@ -1,0 +1,473 @@
+//! Tokens of an OpenID Connect provider: JWTs, signed with one of its published keys.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use drover_core::{Error, Reason};
+use drover_tls::{Authorities, Client, ClientSettings};
+use http::{Request, Uri, header, uri::Scheme};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
+};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::{net::TcpStream, time::Instant};
+
+use super::Identity;
+
+/// How old keys may get before they are fetched again.
+const REFRESH: Duration = Duration::from_secs(10 * 60);
+/// Least time between two attempts, so that made-up tokens do not become a flood at the provider.
+const PAUSE: Duration = Duration::from_secs(10);
+/// How long the provider may take.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest list of keys.
+const MAX_KEYS_BYTES: usize = 512 * 1024;
+/// Later than any stream lasts.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// How far clocks may differ.
+const LEEWAY: i64 = 30;
+/// Longest name that is taken from a token, and most groups.
+const MAX_NAME: usize = 256;
+const MAX_GROUPS: usize = 256;
+
+/// Whose tokens are believed.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OidcSettings {
+    /// `iss` that a token must have.
+    issuer: String,
+    /// `aud` that a token must have.
+    audience: String,
+    /// File or URL of the keys (JWKS).
+    jwks: String,
+    /// Authorities of that URL, PEM. Default: those of the system.
+    #[serde(default)]
+    ca: Option<PathBuf>,
+    /// Claim that is the name. Default `sub`.
+    #[serde(default = "subject")]
+    username_claim: String,
+    /// Claim that lists groups. Default `groups`.
+    #[serde(default = "groups")]
+    groups_claim: String,
+}
+
+fn subject() -> String {
+    "sub".to_owned()
+}
+
+fn groups() -> String {
+    "groups".to_owned()
+}
+
+#[derive(Debug)]
+enum Source {
+    File(PathBuf),
+    Url(Uri, Option<Arc<Client>>),
+}
+
+/// A provider, with its keys as they were last seen.
+#[derive(Debug)]
+pub(crate) struct Oidc {
+    settings: OidcSettings,
+    source: Source,
+    keys: Mutex<Keys>,
+    /// Held by whoever fetches.
+    fetching: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Keys {
+    known: Arc<[Key]>,
+    fetched: Option<Instant>,
+    tried: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Key {
+    id: Option<String>,
+    kind: KeyKind,
+}
+
+#[derive(Debug)]
+enum KeyKind {
+    Rsa { n: Vec<u8>, e: Vec<u8> },
+    P256(Vec<u8>),
+}
+
+#[derive(Deserialize)]
+struct Header {
+    alg: String,
+    #[serde(default)]
+    kid: Option<String>,
+    #[serde(default)]
+    crit: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Jwks {
+    keys: Vec<BTreeMap<String, Value>>,
+}
+
+fn refused(why: impl std::fmt::Display) -> Error {
+    Error::new(
+        Reason::Unauthenticated,
+        format!("the token is not accepted: {why}"),
+    )
+}
+
+impl Oidc {
+    pub(crate) fn new(settings: OidcSettings) -> Result<Self, String> {
+        if settings.issuer.is_empty() || settings.audience.is_empty() {
+            return Err("issuer or audience is empty".to_owned());
+        }
+        let source = if settings.jwks.contains("://") {
+            let uri: Uri = settings
+                .jwks
+                .parse()
+                .map_err(|_| "jwks: is no URL".to_owned())?;
+            let host = uri.host().ok_or("jwks: has no host")?;
+            let here = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
+            match uri.scheme_str() {
+                Some("https") => {
+                    let tls = ClientSettings {
+                        authorities: settings
+                            .ca
+                            .clone()
+                            .map_or(Authorities::System, Authorities::File),
+                        ..ClientSettings::default()
+                    };
+                    tls.check().map_err(|e| e.to_string())?;
+                    Source::Url(uri.clone(), Some(Arc::new(Client::new(tls))))
+                }
+                // Who can change the keys on their way can be anybody.
+                Some("http") if here => Source::Url(uri.clone(), None),
+                _ => return Err("jwks: expected a file or https://…".to_owned()),
+            }
+        } else {
+            let path = PathBuf::from(&settings.jwks);
+            let text = std::fs::read(&path).map_err(|e| format!("jwks {}: {e}", path.display()))?;
+            parse(&text).map_err(|e| format!("jwks {}: {e}", path.display()))?;
+            Source::File(path)
+        };
+        Ok(Self {
+            settings,
+            source,
+            keys: Mutex::default(),
+            fetching: tokio::sync::Mutex::default(),
+        })
+    }
+
+    pub(crate) fn settings(&self) -> &OidcSettings {
+        &self.settings
+    }
+
+    /// Whose token it is, and when it expires. Errors: `Unauthenticated`, with what is wrong with it and nothing of what it says;
+    /// `Unavailable` if the keys cannot be had.
+    pub(crate) async fn identify(&self, token: &str) -> Result<(Identity, Instant), Error> {
+        let mut parts = token.split('.');
+        let (Some(header), Some(claims), Some(signature), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(refused("it is neither known here nor a JWT"));
+        };
+        let signed = &token[..header.len() + 1 + claims.len()];
+        let header: Header = json(header).ok_or_else(|| refused("its header cannot be read"))?;
+        if header.crit.is_some() {
+            return Err(refused("its header demands what is not known here"));
+        }
+        let signature = URL_SAFE_NO_PAD
+            .decode(signature)
+            .map_err(|_| refused("its signature cannot be read"))?;
+        self.verify(&header, signed.as_bytes(), &signature).await?;
+        let claims: Value = json(claims).ok_or_else(|| refused("its claims cannot be read"))?;
+        self.accept(&claims, now())
+    }
+
+    async fn verify(&self, header: &Header, signed: &[u8], signature: &[u8]) -> Result<(), Error> {
+        if !matches!(header.alg.as_str(), "RS256" | "ES256") {
+            return Err(refused("it is signed neither with RS256 nor with ES256"));
+        }
+        let stale = {
+            let keys = self.keys.lock();
+            keys.fetched.is_none_or(|at| at.elapsed() > REFRESH)
+        };
+        let mut known = self.keys.lock().known.clone();
+        // A key that is not known may be new.
+        if stale || !known.iter().any(|key| key.fits(header)) {
+            known = self.fetch().await?;
+        }
+        let mut fitting = known.iter().filter(|key| key.fits(header)).peekable();
+        if fitting.peek().is_none() {
+            return Err(refused("its key is none of the provider's"));
+        }
+        if fitting.any(|key| key.verifies(signed, signature)) {
+            Ok(())
+        } else {
+            Err(refused("its signature is wrong"))
+        }
+    }
+
+    /// The keys as they are now, or the last ones that could be had.
+    async fn fetch(&self) -> Result<Arc<[Key]>, Error> {
+        let asked = Instant::now();
+        let _only = self.fetching.lock().await;
+        {
+            let keys = self.keys.lock();
+            // Somebody else just did.
+            let fresh = keys.fetched.is_some_and(|at| at >= asked);
+            if fresh || keys.tried.is_some_and(|at| at.elapsed() < PAUSE) {
+                return usable(&keys);
+            }
+        }
+        let found = match &self.source {
+            Source::File(path) => tokio::fs::read(path).await.map_err(|e| e.to_string()),
+            Source::Url(uri, tls) => {
+                match tokio::time::timeout(FETCH_TIMEOUT, get(uri, tls.as_deref())).await {
+                    Ok(found) => found,
+                    Err(_) => Err(format!("no answer within {FETCH_TIMEOUT:?}")),
+                }
+            }
+        };
+        let found = found.and_then(|bytes| parse(&bytes));
+        let mut keys = self.keys.lock();
+        let now = Instant::now();
+        keys.tried = Some(now);
+        match found {
+            Ok(found) => {
+                keys.known = found.into();
+                keys.fetched = Some(now);
+            }
+            Err(why) => {
+                tracing::warn!(
+                    jwks = self.settings.jwks,
+                    why,
+                    "the keys of the identity provider cannot be had; the last ones stay"
+                );
+            }
+        }
+        usable(&keys)
+    }
+
+    fn accept(&self, claims: &Value, now: i64) -> Result<(Identity, Instant), Error> {
+        let text = |name: &str| claims.get(name).and_then(Value::as_str);
+        let time = |name: &str| claims.get(name).and_then(Value::as_f64);
+        if text("iss") != Some(&self.settings.issuer) {
+            return Err(refused("it is of another issuer"));
+        }
+        let wanted = self.settings.audience.as_str();
+        let meant = match claims.get("aud") {
+            Some(Value::String(one)) => one == wanted,
+            Some(Value::Array(all)) => all.iter().any(|one| one.as_str() == Some(wanted)),
+            _ => false,
+        };
+        if !meant {
+            return Err(refused("it is meant for another audience"));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+        let (early, late) = ((now - LEEWAY) as f64, (now + LEEWAY) as f64);
+        let left = match time("exp") {
+            Some(expires) if expires > early => expires - early,
+            Some(_) => return Err(refused("it has expired")),
+            None => return Err(refused("it never expires")),
+        };
+        // One too far to be represented is never reached.
+        let expires = Duration::try_from_secs_f64(left)
+            .ok()
+            .and_then(|left| Instant::now().checked_add(left))
+            .unwrap_or_else(|| Instant::now() + FOREVER);
+        if time("nbf").is_some_and(|from| from > late) {
+            return Err(refused("it is not valid yet"));
+        }
+        let claim = self.settings.username_claim.as_str();
+        if claim == "email" && claims.get("email_verified") == Some(&Value::Bool(false)) {
+            return Err(refused("its email address is not verified"));
+        }
+        let name = text(claim)
+            .filter(|name| {
+                !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
+            })
+            .ok_or_else(|| refused(format!("it has no usable claim {claim:?}")))?;
+        let groups = match claims.get(&self.settings.groups_claim) {
+            Some(Value::Array(all)) => all
+                .iter()
+                .filter_map(Value::as_str)
+                .take(MAX_GROUPS)
+                .map(ToOwned::to_owned)
+                .collect(),
+            _ => Vec::new(),
+        };
+        let identity = Identity {
+            name: format!("oidc:{name}"),
+            groups,
+            claimed: None,
+        };
+        Ok((identity, expires))
+    }
+}
+
+fn usable(keys: &Keys) -> Result<Arc<[Key]>, Error> {
+    if keys.fetched.is_none() {
+        return Err(
+            Error::unavailable("the keys of the identity provider cannot be had now")
+                .with_retry_after(PAUSE),
+        );
+    }
+    Ok(keys.known.clone())
+}
+
+impl Key {
+    fn read(jwk: &BTreeMap<String, Value>) -> Option<Self> {
+        let text = |name: &str| jwk.get(name).and_then(Value::as_str);
+        let bytes = |name: &str| URL_SAFE_NO_PAD.decode(text(name)?).ok();
+        if text("use").is_some_and(|used| used != "sig") {
+            return None;
+        }
+        let kind = match text("kty")? {
+            "RSA" => {
+                let n = bytes("n")?;
+                let zeros = n.iter().take_while(|byte| **byte == 0).count();
+                KeyKind::Rsa {
+                    n: n.get(zeros..)?.to_vec(),
+                    e: bytes("e")?,
+                }
+            }
+            "EC" if text("crv") == Some("P-256") => {
+                /// Marks a point that is written with both coordinates.
+                const UNCOMPRESSED: u8 = 4;
+                let (x, y) = (bytes("x")?, bytes("y")?);
+                if x.len() != 32 || y.len() != 32 {
+                    return None;
+                }
+                let mut point = vec![UNCOMPRESSED];
+                point.extend(x);
+                point.extend(y);
+                KeyKind::P256(point)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            id: text("kid").map(ToOwned::to_owned),
+            kind,
+        })
+    }
+
+    /// The algorithm is the key's, whatever a token says.
+    fn fits(&self, header: &Header) -> bool {
+        let algorithm = match self.kind {
+            KeyKind::Rsa { .. } => "RS256",
+            KeyKind::P256(_) => "ES256",
+        };
+        header.alg == algorithm && (header.kid.is_none() || header.kid == self.id)
+    }
+
+    fn verifies(&self, signed: &[u8], signature: &[u8]) -> bool {
+        match &self.kind {
+            KeyKind::Rsa { n, e } => RsaPublicKeyComponents { n, e }
+                .verify(&RSA_PKCS1_2048_8192_SHA256, signed, signature)
+                .is_ok(),
+            KeyKind::P256(point) => UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point)
+                .verify(signed, signature)
+                .is_ok(),
+        }
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Vec<Key>, String> {
+    let set: Jwks = serde_json::from_slice(bytes).map_err(|_| "is no list of keys (JWKS)")?;
+    let keys: Vec<Key> = set.keys.iter().filter_map(Key::read).collect();
+    if keys.is_empty() {
+        return Err("holds no key for RS256 or ES256".to_owned());
+    }
+    Ok(keys)
+}
+
+fn json<T: serde::de::DeserializeOwned>(part: &str) -> Option<T> {
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).ok()?).ok()
+}
+
+fn now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        })
+}
+
+/// One GET, over HTTP/1.
+async fn get(uri: &Uri, tls: Option<&Client>) -> Result<Vec<u8>, String> {
+    let host = uri.host().unwrap_or_default();
+    let usual = if uri.scheme() == Some(&Scheme::HTTPS) {
+        443
+    } else {
+        80
+    };
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let stream = TcpStream::connect((bare, uri.port_u16().unwrap_or(usual)))
+        .await
+        .map_err(|e| e.to_string())?;
+    let Some(tls) = tls else {
+        return ask(TokioIo::new(stream), uri).await;
+    };
+    let ready = tls.config().map_err(|e| e.to_string())?;
+    let mut config = (*ready.config).clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let name = drover_tls::client::server_name(host).map_err(|e| e.to_string())?;
+    let stream = tokio_rustls::TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+        .map_err(|e| {
+            drover_tls::explain::find(&e).map_or_else(
+                || e.to_string(),
+                |error| drover_tls::explain::to_client(error, host, None),
+            )
+        })?;
+    ask(TokioIo::new(stream), uri).await
+}
+
+async fn ask(
+    io: impl hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    uri: &Uri,
+) -> Result<Vec<u8>, String> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io)
+        .await
+        .map_err(|e| e.to_string())?;
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let host = uri.authority().map_or("", |authority| authority.as_str());
+    let request = Request::get(path)
+        .header(header::HOST, host)
+        .header(header::ACCEPT, "application/json")
+        .body(Empty::<bytes::Bytes>::new())
+        .map_err(|e| e.to_string())?;
+    let exchange = async {
+        let answer = sender
+            .send_request(request)
+            .await
+            .map_err(|e| e.to_string())?;
+        if !answer.status().is_success() {
+            return Err(format!("status {}", answer.status().as_u16()));
+        }
+        let body = Limited::new(answer.into_body(), MAX_KEYS_BYTES)
+            .collect()
+            .await
+            .map_err(|e| e.to_string())?;
+        Ok(body.to_bytes().to_vec())
+    };
+    // Both in one task: nothing is left over when the time is up.
+    tokio::pin!(exchange);
+    tokio::select! {
+        outcome = &mut exchange => outcome,
+        ended = connection => match ended {
+            Ok(()) => exchange.await,
+            Err(error) => Err(error.to_string()),
+        },
+    }
+}

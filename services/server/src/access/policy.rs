@@ -1,0 +1,422 @@
+//! Who may do what, as a settings file says it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::Deserialize;
+
+use super::{
+    Identity, Role,
+    oidc::{Oidc, OidcSettings},
+};
+use crate::settings::Secret;
+
+/// Largest settings file.
+const MAX_BYTES: u64 = 1024 * 1024;
+/// Shortest token: what is shorter can be guessed.
+const MIN_TOKEN: usize = 16;
+
+/// What is wrong with an access file. Shows no token.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("access file {}: {why}", path.display())]
+pub struct AccessError {
+    path: PathBuf,
+    why: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    bindings: Vec<BindingFile>,
+    #[serde(default)]
+    tokens: Vec<TokenFile>,
+    #[serde(default)]
+    oidc: Option<OidcSettings>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BindingFile {
+    role: Role,
+    subjects: Vec<String>,
+    #[serde(default)]
+    clusters: Vec<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TokenFile {
+    name: String,
+    #[serde(default)]
+    sha256: Option<String>,
+    #[serde(default)]
+    token: Option<Secret>,
+}
+
+/// A role, and for which clusters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// What may be done.
+    pub role: Role,
+    /// Patterns of names; empty: all.
+    clusters: Vec<String>,
+    /// Labels that a cluster must have; empty: any.
+    labels: BTreeMap<String, String>,
+}
+
+impl Grant {
+    /// A role for everything.
+    #[must_use]
+    pub fn whole(role: Role) -> Self {
+        Self {
+            role,
+            clusters: Vec::new(),
+            labels: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it holds for every cluster.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.clusters.is_empty() && self.labels.is_empty()
+    }
+
+    /// Whether it holds for a cluster. Labels that nobody knows are none.
+    #[must_use]
+    pub fn covers(&self, name: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        let named =
+            self.clusters.is_empty() || self.clusters.iter().any(|pattern| matches(pattern, name));
+        let labelled = || {
+            labels.is_some_and(|labels| {
+                self.labels
+                    .iter()
+                    .all(|(key, value)| labels.get(key) == Some(value))
+            })
+        };
+        named && (self.labels.is_empty() || labelled())
+    }
+}
+
+#[derive(Debug)]
+struct Binding {
+    subjects: Vec<String>,
+    grant: Grant,
+}
+
+/// The rules of an access file.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    bindings: Vec<Binding>,
+    /// Names of tokens by their SHA-256.
+    tokens: HashMap<[u8; 32], String>,
+    pub(crate) oidc: Option<Arc<Oidc>>,
+}
+
+impl Policy {
+    /// Reads a file. `before` keeps the keys that were fetched already, if the issuer stays.
+    pub(crate) fn read(
+        path: &Path,
+        text: &str,
+        before: Option<&Policy>,
+    ) -> Result<Self, AccessError> {
+        let wrong = |why: String| AccessError {
+            path: path.to_owned(),
+            why,
+        };
+        let file: File = serde_saphyr::from_str(text).map_err(|e| {
+            let e = e.without_snippet();
+            let at = e
+                .location()
+                .map(|l| format!("line {}, column {}: ", l.line(), l.column()))
+                .unwrap_or_default();
+            wrong(format!("{at}{e}"))
+        })?;
+        let mut tokens = HashMap::new();
+        for (at, token) in file.tokens.into_iter().enumerate() {
+            let (digest, name) = token
+                .read()
+                .map_err(|why| wrong(format!("tokens[{at}]: {why}")))?;
+            if tokens.values().any(|known| *known == name) {
+                return Err(wrong(format!(
+                    "tokens[{at}]: there are two tokens named {name}"
+                )));
+            }
+            if tokens.insert(digest, name).is_some() {
+                return Err(wrong(format!(
+                    "tokens[{at}]: it is the same as another one"
+                )));
+            }
+        }
+        let mut bindings = Vec::new();
+        for (at, binding) in file.bindings.into_iter().enumerate() {
+            bindings.push(
+                binding
+                    .read()
+                    .map_err(|why| wrong(format!("bindings[{at}]: {why}")))?,
+            );
+        }
+        let oidc = match file.oidc {
+            None => None,
+            Some(settings) => {
+                let same = before
+                    .and_then(|before| before.oidc.clone())
+                    .filter(|before| *before.settings() == settings);
+                Some(match same {
+                    Some(same) => same,
+                    None => {
+                        Arc::new(Oidc::new(settings).map_err(|why| wrong(format!("oidc: {why}")))?)
+                    }
+                })
+            }
+        };
+        Ok(Self {
+            bindings,
+            tokens,
+            oidc,
+        })
+    }
+
+    /// What somebody may do.
+    pub(crate) fn grants(&self, identity: &Identity) -> Vec<Grant> {
+        self.bindings
+            .iter()
+            .filter(|binding| binding.subjects.iter().any(|subject| identity.is(subject)))
+            .map(|binding| binding.grant.clone())
+            .collect()
+    }
+
+    /// Whose token it is, by its digest: who searches by that learns nothing of a token from how long it takes.
+    pub(crate) fn token(&self, digest: &[u8; 32]) -> Option<&str> {
+        self.tokens.get(digest).map(String::as_str)
+    }
+
+    /// Whether tokens are of any use here.
+    pub(crate) fn knows_tokens(&self) -> bool {
+        !self.tokens.is_empty() || self.oidc.is_some()
+    }
+}
+
+/// Reads the text of an access file.
+pub(crate) fn read_text(path: &Path) -> Result<String, AccessError> {
+    let wrong = |why: String| AccessError {
+        path: path.to_owned(),
+        why,
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|e| wrong(e.to_string()))?
+        .len();
+    if size > MAX_BYTES {
+        return Err(wrong(format!(
+            "has {size} bytes; expected at most {MAX_BYTES}"
+        )));
+    }
+    std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))
+}
+
+impl TokenFile {
+    fn read(self) -> Result<([u8; 32], String), String> {
+        if self.name.is_empty() || self.name.contains(['*', ' ']) {
+            return Err("name is empty, or has a blank or an asterisk".to_owned());
+        }
+        let digest = match (self.sha256, self.token) {
+            (Some(hex), None) => unhex(&hex).ok_or("sha256: expected 64 hexadecimal digits")?,
+            (None, Some(token)) if token.expose().len() >= MIN_TOKEN => digest(token.expose()),
+            (None, Some(_)) => {
+                return Err(format!("token: expected at least {MIN_TOKEN} characters"));
+            }
+            _ => return Err("expected sha256 or token".to_owned()),
+        };
+        Ok((digest, self.name))
+    }
+}
+
+impl BindingFile {
+    fn read(self) -> Result<Binding, String> {
+        if self.subjects.is_empty() {
+            return Err("subjects is empty".to_owned());
+        }
+        for subject in &self.subjects {
+            check_subject(subject)?;
+        }
+        if self.clusters.iter().any(String::is_empty) {
+            return Err("clusters: a pattern is empty".to_owned());
+        }
+        let grant = Grant {
+            role: self.role,
+            clusters: self.clusters,
+            labels: self.labels,
+        };
+        if !grant.is_whole() && !matches!(grant.role, Role::Viewer | Role::Operator) {
+            // What they do is not done to one cluster.
+            return Err(format!(
+                "clusters and labels are for viewer and operator, not for {}",
+                grant.role
+            ));
+        }
+        Ok(Binding {
+            subjects: self.subjects,
+            grant,
+        })
+    }
+}
+
+fn check_subject(subject: &str) -> Result<(), String> {
+    const KINDS: [&str; 5] = ["spiffe://", "cn:", "token:", "oidc:", "group:"];
+    if matches!(subject, "*" | "anonymous")
+        || KINDS.iter().any(|kind| {
+            subject
+                .strip_prefix(kind)
+                .is_some_and(|rest| !rest.is_empty())
+        })
+    {
+        return Ok(());
+    }
+    Err(format!(
+        "{subject:?} is no subject; expected spiffe://…, cn:NAME, token:NAME, oidc:NAME, group:NAME, * (everybody who \
+         says who it is) or anonymous"
+    ))
+}
+
+fn unhex(hex: &str) -> Option<[u8; 32]> {
+    if hex.len() != 64 || !hex.is_ascii() {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+pub(crate) fn digest(text: &str) -> [u8; 32] {
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    let mut bytes = [0; 32];
+    bytes.copy_from_slice(digest.as_ref());
+    bytes
+}
+
+/// Whether a text is as a pattern says: `*` stands for any number of characters.
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else {
+        return false;
+    };
+    let Some(mut part) = parts.next() else {
+        return rest.is_empty();
+    };
+    for next in parts {
+        // The earliest place leaves the most for what follows.
+        let Some(at) = rest.find(part) else {
+            return false;
+        };
+        rest = &rest[at + part.len()..];
+        part = next;
+    }
+    rest.ends_with(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_asterisk_stands_for_anything() {
+        for (pattern, text) in [
+            ("*", ""),
+            ("*", "a"),
+            ("orders-*", "orders-"),
+            ("orders-*", "orders-eu"),
+            ("*-db", "x-db"),
+            ("a*b*c", "abbc"),
+            ("a*b*c", "axbxc"),
+            ("a", "a"),
+            ("**", "x"),
+        ] {
+            assert!(matches(pattern, text), "{pattern} {text}");
+        }
+        for (pattern, text) in [
+            ("", "a"),
+            ("a", "ab"),
+            ("orders-*", "orders"),
+            ("orders-*", "xorders-eu"),
+            ("a*b*c", "acb"),
+            ("a*a", "a"),
+        ] {
+            assert!(!matches(pattern, text), "{pattern} {text}");
+        }
+    }
+
+    fn read(text: &str) -> Result<Policy, String> {
+        Policy::read(Path::new("x.yaml"), text, None).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_its_place() {
+        for (text, words) in [
+            ("bindings: [{role: root, subjects: [a]}]", "line 1"),
+            ("binding: []", "binding"),
+            (
+                "bindings: [{role: admin, subjects: []}]",
+                "bindings[0]: subjects is empty",
+            ),
+            (
+                "bindings: [{role: admin, subjects: [bob]}]",
+                "\"bob\" is no subject",
+            ),
+            (
+                "bindings: [{role: admin, subjects: ['*'], clusters: [a]}]",
+                "for viewer and operator, not for admin",
+            ),
+            ("tokens: [{name: a, sha256: zz}]", "tokens[0]: sha256"),
+            ("tokens: [{name: a, token: short}]", "at least 16"),
+            ("tokens: [{name: a}]", "expected sha256 or token"),
+            (
+                "tokens: [{name: a, token: 0123456789abcdef}, {name: a, token: 0123456789abcdeg}]",
+                "two tokens named a",
+            ),
+        ] {
+            let why = read(text).unwrap_err();
+            assert!(why.contains(words), "{why}");
+            assert!(!why.contains("0123456789"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_scope_is_names_and_labels() {
+        let policy = read(
+            "bindings: [{role: viewer, subjects: ['token:a'], clusters: ['orders-*'], labels: {team: shop}}]",
+        )
+        .unwrap();
+        let identity = Identity::token("a");
+        let grants = policy.grants(&identity);
+        let labels = BTreeMap::from([("team".to_owned(), "shop".to_owned())]);
+        assert!(grants[0].covers("orders-eu", Some(&labels)));
+        assert!(!grants[0].covers("orders-eu", None));
+        assert!(!grants[0].covers("orders-eu", Some(&BTreeMap::new())));
+        assert!(!grants[0].covers("carts", Some(&labels)));
+        assert!(policy.grants(&Identity::token("b")).is_empty());
+    }
+
+    #[test]
+    fn the_rules_that_are_shipped_as_an_example_can_be_read() {
+        read(include_str!("../../../../deploy/access.yaml")).unwrap();
+    }
+
+    #[test]
+    fn a_token_is_known_by_its_digest() {
+        let hex: String = digest("0123456789abcdef")
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        let policy = read(&format!("tokens: [{{name: a, sha256: \"{hex}\"}}]")).unwrap();
+        assert_eq!(policy.token(&digest("0123456789abcdef")), Some("a"));
+        assert_eq!(policy.token(&digest("0123456789abcdeg")), None);
+    }
+}

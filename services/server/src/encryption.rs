@@ -1,0 +1,227 @@
+//! Connections that begin with a TLS handshake, and those that should.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use drover_tls::{Peer, explain};
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::Instant,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::CancellationToken;
+
+/// How long a handshake may take: several round trips around the world, and no time for who means harm.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a refused client has to read why. Closing at once would reset the connection under its eyes.
+const LINGER: Duration = Duration::from_secs(1);
+/// What is read and thrown away of a refused client meanwhile.
+const LINGER_BYTES: u64 = 64 * 1024;
+/// First byte of every handshake.
+const HANDSHAKE: u8 = 0x16;
+/// What a client without TLS is told, in the oldest words there are: gRPC libraries know them, too.
+const SPEAK_TLS: &[u8] =
+    b"HTTP/1.0 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
+this port speaks TLS: use https://\n";
+/// How long the same trouble with the same client is not said again.
+const SAID_FOR: Duration = Duration::from_secs(60);
+/// Clients with trouble that are remembered.
+const MAX_SAID: usize = 256;
+
+/// Who a client says it is, by its certificate. Errors: the certificate holds, but names nobody.
+pub(crate) type Shown = Result<Peer, String>;
+
+/// The TLS side of a server.
+pub(crate) struct Encryption {
+    tls: Arc<drover_tls::Server>,
+    said: Mutex<HashMap<(IpAddr, &'static str), Instant>>,
+    shaking: Mutex<Shaking>,
+    /// Handshakes at once. The oldest gives way to a new one: honest ones are over in an instant.
+    most: usize,
+}
+
+/// Handshakes under way, the oldest first.
+#[derive(Default)]
+struct Shaking {
+    next: u64,
+    under_way: BTreeMap<u64, CancellationToken>,
+}
+
+/// One handshake under way; it is none any more when this is dropped.
+struct Attempt<'a> {
+    of: &'a Mutex<Shaking>,
+    number: u64,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.of.lock().under_way.remove(&self.number);
+    }
+}
+
+impl Encryption {
+    /// For a server with so many connections at most.
+    pub(crate) fn new(tls: Arc<drover_tls::Server>, connections: usize) -> Self {
+        Self {
+            tls,
+            said: Mutex::default(),
+            shaking: Mutex::default(),
+            // Who only says hello never takes the places of those who work.
+            most: (connections / 2).max(1),
+        }
+    }
+
+    /// Takes a place among the handshakes; the oldest one is told to give way if there are too many.
+    fn attempt(&self) -> (Attempt<'_>, CancellationToken) {
+        let give_way = CancellationToken::new();
+        let mut shaking = self.shaking.lock();
+        let number = shaking.next;
+        shaking.next += 1;
+        shaking.under_way.insert(number, give_way.clone());
+        while shaking.under_way.len() > self.most
+            && let Some((_, oldest)) = shaking.under_way.pop_first()
+        {
+            oldest.cancel();
+        }
+        drop(shaking);
+        let attempt = Attempt {
+            of: &self.shaking,
+            number,
+        };
+        (attempt, give_way)
+    }
+
+    /// The stream after its handshake, and who is there. None: it failed, and the client was told.
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+    ) -> Option<(TlsStream<TcpStream>, Option<Arc<Shown>>)> {
+        let (attempt, give_way) = self.attempt();
+        let handshake = give_way.run_until_cancelled_owned(self.handshake(stream));
+        let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
+        drop(attempt);
+        let shaken = match shaken {
+            Ok(Some(shaken)) => Ok(shaken),
+            Err(late) => Err(late),
+            Ok(None) => {
+                self.say(
+                    peer,
+                    "crowded",
+                    "too many handshakes at once, and it was the oldest",
+                );
+                return None;
+            }
+        };
+        match shaken {
+            Ok(Ok(stream)) => {
+                let certificate = stream
+                    .get_ref()
+                    .1
+                    .peer_certificates()
+                    .and_then(<[_]>::first);
+                let who = certificate.map(|certificate| Arc::new(Peer::of(certificate)));
+                Some((stream, who))
+            }
+            Ok(Err(Failure {
+                reason,
+                why,
+                stream,
+            })) => {
+                self.say(peer, reason, &why);
+                if let Some(stream) = stream {
+                    // Nobody waits for this one.
+                    let _ = tokio::time::timeout(LINGER, linger(stream)).await;
+                }
+                None
+            }
+            Err(_) => {
+                self.say(peer, "timeout", "the handshake took too long");
+                None
+            }
+        }
+    }
+
+    async fn handshake(&self, mut stream: TcpStream) -> Result<TlsStream<TcpStream>, Failure> {
+        let mut first = [0];
+        match stream.peek(&mut first).await {
+            Ok(1) if first[0] == HANDSHAKE => {}
+            Ok(1) => {
+                // It may have gone already.
+                let _ = stream.write_all(SPEAK_TLS).await;
+                return Err(Failure {
+                    reason: "not_tls",
+                    why: "the client does not speak TLS".to_owned(),
+                    stream: Some(stream),
+                });
+            }
+            // Port scanners and load balancers look whether somebody listens.
+            _ => return Err(Failure::gone()),
+        }
+        let acceptor = TlsAcceptor::from(self.tls.config());
+        let accepted = acceptor.accept(stream).into_fallible().await;
+        accepted.map_err(|(error, stream)| match explain::find(&error) {
+            Some(error) => {
+                let (reason, why) = explain::to_server(error);
+                Failure {
+                    reason,
+                    why,
+                    stream: Some(stream),
+                }
+            }
+            None if error.kind() == io::ErrorKind::UnexpectedEof => Failure::gone(),
+            None => Failure {
+                reason: "connection",
+                why: error.to_string(),
+                stream: None,
+            },
+        })
+    }
+
+    /// Says it once a minute for each client and kind of trouble; counts it always.
+    fn say(&self, peer: SocketAddr, reason: &'static str, why: &str) {
+        metrics::counter!("drover_tls_handshakes_failed_total", "reason" => reason).increment(1);
+        if reason == "gone" {
+            return;
+        }
+        let now = Instant::now();
+        let mut said = self.said.lock();
+        said.retain(|_, at| now.duration_since(*at) < SAID_FOR);
+        if said.len() >= MAX_SAID || said.contains_key(&(peer.ip(), reason)) {
+            tracing::debug!(%peer, reason, why, "a TLS handshake failed");
+            return;
+        }
+        said.insert((peer.ip(), reason), now);
+        tracing::warn!(%peer, reason, why, "a TLS handshake failed");
+    }
+}
+
+struct Failure {
+    reason: &'static str,
+    why: String,
+    stream: Option<TcpStream>,
+}
+
+impl Failure {
+    fn gone() -> Self {
+        Self {
+            reason: "gone",
+            why: String::new(),
+            stream: None,
+        }
+    }
+}
+
+async fn linger(mut stream: TcpStream) {
+    if stream.shutdown().await.is_ok() {
+        let mut rest = stream.take(LINGER_BYTES);
+        let _ = tokio::io::copy(&mut rest, &mut tokio::io::sink()).await;
+    }
+}

@@ -1,0 +1,227 @@
+//! The side that calls.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::Mutex;
+use rustls::{
+    ClientConfig, RootCertStore, client::Resumption, pki_types::ServerName, version::TLS13,
+};
+
+use crate::{
+    TlsError,
+    peer::Certificate,
+    pem::{self, Source},
+    provider,
+};
+
+const CA: &str = "authorities (ca)";
+const CERT: &str = "client certificate (cert)";
+const KEY: &str = "key of the client certificate (key)";
+
+/// Whose certificates of servers are believed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Authorities {
+    /// Those of the system.
+    #[default]
+    System,
+    /// Those in a file, PEM.
+    File(PathBuf),
+    /// These, PEM.
+    Pem(String),
+}
+
+/// How a server is called over TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientSettings {
+    /// Whose certificates of servers are believed. Default: those of the system.
+    pub authorities: Authorities,
+    /// Files of the client's own certificate (with what lies between it and its authority) and of its key, PEM. Default:
+    /// none is shown.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Name that the server's certificate must have. Default: the host of the endpoint.
+    pub server_name: Option<String>,
+}
+
+impl ClientSettings {
+    /// Reads everything once. Errors: a file is missing, unreadable or not what it should be.
+    pub fn check(&self) -> Result<(), TlsError> {
+        if let Some(name) = &self.server_name {
+            server_name(name)?;
+        }
+        Client::new(self.clone()).config().map(drop)
+    }
+
+    /// Reads the files that are named, once; not the authorities of the system. Errors: as of [`ClientSettings::check`].
+    pub fn check_files(&self) -> Result<(), TlsError> {
+        let client = Client::new(self.clone());
+        let sources = client.read()?;
+        if let Some(source) = &sources.ca {
+            pem::authorities(CA, source)?;
+        }
+        client
+            .build_with(Arc::new(RootCertStore::empty()), &sources)
+            .map(drop)
+    }
+}
+
+/// A name as TLS takes it: of DNS, or an address.
+pub fn server_name(host: &str) -> Result<ServerName<'static>, TlsError> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    ServerName::try_from(bare.to_owned())
+        .map_err(|_| TlsError::new("server name", None, format!("{host:?} is no host name")))
+}
+
+/// How a server is called over TLS, as the files are now.
+pub struct Client {
+    settings: ClientSettings,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    ready: Option<(Arc<Ready>, Sources)>,
+    /// What was said of changed files that cannot be used; once.
+    said: Option<TlsError>,
+}
+
+/// What a connection is made with.
+#[derive(Debug)]
+pub struct Ready {
+    /// For rustls.
+    pub config: Arc<ClientConfig>,
+    /// The client's own certificate, to say what is wrong with it.
+    pub own: Option<Certificate>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+struct Sources {
+    ca: Option<Source>,
+    own: Option<(Source, Source)>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Nothing is read yet.
+    #[must_use]
+    pub fn new(settings: ClientSettings) -> Self {
+        Self {
+            settings,
+            state: Mutex::default(),
+        }
+    }
+
+    /// For the next connection: reads the files, which may have changed. Files that cannot be used any more are said once,
+    /// and the last good ones stay in use. Errors: there are none yet.
+    pub fn config(&self) -> Result<Arc<Ready>, TlsError> {
+        let found = self.read();
+        let mut state = self.state.lock();
+        if let (Ok(found), Some((ready, loaded))) = (&found, &state.ready)
+            && found == loaded
+        {
+            return Ok(ready.clone());
+        }
+        let built = found.and_then(|found| Ok((Arc::new(self.build(&found)?), found)));
+        match (built, &state.ready) {
+            (Ok((ready, sources)), _) => {
+                state.ready = Some((ready.clone(), sources));
+                state.said = None;
+                Ok(ready)
+            }
+            (Err(error), Some((ready, _))) => {
+                let ready = ready.clone();
+                if state.said.as_ref() != Some(&error) {
+                    tracing::warn!(%error, "changed files of TLS cannot be used; the last good ones stay");
+                    state.said = Some(error);
+                }
+                Ok(ready)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn read(&self) -> Result<Sources, TlsError> {
+        let ca = match &self.settings.authorities {
+            Authorities::System => None,
+            Authorities::File(path) => Some(Source::read(CA, path)?),
+            Authorities::Pem(text) => Some(Source::given(text.as_bytes().to_vec())),
+        };
+        let own = match &self.settings.certificate {
+            None => None,
+            Some((cert, key)) => Some((Source::read(CERT, cert)?, Source::read(KEY, key)?)),
+        };
+        Ok(Sources { ca, own })
+    }
+
+    fn build(&self, sources: &Sources) -> Result<Ready, TlsError> {
+        let roots = match &sources.ca {
+            None => system()?,
+            Some(source) => pem::authorities(CA, source)?,
+        };
+        self.build_with(roots, sources)
+    }
+
+    fn build_with(&self, roots: Arc<RootCertStore>, sources: &Sources) -> Result<Ready, TlsError> {
+        let builder = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|e| TlsError::new(CA, None, e))?
+            .with_root_certificates(roots);
+        let mut own = None;
+        let mut config = match (&sources.own, &self.settings.certificate) {
+            (Some((cert, key)), Some((cert_path, key_path))) => {
+                let chain = pem::chain(CERT, cert)?;
+                let wrong = |what, path: &PathBuf, why: String| {
+                    TlsError::new(what, Some(path.clone()), why)
+                };
+                own =
+                    Some(Certificate::read(&chain[0]).map_err(|why| wrong(CERT, cert_path, why))?);
+                let key = pem::key(KEY, key)?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|e| match e {
+                        rustls::Error::InconsistentKeys(_) => {
+                            let why = format!("is not the key of {}", cert_path.display());
+                            wrong(KEY, key_path, why)
+                        }
+                        e => wrong(CERT, cert_path, e.to_string()),
+                    })?
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        // Every connection shows the certificate of its time.
+        config.resumption = Resumption::disabled();
+        Ok(Ready {
+            config: Arc::new(config),
+            own,
+        })
+    }
+}
+
+/// The authorities of the system, read once a process.
+fn system() -> Result<Arc<RootCertStore>, TlsError> {
+    static SYSTEM: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    let store = SYSTEM.get_or_init(|| {
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        Arc::new(store)
+    });
+    if store.is_empty() {
+        return Err(TlsError::new(
+            CA,
+            None,
+            "the system has none; name a file with those to trust (--ca FILE)",
+        ));
+    }
+    Ok(store.clone())
+}

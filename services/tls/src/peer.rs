@@ -1,0 +1,134 @@
+//! Whom a certificate names.
+
+use rustls::pki_types::CertificateDer;
+use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer};
+
+/// Trust domain of the identities that `drover certs` makes.
+const TRUST_DOMAIN: &str = "spiffe://drover/";
+
+/// What a certificate says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// First valid second, since 1970.
+    pub not_before: i64,
+    /// Last valid second, since 1970.
+    pub not_after: i64,
+    /// Common name of the subject.
+    pub common_name: Option<String>,
+    /// Names and addresses that it is for.
+    pub names: Vec<String>,
+    /// URIs among its alternative names.
+    pub uris: Vec<String>,
+    /// Who made it, as text.
+    pub issuer: String,
+    /// Whether it is an authority.
+    pub is_authority: bool,
+}
+
+impl Certificate {
+    /// Reads a certificate in DER. Errors: it is none, in words.
+    pub fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
+        let (_, parsed) = X509Certificate::from_der(der)
+            .map_err(|_| "holds a certificate that cannot be read".to_owned())?;
+        let common_name = parsed
+            .subject()
+            .iter_common_name()
+            .next()
+            .and_then(|name| name.as_str().ok())
+            .map(ToOwned::to_owned);
+        let (mut names, mut uris) = (Vec::new(), Vec::new());
+        if let Ok(Some(alternative)) = parsed.subject_alternative_name() {
+            for name in &alternative.value.general_names {
+                match name {
+                    GeneralName::DNSName(name) => names.push((*name).to_owned()),
+                    GeneralName::URI(uri) => uris.push((*uri).to_owned()),
+                    GeneralName::IPAddress(bytes) => names.extend(address(bytes)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(Self {
+            not_before: parsed.validity().not_before.timestamp(),
+            not_after: parsed.validity().not_after.timestamp(),
+            common_name,
+            names,
+            uris,
+            issuer: parsed.issuer().to_string(),
+            is_authority: parsed.is_ca(),
+        })
+    }
+
+    /// Reads all certificates of a file. Errors: it cannot be read, or holds none.
+    pub fn read_file(path: &std::path::Path) -> Result<Vec<Self>, crate::TlsError> {
+        const WHAT: &str = "certificate";
+        let source = crate::pem::Source::read(WHAT, path)?;
+        crate::pem::chain(WHAT, &source)?
+            .iter()
+            .map(|der| {
+                Self::read(der).map_err(|why| crate::TlsError::new(WHAT, Some(path.into()), why))
+            })
+            .collect()
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<String> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Some(std::net::Ipv4Addr::from(v4).to_string());
+    }
+    let v6 = <[u8; 16]>::try_from(bytes).ok()?;
+    Some(std::net::Ipv6Addr::from(v6).to_string())
+}
+
+/// Who is at the other end, by a certificate that was verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    name: String,
+}
+
+impl Peer {
+    /// The SPIFFE URI of a verified certificate, else its common name. Errors: it has neither, or several URIs, in words.
+    pub fn of(der: &CertificateDer<'_>) -> Result<Self, String> {
+        let certificate = Certificate::read(der)?;
+        let mut spiffe = certificate
+            .uris
+            .into_iter()
+            .filter(|uri| uri.starts_with("spiffe://"));
+        let name = match (spiffe.next(), spiffe.next()) {
+            (Some(one), None) => one,
+            // The standard allows one; which of several counts would be anybody's guess.
+            (Some(_), Some(_)) => {
+                return Err("the client certificate has several SPIFFE URIs".to_owned());
+            }
+            (None, _) => match certificate.common_name {
+                // A common name must not pass for a URI.
+                Some(name) if !name.is_empty() && !name.contains("://") => name,
+                _ => {
+                    return Err(
+                        "the client certificate names nobody: it has neither a SPIFFE URI nor a common name"
+                            .to_owned(),
+                    );
+                }
+            },
+        };
+        Ok(Self { name })
+    }
+
+    /// SPIFFE URI or common name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The role that a URI of ours claims (`spiffe://drover/ROLE/NAME`).
+    #[must_use]
+    pub fn role(&self) -> Option<&str> {
+        let (role, name) = self.name.strip_prefix(TRUST_DOMAIN)?.split_once('/')?;
+        (!role.is_empty() && !name.is_empty()).then_some(role)
+    }
+}
+
+/// The URI of a role and a name.
+#[must_use]
+pub fn uri(role: &str, name: &str) -> String {
+    format!("{TRUST_DOMAIN}{role}/{name}")
+}

@@ -1,0 +1,88 @@
+//! Files of certificates and keys.
+
+use std::{fmt, path::Path, path::PathBuf, sync::Arc};
+
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+
+use crate::TlsError;
+
+/// Largest file that is read: a system's whole list of authorities has a few hundred kilobytes.
+const MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// What a file holds, and where it is.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Source {
+    path: Option<PathBuf>,
+    bytes: Vec<u8>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It may be a key.
+        write!(f, "Source({:?})", self.path)
+    }
+}
+
+impl Source {
+    pub(crate) fn given(bytes: Vec<u8>) -> Self {
+        Self { path: None, bytes }
+    }
+
+    pub(crate) fn read(what: &'static str, path: &Path) -> Result<Self, TlsError> {
+        let wrong = |why: &dyn fmt::Display| TlsError::new(what, Some(path.to_owned()), why);
+        let size = std::fs::metadata(path).map_err(|e| wrong(&e))?.len();
+        if size > MAX_BYTES {
+            return Err(wrong(&format!(
+                "has {size} bytes, which no certificate has"
+            )));
+        }
+        let bytes = std::fs::read(path).map_err(|e| wrong(&e))?;
+        Ok(Self {
+            path: Some(path.to_owned()),
+            bytes,
+        })
+    }
+
+    fn wrong(&self, what: &'static str, why: impl ToString) -> TlsError {
+        TlsError::new(what, self.path.clone(), why)
+    }
+}
+
+/// A chain, the certificate itself first.
+pub(crate) fn chain(
+    what: &'static str,
+    source: &Source,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let chain = CertificateDer::pem_slice_iter(&source.bytes)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|_| source.wrong(what, "is not PEM"))?;
+    if chain.is_empty() {
+        return Err(source.wrong(what, "holds no certificate (PEM, BEGIN CERTIFICATE)"));
+    }
+    Ok(chain)
+}
+
+pub(crate) fn key(what: &'static str, source: &Source) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&source.bytes).map_err(|_| {
+        source.wrong(
+            what,
+            "holds no private key (PEM, BEGIN PRIVATE KEY, not encrypted)",
+        )
+    })
+}
+
+pub(crate) fn authorities(
+    what: &'static str,
+    source: &Source,
+) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in chain(what, source)? {
+        store
+            .add(certificate)
+            .map_err(|e| source.wrong(what, format!("holds a certificate that is none: {e}")))?;
+    }
+    Ok(Arc::new(store))
+}
