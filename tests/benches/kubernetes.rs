@@ -40,7 +40,7 @@ use tokio::{
 const PATIENCE: Duration = Duration::from_secs(300);
 const CALL: Duration = Duration::from_secs(30);
 const CONNECTIONS: usize = 8;
-/// No scheduler takes these pods: what is measured is their creation.
+/// No scheduler takes these pods where what is measured is their creation.
 const TEMPLATE: &str = "\
 apiVersion: v1
 kind: Pod
@@ -189,9 +189,9 @@ struct Drover {
 }
 
 impl Drover {
-    async fn start(rig: &Rig, namespace: &str) -> Self {
+    async fn start(rig: &Rig, namespace: &str, template: &str) -> Self {
         let data = tempfile::tempdir().unwrap();
-        let settings = settings(rig, namespace, data.path());
+        let settings = settings(rig, namespace, data.path(), template);
         let platform = PlatformServer::open(settings).await.unwrap();
         let served = serve(platform.service()).await;
         let orchestrator = Orchestrator::open(&drover_orchestrator::Settings {
@@ -261,6 +261,28 @@ impl Drover {
         self.client.apply_cluster(request, CALL).await.unwrap();
     }
 
+    async fn ready(&self, count: u32) {
+        let began = Instant::now();
+        loop {
+            let request = pb::GetClusterRequest {
+                name: "bench".to_owned(),
+                ..Default::default()
+            };
+            let cluster = self
+                .client
+                .get_cluster(request, CALL)
+                .await
+                .unwrap()
+                .cluster;
+            let groups = cluster.and_then(|it| it.status).unwrap_or_default().groups;
+            if groups.iter().map(|group| group.ready).sum::<u32>() == count {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "the nodes are not ready");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     async fn end(self) {
         self.api.shutdown().await;
         self.orchestrator.shutdown().await;
@@ -269,10 +291,10 @@ impl Drover {
     }
 }
 
-fn settings(rig: &Rig, namespace: &str, directory: &Path) -> Settings {
+fn settings(rig: &Rig, namespace: &str, directory: &Path, template: &str) -> Settings {
     let catalogue = directory.join("catalogue");
     std::fs::create_dir_all(&catalogue).unwrap();
-    std::fs::write(catalogue.join("pod.yaml"), TEMPLATE).unwrap();
+    std::fs::write(catalogue.join("pod.yaml"), template).unwrap();
     let index = "default: {template: pod.yaml}\n";
     std::fs::write(catalogue.join("index.yaml"), index).unwrap();
     Settings {
@@ -308,7 +330,7 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
                 0 => plain.push(raw(rig, &namespace, count).await),
                 1 => controller.push(replica_set(&namespace, count).await),
                 _ => {
-                    let drover = Drover::start(rig, &namespace.name).await;
+                    let drover = Drover::start(rig, &namespace.name, TEMPLATE).await;
                     let mut pods = Pods::of(&namespace).await;
                     let began = Instant::now();
                     drover.apply(count).await;
@@ -335,9 +357,12 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
 /// From the news of a pod's end to that of the pod in its place.
 async fn replacement(rig: &Rig, deaths: usize) {
     let namespace = rig.namespace().await;
-    let drover = Drover::start(rig, &namespace.name).await;
+    // Nodes that have been ready: those that never were wait longer each time.
+    let template = TEMPLATE.replace("  schedulerName: nobody\n", "");
+    let drover = Drover::start(rig, &namespace.name, &template).await;
     let mut pods = Pods::of(&namespace).await;
     drover.apply(20).await;
+    drover.ready(20).await;
     let mut alive = Vec::new();
     for _ in 0..20 {
         alive.push(pods.next().await.2);
@@ -358,8 +383,7 @@ async fn replacement(rig: &Rig, deaths: usize) {
                 other => panic!("{other:?}"),
             }
         }
-        // Until the orchestrator has recorded it: deaths of people's nodes are no burst.
-        sleep(Duration::from_millis(20)).await;
+        drover.ready(20).await;
     }
     took.sort_unstable();
     let at = |part: usize| took[(took.len() * part / 100).min(took.len() - 1)].as_secs_f64() * 1e3;
@@ -511,8 +535,8 @@ async fn main() {
         .unwrap_or(5);
     let small = std::env::var_os("BENCH_SMALL").is_some();
     let of = |whole: usize| if small { whole / 10 } else { whole };
-    let rig = Rig::shared(Options::default());
+    let rig = Rig::shared(Options::kwok(3));
     creation(rig, of(1000), runs).await;
-    replacement(rig, of(200)).await;
     memory(rig, of(20_000)).await;
+    replacement(rig, of(200)).await;
 }
