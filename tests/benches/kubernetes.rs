@@ -248,6 +248,11 @@ impl Drover {
                 groups: vec![pb::GroupSpec {
                     name: "web".to_owned(),
                     size: Some(u32::try_from(count).unwrap()),
+                    // Many deaths in a row are what is measured here, not a group that cannot live.
+                    remediation: Some(pb::RemediationPolicy {
+                        max_retries: Some(100_000),
+                        ..Default::default()
+                    }),
                     ..Default::default()
                 }],
                 ..Default::default()
