@@ -41,6 +41,13 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Pause when it names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
+/// The two ways to make an object.
+#[derive(Debug, Clone, Copy)]
+enum Write {
+    Create,
+    Apply,
+}
+
 /// The API server. Cheap to clone.
 #[derive(Clone)]
 pub struct Api {
@@ -180,21 +187,8 @@ impl Api {
         object: &Value,
         dry_run: bool,
     ) -> Result<T> {
-        let name = object
-            .pointer("/metadata/name")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let call = Call::new("create", kind, namespace, name);
-        let path = format!(
-            "{}?fieldManager={}{}",
-            kind.path(namespace, None),
-            escape(&self.inner.field_manager),
-            dry(dry_run)
-        );
-        let body = self
-            .change(turn, &call, Method::POST, &path, JSON, object)
-            .await?;
-        decode(&call, &body)
+        self.write(turn, Write::Create, kind, namespace, object, dry_run)
+            .await
     }
 
     /// Server-side apply without force: makes the object or the fields of it that are ours.
@@ -209,19 +203,36 @@ impl Api {
         object: &Value,
         dry_run: bool,
     ) -> Result<T> {
+        self.write(turn, Write::Apply, kind, namespace, object, dry_run)
+            .await
+    }
+
+    async fn write<T: DeserializeOwned>(
+        &self,
+        turn: Turn,
+        how: Write,
+        kind: &Kind,
+        namespace: &str,
+        object: &Value,
+        dry_run: bool,
+    ) -> Result<T> {
         let name = object
             .pointer("/metadata/name")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        let call = Call::new("patch", kind, namespace, name);
+        let (verb, method, at, media) = match how {
+            Write::Create => ("create", Method::POST, None, JSON),
+            Write::Apply => ("patch", Method::PATCH, Some(name), APPLY),
+        };
+        let call = Call::new(verb, kind, namespace, name);
         let path = format!(
             "{}?fieldManager={}{}",
-            kind.path(namespace, Some(name)),
+            kind.path(namespace, at),
             escape(&self.inner.field_manager),
             dry(dry_run)
         );
         let body = self
-            .change(turn, &call, Method::PATCH, &path, APPLY, object)
+            .change(turn, &call, method, &path, media, object)
             .await?;
         decode(&call, &body)
     }

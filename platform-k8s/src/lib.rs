@@ -11,7 +11,6 @@
 
 pub mod access;
 pub mod address;
-pub mod catalogue;
 pub mod client;
 pub mod create;
 pub mod delete;

@@ -6,7 +6,7 @@ use drover_core::Result;
 use drover_platform::{clock::Clock, driver::Driver, templates::Templates};
 use drover_templates::Catalogue;
 
-use crate::{catalogue, driver::KubernetesDriver, settings::Settings};
+use crate::{driver::KubernetesDriver, objects::CATALOGUE, settings::Settings};
 
 /// The name of the binary.
 const NAME: &str = "drover-platform-k8s";
@@ -26,7 +26,7 @@ impl PlatformServer {
     pub async fn open(settings: Settings) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.clone();
-        let catalogue = Catalogue::open(catalogue::FILES, directory.as_deref())?;
+        let catalogue = Catalogue::open(CATALOGUE, directory.as_deref())?;
         let templates = Templates::Catalogue(Arc::new(catalogue));
         let replicante = settings.replicante.clone();
         let driver: Arc<dyn Driver> = Arc::new(KubernetesDriver::open(settings).await?);

@@ -9,40 +9,28 @@
 mod direct;
 mod support;
 
-use std::{os::unix::fs::PermissionsExt as _, process::Command};
+use std::os::unix::fs::PermissionsExt as _;
 
 use direct::{Direct, batch, built_in, made};
 use drover_platform_k8s::objects::CATALOGUE;
 use drover_proto::platform::v1::{Node, ProvisionRequest, Storage};
 use serde_json::{Value, json};
-use support::{Options, Rig, until};
+use support::{Options, Rig, until, without_kubelet};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 
-const IMAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/kubernetes/image");
-
-/// `None`: this machine cannot have a kubelet, and says so.
-fn rig() -> Option<&'static Rig> {
-    if std::env::var_os("DROVER_WITHOUT_KUBELET").is_some_and(|it| it == "1") {
-        eprintln!("DROVER_WITHOUT_KUBELET=1: not tested");
+/// `None`: this machine cannot have a kubelet.
+async fn rig() -> Option<&'static Rig> {
+    if without_kubelet() {
         return None;
     }
     let rig = Rig::shared(Options {
         kubelet: true,
         ..Options::default()
     });
-    let made = Command::new(IMAGE)
-        .args(["redis", "--state"])
-        .arg(rig.kubeconfig().parent().unwrap())
-        .output()
-        .unwrap();
-    assert!(
-        made.status.success(),
-        "{}",
-        String::from_utf8_lossy(&made.stderr)
-    );
+    rig.image(&["redis"]).await;
     Some(rig)
 }
 
@@ -122,7 +110,7 @@ async fn gone(bench: &Direct, node: &Node) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_runs_as_somebody_without_rights_and_answers() {
-    let Some(rig) = rig() else { return };
+    let Some(rig) = rig().await else { return };
     let bench = Direct::over(rig, |_| {}).await;
     let node = make(&bench, &request(&bench, &json!({"image": "redis:test"}))).await;
     let pod = ready(&bench, &node, "").await;
@@ -132,7 +120,7 @@ async fn redis_runs_as_somebody_without_rights_and_answers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_with_storage_keeps_what_it_was_told() {
-    let Some(rig) = rig() else { return };
+    let Some(rig) = rig().await else { return };
     for workload in ["Pod", "StatefulSet"] {
         let bench = Direct::over(rig, |_| {}).await;
         let (directory, class) = volume(&bench).await;

@@ -237,9 +237,9 @@ impl Drover {
         }
     }
 
-    async fn apply(&self, count: usize) {
+    async fn apply(&self, name: &str, count: usize) {
         let cluster = pb::Cluster {
-            name: "bench".to_owned(),
+            name: name.to_owned(),
             spec: Some(pb::ClusterSpec {
                 platforms: vec![pb::PlatformChoice {
                     name: "k8s".to_owned(),
@@ -248,11 +248,6 @@ impl Drover {
                 groups: vec![pb::GroupSpec {
                     name: "web".to_owned(),
                     size: Some(u32::try_from(count).unwrap()),
-                    // Many deaths in a row are what is measured here, not a group that cannot live.
-                    remediation: Some(pb::RemediationPolicy {
-                        max_retries: Some(100_000),
-                        ..Default::default()
-                    }),
                     ..Default::default()
                 }],
                 ..Default::default()
@@ -266,24 +261,24 @@ impl Drover {
         self.client.apply_cluster(request, CALL).await.unwrap();
     }
 
-    async fn ready(&self, count: u32) {
+    /// Until so many nodes are ready.
+    async fn ready(&self, count: usize) {
         let began = Instant::now();
         loop {
-            let request = pb::GetClusterRequest {
-                name: "bench".to_owned(),
+            let request = pb::ListClustersRequest {
+                page_size: 1000,
                 ..Default::default()
             };
-            let cluster = self
-                .client
-                .get_cluster(request, CALL)
-                .await
-                .unwrap()
-                .cluster;
-            let groups = cluster.and_then(|it| it.status).unwrap_or_default().groups;
-            if groups.iter().map(|group| group.ready).sum::<u32>() == count {
+            let answer = self.client.list_clusters(request, CALL).await.unwrap();
+            let statuses = answer.clusters.into_iter().filter_map(|it| it.status);
+            let ready: u32 = statuses
+                .flat_map(|status| status.groups)
+                .map(|group| group.ready)
+                .sum();
+            if ready as usize == count {
                 return;
             }
-            assert!(began.elapsed() < PATIENCE, "the nodes are not ready");
+            assert!(began.elapsed() < PATIENCE, "{ready} of {count} are ready");
             sleep(Duration::from_millis(5)).await;
         }
     }
@@ -338,7 +333,7 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
                     let drover = Drover::start(rig, &namespace.name, TEMPLATE).await;
                     let mut pods = Pods::of(&namespace).await;
                     let began = Instant::now();
-                    drover.apply(count).await;
+                    drover.apply("bench", count).await;
                     pods.added(count).await;
                     ours.push(began.elapsed());
                     drover.end().await;
@@ -359,36 +354,34 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
     );
 }
 
-/// From the news of a pod's end to that of the pod in its place.
+/// From the news of a pod's end to that of the pod in its place. Each dies in a cluster of its own: a group whose nodes
+/// die again and again is made to wait.
 async fn replacement(rig: &Rig, deaths: usize) {
     let namespace = rig.namespace().await;
-    // Nodes that have been ready: those that never were wait longer each time.
     let template = TEMPLATE.replace("  schedulerName: nobody\n", "");
     let drover = Drover::start(rig, &namespace.name, &template).await;
     let mut pods = Pods::of(&namespace).await;
-    drover.apply(20).await;
-    drover.ready(20).await;
-    let mut alive = Vec::new();
-    for _ in 0..20 {
-        alive.push(pods.next().await.2);
+    let mut victims = Vec::new();
+    for number in 0..deaths {
+        drover.apply(&format!("bench-{number}"), 1).await;
+        victims.push(pods.next().await.2);
     }
+    drover.ready(deaths).await;
     let mut took = Vec::new();
-    for _ in 0..deaths {
-        let victim = alive.swap_remove(fastrand::usize(..alive.len()));
+    for victim in victims {
         namespace.delete("pods", &victim).await;
         let mut died = None;
         loop {
             match pods.next().await {
                 (at, "DELETED", name) if name == victim => died = Some(at),
-                (at, "ADDED", name) => {
-                    alive.push(name);
+                (at, "ADDED", _) => {
                     took.push(at.duration_since(died.expect("first it dies")));
                     break;
                 }
                 other => panic!("{other:?}"),
             }
         }
-        drover.ready(20).await;
+        drover.ready(deaths).await;
     }
     took.sort_unstable();
     let at = |part: usize| took[(took.len() * part / 100).min(took.len() - 1)].as_secs_f64() * 1e3;

@@ -15,17 +15,12 @@ use serde_json::json;
 use support::{
     Namespace, Options, Rig,
     manifests::{NAME, apply, folder, placed},
-    until,
+    until, without_kubelet,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-
-/// Whether the machine can run one; `tests/run` says it loudly when not.
-fn skipped() -> bool {
-    std::env::var_os("DROVER_WITHOUT_KUBELET").is_some()
-}
 
 fn rig() -> &'static Rig {
     Rig::shared(Options {
@@ -60,7 +55,7 @@ fn three(platform: &str) -> pb::ClusterSpec {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_in_pods_lives_dies_and_comes_back() {
-    if skipped() {
+    if without_kubelet() {
         return;
     }
     let rig = rig();
@@ -135,7 +130,7 @@ fn program(name: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_in_pods_are_asked_by_grpc() {
-    if skipped() {
+    if without_kubelet() {
         return;
     }
     let rig = rig();
@@ -174,7 +169,7 @@ async fn agents_in_pods_are_asked_by_grpc() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_platform_runs_in_the_cluster_that_it_manages() {
-    if skipped() {
+    if without_kubelet() {
         return;
     }
     let rig = rig();

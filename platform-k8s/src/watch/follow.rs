@@ -47,12 +47,30 @@ impl Watched for Object {
 /// What is done with what a watch says.
 pub(super) trait Sink: Send {
     type Item: Watched;
-    fn begin(&mut self) {}
+    /// What it is told to, and which watch it is there.
+    fn known(&self) -> (&Known, u16);
     fn put(&mut self, item: Self::Item);
     fn delete(&mut self, item: Self::Item);
-    fn end(&mut self);
-    fn heard(&self);
-    fn failed(&self, error: Error);
+
+    fn begin(&mut self) {
+        let (known, watch) = self.known();
+        known.list_begins(watch);
+    }
+
+    fn end(&mut self) {
+        let (known, watch) = self.known();
+        known.list_ends(watch);
+    }
+
+    fn heard(&self) {
+        let (known, watch) = self.known();
+        known.heard(watch);
+    }
+
+    fn failed(&self, error: Error) {
+        let (known, watch) = self.known();
+        known.failed(watch, error);
+    }
 }
 
 /// What is watched.
@@ -213,8 +231,8 @@ impl Pods {
 impl Sink for Pods {
     type Item = Pod;
 
-    fn begin(&mut self) {
-        self.known.list_begins(self.watch);
+    fn known(&self) -> (&Known, u16) {
+        (&self.known, self.watch)
     }
 
     fn put(&mut self, pod: Pod) {
@@ -241,18 +259,6 @@ impl Sink for Pods {
             );
             tokio::spawn(self.stop.clone().run_until_cancelled_owned(lost));
         }
-    }
-
-    fn end(&mut self) {
-        self.known.list_ends(self.watch);
-    }
-
-    fn heard(&self) {
-        self.known.heard(self.watch);
-    }
-
-    fn failed(&self, error: Error) {
-        self.known.failed(self.watch, error);
     }
 }
 
@@ -337,8 +343,8 @@ impl Parts {
 impl Sink for Parts {
     type Item = Object;
 
-    fn begin(&mut self) {
-        self.known.list_begins(self.watch);
+    fn known(&self) -> (&Known, u16) {
+        (&self.known, self.watch)
     }
 
     fn put(&mut self, object: Object) {
@@ -353,18 +359,6 @@ impl Sink for Parts {
     fn delete(&mut self, object: Object) {
         self.known
             .gone(uid(&object.metadata.uid), RemovalEvidence::Confirmed);
-    }
-
-    fn end(&mut self) {
-        self.known.list_ends(self.watch);
-    }
-
-    fn heard(&self) {
-        self.known.heard(self.watch);
-    }
-
-    fn failed(&self, error: Error) {
-        self.known.failed(self.watch, error);
     }
 }
 
@@ -391,6 +385,10 @@ impl Zones {
 impl Sink for Zones {
     type Item = Object;
 
+    fn known(&self) -> (&Known, u16) {
+        (&self.known, self.watch)
+    }
+
     fn begin(&mut self) {
         self.unseen = self.known.hosts();
     }
@@ -411,13 +409,5 @@ impl Sink for Zones {
             self.known.zone(&host, None);
         }
         self.known.list_ends(self.watch);
-    }
-
-    fn heard(&self) {
-        self.known.heard(self.watch);
-    }
-
-    fn failed(&self, error: Error) {
-        self.known.failed(self.watch, error);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) use self::{
     namespace::{Namespace, Thing},
     proxy::{FaultProxy, Speaks, Watches},
     raw::{Raw, Refused},
-    rig::{Options, Rig},
+    rig::{Options, Rig, without_kubelet},
 };
 
 /// How long anything may take.

@@ -52,6 +52,15 @@ struct Guard {
     _pipe: ChildStdin,
 }
 
+/// Whether `tests/run` found that this machine cannot have a real node, and said so.
+pub(crate) fn without_kubelet() -> bool {
+    let without = std::env::var_os("DROVER_WITHOUT_KUBELET").is_some_and(|it| it == "1");
+    if without {
+        eprintln!("DROVER_WITHOUT_KUBELET=1: not tested");
+    }
+    without
+}
+
 static RIG: OnceLock<Result<Rig, String>> = OnceLock::new();
 static NAMESPACES: AtomicU32 = AtomicU32::new(0);
 
