@@ -14,6 +14,7 @@ use drover_core::{
 };
 use drover_planner::Call;
 use drover_proto::platform::v1 as wire;
+use drover_telemetry::{context, current, span};
 use uuid::Uuid;
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     queue::Urgency,
     request,
     shared::{Registered, Shared},
+    trace,
     witness::Subject,
 };
 
@@ -50,7 +52,8 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
     let (shared, cluster, call) = (shared.clone(), cluster.clone(), call.clone());
     let owner = shared.clone();
-    owner.spawn(async move {
+    let trace = current();
+    let work = async move {
         let next = match call {
             Call::Provision { request, deadline } => {
                 provision(&shared, &cluster, request, deadline, urgency).await
@@ -66,7 +69,8 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
         if let Some(urgency) = next {
             shared.queue.push(cluster.uid, urgency);
         }
-    });
+    };
+    owner.spawn(context::scope(trace, work));
 }
 
 /// The platform behind a name, if it is the backend that is meant.
@@ -129,7 +133,8 @@ async fn provision(
         )
     };
     let began = shared.now();
-    let answer = async {
+    let traced = trace::call("provision", &platform);
+    let asked = async {
         let (registered, client) = reach(shared, &platform, &uid)?;
         let permit = registered
             .platform
@@ -154,8 +159,9 @@ async fn provision(
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterProvision).await;
         answer.map(|answer| (registered, answer))
-    }
-    .await;
+    };
+    let answer = span::within(traced.as_ref(), asked).await;
+    trace::called(traced, answer.as_ref().err());
     let now = shared.now();
     let mut shown = Vec::new();
     let outcome = match answer {
@@ -339,7 +345,8 @@ async fn deprovision(
             message,
         )
     };
-    let answer = async {
+    let traced = trace::call("deprovision", &platform);
+    let asked = async {
         let (registered, client) = reach(shared, &platform, &uid)?;
         let permit = registered
             .platform
@@ -357,8 +364,9 @@ async fn deprovision(
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterDeprovision).await;
         answer
-    }
-    .await;
+    };
+    let answer = span::within(traced.as_ref(), asked).await;
+    trace::called(traced, answer.as_ref().err());
     let now = shared.now();
     let mut inner = cluster.inner.lock();
     if let Some(witness) = &inner.witness {
@@ -398,7 +406,9 @@ pub(crate) fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
 /// Reads a platform completely for one cluster: what neither list nor look-up by id shows is missing.
 async fn confirm(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Option<Urgency> {
     let began = shared.now();
-    let read = read(shared, cluster, platform).await;
+    let traced = trace::call("confirm", platform);
+    let read = span::within(traced.as_ref(), read(shared, cluster, platform)).await;
+    trace::called(traced, read.as_ref().err());
     shared.hooks.reach(Point::AfterConfirm).await;
     let now = shared.now();
     let mut inner = cluster.inner.lock();

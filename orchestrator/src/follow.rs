@@ -77,7 +77,7 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
 /// One connection, from its handshake until it breaks.
 async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> {
     let registration = registered.platform.registration();
-    let channel = (shared.connector)(&registration.spec)?;
+    let channel = (shared.connector)(&registration.spec)?.to_platform(&registered.platform.name);
     let client = PlatformClient::new(channel);
     let handshake = client.get_platform(HANDSHAKE_TIMEOUT).await?;
     accept(shared, registered, &registration, &handshake).await?;

@@ -15,6 +15,7 @@ mod events;
 mod follow;
 mod hooks;
 mod infrastructure;
+mod figures;
 mod intake;
 mod pass;
 mod platform;
@@ -25,6 +26,7 @@ mod request;
 mod shared;
 mod show;
 mod sweep;
+mod trace;
 mod witness;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -104,6 +106,7 @@ impl Orchestrator {
             leaks: infrastructure::Leaks::default(),
             changes: Arc::default(),
             probes: probes::Probes::default(),
+            figures: figures::Figures::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
@@ -111,6 +114,7 @@ impl Orchestrator {
             written: Mutex::new(0),
             hooks,
         });
+        figures::describe();
         load(&shared).await?;
         registry::load(&shared).await?;
         for cluster in shared.all() {

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use drover_core::{Millis, Node, NodeState, Reason, Result, Sym};
 use drover_planner::{Call, Input, Op, Plan, PlatformView, State};
 use drover_store::{Desired, Head, Lane, Revision, Step, StepDone};
+use drover_telemetry::Span;
 use prost::Message;
 use uuid::Uuid;
 
@@ -20,9 +21,10 @@ use crate::{
     codec, events,
     hooks::Point,
     infrastructure,
-    queue::Urgency,
+    queue::{Turn, Urgency},
     request,
     shared::Shared,
+    trace::PassTrace,
     witness::{Planned, Witness},
 };
 
@@ -34,14 +36,15 @@ const MAX_ROUNDS: usize = 64;
 /// Plans clusters as the queue gives them, until the orchestrator stops.
 pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
-        while let Some((uid, urgency)) = shared.queue.pop(shared.now()) {
+        while let Some(turn) = shared.queue.pop(shared.now()) {
+            let uid = turn.cluster;
             let Some(cluster) = shared.cluster(uid) else {
                 shared.queue.done(uid);
                 continue;
             };
             let worker = shared.clone();
             shared.spawn(async move {
-                pass(&worker, &cluster, urgency).await;
+                pass(&worker, &cluster, turn).await;
                 worker.queue.done(uid);
             });
         }
@@ -60,16 +63,24 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) {
-    let broken = rounds(shared, cluster, urgency).await.err();
+async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, turn: Turn) {
+    let urgency = turn.urgency;
+    let mut trace = PassTrace::begin(cluster, turn);
+    let broken = rounds(shared, cluster, urgency, &mut trace).await.err();
+    trace.end(broken.as_ref());
     if let Some(witness) = &cluster.inner.lock().witness {
         witness.planned(broken);
     }
 }
 
-async fn rounds(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -> Result<()> {
+async fn rounds(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    urgency: Urgency,
+    trace: &mut PassTrace,
+) -> Result<()> {
     for _ in 0..MAX_ROUNDS {
-        match round(shared, cluster, urgency).await {
+        match round(shared, cluster, urgency, trace).await {
             Ok(Round::Done) => return Ok(()),
             Ok(Round::Again) => {}
             Err(error) if error.reason() == Reason::Fenced => {
@@ -109,11 +120,29 @@ struct Prepared {
     witness: Option<(Arc<Witness>, Planned)>,
 }
 
-async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -> Result<Round> {
+async fn round(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    urgency: Urgency,
+    trace: &mut PassTrace,
+) -> Result<Round> {
     let now = shared.now();
     let Some(prepared) = prepare(shared, cluster, now)? else {
         return Ok(Round::Done);
     };
+    let span = trace.does(&prepared.plan);
+    span.scope(carry_out(shared, cluster, urgency, prepared, now))
+        .await
+}
+
+/// Makes a plan durable and has it carried out.
+async fn carry_out(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    urgency: Urgency,
+    prepared: Prepared,
+    now: Millis,
+) -> Result<Round> {
     let Prepared {
         plan,
         step,
@@ -133,7 +162,10 @@ async fn round(shared: &Arc<Shared>, cluster: &Arc<Cluster>, urgency: Urgency) -
             Urgency::Bulk => Lane::Bulk,
         };
         let owned = shared.shards.of(cluster.uid);
-        let done = match shared.store.step(owned, step, lane).await {
+        let commit = Span::internal("store commit");
+        let committed = shared.store.step(owned, step, lane).await;
+        drop(commit);
+        let done = match committed {
             Ok(done) => done,
             // The user was quicker: plan for what is wanted now.
             Err(error) if is_conflict(&error, "desired") => {
@@ -413,6 +445,10 @@ pub(crate) fn take_over(
     inner.bodies.extend(bodies);
     for op in &plan.ops {
         match op {
+            Op::BackOff { key, to: Some(_) } => {
+                let platform = key.platform.to_string();
+                metrics::counter!("drover_back_offs_total", "platform" => platform).increment(1);
+            }
             Op::Close { request, .. } => {
                 inner.bodies.remove(request);
             }

@@ -99,6 +99,16 @@ struct Inner {
     total: u32,
 }
 
+/// How a platform is, for metrics.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlatformHealth {
+    pub(crate) visible: bool,
+    /// It is left alone for a while.
+    pub(crate) suspended: bool,
+    /// When its backend was last known whole, by our clock. None: never.
+    pub(crate) fresh_at: Option<Millis>,
+}
+
 /// What is stored of a registration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Registration {
@@ -293,6 +303,15 @@ impl Platform {
 
     pub(crate) fn is_visible(&self, now: Millis) -> bool {
         self.inner.lock().visible(now)
+    }
+
+    pub(crate) fn health(&self, now: Millis) -> PlatformHealth {
+        let inner = self.inner.lock();
+        PlatformHealth {
+            visible: inner.visible(now),
+            suspended: inner.suspended_until > now,
+            fresh_at: Some(inner.fresh_at).filter(|at| *at > 0),
+        }
     }
 
     /// What planners may know of it.

@@ -232,7 +232,15 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
         return;
     }
     let outcome = match &target.address {
-        Some(address) => ask(&target.health, address, &target.id).await,
+        Some(address) => {
+            let began = tokio::time::Instant::now();
+            let outcome = ask(&target.health, address, &target.id).await;
+            let result = if outcome.is_ok() { "ok" } else { "failed" };
+            metrics::counter!("drover_probes_total", "result" => result).increment(1);
+            metrics::histogram!("drover_probe_duration_seconds")
+                .record(began.elapsed().as_secs_f64());
+            outcome
+        }
         None => Err("it shows no address to probe".to_owned()),
     };
     let Some(cluster) = shared.cluster(uid) else {

@@ -3,17 +3,29 @@
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use drover_core::Millis;
+use drover_telemetry::{Context, current};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use uuid::Uuid;
 
 /// Passes under way at once for clusters whose trigger can wait: enough to fill a batch of the store.
 const BULK_RUNNING: usize = 64;
 /// The same for deaths and take-overs.
 const URGENT_RUNNING: usize = 256;
+
+impl Urgency {
+    /// As a label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Bulk => "bulk",
+            Self::Urgent => "urgent",
+        }
+    }
+}
 
 /// How soon a cluster is to be planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,9 +34,48 @@ pub(crate) enum Urgency {
     Urgent,
 }
 
+/// Traces of those who asked for the same pass, beside the one that it becomes a part of.
+const MAX_OTHERS: usize = 4;
+
+/// Who asked for a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The newest.
+    pub(crate) by: Context,
+    /// Those before, of other traces.
+    pub(crate) others: Vec<Context>,
+}
+
+impl Asked {
+    fn add(asked: &mut Option<Self>, by: Context) {
+        let mut others = match asked.take() {
+            None => Vec::new(),
+            Some(mut before) => {
+                if before.by.trace_id() != by.trace_id() && before.others.len() < MAX_OTHERS {
+                    before.others.push(before.by);
+                }
+                before.others
+            }
+        };
+        others.retain(|other| other.trace_id() != by.trace_id());
+        *asked = Some(Self { by, others });
+    }
+}
+
+/// A cluster whose turn it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    pub(crate) cluster: Uuid,
+    pub(crate) urgency: Urgency,
+    /// When it was put in.
+    pub(crate) since: Instant,
+    /// None: nobody did, it is for what was observed, or for the time that has come.
+    pub(crate) asked: Option<Asked>,
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    Queued(Urgency),
+    Queued(Urgency, Instant),
     Running {
         lane: Urgency,
         again: Option<Urgency>,
@@ -39,9 +90,11 @@ struct Inner {
     running: [usize; 2],
     timers: BTreeSet<(Millis, Uuid)>,
     wakes: HashMap<Uuid, Millis>,
+    /// Of clusters that have a place, those that somebody asked for.
+    asked: HashMap<Uuid, Asked>,
 }
 
-/// The queue. A trigger carries no content: whoever takes a cluster reads everything anew.
+/// The queue. A trigger carries no content but its trace: whoever takes a cluster reads everything anew.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     inner: Arc<Mutex<Inner>>,
@@ -52,14 +105,24 @@ impl Queue {
     /// Asks for a pass. One that waits in bulk is promoted by an urgent trigger; one that is being planned is planned
     /// again.
     pub(crate) fn push(&self, cluster: Uuid, urgency: Urgency) {
+        self.push_for(cluster, urgency, current());
+    }
+
+    /// The same as a part of a trace, or of none.
+    pub(crate) fn push_for(&self, cluster: Uuid, urgency: Urgency, by: Option<Context>) {
         {
             let mut inner = self.inner.lock();
+            if let Some(by) = by {
+                let mut asked = inner.asked.remove(&cluster);
+                Asked::add(&mut asked, by);
+                inner.asked.extend(asked.map(|asked| (cluster, asked)));
+            }
             match inner.places.get(&cluster).copied() {
                 None => inner.enqueue(cluster, urgency),
-                Some(Place::Queued(Urgency::Bulk)) if urgency == Urgency::Urgent => {
+                Some(Place::Queued(Urgency::Bulk, _)) if urgency == Urgency::Urgent => {
                     inner.enqueue(cluster, urgency);
                 }
-                Some(Place::Queued(_)) => return,
+                Some(Place::Queued(..)) => return,
                 Some(Place::Running { lane, again }) => {
                     let again = again.max(Some(urgency));
                     inner.places.insert(cluster, Place::Running { lane, again });
@@ -92,7 +155,7 @@ impl Queue {
     }
 
     /// The next cluster to plan, if there is one and a worker may have it.
-    pub(crate) fn pop(&self, now: Millis) -> Option<(Uuid, Urgency)> {
+    pub(crate) fn pop(&self, now: Millis) -> Option<Turn> {
         let mut inner = self.inner.lock();
         while let Some(&(at, cluster)) = inner.timers.first() {
             if at > now {
@@ -102,7 +165,7 @@ impl Queue {
             inner.wakes.remove(&cluster);
             match inner.places.get(&cluster).copied() {
                 None => inner.enqueue(cluster, Urgency::Bulk),
-                Some(Place::Queued(_)) => {}
+                Some(Place::Queued(..)) => {}
                 Some(Place::Running { lane, again }) => {
                     let again = again.max(Some(Urgency::Bulk));
                     inner.places.insert(cluster, Place::Running { lane, again });
@@ -118,12 +181,19 @@ impl Queue {
             }
             while let Some(cluster) = inner.lane(lane).pop_front() {
                 // A promoted cluster is still in the queue that it left.
-                if matches!(inner.places.get(&cluster), Some(Place::Queued(at)) if *at == lane) {
+                if let Some(Place::Queued(at, since)) = inner.places.get(&cluster).copied()
+                    && at == lane
+                {
                     inner
                         .places
                         .insert(cluster, Place::Running { lane, again: None });
                     inner.running[lane as usize] += 1;
-                    return Some((cluster, lane));
+                    return Some(Turn {
+                        cluster,
+                        urgency: lane,
+                        since,
+                        asked: inner.asked.remove(&cluster),
+                    });
                 }
             }
         }
@@ -159,8 +229,23 @@ impl Queue {
         inner
             .places
             .values()
-            .filter(|place| matches!(place, Place::Queued(_)))
+            .filter(|place| matches!(place, Place::Queued(..)))
             .count()
+    }
+
+    /// Clusters that wait for a worker, and for how long the first of them has: urgent ones, and the others.
+    pub(crate) fn waiting(&self) -> [(Urgency, usize, Duration); 2] {
+        let inner = self.inner.lock();
+        [Urgency::Urgent, Urgency::Bulk].map(|lane| {
+            let waiting = inner.places.values().filter_map(|place| match place {
+                Place::Queued(at, since) if *at == lane => Some(since.elapsed()),
+                _ => None,
+            });
+            let (count, oldest) = waiting.fold((0, Duration::ZERO), |(count, oldest), age| {
+                (count + 1, oldest.max(age))
+            });
+            (lane, count, oldest)
+        })
     }
 }
 
@@ -173,7 +258,12 @@ impl Inner {
     }
 
     fn enqueue(&mut self, cluster: Uuid, urgency: Urgency) {
-        self.places.insert(cluster, Place::Queued(urgency));
+        // Who is promoted has waited all the same.
+        let since = match self.places.get(&cluster) {
+            Some(Place::Queued(_, since)) => *since,
+            _ => Instant::now(),
+        };
+        self.places.insert(cluster, Place::Queued(urgency, since));
         self.lane(urgency).push_back(cluster);
     }
 }
@@ -186,6 +276,11 @@ mod tests {
         Uuid::from_u128(n)
     }
 
+    fn pop(queue: &Queue, now: Millis) -> Option<(Uuid, Urgency)> {
+        let turn = queue.pop(now)?;
+        Some((turn.cluster, turn.urgency))
+    }
+
     #[test]
     fn a_cluster_waits_once_and_an_urgent_trigger_promotes_it() {
         let queue = Queue::default();
@@ -193,23 +288,23 @@ mod tests {
         queue.push(id(2), Urgency::Bulk);
         queue.push(id(2), Urgency::Urgent);
         queue.push(id(2), Urgency::Bulk);
-        assert_eq!(queue.pop(0), Some((id(2), Urgency::Urgent)));
-        assert_eq!(queue.pop(0), Some((id(1), Urgency::Bulk)));
-        assert_eq!(queue.pop(0), None);
+        assert_eq!(pop(&queue, 0), Some((id(2), Urgency::Urgent)));
+        assert_eq!(pop(&queue, 0), Some((id(1), Urgency::Bulk)));
+        assert_eq!(pop(&queue, 0), None);
     }
 
     #[test]
     fn a_trigger_during_a_pass_asks_for_another_and_never_for_two_at_once() {
         let queue = Queue::default();
         queue.push(id(1), Urgency::Bulk);
-        assert!(queue.pop(0).is_some());
+        assert!(pop(&queue, 0).is_some());
         queue.push(id(1), Urgency::Bulk);
         queue.push(id(1), Urgency::Urgent);
-        assert_eq!(queue.pop(0), None);
+        assert_eq!(pop(&queue, 0), None);
         queue.done(id(1));
-        assert_eq!(queue.pop(0), Some((id(1), Urgency::Urgent)));
+        assert_eq!(pop(&queue, 0), Some((id(1), Urgency::Urgent)));
         queue.done(id(1));
-        assert_eq!(queue.pop(0), None);
+        assert_eq!(pop(&queue, 0), None);
     }
 
     #[test]
@@ -217,11 +312,11 @@ mod tests {
         let queue = Queue::default();
         queue.wake(id(1), Some(10));
         queue.wake(id(1), Some(50));
-        assert_eq!(queue.pop(20), None);
-        assert_eq!(queue.pop(50), Some((id(1), Urgency::Bulk)));
+        assert_eq!(pop(&queue, 20), None);
+        assert_eq!(pop(&queue, 50), Some((id(1), Urgency::Bulk)));
         queue.wake(id(2), Some(60));
         queue.wake(id(2), None);
-        assert_eq!(queue.pop(100), None);
+        assert_eq!(pop(&queue, 100), None);
     }
 
     #[test]
@@ -230,10 +325,56 @@ mod tests {
         for n in 0..100 {
             queue.push(id(n), Urgency::Bulk);
         }
-        let running = std::iter::from_fn(|| queue.pop(0)).count();
+        let running = std::iter::from_fn(|| pop(&queue, 0)).count();
         assert_eq!(running, BULK_RUNNING);
         queue.push(id(1000), Urgency::Urgent);
-        assert_eq!(queue.pop(0), Some((id(1000), Urgency::Urgent)));
+        assert_eq!(pop(&queue, 0), Some((id(1000), Urgency::Urgent)));
         assert_eq!(queue.depth(), 100 - BULK_RUNNING);
+    }
+
+    #[test]
+    fn who_asks_is_remembered_until_the_turn_comes_and_the_newest_counts() {
+        let (first, second) = (Context::root(None), Context::root(None));
+        let queue = Queue::default();
+        queue.push_for(id(1), Urgency::Bulk, Some(first));
+        queue.push(id(1), Urgency::Bulk);
+        queue.push_for(id(1), Urgency::Urgent, Some(second));
+        let asked = queue.pop(0).unwrap().asked;
+        let expected = Asked {
+            by: second,
+            others: vec![first],
+        };
+        assert_eq!(asked, Some(expected));
+        // While it is planned: for the pass after.
+        queue.push_for(id(1), Urgency::Bulk, Some(first));
+        queue.done(id(1));
+        assert_eq!(queue.pop(0).unwrap().asked.unwrap().by, first);
+        queue.done(id(1));
+        queue.push(id(1), Urgency::Bulk);
+        assert_eq!(queue.pop(0).unwrap().asked, None);
+        assert!(queue.inner.lock().asked.is_empty());
+    }
+
+    #[test]
+    fn those_who_ask_are_remembered_up_to_a_bound() {
+        let queue = Queue::default();
+        for _ in 0..100 {
+            queue.push_for(id(1), Urgency::Bulk, Some(Context::root(None)));
+        }
+        assert_eq!(queue.pop(0).unwrap().asked.unwrap().others.len(), MAX_OTHERS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cluster_has_waited_since_it_was_put_in() {
+        let queue = Queue::default();
+        queue.push(id(1), Urgency::Bulk);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        queue.push(id(1), Urgency::Urgent);
+        queue.push(id(2), Urgency::Bulk);
+        let second = Duration::from_secs(1);
+        assert_eq!(
+            queue.waiting().map(|(_, count, oldest)| (count, oldest)),
+            [(1, 3 * second), (1, 0 * second)]
+        );
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     clock::Clock,
     cluster::{Cluster, Inner},
     codec::Interner,
+    figures::Figures,
     platform::Platform,
     probes::Probes,
     queue::{Queue, Urgency},
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) leaks: crate::infrastructure::Leaks,
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Probes,
+    pub(crate) figures: Figures,
     pub(crate) tasks: TaskTracker,
     /// Asks tasks to end.
     pub(crate) stop: CancellationToken,
@@ -100,12 +102,14 @@ impl Shared {
             .or_insert_with(|| Arc::new(cluster))
             .clone();
         self.names.write().insert(cluster.name.clone(), cluster.uid);
+        self.figures.changed(cluster.uid);
         cluster
     }
 
     /// Forgets a cluster whose record is gone.
     pub(crate) fn drop_cluster(&self, cluster: &Cluster) {
         self.clusters.write().remove(&cluster.uid);
+        self.figures.changed(cluster.uid);
         let mut names = self.names.write();
         if names.get(&cluster.name) == Some(&cluster.uid) {
             names.remove(&cluster.name);
@@ -184,7 +188,9 @@ impl Shared {
                         .any(|one| *one.platform == *platform)
             };
             if uses {
-                self.queue.push(cluster.uid, urgency);
+                // What the platform does concerns all of them, whoever happened to notice it first.
+                self.queue.push_for(cluster.uid, urgency, None);
+                self.figures.changed(cluster.uid);
             }
         }
     }
@@ -211,6 +217,7 @@ impl Shared {
     pub(crate) fn changed(&self, cluster: &Cluster, inner: &mut Inner) {
         inner.version += 1;
         self.changes.cluster(cluster.uid);
+        self.figures.changed(cluster.uid);
     }
 
     pub(crate) fn wrote(&self, revision: Revision) {

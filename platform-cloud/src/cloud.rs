@@ -8,6 +8,7 @@ mod gate;
 mod launch;
 mod settings;
 mod tags;
+mod trace;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -28,6 +29,7 @@ use drover_platform::{driver::Deletion, identity::Identity, infrastructure::Infr
 pub use driver::CloudDriver;
 pub use gate::{Gate, not_started};
 pub use settings::{AddressSource, AgentSettings, CloudSettings};
+pub use trace::traced;
 pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits};
 
 /// A cloud. Nothing here is called with a lock held, and calls may run at once. Every call to the API goes through the

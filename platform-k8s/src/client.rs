@@ -407,6 +407,7 @@ impl Api {
 
     async fn send(&self, call: &Call, wanted: &Wanted) -> Result<Bytes> {
         use http_body_util::BodyExt as _;
+        let mut span = call.span(wanted.method.as_str());
         let sent = async {
             let response = self.respond(call, wanted).await?;
             match response.into_body().collect().await {
@@ -414,10 +415,15 @@ impl Api {
                 Err(error) => Err(crate::errors::cut_off(call, &error)),
             }
         };
-        match tokio::time::timeout(self.inner.timeout, sent).await {
+        let sent = tokio::time::timeout(self.inner.timeout, sent);
+        let answer = match drover_telemetry::span::within(span.as_ref(), sent).await {
             Ok(answer) => answer,
             Err(_) => Err(crate::errors::timeout(call, self.inner.timeout)),
+        };
+        if let (Some(span), Err(error)) = (&mut span, &answer) {
+            span.fail(drover_convert::error::reason_name(error.reason()), error.message());
         }
+        answer
     }
 
     /// Sends and awaits the head of the answer; one that is no success has become an error.
@@ -471,9 +477,14 @@ impl Wanted {
         if let Some(content_type) = self.content_type {
             request = request.header(header::CONTENT_TYPE, content_type);
         }
-        request
+        let mut request = request
             .body(Body::from(self.body.clone()))
-            .map_err(|_| Error::invalid("", format!("{:?} is no path of an API", self.path)))
+            .map_err(|_| Error::invalid("", format!("{:?} is no path of an API", self.path)))?;
+        // API servers can trace, too.
+        if let Some(context) = drover_telemetry::current() {
+            context.put(request.headers_mut());
+        }
+        Ok(request)
     }
 }
 

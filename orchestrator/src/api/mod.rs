@@ -47,6 +47,7 @@ pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
     drover_server::Service::new("drover-orchestrator", crate::VERSION)
         .add(clusters)
         .add(platforms)
+        .metrics(crate::figures::collector(shared))
 }
 
 fn servers(

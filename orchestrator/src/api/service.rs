@@ -105,6 +105,7 @@ impl Api {
         change: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let change = self.shared.kill.clone().run_until_cancelled_owned(change);
+        let change = drover_telemetry::context::scope(drover_telemetry::current(), change);
         match self.shared.tasks.spawn(change.in_current_span()).await {
             Ok(Some(answer)) => answer,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

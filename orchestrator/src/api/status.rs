@@ -20,13 +20,13 @@ const MAX_PLAN: usize = 1_000;
 
 /// What can be seen now.
 #[derive(Debug)]
-pub(super) struct Visible {
+pub(crate) struct Visible {
     now: Millis,
     /// Uid of the backend of each visible platform.
     uids: BTreeMap<Sym, String>,
 }
 
-pub(super) fn visible(shared: &Shared) -> Visible {
+pub(crate) fn visible(shared: &Shared) -> Visible {
     let now = shared.now();
     let platforms = shared.platforms.read();
     let uids = platforms
@@ -143,6 +143,20 @@ fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
     } else {
         pb::ClusterPhase::Progressing
     }
+}
+
+/// Phase, nodes wanted and nodes ready, for metrics.
+pub(crate) fn figures(inner: &Inner, visible: &Visible) -> (pb::ClusterPhase, u32, u32) {
+    let groups = inner.spec.groups.iter();
+    let groups: Vec<_> = groups
+        .map(|group| group_status(inner, visible, group))
+        .collect();
+    let phase = phase(inner, &groups);
+    let wanted = match phase {
+        pb::ClusterPhase::Deleting => 0,
+        _ => groups.iter().map(|group| group.size).sum(),
+    };
+    (phase, wanted, groups.iter().map(|group| group.ready).sum())
 }
 
 fn is_trouble(kind: ConditionKind) -> bool {

@@ -9,6 +9,7 @@ use drover_core::{
 };
 use drover_planner::BackendKey;
 use drover_proto::platform::v1 as wire;
+use drover_telemetry::span;
 use prost::Message;
 
 use crate::{
@@ -17,6 +18,7 @@ use crate::{
     hooks::Point,
     queue::Urgency,
     shared::Shared,
+    trace,
     witness::Subject,
 };
 
@@ -60,7 +62,9 @@ pub(crate) async fn call(
         shared.leaks.used(&ask.key.0);
     }
     let began = shared.now();
-    let outcome = send(shared, cluster, &ask, urgency).await;
+    let traced = trace::call("infrastructure", &ask.key.0);
+    let outcome = span::within(traced.as_ref(), send(shared, cluster, &ask, urgency)).await;
+    trace::called(traced, outcome.as_ref().err());
     let now = shared.now();
     let mut inner = cluster.inner.lock();
     if asked != Asked::Read

@@ -50,6 +50,17 @@ pub enum Lane {
     Bulk,
 }
 
+impl Lane {
+    /// As a label of metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Urgent => "urgent",
+            Self::Bulk => "bulk",
+        }
+    }
+}
+
 /// A change of several keys: all of it or nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Txn {

@@ -18,4 +18,27 @@ pub use store::{
     MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
     Update, UserData, Versioned, import, restore, shard_of,
 };
+/// Says in words what the store measures, for `/metrics`. Call it once a recorder is installed.
+pub fn describe_metrics() {
+    metrics::describe_histogram!(
+        "drover_store_commit_duration_seconds",
+        "How long the disk took to make a batch of transactions durable."
+    );
+    metrics::describe_histogram!(
+        "drover_store_transaction_duration_seconds",
+        "How long transactions took, from their wait for the writer to their durability, by lane."
+    );
+    metrics::describe_gauge!(
+        "drover_store_queue_depth",
+        "Transactions that wait for the writer, by lane."
+    );
+    metrics::describe_counter!(
+        "drover_store_failures_total",
+        "Batches that could not be written, by reason: storage_full, sync, unavailable."
+    );
+    for reason in ["storage_full", "sync", "unavailable"] {
+        metrics::counter!("drover_store_failures_total", "reason" => reason).increment(0);
+    }
+}
+
 pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, Tombstone};

@@ -219,11 +219,11 @@ impl LocalDriver {
             .insert(record.node_id.clone(), Arc::clone(&node));
         self.shared
             .changed(&record.identity.cluster_id, &record.node_id);
-        self.tasks.spawn(node::supervise(
-            Arc::clone(&self.shared),
-            node,
-            self.cancel.clone(),
-        ));
+        let life = node::supervise(Arc::clone(&self.shared), node, self.cancel.clone());
+        // Its process is started as a part of what made it.
+        let trace = drover_telemetry::current();
+        self.tasks
+            .spawn(drover_telemetry::context::scope(trace, life));
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use drover_telemetry::Span;
+
 use super::Kind;
 
 /// What a call is about: never what it carries.
@@ -44,6 +46,16 @@ impl Call {
     #[must_use]
     pub fn object(&self) -> String {
         format!("{}/{}", self.kind, self.name)
+    }
+
+    /// The span of it, if it belongs to a trace.
+    pub(crate) fn span(&self, method: &str) -> Option<Span> {
+        let mut span = Span::client(format!("{} {}", self.verb, self.kind))?;
+        span.set("http.request.method", method.to_owned());
+        if !self.namespace.is_empty() {
+            span.set("k8s.namespace.name", self.namespace.clone());
+        }
+        Some(span)
     }
 
     /// Whether it may have changed something.

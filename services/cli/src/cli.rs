@@ -32,6 +32,9 @@ pub(crate) struct Global {
     /// Context to use instead of the current one
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
+    /// Collector that traces are sent to, OTLP over gRPC [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]
+    #[arg(long, global = true, env = "DROVER_OTLP_ENDPOINT", value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
     #[command(flatten)]
     pub(crate) secure: Secure,
 }

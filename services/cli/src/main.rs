@@ -10,10 +10,11 @@ mod dev;
 mod failure;
 mod manifest;
 mod output;
+mod trace;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use crate::{
     cli::{Cli, Command},
@@ -21,8 +22,12 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        let name = matches.subcommand_name().unwrap_or_default().to_owned();
+        Ok((Cli::from_arg_matches(&matches)?, name))
+    });
+    let (cli, name) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             // Help and the version are asked for, all else is wrong usage.
             let exit = if error.use_stderr() {
@@ -34,7 +39,7 @@ fn main() -> ExitCode {
             return exit.into();
         }
     };
-    match run(cli) {
+    match run(cli, &name) {
         Ok(code) => code,
         Err(failure) => {
             if !failure.message.is_empty() {
@@ -45,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<ExitCode, Failure> {
+fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Agent(settings) => {
             drover_agent::run_blocking(*settings)?;
@@ -59,7 +64,7 @@ fn run(cli: Cli) -> Result<ExitCode, Failure> {
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()?;
-            let code = runtime.block_on(commands::run(&cli.global, command));
+            let code = runtime.block_on(trace::traced(&cli.global, name, command));
             // A thread that still waits for a line of standard input must not hold the process.
             runtime.shutdown_background();
             code

@@ -19,6 +19,7 @@ use tower::Service;
 use crate::{
     bearer::{Bearer, Header},
     dial::{Dial, Trouble},
+    observe::{Observed, Peer},
 };
 
 /// How often a connection is pinged. A partition is noticed after this and [`KEEP_ALIVE_TIMEOUT`] at most.
@@ -134,6 +135,16 @@ impl fmt::Display for Target {
 pub struct Channel {
     way: Way,
     bearer: Option<Header>,
+    peer: Peer,
+}
+
+impl Channel {
+    /// The same to a platform of this name: its calls are counted and timed under it.
+    #[must_use]
+    pub fn to_platform(mut self, name: &str) -> Self {
+        self.peer.platform = Some(name.into());
+        self
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -169,6 +180,10 @@ pub fn connect(target: &Target) -> Channel {
     Channel {
         way: Way::Network(endpoint.connect_with_connector_lazy(dial), trouble),
         bearer: target.bearer.clone().map(Header::new),
+        peer: Peer {
+            uri: Some(target.uri.clone()),
+            ..Peer::default()
+        },
     }
 }
 
@@ -195,6 +210,7 @@ pub fn in_process(routes: Routes) -> Channel {
     Channel {
         way: Way::InProcess(routes.prepare()),
         bearer: None,
+        peer: Peer::default(),
     }
 }
 
@@ -213,6 +229,20 @@ impl Service<Request<Body>> for Channel {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let observed = Observed::begin(&mut request, &self.peer);
+        let answer = self.send(request);
+        match observed {
+            Some(observed) => async move { observed.answered(answer.await) }.boxed(),
+            None => answer,
+        }
+    }
+}
+
+impl Channel {
+    fn send(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> BoxFuture<'static, Result<Response<Body>, TransportError>> {
         match &mut self.way {
             Way::Network(channel, trouble) => {
                 let trouble = trouble.clone();
@@ -275,6 +305,10 @@ impl TransportError {
             }
             _ => self,
         }
+    }
+
+    pub(crate) fn status(&self) -> &Status {
+        &self.0
     }
 
     /// What kept a call from being sent.

@@ -10,6 +10,7 @@ mod call;
 mod channel;
 mod dial;
 mod infrastructure;
+mod observe;
 pub mod orchestrator;
 pub mod platform;
 pub mod retry;
@@ -23,6 +24,18 @@ pub use drover_tls::{
 };
 pub use orchestrator::OrchestratorClient;
 pub use platform::PlatformClient;
+
+/// Says in words what is measured of calls to platforms, for `/metrics`. Call it once a recorder is installed.
+pub fn describe_metrics() {
+    metrics::describe_counter!(
+        "drover_platform_calls_total",
+        "Calls to platforms that ended, by platform, method and gRPC code."
+    );
+    metrics::describe_histogram!(
+        "drover_platform_call_duration_seconds",
+        "How long calls to platforms took, streams apart."
+    );
+}
 
 /// Largest message that is accepted, in bytes; the contract allows no larger one.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;

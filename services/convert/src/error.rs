@@ -153,6 +153,12 @@ pub fn to_rpc_status(error: &Error) -> tonic_types::pb::Status {
 /// The longest wait that another side may impose on us.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
+/// A reason as it travels, as metrics and traces write it: `UNAVAILABLE`.
+#[must_use]
+pub fn reason_name(reason: Reason) -> &'static str {
+    wire(reason).1.map_or("UNKNOWN", name)
+}
+
 fn name(reason: ErrorReason) -> &'static str {
     let name = reason.as_str_name();
     name.strip_prefix("ERROR_REASON_").unwrap_or(name)

@@ -129,7 +129,9 @@ impl Platform {
             Arc::clone(&work.lifetime),
         );
         let (fingerprint, under_way) = (fingerprint.to_owned(), Arc::clone(under_way));
-        self.tasks.spawn(async move {
+        // As a part of what the first caller belongs to.
+        let trace = drover_telemetry::current();
+        self.tasks.spawn(drover_telemetry::context::scope(trace, async move {
             let outcome = registered
                 .platform
                 .work(request, fingerprint, renderer, lifetime)
@@ -137,7 +139,7 @@ impl Platform {
             // Nobody may listen any more.
             let _ = done.send(Some(outcome.map(Arc::new)));
             drop((registered, under_way));
-        });
+        }));
         Ok((work, caller))
     }
 

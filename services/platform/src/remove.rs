@@ -41,11 +41,14 @@ impl Platform {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let under_way = self.fences.begin(fence)?;
-        let task = self.tasks.spawn(async move {
-            let outcome = work.await;
-            drop(under_way);
-            outcome
-        });
+        let trace = drover_telemetry::current();
+        let task = self
+            .tasks
+            .spawn(drover_telemetry::context::scope(trace, async move {
+                let outcome = work.await;
+                drop(under_way);
+                outcome
+            }));
         task.await.unwrap_or_else(|_| {
             Err(Error::internal(
                 "the call ended without an answer; its outcome is unknown",

@@ -11,7 +11,7 @@ use crate::{ServerArgs, ServerSettings, settings, telemetry};
 
 /// Exit code of wrong usage (`EX_USAGE`).
 const WRONG_USAGE: u8 = 64;
-/// How long work that cannot be cancelled may hold up the end.
+/// How long work that cannot be cancelled may hold up the end, and how long spans that were not sent.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// What a server is called and where it listens.
@@ -96,14 +96,26 @@ where
     }
     telemetry::init(server.log_format);
     telemetry::metrics();
+    let traces = drover_telemetry::Settings::resolve(
+        &server.otlp(),
+        (binary.name, binary.version),
+        |name| std::env::var(name).ok(),
+    )?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(async {
+        let exporter = match traces {
+            Some(traces) => drover_telemetry::Exporter::start(traces)?,
+            None => None,
+        };
         let stop = CancellationToken::new();
         let signals = tokio::spawn(stop_on_signal(Signals::new()?, stop.clone()));
         let outcome = start(server, own, stop).await;
         signals.abort();
+        if let Some(exporter) = exporter {
+            exporter.finish(LAST_WAIT).await;
+        }
         outcome
     });
     runtime.shutdown_timeout(LAST_WAIT);

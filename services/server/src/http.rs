@@ -1,5 +1,7 @@
 //! What is answered over plain HTTP.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
     http::{Method, Request, Response, StatusCode},
@@ -9,7 +11,9 @@ use tokio::{sync::watch, time::Instant};
 use tonic::transport::server::TcpConnectInfo;
 use tracing::Span;
 
-use crate::{Readiness, audit::Entry, calls::TraceId, telemetry};
+use drover_telemetry::{Context as TraceContext, Span as TraceSpan};
+
+use crate::{Readiness, audit::Entry, calls::TraceId, telemetry::{self, Collector}};
 
 /// What must answer when nothing else does.
 pub(crate) const OWN_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
@@ -21,6 +25,7 @@ pub(crate) struct Record {
     path: Option<&'static str>,
     method: &'static str,
     span: Span,
+    trace: Option<TraceSpan>,
     start: Instant,
     audit: Option<Entry>,
 }
@@ -29,12 +34,21 @@ impl Record {
     pub(crate) fn start<B>(
         paths: &[&'static str],
         request: &Request<B>,
-        trace_id: TraceId,
     ) -> Self {
         let asked = request.uri().path();
         let known = paths.iter().find(|path| **path == asked).copied();
         let path = (!OWN_PATHS.contains(&asked)).then(|| known.unwrap_or(OTHER));
         let method = method(request.method());
+        let parent = TraceContext::of(request.headers());
+        let parent = match path {
+            Some(_) => parent,
+            // What only asks whether the server is well begins no trace.
+            None => Some(TraceContext::root(Some(false))),
+        };
+        let mut trace = TraceSpan::server(format!("{method} {}", path.unwrap_or_default()), parent);
+        trace.set("http.request.method", method);
+        trace.set("http.route", path.unwrap_or_default());
+        let trace_id = TraceId::from(trace.context());
         let span = match path {
             None => Span::none(),
             Some(path) => {
@@ -53,9 +67,16 @@ impl Record {
             path,
             method,
             span,
+            trace: Some(trace),
             start: Instant::now(),
             audit: None,
         }
+    }
+
+    /// The trace that it belongs to.
+    pub(crate) fn trace(&self) -> TraceContext {
+        let trace = self.trace.as_ref().map(TraceSpan::context);
+        trace.unwrap_or_else(|| TraceContext::root(Some(false)))
     }
 
     pub(crate) fn span(&self) -> Span {
@@ -76,6 +97,14 @@ impl Record {
     fn count(&mut self, code: &str) {
         if let Some(entry) = self.audit.take() {
             entry.end_http(code, self.start.elapsed());
+        }
+        if let Some(mut trace) = self.trace.take() {
+            if let Ok(status) = code.parse::<i64>() {
+                trace.set("http.response.status_code", status);
+            }
+            if code.starts_with('5') {
+                trace.fail("5xx", "");
+            }
         }
         let Some(path) = self.path.take() else {
             return;
@@ -122,16 +151,18 @@ fn method(method: &Method) -> &'static str {
 pub(crate) fn routes(
     liveness: Option<watch::Receiver<Readiness>>,
     readiness: watch::Receiver<Readiness>,
+    collectors: Vec<Collector>,
 ) -> Router {
+    let collectors: Arc<[Collector]> = collectors.into();
     Router::new()
         .route("/healthz", get(async move || answer(liveness.as_ref())))
         .route("/readyz", get(async move || answer(Some(&readiness))))
         .route(
             "/metrics",
-            get(async || {
+            get(async move || {
                 (
                     [("content-type", "text/plain; version=0.0.4; charset=utf-8")],
-                    telemetry::metrics().render(),
+                    telemetry::expose(&collectors),
                 )
             }),
         )

@@ -201,7 +201,9 @@ pub fn spawn(
     );
     let entrance = Entrance {
         grpc,
-        http: service.http.merge(routes(liveness, readiness.clone())),
+        http: service
+            .http
+            .merge(routes(liveness, readiness.clone(), service.collectors)),
         paths: service.paths.into(),
     };
 
@@ -496,8 +498,9 @@ impl Entrance {
         let _in_flight = self.grpc.tracker().token();
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let place = self.grpc.admit_http();
-        let context = self.grpc.http_context(request.headers());
-        let mut record = Record::start(&self.paths, &request, context.trace_id);
+        let mut record = Record::start(&self.paths, &request);
+        let trace = record.trace();
+        let context = self.grpc.http_context(trace);
         let known = exempt || self.paths.contains(&request.uri().path());
         let (asked, entry) = self
             .grpc
@@ -517,7 +520,8 @@ impl Entrance {
         }
         let deadline = context.deadline;
         request.extensions_mut().insert(context);
-        let answer = AssertUnwindSafe(tower::Service::call(&mut self.http, request))
+        let answer = tower::Service::call(&mut self.http, request);
+        let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
             .catch_unwind()
             .instrument(record.span());
         let answer = match deadline {

@@ -14,6 +14,7 @@ use crate::{
     access::Access,
     calls::{Calls, Methods},
     descriptors,
+    telemetry::{Collector, Exposition},
 };
 
 /// Whether a server can do its work, and why not.
@@ -26,7 +27,6 @@ pub enum Readiness {
 }
 
 /// The gRPC services and HTTP routes of one server. Health, reflection and metrics are added when it is served.
-#[derive(Debug)]
 pub struct Service {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
@@ -38,6 +38,18 @@ pub struct Service {
     pub(crate) paths: Vec<&'static str>,
     pub(crate) readiness: Option<watch::Receiver<Readiness>>,
     pub(crate) liveness: Option<watch::Receiver<Readiness>>,
+    pub(crate) collectors: Vec<Collector>,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service")
+            .field("name", &self.name)
+            .field("version", &self.version)
+            .field("names", &self.names)
+            .field("paths", &self.paths)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Service {
@@ -57,6 +69,7 @@ impl Service {
             paths: Vec::new(),
             readiness: None,
             liveness: None,
+            collectors: Vec::new(),
         }
     }
 
@@ -98,6 +111,13 @@ impl Service {
     pub fn route(mut self, path: &'static str, methods: MethodRouter) -> Self {
         self.http = self.http.route(path, methods);
         self.paths.push(path);
+        self
+    }
+
+    /// Writes further metrics whenever `/metrics` is read, quickly.
+    #[must_use]
+    pub fn metrics(mut self, collect: impl Fn(&mut Exposition) + Send + Sync + 'static) -> Self {
+        self.collectors.push(std::sync::Arc::new(collect));
         self
     }
 

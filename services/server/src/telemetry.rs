@@ -1,7 +1,12 @@
 //! Logs to stderr, metrics to `/metrics`.
 
-use std::{io::IsTerminal, sync::OnceLock};
+use std::{
+    fmt::Write as _,
+    io::IsTerminal,
+    sync::{Arc, OnceLock},
+};
 
+use metrics::{describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
@@ -69,6 +74,77 @@ impl Metrics {
     }
 }
 
+/// Metrics that are looked up when somebody asks for them, in the text format of Prometheus. Their labels may go away,
+/// unlike those of metrics that are recorded.
+#[derive(Debug, Default)]
+pub struct Exposition(String);
+
+impl Exposition {
+    /// A gauge with all of its values, each with its labels.
+    pub fn gauge(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>,
+    ) {
+        // Writing to a string cannot fail.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} gauge\n");
+        for (labels, value) in samples {
+            self.0.push_str(name);
+            for (at, (label, text)) in labels.iter().enumerate() {
+                let begin = if at == 0 { '{' } else { ',' };
+                let _ = write!(self.0, "{begin}{label}=\"");
+                for c in text.chars() {
+                    match c {
+                        '\\' => self.0.push_str("\\\\"),
+                        '"' => self.0.push_str("\\\""),
+                        '\n' => self.0.push_str("\\n"),
+                        c => self.0.push(c),
+                    }
+                }
+                self.0.push('"');
+            }
+            let end = if labels.is_empty() { "" } else { "}" };
+            let _ = writeln!(self.0, "{end} {value}");
+        }
+        self.0.push('\n');
+    }
+}
+
+/// Writes metrics that are looked up.
+pub(crate) type Collector = Arc<dyn Fn(&mut Exposition) + Send + Sync>;
+
+/// All metrics: those that are recorded, and those that these look up.
+pub(crate) fn expose(collectors: &[Collector]) -> String {
+    let mut looked_up = Exposition::default();
+    for collect in collectors {
+        collect(&mut looked_up);
+    }
+    let mut text = metrics().render();
+    text.push_str(&looked_up.0);
+    text
+}
+
+fn describe() {
+    describe_counter!("drover_rpc_requests_total", "gRPC calls that ended, by service, method and code.");
+    describe_histogram!("drover_rpc_duration_seconds", "How long gRPC calls took.");
+    describe_gauge!("drover_rpc_in_flight", "gRPC calls under way.");
+    describe_counter!("drover_http_requests_total", "Plain HTTP requests that ended, by path, method and status.");
+    describe_histogram!("drover_http_duration_seconds", "How long plain HTTP requests took.");
+    describe_gauge!("drover_http_in_flight", "Plain HTTP requests under way.");
+    describe_counter!("drover_tls_handshakes_failed_total", "TLS handshakes that failed, by reason.");
+    describe_gauge!(
+        "drover_tls_certificate_expiry_timestamp_seconds",
+        "When the certificate that is served expires, in seconds since 1970."
+    );
+    describe_counter!("drover_audit_dropped_total", "Lines of the audit log that could not be written.");
+    describe_counter!("drover_otlp_spans_exported_total", "Spans that a collector took.");
+    describe_counter!(
+        "drover_otlp_spans_dropped_total",
+        "Spans that were lost: queue (too many at once), collector (it did not take them), rejected (it did not want them)."
+    );
+}
+
 impl std::fmt::Debug for Metrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Metrics")
@@ -89,6 +165,7 @@ pub fn metrics() -> &'static Metrics {
         if metrics::set_global_recorder(recorder).is_err() {
             tracing::warn!("this process has another metrics recorder; /metrics stays empty");
         }
+        describe();
         Metrics(handle)
     })
 }

@@ -163,6 +163,7 @@ impl Backend for SqliteBackend {
 
     async fn commit(&self, txn: Txn, lane: Lane) -> Result<Revision, CommitError> {
         txn.check(&LIMITS)?;
+        let began = Instant::now();
         let (answer, answered) = oneshot::channel();
         self.queue
             .push(lane, txn, |txn, place| Job {
@@ -172,7 +173,10 @@ impl Backend for SqliteBackend {
                 place,
             })
             .await?;
-        answered.await.unwrap_or(Err(CommitError::Unknown))
+        let outcome = answered.await.unwrap_or(Err(CommitError::Unknown));
+        metrics::histogram!("drover_store_transaction_duration_seconds", "lane" => lane.as_str())
+            .record(began.elapsed().as_secs_f64());
+        outcome
     }
 
     async fn scan(&self, range: Range, page: usize) -> Result<Scan> {

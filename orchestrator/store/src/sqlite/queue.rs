@@ -53,6 +53,16 @@ struct Waiting {
     closed: bool,
 }
 
+impl Waiting {
+    fn show(&self) {
+        for (lane, waiting) in [(Lane::Urgent, &self.urgent), (Lane::Bulk, &self.bulk)] {
+            #[expect(clippy::cast_precision_loss, reason = "there are few places")]
+            metrics::gauge!("drover_store_queue_depth", "lane" => lane.as_str())
+                .set(waiting.len() as f64);
+        }
+    }
+}
+
 impl Default for Queue {
     fn default() -> Self {
         Self {
@@ -94,6 +104,7 @@ impl Queue {
                 Lane::Urgent => waiting.urgent.push_back(job),
                 Lane::Bulk => waiting.bulk.push_back(job),
             }
+            waiting.show();
         }
         self.changed.notify_one();
         Ok(())
@@ -142,6 +153,7 @@ impl Queue {
             bytes += job.bytes;
             batch.push(job);
         }
+        waiting.show();
         Work::Batch(batch)
     }
 

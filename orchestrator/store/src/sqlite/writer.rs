@@ -293,6 +293,8 @@ impl Writer {
             Ok((outcomes, sync)) => {
                 self.revision = revision;
                 if !sync.is_zero() {
+                    metrics::histogram!("drover_store_commit_duration_seconds")
+                        .record(sync.as_secs_f64());
                     self.sync = (self.sync * 3 + sync) / 4;
                 }
                 Ok(outcomes)
@@ -302,6 +304,17 @@ impl Writer {
     }
 
     fn failure(&mut self, error: &rusqlite::Error) -> CommitError {
+        let failure = self.judge(error);
+        let reason = match failure {
+            CommitError::StorageFull => "storage_full",
+            CommitError::Unknown => "sync",
+            _ => "unavailable",
+        };
+        metrics::counter!("drover_store_failures_total", "reason" => reason).increment(1);
+        failure
+    }
+
+    fn judge(&mut self, error: &rusqlite::Error) -> CommitError {
         let extended = error.sqlite_error().map(|e| e.extended_code);
         if matches!(
             extended,

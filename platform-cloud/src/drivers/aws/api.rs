@@ -29,7 +29,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::{errors, settings};
-use crate::cloud::Gate;
+use crate::cloud::{Gate, traced};
 
 /// Calls at once.
 const CONCURRENT: usize = 16;
@@ -93,7 +93,8 @@ impl Api {
             .gate
             .call(|| {
                 let call = Box::pin(call(self.ec2()));
-                async move { call.await.map_err(|error| errors::map(operation, &error)) }
+                let call = async move { call.await.map_err(|error| errors::map(operation, &error)) };
+                traced("EC2", operation, call)
             })
             .await;
         if let Err(error) = &outcome

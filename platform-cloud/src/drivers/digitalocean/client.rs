@@ -12,7 +12,7 @@ use reqwest::{Method, Response, StatusCode, Url, header::HeaderMap, redirect::Po
 use serde_json::Value;
 
 use super::{Settings, errors};
-use crate::cloud::Gate;
+use crate::cloud::{Gate, traced};
 
 const ENDPOINT: &str = "https://api.digitalocean.com";
 const VARIABLES: [&str; 2] = ["DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN"];
@@ -95,7 +95,11 @@ impl Client {
             url.query_pairs_mut().extend_pairs(query);
         }
         let token = self.token.get();
-        let once = |token: String| self.once(method.clone(), url.clone(), token, body);
+        let operation = format!("{method} {}", path.first().unwrap_or(&""));
+        let once = |token: String| {
+            let call = self.once(method.clone(), url.clone(), token, body);
+            traced("DigitalOcean", &operation, call)
+        };
         let mut reply = self.gate.call(|| once(token.clone())).await?;
         if reply.status == 401 {
             let now = self.token.reload()?;

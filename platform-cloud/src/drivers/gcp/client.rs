@@ -11,7 +11,7 @@ use google_cloud_gax::retry_policy::NeverRetry;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Settings, credentials, error};
-use crate::cloud::Gate;
+use crate::cloud::{Gate, traced};
 
 /// Calls at once. Half of them may be waiting for operations.
 const CONCURRENT: usize = 64;
@@ -75,10 +75,12 @@ impl Client {
         Fut: Future<Output = google_cloud_gax::Result<T>> + Send,
     {
         self.gate
-            .call(|| async {
-                call()
-                    .await
-                    .map_err(|failure| error::of_call(what, &failure))
+            .call(|| {
+                traced("Compute", what, async {
+                    call()
+                        .await
+                        .map_err(|failure| error::of_call(what, &failure))
+                })
             })
             .await
     }

@@ -36,6 +36,7 @@ use super::{
     state::{EXIT, Exit, LOCK, NODE, PROCESS, REMOVAL, Record, Removal, StateDir},
 };
 use drover_platform::driver::Found;
+use drover_telemetry::Span;
 
 /// Longest time for which a launcher may be silent. It needs milliseconds; a machine that swaps may need seconds.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
@@ -324,7 +325,14 @@ async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String> {
             process: None,
             child: None,
         }),
-        (None, Recorded::Nothing) => start(shared, node).await,
+        (None, Recorded::Nothing) => {
+            let mut span = Span::internal("start process");
+            let begun = start(shared, node).await;
+            if let (Some(span), Err(why)) = (&mut span, &begun) {
+                span.fail("failed", why);
+            }
+            begun
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     auth::Credentials,
     documents::{AllocateMachine, Image, Ip, Machine, Network},
 };
-use crate::cloud::Gate;
+use crate::cloud::{Gate, traced};
 
 /// Calls at a time. More only wait at the API.
 const MAX_CONCURRENT_CALLS: usize = 8;
@@ -172,9 +172,17 @@ impl Api {
             .map(serde_json::to_vec)
             .transpose()
             .map_err(|error| Error::internal(format!("a request cannot be written: {error}")))?;
+        // `/v1/machine/…`: what stands behind it may be an id.
+        let operation = format!("{method} {}", path.split('/').nth(2).unwrap_or_default());
         let answer = self
             .gate
-            .call(|| self.once(method.clone(), path, body.clone()))
+            .call(|| {
+                traced(
+                    "metal-api",
+                    &operation,
+                    self.once(method.clone(), path, body.clone()),
+                )
+            })
             .await?;
         serde_json::from_slice(&answer).map_err(|error| {
             Error::unavailable(format!(

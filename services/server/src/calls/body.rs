@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use drover_convert::error::to_status;
 use drover_core::Error;
+use drover_telemetry::rpc::{self, code_name};
 use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::{
@@ -22,9 +23,7 @@ use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
 use super::{
-    defect, expired,
-    methods::{Method, code_name},
-    refusal, stopping,
+    defect, expired, methods::Method, refusal, stopping,
 };
 use crate::{Shutdown, access::Lease, audit::Entry};
 
@@ -32,6 +31,7 @@ use crate::{Shutdown, access::Lease, audit::Entry};
 pub(super) struct Record {
     method: Arc<Method>,
     span: Span,
+    trace: Option<drover_telemetry::Span>,
     start: Instant,
     done: bool,
     audit: Option<Entry>,
@@ -39,11 +39,17 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn start(method: Arc<Method>, span: Span, in_flight: TaskTrackerToken) -> Self {
+    pub(super) fn start(
+        method: Arc<Method>,
+        span: Span,
+        trace: drover_telemetry::Span,
+        in_flight: TaskTrackerToken,
+    ) -> Self {
         method.in_flight.increment(1.0);
         Self {
             method,
             span,
+            trace: Some(trace),
             start: Instant::now(),
             done: false,
             audit: None,
@@ -87,6 +93,9 @@ impl Record {
         self.method.duration.record(elapsed.as_secs_f64());
         if let Some(entry) = self.audit.take() {
             entry.end(code, code_name(code), elapsed);
+        }
+        if let Some(mut trace) = self.trace.take() {
+            rpc::end_server(&mut trace, code, message);
         }
         let _entered = self.span.enter();
         match code {

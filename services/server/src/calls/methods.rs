@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use drover_telemetry::rpc::code_name;
 use metrics::{Counter, Gauge, Histogram};
 use prost_types::FileDescriptorSet;
 use tonic::Code;
@@ -61,6 +62,11 @@ impl Method {
             duration: metrics::histogram!("drover_rpc_duration_seconds", &labels),
             in_flight: metrics::gauge!("drover_rpc_in_flight", &labels),
         })
+    }
+
+    /// What a span of it is called.
+    pub(crate) fn path(&self) -> String {
+        format!("{}/{}", self.service, self.name)
     }
 
     /// Counts one call that ended.
@@ -126,27 +132,5 @@ impl Methods {
 
     pub(crate) fn get(&self, path: &str) -> Arc<Method> {
         self.by_path.get(path).unwrap_or(&self.unknown).clone()
-    }
-}
-
-pub(super) fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }

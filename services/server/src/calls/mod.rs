@@ -14,6 +14,7 @@ use std::{
 
 use drover_convert::error::to_status;
 use drover_core::{Error, Reason};
+use drover_telemetry::{Context as TraceContext, Span as TraceSpan, context, rpc};
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, Request, Response, header};
 use tokio::{
@@ -54,6 +55,12 @@ pub struct CallContext {
 /// 16 bytes, shown as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(u128);
+
+impl From<TraceContext> for TraceId {
+    fn from(context: TraceContext) -> Self {
+        Self(context.trace_id())
+    }
+}
 
 impl std::fmt::Display for TraceId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -146,12 +153,12 @@ impl Calls {
     }
 
     /// What a handler of plain HTTP can know of its request, which never brings a deadline.
-    pub(crate) fn http_context(&self, headers: &HeaderMap) -> CallContext {
+    pub(crate) fn http_context(&self, trace: TraceContext) -> CallContext {
         CallContext {
             // One too far to be represented is none.
             deadline: Instant::now().checked_add(self.0.default_deadline),
             shutdown: self.0.asked.clone(),
-            trace_id: trace_of(headers),
+            trace_id: trace.into(),
         }
     }
 
@@ -225,13 +232,15 @@ impl Shared {
             .methods
             .is_unknown(&method)
             .then(|| request.uri().path().to_owned());
-        let trace_id = trace_of(request.headers());
+        let trace = self.trace(&method, request.headers());
+        let at = trace.context();
+        let trace_id = TraceId::from(at);
         let peer = request
             .extensions()
             .get::<TcpConnectInfo>()
             .and_then(TcpConnectInfo::remote_addr);
         let span = span(&method, trace_id, peer);
-        let mut record = Record::start(method.clone(), span.clone(), self.tracker.token());
+        let mut record = Record::start(method.clone(), span.clone(), trace, self.tracker.token());
 
         // Before a place is taken: strangers keep nobody out.
         let permission = if unknown.is_some() {
@@ -278,7 +287,7 @@ impl Shared {
             trace_id,
         });
 
-        let answer = AssertUnwindSafe(async move {
+        let answer = AssertUnwindSafe(context::scope(Some(at), async move {
             futures::future::poll_fn(|cx| Service::<Request<B>>::poll_ready(&mut routes, cx))
                 .await
                 .unwrap_or_else(|never| match never {});
@@ -286,7 +295,7 @@ impl Shared {
                 .call(request)
                 .await
                 .unwrap_or_else(|never| match never {})
-        })
+        }))
         .catch_unwind()
         .instrument(span);
         let stream = method.kind.is_stream();
@@ -321,6 +330,20 @@ impl Shared {
             // The permit is given back here: a client that reads slowly must not keep others out.
             Some(Ok(response)) => CallBody::unary(response, record),
         }
+    }
+
+    /// The span of a call. What only asks whether the server is well begins no trace.
+    fn trace(&self, method: &Arc<Method>, headers: &HeaderMap) -> TraceSpan {
+        let parent = TraceContext::of(headers);
+        let parent = match method.kind {
+            Kind::Own { .. } => parent.or_else(|| Some(TraceContext::root(Some(false)))),
+            Kind::Unary | Kind::Stream => parent,
+        };
+        let mut span = TraceSpan::server(method.path(), parent);
+        if span.is_recorded() {
+            rpc::describe(&mut span, &method.path());
+        }
+        span
     }
 
     /// Never waits: a queue would only make everybody late.
@@ -426,18 +449,6 @@ fn parse_timeout(value: &[u8]) -> Option<Duration> {
     })
 }
 
-/// The caller's trace id (`traceparent: 00-<32 hex>-<16 hex>-<2 hex>`), or a new one.
-fn trace_of(headers: &HeaderMap) -> TraceId {
-    headers
-        .get("traceparent")
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split('-').nth(1))
-        .filter(|id| id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()))
-        .and_then(|id| u128::from_str_radix(id, 16).ok())
-        .filter(|id| *id != 0)
-        .map_or_else(|| TraceId(uuid::Uuid::new_v4().as_u128()), TraceId)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -461,20 +472,5 @@ mod tests {
         ] {
             assert_eq!(parse_timeout(wrong), None, "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn a_trace_id_is_taken_from_traceparent_or_new() {
-        let mut headers = HeaderMap::new();
-        let fresh = trace_of(&headers);
-        assert_ne!(fresh, trace_of(&headers));
-        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        headers.insert("traceparent", parent.parse().unwrap());
-        assert_eq!(
-            trace_of(&headers).to_string(),
-            "4bf92f3577b34da6a3ce929d0e0e4736"
-        );
-        headers.insert("traceparent", "00-zz-1".parse().unwrap());
-        assert_ne!(trace_of(&headers).to_string(), "zz");
     }
 }

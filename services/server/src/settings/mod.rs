@@ -64,6 +64,16 @@ pub struct ServerSettings {
     pub shutdown_grace: Duration,
     /// How logs look. Default auto.
     pub log_format: LogFormat,
+    /// Collector that traces are sent to, OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`. Default: what
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` says; without it none are recorded.
+    pub otlp_endpoint: Option<String>,
+    /// Authorities of the collector's certificate, PEM. Default: those of the system.
+    pub otlp_ca: Option<PathBuf>,
+    /// Share of the traces that begin here which is recorded, 0 to 1; a trace that began elsewhere is recorded here if it
+    /// is there. Default 1.
+    pub otlp_sample_ratio: Option<f64>,
+    /// What this server is called in traces. Default: what `OTEL_SERVICE_NAME` says, else its name.
+    pub otlp_service_name: Option<String>,
     /// Calls with one answer in flight at once; more are turned away. Default 1024.
     pub max_concurrent_requests: usize,
     /// Streams (watches, logs, exec) open at once; more are turned away. Default 8192.
@@ -90,6 +100,10 @@ impl Default for ServerSettings {
             metrics_auth: true,
             shutdown_grace: Duration::from_secs(30),
             log_format: LogFormat::Auto,
+            otlp_endpoint: None,
+            otlp_ca: None,
+            otlp_sample_ratio: None,
+            otlp_service_name: None,
             max_concurrent_requests: 1024,
             max_concurrent_streams: 8192,
             max_connections: 4096,
@@ -136,6 +150,17 @@ impl TlsSettings {
 }
 
 impl ServerSettings {
+    /// What is set of traces.
+    #[must_use]
+    pub fn otlp(&self) -> drover_telemetry::settings::Given {
+        drover_telemetry::settings::Given {
+            endpoint: self.otlp_endpoint.clone(),
+            service_name: self.otlp_service_name.clone(),
+            sample_ratio: self.otlp_sample_ratio,
+            ca: self.otlp_ca.clone(),
+        }
+    }
+
     /// The defaults of a server whose port this is; 0 takes a free one.
     #[must_use]
     pub fn on_port(port: u16) -> Self {
@@ -223,6 +248,22 @@ pub struct ServerArgs {
     #[arg(long, value_name = "FORMAT", value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_format: Option<LogFormat>,
+    /// Collector that traces are sent to, OTLP over gRPC: http(s)://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<String>,
+    /// Authorities of the collector's certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_ca: Option<PathBuf>,
+    /// Share of the traces that begin here which is recorded, 0 to 1 (1)
+    #[arg(long, value_name = "RATIO")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_sample_ratio: Option<f64>,
+    /// What this server is called in traces
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_service_name: Option<String>,
     /// Calls in flight at once
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]

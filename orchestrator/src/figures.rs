@@ -1,0 +1,315 @@
+//! Metrics of the domain. Counts follow what changes; a scrape looks at nothing but clusters that changed since the last.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use drover_core::{Millis, NodeState, Sym};
+use drover_proto::orchestrator::v1::ClusterPhase;
+use drover_server::telemetry::Exposition;
+use metrics::{describe_counter, describe_histogram};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::{
+    api::status::{self, Visible},
+    cluster::{Cluster, Inner},
+    shared::Shared,
+};
+
+/// Phases of clusters and their labels.
+const PHASES: [(ClusterPhase, &str); 5] = [
+    (ClusterPhase::Progressing, "progressing"),
+    (ClusterPhase::Ready, "ready"),
+    (ClusterPhase::Degraded, "degraded"),
+    (ClusterPhase::Blocked, "blocked"),
+    (ClusterPhase::Deleting, "deleting"),
+];
+
+/// What is counted.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    /// Clusters that have to be counted again.
+    changed: Mutex<HashSet<Uuid>>,
+    counted: Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    clusters: HashMap<Uuid, One>,
+    all: Sums,
+}
+
+/// One cluster.
+#[derive(Debug)]
+struct One {
+    sums: Sums,
+    /// Since when it is not as wanted, as far as this process has seen.
+    waiting_since: Option<Millis>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Sums {
+    phases: BTreeMap<&'static str, i64>,
+    wanted: i64,
+    ready: i64,
+    nodes: BTreeMap<(Sym, &'static str), i64>,
+    back_offs: BTreeMap<Sym, i64>,
+}
+
+impl Sums {
+    fn add(&mut self, other: &Self, sign: i64) {
+        fn add<K: Ord + Clone>(to: &mut BTreeMap<K, i64>, from: &BTreeMap<K, i64>, sign: i64) {
+            for (key, count) in from {
+                let sum = to.entry(key.clone()).or_default();
+                *sum += sign * count;
+                if *sum == 0 {
+                    to.remove(key);
+                }
+            }
+        }
+        add(&mut self.phases, &other.phases, sign);
+        add(&mut self.nodes, &other.nodes, sign);
+        add(&mut self.back_offs, &other.back_offs, sign);
+        self.wanted += sign * other.wanted;
+        self.ready += sign * other.ready;
+    }
+}
+
+impl Figures {
+    /// Something of a cluster may count differently now.
+    pub(crate) fn changed(&self, cluster: Uuid) {
+        self.changed.lock().insert(cluster);
+    }
+
+    fn count(&self, shared: &Shared, now: Millis) {
+        let changed = std::mem::take(&mut *self.changed.lock());
+        if changed.is_empty() {
+            return;
+        }
+        let visible = status::visible(shared);
+        let mut counted = self.counted.lock();
+        let Counted { clusters, all } = &mut *counted;
+        for uid in changed {
+            let before = clusters.remove(&uid);
+            if let Some(before) = &before {
+                all.add(&before.sums, -1);
+            }
+            let Some(cluster) = shared.cluster(uid) else {
+                continue;
+            };
+            let mut one = one(&cluster, &visible, now);
+            all.add(&one.sums, 1);
+            if let (Some(since), Some(before)) = (&mut one.waiting_since, before) {
+                *since = before.waiting_since.unwrap_or(*since);
+            }
+            clusters.insert(uid, one);
+        }
+    }
+
+    /// Everything as it is now.
+    pub(crate) fn write(shared: &Shared, out: &mut Exposition) {
+        let now = shared.now();
+        let figures = &shared.figures;
+        figures.count(shared, now);
+        {
+            let counted = figures.counted.lock();
+            let waiting = counted.clusters.values().filter_map(|one| one.waiting_since);
+            let oldest = waiting.min().map_or(0, |since| now.saturating_sub(since));
+            write_clusters(&counted.all, oldest, out);
+        }
+        write_queue(shared, out);
+        write_platforms(shared, now, out);
+    }
+}
+
+fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
+    let inner = cluster.inner.lock();
+    let (phase, wanted, ready) = status::figures(&inner, visible);
+    let label = PHASES.iter().find(|(own, _)| *own == phase);
+    let label = label.map_or("unknown", |(_, label)| label);
+    let mut sums = Sums {
+        wanted: i64::from(wanted),
+        ready: i64::from(ready),
+        ..Sums::default()
+    };
+    sums.phases.insert(label, 1);
+    for node in &inner.state.nodes {
+        let key = (node.platform.clone(), state(node.state));
+        *sums.nodes.entry(key).or_default() += 1;
+    }
+    for (key, _) in inner.state.backoffs.iter() {
+        *sums.back_offs.entry(key.platform.clone()).or_default() += 1;
+    }
+    One {
+        sums,
+        waiting_since: is_late(&inner, phase).then_some(now),
+    }
+}
+
+/// Whether somebody may want to know how long this lasts. Who paused a cluster knows why it stands still.
+fn is_late(inner: &Inner, phase: ClusterPhase) -> bool {
+    phase != ClusterPhase::Ready && inner.desired.value.paused.is_none()
+}
+
+fn state(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Requested => "requested",
+        NodeState::Provisioning => "provisioning",
+        NodeState::Starting => "starting",
+        NodeState::Ready => "ready",
+        NodeState::Draining => "draining",
+        NodeState::Deprovisioning => "deprovisioning",
+        NodeState::Unhealthy => "unhealthy",
+        NodeState::Failed => "failed",
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+fn float(count: i64) -> f64 {
+    count as f64
+}
+
+fn seconds(millis: Millis) -> f64 {
+    std::time::Duration::from_millis(millis).as_secs_f64()
+}
+
+fn write_clusters(all: &Sums, oldest: Millis, out: &mut Exposition) {
+    let count = |label: &str| float(all.phases.get(label).copied().unwrap_or_default());
+    let phases = PHASES.map(|(_, label)| (vec![("phase", label.to_owned())], count(label)));
+    out.gauge("drover_clusters", "Clusters by phase.", phases);
+    out.gauge(
+        "drover_clusters_not_ready_oldest_seconds",
+        "How long the cluster that has waited longest is not as wanted, paused ones apart; counted from the start of \
+         this process at the earliest.",
+        [(Vec::new(), seconds(oldest))],
+    );
+    out.gauge(
+        "drover_nodes_wanted",
+        "Nodes that specs want.",
+        [(Vec::new(), float(all.wanted))],
+    );
+    out.gauge(
+        "drover_nodes_ready",
+        "Nodes that are ready and visible.",
+        [(Vec::new(), float(all.ready))],
+    );
+    let nodes = all.nodes.iter().map(|((platform, state), count)| {
+        let labels = vec![
+            ("platform", platform.to_string()),
+            ("state", (*state).to_owned()),
+        ];
+        (labels, float(*count))
+    });
+    out.gauge(
+        "drover_nodes",
+        "Nodes on record by platform and state.",
+        nodes,
+    );
+    let back_offs = all
+        .back_offs
+        .iter()
+        .map(|(platform, count)| (vec![("platform", platform.to_string())], float(*count)));
+    out.gauge(
+        "drover_back_offs",
+        "Groups that wait after failures on a platform.",
+        back_offs,
+    );
+}
+
+fn write_queue(shared: &Shared, out: &mut Exposition) {
+    let waiting = shared.queue.waiting();
+    let lane = |lane: crate::queue::Urgency| vec![("lane", lane.as_str().to_owned())];
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    let depths = waiting.map(|(urgency, count, _)| (lane(urgency), count as f64));
+    out.gauge(
+        "drover_queue_depth",
+        "Clusters that wait for a pass.",
+        depths,
+    );
+    let oldest = waiting.map(|(urgency, _, oldest)| (lane(urgency), oldest.as_secs_f64()));
+    out.gauge(
+        "drover_queue_oldest_seconds",
+        "How long the cluster that has waited longest for a pass has waited.",
+        oldest,
+    );
+}
+
+fn write_platforms(shared: &Shared, now: Millis, out: &mut Exposition) {
+    let start = shared.clock.start();
+    let platforms: Vec<_> = {
+        let platforms = shared.platforms.read();
+        platforms
+            .iter()
+            .map(|(name, registered)| (name.to_string(), registered.platform.health(now)))
+            .collect()
+    };
+    let of = |value: fn(&crate::platform::PlatformHealth) -> f64| {
+        platforms
+            .iter()
+            .map(move |(name, health)| (vec![("platform", name.clone())], value(health)))
+    };
+    out.gauge(
+        "drover_platform_ready",
+        "1 if what exists on a platform is known, else 0.",
+        of(|health| f64::from(u8::from(health.visible))),
+    );
+    out.gauge(
+        "drover_platform_suspended",
+        "1 while a platform is left alone after failures in a row, else 0.",
+        of(|health| f64::from(u8::from(health.suspended))),
+    );
+    let ages = platforms.iter().map(|(name, health)| {
+        let since = health.fresh_at.unwrap_or(start);
+        let age = seconds(now.saturating_sub(since));
+        (vec![("platform", name.clone())], age)
+    });
+    out.gauge(
+        "drover_platform_observation_age_seconds",
+        "How old the newest observation of a platform is; without one, how old this process is.",
+        ages,
+    );
+}
+
+/// What is recorded where it happens, in words.
+pub(crate) fn describe() {
+    drover_store::describe_metrics();
+    drover_client::describe_metrics();
+    describe_histogram!(
+        "drover_queue_wait_seconds",
+        "How long clusters waited for a pass."
+    );
+    describe_histogram!(
+        "drover_pass_duration_seconds",
+        "How long passes took, calls to platforms apart."
+    );
+    describe_counter!(
+        "drover_passes_total",
+        "Passes by outcome: idle (nothing to do), done, failed (the store did not take a step)."
+    );
+    describe_counter!(
+        "drover_back_offs_total",
+        "Times that a group began to wait, or waits longer, after a failure on a platform."
+    );
+    describe_counter!(
+        "drover_probes_total",
+        "Health probes of nodes by result: ok, failed."
+    );
+    describe_histogram!(
+        "drover_probe_duration_seconds",
+        "How long health probes of nodes took."
+    );
+    for outcome in ["idle", "done", "failed"] {
+        metrics::counter!("drover_passes_total", "outcome" => outcome).increment(0);
+    }
+    for result in ["ok", "failed"] {
+        metrics::counter!("drover_probes_total", "result" => result).increment(0);
+    }
+}
+
+/// For whoever is asked for metrics.
+pub(crate) fn collector(shared: &Arc<Shared>) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
+    let shared = shared.clone();
+    move |out| Figures::write(&shared, out)
+}

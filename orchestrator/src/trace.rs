@@ -1,0 +1,97 @@
+//! What of the orchestrator's work is a span: the wait in the queue, a pass that does something, its calls.
+
+use std::sync::Arc;
+
+use drover_convert::error::reason_name;
+use drover_core::{Error, Sym};
+use drover_planner::Plan;
+use drover_telemetry::{Kind, Span};
+use tokio::time::Instant;
+
+use crate::{cluster::Cluster, queue::Turn};
+
+/// A pass as it is measured. One that nobody asked for has a span only if it does something.
+pub(crate) struct PassTrace {
+    cluster: Arc<Cluster>,
+    lane: &'static str,
+    began: Instant,
+    span: Option<Span>,
+    changes: usize,
+    calls: usize,
+}
+
+impl PassTrace {
+    /// A cluster's turn has come.
+    pub(crate) fn begin(cluster: &Arc<Cluster>, turn: Turn) -> Self {
+        let began = Instant::now();
+        let lane = turn.urgency.as_str();
+        let waited = began.saturating_duration_since(turn.since);
+        metrics::histogram!("drover_queue_wait_seconds", "lane" => lane)
+            .record(waited.as_secs_f64());
+        let span = turn.asked.map(|asked| {
+            let mut wait =
+                Span::start(Kind::Internal, "queue".into(), Some(asked.by)).since(turn.since);
+            wait.set("drover.queue.lane", lane);
+            drop(wait);
+            let mut span = Span::start(Kind::Internal, "pass".into(), Some(asked.by));
+            for other in asked.others {
+                span.link(other);
+            }
+            span
+        });
+        Self {
+            cluster: cluster.clone(),
+            lane,
+            began,
+            span,
+            changes: 0,
+            calls: 0,
+        }
+    }
+
+    /// It is about to carry out a plan, as a part of this.
+    pub(crate) fn does(&mut self, plan: &Plan) -> &Span {
+        self.changes += plan.ops.len();
+        self.calls += plan.calls.len();
+        self.span.get_or_insert_with(|| {
+            Span::start(Kind::Internal, "pass".into(), None).since(self.began)
+        })
+    }
+
+    /// It is over; with an error, what it did is not known to be durable.
+    pub(crate) fn end(self, error: Option<&Error>) {
+        let outcome = match error {
+            Some(_) => "failed",
+            None if self.changes + self.calls > 0 => "done",
+            None => "idle",
+        };
+        metrics::counter!("drover_passes_total", "outcome" => outcome).increment(1);
+        metrics::histogram!("drover_pass_duration_seconds")
+            .record(self.began.elapsed().as_secs_f64());
+        let Some(mut span) = self.span.filter(Span::is_recorded) else {
+            return;
+        };
+        span.set("drover.cluster.name", self.cluster.name.to_string());
+        span.set("drover.cluster.uid", self.cluster.uid.to_string());
+        span.set("drover.queue.lane", self.lane);
+        span.set("drover.pass.changes", self.changes);
+        span.set("drover.pass.calls", self.calls);
+        if let Some(error) = error {
+            span.fail(reason_name(error.reason()), error.message());
+        }
+    }
+}
+
+/// A call to a platform, from the wait for its turn on.
+pub(crate) fn call(name: &'static str, platform: &Sym) -> Option<Span> {
+    let mut span = Span::internal(name)?;
+    span.set("drover.platform.name", platform.to_string());
+    Some(span)
+}
+
+/// The end of [`call`].
+pub(crate) fn called(span: Option<Span>, error: Option<&Error>) {
+    if let (Some(mut span), Some(error)) = (span, error) {
+        span.fail(reason_name(error.reason()), error.message());
+    }
+}

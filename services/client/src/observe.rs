@@ -1,0 +1,210 @@
+//! What is seen of a call from this side: a span, if it belongs to a trace, and metrics, if the server has a name.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use drover_telemetry::{Span, rpc};
+use http::{HeaderMap, Request, Response, Uri};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use tokio::time::Instant;
+use tonic::{Code, Status, body::Body};
+
+use crate::TransportError;
+
+/// Calls that last as long as somebody reads: how long says nothing.
+const STREAMS: [&str; 3] = ["WatchNodes", "StreamLogs", "Exec"];
+
+/// Whom calls go to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Peer {
+    /// Label of metrics.
+    pub(crate) platform: Option<Arc<str>>,
+    /// Where it is.
+    pub(crate) uri: Option<Uri>,
+}
+
+/// A call under way. It ends with its status, or when nobody wants that any more.
+pub(crate) struct Observed {
+    span: Option<Span>,
+    platform: Option<Arc<str>>,
+    path: String,
+    began: Instant,
+    timeout: Option<Duration>,
+    done: bool,
+}
+
+impl Observed {
+    /// A call that is about to be made; gives its context to the request.
+    pub(crate) fn begin(request: &mut Request<Body>, peer: &Peer) -> Option<Self> {
+        let path = request.uri().path();
+        let mut span = Span::client(path.trim_start_matches('/').to_owned());
+        if let Some(span) = &mut span {
+            rpc::describe(span, path);
+            if let Some(uri) = &peer.uri {
+                span.set("server.address", uri.host().unwrap_or_default().to_owned());
+                if let Some(port) = uri.port_u16() {
+                    span.set("server.port", i64::from(port));
+                }
+            }
+            if let Some(platform) = &peer.platform {
+                span.set("drover.platform.name", platform.to_string());
+            }
+        }
+        if span.is_none() && peer.platform.is_none() {
+            return None;
+        }
+        let path = path.to_owned();
+        let timeout = timeout(request.headers());
+        if let Some(span) = &span {
+            span.context().put(request.headers_mut());
+        }
+        Some(Self {
+            span,
+            platform: peer.platform.clone(),
+            path,
+            began: Instant::now(),
+            timeout,
+            done: false,
+        })
+    }
+
+    /// The answer, watched until its end.
+    pub(crate) fn answered(
+        mut self,
+        answer: Result<Response<Body>, TransportError>,
+    ) -> Result<Response<Body>, TransportError> {
+        match answer {
+            Ok(response) => {
+                self.see(response.headers());
+                if self.done {
+                    return Ok(response);
+                }
+                Ok(response.map(|inner| {
+                    Body::new(Watched {
+                        inner,
+                        observed: self,
+                    })
+                }))
+            }
+            Err(error) => {
+                self.end(error.status().code(), error.status().message());
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes the outcome from headers or trailers, if it is in them.
+    fn see(&mut self, headers: &HeaderMap) {
+        match headers.get("grpc-status") {
+            None => {}
+            Some(code) if code.as_bytes() == b"0" => self.end(Code::Ok, ""),
+            Some(_) => match Status::from_header_map(headers) {
+                Some(status) => self.end(status.code(), status.message()),
+                None => self.end(Code::Unknown, ""),
+            },
+        }
+    }
+
+    fn end(&mut self, code: Code, message: &str) {
+        if std::mem::replace(&mut self.done, true) {
+            return;
+        }
+        if let Some(mut span) = self.span.take() {
+            rpc::end_client(&mut span, code, message);
+        }
+        let Some(platform) = self.platform.take() else {
+            return;
+        };
+        let platform = platform.to_string();
+        let (_, method) = rpc::split(&self.path);
+        let labels = [
+            ("platform", platform.clone()),
+            ("method", method.to_owned()),
+            ("code", rpc::code_name(code).to_owned()),
+        ];
+        metrics::counter!("drover_platform_calls_total", &labels).increment(1);
+        if !STREAMS.contains(&method) {
+            let labels = [("platform", platform), ("method", method.to_owned())];
+            metrics::histogram!("drover_platform_call_duration_seconds", &labels)
+                .record(self.began.elapsed().as_secs_f64());
+        }
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        // Nobody waits any more, because it took too long or for another reason.
+        let late = self.timeout.is_some_and(|it| self.began.elapsed() >= it);
+        let code = if late {
+            Code::DeadlineExceeded
+        } else {
+            Code::Cancelled
+        };
+        self.end(code, "");
+    }
+}
+
+/// What the call itself told the server of its deadline. tonic writes it in full microseconds, or coarser.
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let count: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "n" => Duration::from_nanos(count),
+        "u" => Duration::from_micros(count),
+        "m" => Duration::from_millis(count),
+        "S" => Duration::from_secs(count),
+        "M" => Duration::from_secs(count.saturating_mul(60)),
+        "H" => Duration::from_secs(count.saturating_mul(3600)),
+        _ => return None,
+    })
+}
+
+pin_project_lite::pin_project! {
+    /// A body whose trailers are looked at.
+    struct Watched {
+        #[pin]
+        inner: Body,
+        observed: Observed,
+    }
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.project();
+        let polled = this.inner.poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    this.observed.see(trailers);
+                }
+            }
+            Poll::Ready(Some(Err(status))) => this.observed.end(status.code(), status.message()),
+            Poll::Ready(None) => this.observed.end(Code::Unknown, "the answer has no status"),
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,226 @@
+//! Where in which trace something happens, as W3C Trace Context has it.
+
+use std::{fmt, future::Future, str::FromStr};
+
+use http::{HeaderMap, HeaderValue};
+
+/// Header, and gRPC metadata, that carries a context.
+pub const TRACEPARENT: &str = "traceparent";
+/// Header that carries what only some know of a context.
+const TRACESTATE: &str = "tracestate";
+/// Says that nobody has decided yet whether the spans of a trace are recorded: whoever asked has no exporter.
+const OPEN: &str = "drover=open";
+/// Flag of a trace whose spans are recorded.
+const SAMPLED: u8 = 1;
+
+/// A trace and a span in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Context {
+    trace: u128,
+    span: u64,
+    flags: u8,
+    /// Whether to record it is for the next one with an exporter to say.
+    open: bool,
+}
+
+tokio::task_local! {
+    static CURRENT: Context;
+}
+
+/// What the code that runs now belongs to. None: nothing that anybody asked for.
+#[must_use]
+pub fn current() -> Option<Context> {
+    CURRENT.try_with(|context| *context).ok()
+}
+
+/// Runs something as a part of a trace, or of none. Tasks that it spawns have to be given the context anew.
+pub async fn scope<T>(context: Option<Context>, work: impl Future<Output = T>) -> T {
+    match context {
+        Some(context) => CURRENT.scope(context, work).await,
+        None => work.await,
+    }
+}
+
+impl Context {
+    /// Of a trace that begins here. `sampled`: whether its spans are recorded; `None` leaves that to others.
+    #[must_use]
+    pub fn root(sampled: Option<bool>) -> Self {
+        Self {
+            // Zero means none.
+            trace: fastrand::u128(1..),
+            span: fastrand::u64(1..),
+            flags: if sampled == Some(true) { SAMPLED } else { 0 },
+            open: sampled.is_none(),
+        }
+    }
+
+    /// The same trace, now that somebody says whether it is recorded.
+    #[must_use]
+    pub(crate) fn decided(self, sampled: bool) -> Self {
+        Self {
+            trace: self.trace,
+            ..Self::root(Some(sampled))
+        }
+    }
+
+    /// Whether nobody has decided yet.
+    #[must_use]
+    pub(crate) fn is_open(self) -> bool {
+        self.open
+    }
+
+    /// Of another span of the same trace.
+    #[must_use]
+    pub(crate) fn child(self) -> Self {
+        Self {
+            span: fastrand::u64(1..),
+            ..self
+        }
+    }
+
+    /// 16 bytes that all of the trace has in common.
+    #[must_use]
+    pub fn trace_id(self) -> u128 {
+        self.trace
+    }
+
+    /// 8 bytes of the span.
+    #[must_use]
+    pub fn span_id(self) -> u64 {
+        self.span
+    }
+
+    /// Whether the spans of the trace are recorded.
+    #[must_use]
+    pub fn is_sampled(self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
+    pub(crate) fn flags(self) -> u8 {
+        self.flags
+    }
+
+    /// The context that a request came with. What is no context is none.
+    #[must_use]
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        let mut context: Self = headers.get(TRACEPARENT)?.to_str().ok()?.parse().ok()?;
+        let open = headers.get(TRACESTATE).is_some_and(|state| state == OPEN);
+        context.open = open && !context.is_sampled();
+        Some(context)
+    }
+
+    /// Gives the context to a request.
+    pub fn put(self, headers: &mut HeaderMap) {
+        // Digits and hyphens are a header's value.
+        if let Ok(value) = HeaderValue::from_str(&self.to_string()) {
+            headers.insert(TRACEPARENT, value);
+        }
+        if self.open {
+            headers.insert(TRACESTATE, HeaderValue::from_static(OPEN));
+        }
+    }
+}
+
+/// `00-<trace id>-<span id>-<flags>`, hexadecimal.
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            trace, span, flags, ..
+        } = self;
+        write!(f, "00-{trace:032x}-{span:016x}-{flags:02x}")
+    }
+}
+
+/// What is no `traceparent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no traceparent")]
+pub struct NoContext;
+
+impl FromStr for Context {
+    type Err = NoContext;
+
+    fn from_str(text: &str) -> Result<Self, NoContext> {
+        let hex = |part: Option<&str>, length: usize| {
+            let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            part.filter(|part| part.len() == length && part.bytes().all(lower))
+                .and_then(|part| u128::from_str_radix(part, 16).ok())
+                .ok_or(NoContext)
+        };
+        let mut parts = text.split('-');
+        let version = hex(parts.next(), 2)?;
+        let trace = hex(parts.next(), 32)?;
+        let span = hex(parts.next(), 16)?;
+        let flags = hex(parts.next(), 2)?;
+        // Later versions may say more behind it, this one does not.
+        let more = parts.next().is_some();
+        if version == 0xff || (version == 0 && more) || trace == 0 || span == 0 {
+            return Err(NoContext);
+        }
+        Ok(Self {
+            trace,
+            span: u64::try_from(span).map_err(|_| NoContext)?,
+            // Those that are not known are not passed on.
+            flags: u8::try_from(flags).map_err(|_| NoContext)? & SAMPLED,
+            open: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_is_written_as_it_is_read() {
+        let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let context: Context = text.parse().unwrap();
+        assert_eq!(context.to_string(), text);
+        assert!(context.is_sampled());
+        let later = "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-more";
+        assert!(!later.parse::<Context>().unwrap().is_sampled());
+    }
+
+    #[test]
+    fn what_is_no_traceparent_is_no_context() {
+        for wrong in [
+            "",
+            "00",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(wrong.parse::<Context>(), Err(NoContext), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_decided_stays_open_on_its_way() {
+        for sampled in [None, Some(false), Some(true)] {
+            let context = Context::root(sampled);
+            let mut headers = HeaderMap::new();
+            context.put(&mut headers);
+            assert_eq!(Context::of(&headers), Some(context));
+            assert_eq!(context.is_open(), sampled.is_none());
+        }
+        let decided = Context::root(None).decided(true);
+        assert!(decided.is_sampled() && !decided.is_open());
+    }
+
+    #[tokio::test]
+    async fn only_what_runs_in_a_scope_belongs_to_it() {
+        let context = Context::root(Some(true));
+        assert_eq!(current(), None);
+        assert_eq!(
+            scope(Some(context), async { current() }).await,
+            Some(context)
+        );
+        let spawned = scope(Some(context), async {
+            tokio::spawn(async { current() }).await
+        });
+        assert_eq!(spawned.await.unwrap(), None);
+    }
+}

@@ -1,0 +1,117 @@
+//! The connection to a collector: made when it is needed, made again when it is lost.
+
+use std::{
+    error::Error as StdError,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use drover_tls::Client;
+use http::{Uri, uri::Scheme};
+use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tonic::transport::{Channel, Endpoint};
+use tower::Service;
+
+use crate::settings::{Settings, TelemetryError};
+
+/// How long a connection may take to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often a connection is pinged while a call is in flight.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+
+/// Contacts nobody yet.
+pub(super) fn open(settings: &Settings) -> Result<Channel, TelemetryError> {
+    let uri = settings.endpoint.clone();
+    let endpoint = |uri: Uri| {
+        Endpoint::from(uri)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+    };
+    if uri.scheme() != Some(&Scheme::HTTPS) {
+        return Ok(endpoint(uri).connect_lazy());
+    }
+    settings
+        .tls
+        .check_files()
+        .map_err(|why| TelemetryError::of(&why))?;
+    let tls = Tls {
+        client: Arc::new(Client::new(settings.tls.clone())),
+        name: uri.host().unwrap_or_default().to_owned(),
+        tcp: {
+            let mut tcp = HttpConnector::new();
+            tcp.enforce_http(false);
+            tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+            tcp
+        },
+    };
+    // tonic would look for TLS of its own behind `https`.
+    let mut parts = uri.clone().into_parts();
+    if uri.port().is_none()
+        && let Some(host) = uri.host()
+    {
+        parts.authority = format!("{host}:443").parse().ok();
+    }
+    parts.scheme = Some(Scheme::HTTP);
+    let plain = Uri::from_parts(parts).map_err(|why| TelemetryError::of(&why))?;
+    Ok(endpoint(plain).origin(uri).connect_with_connector_lazy(tls))
+}
+
+/// What went wrong, down to its cause.
+pub(super) fn words(error: &(dyn StdError + 'static)) -> String {
+    let mut words = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if !words.contains(&text) {
+            words = format!("{words}: {text}");
+        }
+        next = cause.source();
+    }
+    words
+}
+
+#[derive(Clone)]
+struct Tls {
+    client: Arc<Client>,
+    name: String,
+    tcp: HttpConnector,
+}
+
+type BoxError = Box<dyn StdError + Send + Sync>;
+type Connecting = Pin<Box<dyn Future<Output = Result<TokioIo<TlsStream<TcpStream>>, BoxError>> + Send>>;
+
+impl Service<Uri> for Tls {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = BoxError;
+    type Future = Connecting;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.tcp.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, uri: Uri) -> Connecting {
+        let tcp = self.tcp.call(uri);
+        let (client, name) = (self.client.clone(), self.name.clone());
+        Box::pin(async move {
+            let stream = tcp.await?.into_inner();
+            // Small files, but files.
+            let ready = tokio::task::spawn_blocking(move || client.config()).await??;
+            let host = drover_tls::client::server_name(&name)?;
+            let shake = TlsConnector::from(ready.config.clone()).connect(host, stream);
+            let stream = tokio::time::timeout(CONNECT_TIMEOUT, shake).await?;
+            match stream {
+                Ok(stream) => Ok(TokioIo::new(stream)),
+                Err(error) => Err(match drover_tls::explain::find(&error) {
+                    Some(found) => {
+                        drover_tls::explain::to_client(found, &name, ready.own.as_ref()).into()
+                    }
+                    None => error.into(),
+                }),
+            }
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! What spans say of gRPC calls, in the words of OpenTelemetry's semantic conventions.
+
+use tonic::Code;
+
+use crate::Span;
+
+/// Says which call a span is. `path` is `/package.Service/Method`.
+pub fn describe(span: &mut Span, path: &str) {
+    let (service, method) = split(path);
+    span.set("rpc.system", "grpc");
+    span.set("rpc.service", service.to_owned());
+    span.set("rpc.method", method.to_owned());
+}
+
+/// Service and method of a path.
+#[must_use]
+pub fn split(path: &str) -> (&str, &str) {
+    let path = path.trim_start_matches('/');
+    path.rsplit_once('/').unwrap_or((path, ""))
+}
+
+/// Says how a call ended that was made.
+pub fn end_client(span: &mut Span, code: Code, message: &str) {
+    span.set("rpc.grpc.status_code", i64::from(i32::from(code)));
+    if code != Code::Ok {
+        span.fail(code_name(code), message);
+    }
+}
+
+/// Says how a call ended that was received. What the caller did wrong is no failure of the server.
+pub fn end_server(span: &mut Span, code: Code, message: &str) {
+    span.set("rpc.grpc.status_code", i64::from(i32::from(code)));
+    if matches!(
+        code,
+        Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::Unimplemented
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss
+    ) {
+        span.fail(code_name(code), message);
+    }
+}
+
+/// A code as metrics, audit and spans write it.
+#[must_use]
+pub fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
