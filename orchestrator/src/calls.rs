@@ -52,8 +52,7 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
     let (shared, cluster, call) = (shared.clone(), cluster.clone(), call.clone());
     let owner = shared.clone();
-    let trace = current();
-    let work = async move {
+    owner.spawn(context::scope(current(), async move {
         let next = match call {
             Call::Provision { request, deadline } => {
                 provision(&shared, &cluster, request, deadline, urgency).await
@@ -69,8 +68,7 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
         if let Some(urgency) = next {
             shared.queue.push(cluster.uid, urgency);
         }
-    };
-    owner.spawn(context::scope(trace, work));
+    }));
 }
 
 /// The platform behind a name, if it is the backend that is meant.
@@ -134,7 +132,7 @@ async fn provision(
     };
     let began = shared.now();
     let traced = trace::call("provision", &platform);
-    let asked = async {
+    let answer = span::within(traced.as_ref(), async {
         let (registered, client) = reach(shared, &platform, &uid)?;
         let permit = registered
             .platform
@@ -159,8 +157,8 @@ async fn provision(
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterProvision).await;
         answer.map(|answer| (registered, answer))
-    };
-    let answer = span::within(traced.as_ref(), asked).await;
+    })
+    .await;
     trace::called(traced, answer.as_ref().err());
     let now = shared.now();
     let mut shown = Vec::new();
@@ -346,7 +344,7 @@ async fn deprovision(
         )
     };
     let traced = trace::call("deprovision", &platform);
-    let asked = async {
+    let answer = span::within(traced.as_ref(), async {
         let (registered, client) = reach(shared, &platform, &uid)?;
         let permit = registered
             .platform
@@ -364,8 +362,8 @@ async fn deprovision(
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterDeprovision).await;
         answer
-    };
-    let answer = span::within(traced.as_ref(), asked).await;
+    })
+    .await;
     trace::called(traced, answer.as_ref().err());
     let now = shared.now();
     let mut inner = cluster.inner.lock();

@@ -115,12 +115,15 @@ impl Figures {
         figures.count(shared, now);
         {
             let counted = figures.counted.lock();
-            let waiting = counted.clusters.values().filter_map(|one| one.waiting_since);
+            let waiting = counted
+                .clusters
+                .values()
+                .filter_map(|one| one.waiting_since);
             let oldest = waiting.min().map_or(0, |since| now.saturating_sub(since));
             write_clusters(&counted.all, oldest, out);
+            write_platforms(shared, &counted.all.back_offs, now, out);
         }
         write_queue(shared, out);
-        write_platforms(shared, now, out);
     }
 }
 
@@ -207,15 +210,6 @@ fn write_clusters(all: &Sums, oldest: Millis, out: &mut Exposition) {
         "Nodes on record by platform and state.",
         nodes,
     );
-    let back_offs = all
-        .back_offs
-        .iter()
-        .map(|(platform, count)| (vec![("platform", platform.to_string())], float(*count)));
-    out.gauge(
-        "drover_back_offs",
-        "Groups that wait after failures on a platform.",
-        back_offs,
-    );
 }
 
 fn write_queue(shared: &Shared, out: &mut Exposition) {
@@ -236,7 +230,12 @@ fn write_queue(shared: &Shared, out: &mut Exposition) {
     );
 }
 
-fn write_platforms(shared: &Shared, now: Millis, out: &mut Exposition) {
+fn write_platforms(
+    shared: &Shared,
+    back_offs: &BTreeMap<Sym, i64>,
+    now: Millis,
+    out: &mut Exposition,
+) {
     let start = shared.clock.start();
     let platforms: Vec<_> = {
         let platforms = shared.platforms.read();
@@ -269,6 +268,15 @@ fn write_platforms(shared: &Shared, now: Millis, out: &mut Exposition) {
         "drover_platform_observation_age_seconds",
         "How old the newest observation of a platform is; without one, how old this process is.",
         ages,
+    );
+    let back_offs = platforms.iter().map(|(name, _)| {
+        let count = back_offs.get(name.as_str()).copied().unwrap_or_default();
+        (vec![("platform", name.clone())], float(count))
+    });
+    out.gauge(
+        "drover_back_offs",
+        "Groups that wait after failures on a platform.",
+        back_offs,
     );
 }
 
@@ -306,6 +314,11 @@ pub(crate) fn describe() {
     for result in ["ok", "failed"] {
         metrics::counter!("drover_probes_total", "result" => result).increment(0);
     }
+}
+
+/// A platform is registered: what is counted of it is there from the start, so that the first rise is seen.
+pub(crate) fn platform(name: &str) {
+    metrics::counter!("drover_back_offs_total", "platform" => name.to_owned()).increment(0);
 }
 
 /// For whoever is asked for metrics.

@@ -361,7 +361,10 @@ mod tests {
         for _ in 0..100 {
             queue.push_for(id(1), Urgency::Bulk, Some(Context::root(None)));
         }
-        assert_eq!(queue.pop(0).unwrap().asked.unwrap().others.len(), MAX_OTHERS);
+        assert_eq!(
+            queue.pop(0).unwrap().asked.unwrap().others.len(),
+            MAX_OTHERS
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -41,6 +41,7 @@ fn start(
     registration: Registration,
     revision: Revision,
 ) -> Arc<Registered> {
+    crate::figures::platform(name);
     let name: Sym = shared.interner.get(name);
     let registered = Arc::new(Registered {
         platform: Platform::new(name.clone(), registration),

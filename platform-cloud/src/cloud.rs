@@ -29,8 +29,8 @@ use drover_platform::{driver::Deletion, identity::Identity, infrastructure::Infr
 pub use driver::CloudDriver;
 pub use gate::{Gate, not_started};
 pub use settings::{AddressSource, AgentSettings, CloudSettings};
-pub use trace::traced;
 pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits};
+pub use trace::traced;
 
 /// A cloud. Nothing here is called with a lock held, and calls may run at once. Every call to the API goes through the
 /// driver's [`Gate`].

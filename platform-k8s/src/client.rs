@@ -421,7 +421,10 @@ impl Api {
             Err(_) => Err(crate::errors::timeout(call, self.inner.timeout)),
         };
         if let (Some(span), Err(error)) = (&mut span, &answer) {
-            span.fail(drover_convert::error::reason_name(error.reason()), error.message());
+            span.fail(
+                drover_convert::error::reason_name(error.reason()),
+                error.message(),
+            );
         }
         answer
     }

@@ -12,13 +12,19 @@ pub async fn traced<T>(
 ) -> Result<T> {
     let mut traced = Span::client(format!("{service}/{operation}"));
     if let Some(traced) = &mut traced {
-        traced.set("rpc.system", if service == "EC2" { "aws-api" } else { "http" });
+        traced.set(
+            "rpc.system",
+            if service == "EC2" { "aws-api" } else { "http" },
+        );
         traced.set("rpc.service", service);
         traced.set("rpc.method", operation.to_owned());
     }
-    let answer = span::within(traced.as_ref(), call).await;
+    let answer = span::within(traced.as_ref(), Box::pin(call)).await;
     if let (Some(traced), Err(error)) = (&mut traced, &answer) {
-        traced.fail(drover_convert::error::reason_name(error.reason()), error.message());
+        traced.fail(
+            drover_convert::error::reason_name(error.reason()),
+            error.message(),
+        );
     }
     answer
 }

@@ -131,15 +131,16 @@ impl Platform {
         let (fingerprint, under_way) = (fingerprint.to_owned(), Arc::clone(under_way));
         // As a part of what the first caller belongs to.
         let trace = drover_telemetry::current();
-        self.tasks.spawn(drover_telemetry::context::scope(trace, async move {
-            let outcome = registered
-                .platform
-                .work(request, fingerprint, renderer, lifetime)
-                .await;
-            // Nobody may listen any more.
-            let _ = done.send(Some(outcome.map(Arc::new)));
-            drop((registered, under_way));
-        }));
+        self.tasks
+            .spawn(drover_telemetry::context::scope(trace, async move {
+                let outcome = registered
+                    .platform
+                    .work(request, fingerprint, renderer, lifetime)
+                    .await;
+                // Nobody may listen any more.
+                let _ = done.send(Some(outcome.map(Arc::new)));
+                drop((registered, under_way));
+            }));
         Ok((work, caller))
     }
 

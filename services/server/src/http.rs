@@ -13,7 +13,12 @@ use tracing::Span;
 
 use drover_telemetry::{Context as TraceContext, Span as TraceSpan};
 
-use crate::{Readiness, audit::Entry, calls::TraceId, telemetry::{self, Collector}};
+use crate::{
+    Readiness,
+    audit::Entry,
+    calls::TraceId,
+    telemetry::{self, Collector},
+};
 
 /// What must answer when nothing else does.
 pub(crate) const OWN_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
@@ -31,10 +36,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn start<B>(
-        paths: &[&'static str],
-        request: &Request<B>,
-    ) -> Self {
+    pub(crate) fn start<B>(paths: &[&'static str], request: &Request<B>) -> Self {
         let asked = request.uri().path();
         let known = paths.iter().find(|path| **path == asked).copied();
         let path = (!OWN_PATHS.contains(&asked)).then(|| known.unwrap_or(OTHER));

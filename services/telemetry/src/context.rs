@@ -1,6 +1,12 @@
 //! Where in which trace something happens, as W3C Trace Context has it.
 
-use std::{fmt, future::Future, str::FromStr};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    str::FromStr,
+    task::{Context as TaskContext, Poll},
+};
 
 use http::{HeaderMap, HeaderValue};
 
@@ -34,10 +40,30 @@ pub fn current() -> Option<Context> {
 }
 
 /// Runs something as a part of a trace, or of none. Tasks that it spawns have to be given the context anew.
-pub async fn scope<T>(context: Option<Context>, work: impl Future<Output = T>) -> T {
-    match context {
-        Some(context) => CURRENT.scope(context, work).await,
-        None => work.await,
+pub fn scope<F: Future>(context: Option<Context>, work: F) -> Scope<F> {
+    Scope { context, work }
+}
+
+pin_project_lite::pin_project! {
+    /// Something that runs as a part of a trace. No larger than it: futures of ours are large, and stacks are not.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Scope<F> {
+        context: Option<Context>,
+        #[pin]
+        work: F,
+    }
+}
+
+impl<F: Future> Future for Scope<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        match *this.context {
+            Some(context) => CURRENT.sync_scope(context, || this.work.poll(cx)),
+            None => this.work.poll(cx),
+        }
     }
 }
 

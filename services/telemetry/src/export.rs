@@ -3,7 +3,10 @@
 mod channel;
 
 use std::{
-    sync::{OnceLock, atomic::{AtomicBool, Ordering}},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -181,7 +184,10 @@ impl Worker {
                 }
                 _ = ticks.tick() => {}
             }
-            let due = self.trouble.as_ref().is_none_or(|it| it.next <= Instant::now());
+            let due = self
+                .trouble
+                .as_ref()
+                .is_none_or(|it| it.next <= Instant::now());
             if due && !self.batch.is_empty() {
                 self.export().await;
             }
@@ -236,7 +242,9 @@ impl Worker {
             calls: 0,
             next: now,
         });
-        let wait = RETRY_FIRST.saturating_mul(1 << trouble.calls.min(10)).min(RETRY_MOST);
+        let wait = RETRY_FIRST
+            .saturating_mul(1 << trouble.calls.min(10))
+            .min(RETRY_MOST);
         trouble.calls = trouble.calls.saturating_add(1);
         trouble.next = now + wait.mul_f64(0.5 + fastrand::f64() / 2.0);
         let again = matches!(

@@ -136,12 +136,12 @@ fn uri(text: &str) -> Result<Uri, TelemetryError> {
     Uri::from_parts(parts).map_err(|_| wrong())
 }
 
-fn ratio(
-    given: &Given,
-    variable: &impl Fn(&str) -> Option<String>,
-) -> Result<f64, TelemetryError> {
+fn ratio(given: &Given, variable: &impl Fn(&str) -> Option<String>) -> Result<f64, TelemetryError> {
     let sampler = variable("OTEL_TRACES_SAMPLER").unwrap_or_default();
-    let ratio = match (given.sample_ratio, sampler.trim_start_matches("parentbased_")) {
+    let ratio = match (
+        given.sample_ratio,
+        sampler.trim_start_matches("parentbased_"),
+    ) {
         (Some(ratio), _) => ratio,
         (None, "always_off") => 0.0,
         (None, "traceidratio") => match variable("OTEL_TRACES_SAMPLER_ARG") {
@@ -253,7 +253,10 @@ mod tests {
         let variables = [
             ("OTEL_SERVICE_NAME", "blue"),
             ("OTEL_RESOURCE_ATTRIBUTES", "zone=a%2Cb, service.name=red"),
-            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret"),
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "authorization=Bearer%20s3cret",
+            ),
             ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/ca.pem"),

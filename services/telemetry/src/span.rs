@@ -5,7 +5,7 @@ use std::{borrow::Cow, future::Future, time::SystemTime};
 use tokio::time::Instant;
 
 use crate::{
-    context::{self, Context, current},
+    context::{self, Context, Scope, current},
     export,
 };
 
@@ -140,7 +140,10 @@ impl Span {
     pub fn since(mut self, began: Instant) -> Self {
         if let Some(recorded) = &mut self.recorded {
             let earlier = recorded.began.saturating_duration_since(began);
-            recorded.start = recorded.start.checked_sub(earlier).unwrap_or(recorded.start);
+            recorded.start = recorded
+                .start
+                .checked_sub(earlier)
+                .unwrap_or(recorded.start);
             recorded.began = began;
         }
         self
@@ -159,8 +162,8 @@ impl Span {
     }
 
     /// Runs something as a part of it.
-    pub async fn scope<T>(&self, work: impl Future<Output = T>) -> T {
-        context::scope(Some(self.context), work).await
+    pub fn scope<F: Future>(&self, work: F) -> Scope<F> {
+        context::scope(Some(self.context), work)
     }
 
     /// Says something of it. The last word counts.
@@ -169,9 +172,7 @@ impl Span {
             return;
         };
         let value = match value.into() {
-            Value::Text(text) if text.len() > MAX_TEXT => {
-                Value::Text(cut(&text).to_owned().into())
-            }
+            Value::Text(text) if text.len() > MAX_TEXT => Value::Text(cut(&text).to_owned().into()),
             value => value,
         };
         let attributes = &mut recorded.attributes;
@@ -216,9 +217,6 @@ fn cut(text: &str) -> &str {
 }
 
 /// Runs something as a part of a span, if there is one.
-pub async fn within<T>(span: Option<&Span>, work: impl Future<Output = T>) -> T {
-    match span {
-        Some(span) => span.scope(work).await,
-        None => work.await,
-    }
+pub fn within<F: Future>(span: Option<&Span>, work: F) -> Scope<F> {
+    context::scope(span.map(Span::context), work)
 }

@@ -40,10 +40,10 @@ pub fn binary(name: &str) -> PathBuf {
     let directory = BUILT.get_or_init(|| {
         let own = std::env::current_exe().unwrap();
         let directory = own.ancestors().nth(2).unwrap().to_owned();
-        let all = ["drover-orchestrator", "drover-platform-cloud"];
+        let all = ["drover-orchestrator", "drover-platform-cloud", "drover"];
         if !all.iter().all(|name| directory.join(name).is_file()) {
             let mut build = Command::new(env!("CARGO"));
-            build.args(["build", "-p", all[0], "-p", all[1], "--bins"]);
+            build.args(["build", "-p", all[0], "-p", all[1], "-p", all[2], "--bins"]);
             if directory.ends_with("release") {
                 build.arg("--release");
             }
@@ -71,6 +71,8 @@ pub fn free_port() -> u16 {
 pub struct Server {
     name: &'static str,
     arguments: Vec<String>,
+    /// Variables of its environment, beside those of the test.
+    pub environment: Vec<(&'static str, String)>,
     pub address: SocketAddr,
     log: PathBuf,
     child: Option<Child>,
@@ -84,10 +86,17 @@ impl Server {
         Self {
             name,
             arguments: all,
+            environment: Vec::new(),
             address,
             log: directory.join(format!("{name}.log")),
             child: None,
         }
+    }
+
+    /// Starts it with these, too.
+    pub fn add(&mut self, arguments: &[&str]) {
+        let more = arguments.iter().map(|&argument| argument.to_owned());
+        self.arguments.extend(more);
     }
 
     pub fn endpoint(&self) -> String {
@@ -126,6 +135,7 @@ impl Server {
         let child = Command::new(binary(self.name))
             .args(&self.arguments)
             .env("RUST_LOG", "warn")
+            .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

@@ -93,7 +93,8 @@ impl Api {
             .gate
             .call(|| {
                 let call = Box::pin(call(self.ec2()));
-                let call = async move { call.await.map_err(|error| errors::map(operation, &error)) };
+                let call =
+                    async move { call.await.map_err(|error| errors::map(operation, &error)) };
                 traced("EC2", operation, call)
             })
             .await;

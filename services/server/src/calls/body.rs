@@ -22,9 +22,7 @@ use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskT
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{
-    defect, expired, methods::Method, refusal, stopping,
-};
+use super::{defect, expired, methods::Method, refusal, stopping};
 use crate::{Shutdown, access::Lease, audit::Entry};
 
 /// Counts a call when it ends, however it ends.

@@ -82,7 +82,8 @@ struct Tls {
 }
 
 type BoxError = Box<dyn StdError + Send + Sync>;
-type Connecting = Pin<Box<dyn Future<Output = Result<TokioIo<TlsStream<TcpStream>>, BoxError>> + Send>>;
+type Connecting =
+    Pin<Box<dyn Future<Output = Result<TokioIo<TlsStream<TcpStream>>, BoxError>> + Send>>;
 
 impl Service<Uri> for Tls {
     type Response = TokioIo<TlsStream<TcpStream>>;

@@ -1,0 +1,314 @@
+//! One trace from the command line to the process of a node, as a collector sees it that knows nothing of Drover.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+mod collector;
+mod real;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::TcpListener,
+    process::{Command, Output},
+};
+
+use collector::{Collector, Seen};
+use drover_proto::orchestrator::v1 as pb;
+use real::{Server, World, binary, free_port};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// `STATUS_CODE_ERROR`
+const ERROR: i32 = 2;
+const ORCHESTRATOR: &str = "drover-orchestrator";
+const PLATFORM: &str = "drover-platform-cloud";
+const APPLY: &str = "drover.orchestrator.v1.ClusterService/ApplyCluster";
+const PROVISION: &str = "drover.platform.v1.PlatformService/Provision";
+
+/// Servers that send their traces, the platform registered as `local`.
+async fn world(collector: &Collector) -> World {
+    let mut world = World::stopped();
+    let endpoint = collector.endpoint();
+    for server in [&mut world.platform, &mut world.orchestrator] {
+        server.add(&["--otlp-endpoint", &endpoint]);
+        server.start().await;
+    }
+    register(&world, "local", &world.platform.endpoint()).await;
+    world
+}
+
+async fn register(world: &World, name: &str, endpoint: &str) {
+    world.register(name, endpoint).await;
+    world
+        .until("the platform is ready", async |world| {
+            world.platform_status(name).await.phase() == pb::PlatformPhase::Ready
+        })
+        .await;
+}
+
+/// `drover apply` of a cluster of one group on a platform.
+async fn apply(world: &World, server: &str, otlp: &str, cluster: &str, platform: &str) -> Output {
+    let file = world.directory.path().join(format!("{cluster}.yaml"));
+    let manifest = format!(
+        "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {{name: {cluster}}}\n\
+         spec: {{groups: {{web: {{size: 1, platform: {platform}}}}}}}\n"
+    );
+    fs::write(&file, manifest).unwrap();
+    let mut command = Command::new(binary("drover"));
+    command
+        .args(["apply", "--yes", "--server", server, "-f"])
+        .arg(&file)
+        .env("DROVER_OTLP_ENDPOINT", otlp)
+        .env("XDG_CONFIG_HOME", world.directory.path());
+    // Not on a thread that the collector needs.
+    tokio::task::spawn_blocking(move || command.output())
+        .await
+        .unwrap()
+        .unwrap()
+}
+
+/// The trace of the newest `drover apply`.
+fn trace_of_apply(seen: &[Seen]) -> Option<Vec<u8>> {
+    let root = seen.iter().rfind(|one| one.span.name == "drover apply")?;
+    assert!(root.span.parent_span_id.is_empty() && root.service == "drover");
+    Some(root.span.trace_id.clone())
+}
+
+/// The spans of the newest `drover apply`, once `complete` of them says that all are there, and so are their parents.
+async fn trace(
+    world: &World,
+    collector: &Collector,
+    what: &str,
+    complete: impl Fn(&[Seen]) -> bool,
+) -> Vec<Seen> {
+    let whole = || {
+        let seen = collector.seen();
+        let id = trace_of_apply(&seen)?;
+        let of: Vec<Seen> = seen
+            .into_iter()
+            .filter(|one| one.span.trace_id == id)
+            .collect();
+        let ids: BTreeSet<_> = of.iter().map(|one| one.span.span_id.clone()).collect();
+        assert_eq!(ids.len(), of.len(), "span ids are unique");
+        let orphans = of.iter().filter(|one| {
+            !one.span.parent_span_id.is_empty() && !ids.contains(&one.span.parent_span_id)
+        });
+        (orphans.count() == 0 && complete(&of)).then_some(of)
+    };
+    world
+        .until(what, async |_| {
+            let done = whole().is_some();
+            if !done && std::env::var_os("DROVER_SHOW").is_some() {
+                println!("{:#?}", collector.summary());
+            }
+            done
+        })
+        .await;
+    whole().unwrap()
+}
+
+/// From a span up to the beginning of its trace: service and name of each.
+fn way_up<'a>(spans: &'a [Seen], from: &'a Seen) -> Vec<(&'a str, &'a str)> {
+    let mut way = Vec::new();
+    let mut at = Some(from);
+    while let Some(one) = at {
+        way.push((one.service.as_str(), one.span.name.as_str()));
+        assert!(way.len() <= spans.len(), "a circle");
+        let parent = &one.span.parent_span_id;
+        at = spans.iter().find(|one| one.span.span_id == *parent);
+    }
+    way
+}
+
+fn find<'a>(spans: &'a [Seen], service: &str, name: &str) -> Option<&'a Seen> {
+    spans
+        .iter()
+        .find(|one| one.service == service && one.span.name == name)
+}
+
+/// Status code and attributes are those of the conventions, on both sides of a call.
+fn says_what_it_is(one: &Seen, status: i64) {
+    let (service, method) = one.span.name.rsplit_once('/').unwrap();
+    assert_eq!(one.text("rpc.system"), "grpc");
+    assert_eq!(one.text("rpc.service"), service);
+    assert_eq!(one.text("rpc.method"), method);
+    assert_eq!(one.number("rpc.grpc.status_code"), Some(status));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_apply_is_one_trace_from_the_command_line_to_the_process_of_the_node() {
+    let collector = Collector::start().await;
+    let world = world(&collector).await;
+    let (server, otlp) = (world.orchestrator.endpoint(), collector.endpoint());
+    let output = apply(&world, &server, &otlp, "traced", "local").await;
+    assert!(output.status.success(), "{output:?}");
+    world.ready("traced", 1).await;
+    let spans = trace(&world, &collector, "the trace is whole", |spans| {
+        find(spans, PLATFORM, "start process").is_some()
+            && find(spans, ORCHESTRATOR, PROVISION).is_some()
+    })
+    .await;
+
+    let started = find(&spans, PLATFORM, "start process").unwrap();
+    let way = way_up(&spans, started);
+    let expected = [
+        (PLATFORM, "start process"),
+        (PLATFORM, PROVISION),
+        (ORCHESTRATOR, PROVISION),
+        (ORCHESTRATOR, "provision"),
+        (ORCHESTRATOR, "pass"),
+        (ORCHESTRATOR, APPLY),
+        ("drover", APPLY),
+        ("drover", "drover apply"),
+    ];
+    assert_eq!(way, expected);
+    for (service, name) in [
+        ("drover", APPLY),
+        (ORCHESTRATOR, APPLY),
+        (PLATFORM, PROVISION),
+    ] {
+        says_what_it_is(find(&spans, service, name).unwrap(), 0);
+    }
+    let wait = find(&spans, ORCHESTRATOR, "queue").unwrap();
+    assert_eq!(way_up(&spans, wait)[1], (ORCHESTRATOR, APPLY));
+    assert!(find(&spans, ORCHESTRATOR, "store commit").is_some());
+    let pass = find(&spans, ORCHESTRATOR, "pass").unwrap();
+    assert_eq!(pass.text("drover.cluster.name"), "traced");
+    for one in &spans {
+        assert!(one.span.end_time_unix_nano >= one.span.start_time_unix_nano);
+        assert_ne!(
+            one.span.status.as_ref().map(|it| it.code),
+            Some(ERROR),
+            "{one:?}"
+        );
+    }
+    // What nobody asked for is not in it, and only what is done is a span.
+    let passes = collector.seen();
+    let idle = passes.iter().filter(|one| {
+        one.span.name == "pass"
+            && one.span.parent_span_id.is_empty()
+            && one.number("drover.pass.changes") == Some(0)
+            && one.number("drover.pass.calls") == Some(0)
+    });
+    assert_eq!(idle.count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_platform_refuses_is_in_the_trace_with_its_reason() {
+    let collector = Collector::start().await;
+    let world = world(&collector).await;
+    let root = world.directory.path();
+    let arguments = [
+        "--driver",
+        "simulated",
+        "--otlp-endpoint",
+        &collector.endpoint(),
+    ];
+    let mut full = Server::new(PLATFORM, root, free_port(), &arguments);
+    full.environment = vec![("DROVER_SIMULATED__CAPACITY", "0".to_owned())];
+    full.start().await;
+    register(&world, "full", &full.endpoint()).await;
+    let (server, otlp) = (world.orchestrator.endpoint(), collector.endpoint());
+    let output = apply(&world, &server, &otlp, "crowded", "full").await;
+    assert!(output.status.success(), "{output:?}");
+    let spans = trace(&world, &collector, "the refusal is in the trace", |spans| {
+        find(spans, PLATFORM, PROVISION).is_some()
+            && find(spans, ORCHESTRATOR, "provision").is_some()
+    })
+    .await;
+    // RESOURCE_EXHAUSTED
+    let received = find(&spans, PLATFORM, PROVISION).unwrap();
+    says_what_it_is(received, 8);
+    let way = way_up(&spans, received);
+    assert_eq!(way.last(), Some(&("drover", "drover apply")), "{way:?}");
+    let made = find(&spans, ORCHESTRATOR, PROVISION).unwrap();
+    says_what_it_is(made, 8);
+    let call = find(&spans, ORCHESTRATOR, "provision").unwrap();
+    for (one, kind) in [(made, "RESOURCE_EXHAUSTED"), (call, "NO_CAPACITY")] {
+        assert_eq!(one.span.status.as_ref().unwrap().code, ERROR);
+        assert_eq!(one.text("error.type"), kind);
+    }
+    assert_eq!(call.text("drover.platform.name"), "full");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_platform_that_does_not_answer_is_where_the_trace_ends() {
+    let collector = Collector::start().await;
+    let world = world(&collector).await;
+    let (server, otlp) = (world.orchestrator.endpoint(), collector.endpoint());
+    let pid = Pid::from_raw(i32::try_from(world.platform.pid()).unwrap()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let output = apply(&world, &server, &otlp, "stuck", "local").await;
+    assert!(output.status.success(), "{output:?}");
+    let spans = trace(
+        &world,
+        &collector,
+        "the failed call is in the trace",
+        |spans| {
+            find(spans, ORCHESTRATOR, PROVISION).is_some()
+                && find(spans, ORCHESTRATOR, "provision").is_some()
+        },
+    )
+    .await;
+    let made = find(&spans, ORCHESTRATOR, PROVISION).unwrap();
+    assert_eq!(made.span.status.as_ref().unwrap().code, ERROR, "{made:?}");
+    assert!(["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"].contains(&made.text("error.type")));
+    let way = way_up(&spans, made);
+    assert_eq!(way.last(), Some(&("drover", "drover apply")), "{way:?}");
+    assert!(find(&spans, PLATFORM, PROVISION).is_none());
+    kill_process(pid, Signal::CONT).unwrap();
+    world.ready("stuck", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_reaches_nobody_says_so_to_the_collector_and_a_dead_collector_harms_no_command()
+ {
+    let collector = Collector::start().await;
+    let world = World::stopped();
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nowhere = format!("http://{}", nobody.local_addr().unwrap());
+    drop(nobody);
+    let output = apply(&world, &nowhere, &collector.endpoint(), "x", "local").await;
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    // Sent before the command ended.
+    let seen = collector.seen();
+    let root = find(&seen, "drover", "drover apply").unwrap();
+    assert_eq!(root.span.status.as_ref().unwrap().code, ERROR);
+    let call = find(&seen, "drover", APPLY).or_else(|| seen.iter().find(|one| one.span.kind == 3));
+    assert_eq!(call.unwrap().number("rpc.grpc.status_code"), Some(14));
+
+    let begin = std::time::Instant::now();
+    let without = apply(&world, &nowhere, &nowhere, "x", "local").await;
+    assert_eq!(without.status.code(), Some(5), "{without:?}");
+    assert_eq!(without.stderr, output.stderr);
+    assert!(begin.elapsed().as_secs() < 10, "{:?}", begin.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_comes_back_gets_what_waited_and_its_absence_is_said_once() {
+    let port = free_port();
+    let mut world = World::stopped();
+    let endpoint = format!("http://127.0.0.1:{port}");
+    for server in [&mut world.platform, &mut world.orchestrator] {
+        server.add(&["--otlp-endpoint", &endpoint]);
+        server.start().await;
+    }
+    register(&world, "local", &world.platform.endpoint()).await;
+    world.apply("early", "", 1).await.unwrap();
+    world.ready("early", 1).await;
+    let said = || {
+        world
+            .orchestrator
+            .said()
+            .matches("traces cannot be sent")
+            .count()
+    };
+    world
+        .until("the orchestrator has noticed", async |_| said() > 0)
+        .await;
+    let collector = Collector::on(port).await;
+    world
+        .until("what waited is there", async |_| {
+            find(&collector.seen(), ORCHESTRATOR, APPLY).is_some()
+        })
+        .await;
+    assert_eq!(said(), 1, "{}", world.orchestrator.said());
+}
