@@ -404,7 +404,7 @@ async fn a_prometheus_reads_what_was_applied_and_knows_every_metric_that_rules_d
         .await;
 }
 
-/// Compares the table in the documentation with what there is. `DROVER_UPDATE=1` writes it.
+/// Compares the table in the documentation with what there is. `UPDATE_DOCS=1` writes it.
 async fn documented(world: &World, series: &Value) {
     let mut labels: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for one in series.as_array().unwrap() {
@@ -445,13 +445,13 @@ async fn documented(world: &World, series: &Value) {
     let text = fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(TABLE[0]).unwrap();
     let (there, after) = rest.split_once(TABLE[1]).unwrap();
-    if std::env::var_os("DROVER_UPDATE").is_some() {
+    if std::env::var_os("UPDATE_DOCS").is_some() {
         let [begin, end] = TABLE;
         fs::write(&path, format!("{before}{begin}{table}{end}{after}")).unwrap();
         return;
     }
     assert_eq!(
         there, table,
-        "docs/operate/telemetry.md is not current: DROVER_UPDATE=1 writes it"
+        "docs/operate/telemetry.md is not current: UPDATE_DOCS=1 writes it"
     );
 }

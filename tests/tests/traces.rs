@@ -93,15 +93,7 @@ async fn trace(
         });
         (orphans.count() == 0 && complete(&of)).then_some(of)
     };
-    world
-        .until(what, async |_| {
-            let done = whole().is_some();
-            if !done && std::env::var_os("DROVER_SHOW").is_some() {
-                println!("{:#?}", collector.summary());
-            }
-            done
-        })
-        .await;
+    world.until(what, async |_| whole().is_some()).await;
     whole().unwrap()
 }
 
@@ -122,6 +114,15 @@ fn find<'a>(spans: &'a [Seen], service: &str, name: &str) -> Option<&'a Seen> {
     spans
         .iter()
         .find(|one| one.service == service && one.span.name == name)
+}
+
+/// A span of a call that ended with a code.
+fn ended<'a>(spans: &'a [Seen], service: &str, name: &str, code: i64) -> Option<&'a Seen> {
+    spans.iter().find(|one| {
+        one.service == service
+            && one.span.name == name
+            && one.number("rpc.grpc.status_code") == Some(code)
+    })
 }
 
 /// Status code and attributes are those of the conventions, on both sides of a call.
@@ -209,17 +210,17 @@ async fn what_a_platform_refuses_is_in_the_trace_with_its_reason() {
     let (server, otlp) = (world.orchestrator.endpoint(), collector.endpoint());
     let output = apply(&world, &server, &otlp, "crowded", "full").await;
     assert!(output.status.success(), "{output:?}");
+    // RESOURCE_EXHAUSTED. Before it the platform was asked whether it would do, which it would.
     let spans = trace(&world, &collector, "the refusal is in the trace", |spans| {
-        find(spans, PLATFORM, PROVISION).is_some()
+        ended(spans, PLATFORM, PROVISION, 8).is_some()
             && find(spans, ORCHESTRATOR, "provision").is_some()
     })
     .await;
-    // RESOURCE_EXHAUSTED
-    let received = find(&spans, PLATFORM, PROVISION).unwrap();
+    let received = ended(&spans, PLATFORM, PROVISION, 8).unwrap();
     says_what_it_is(received, 8);
     let way = way_up(&spans, received);
     assert_eq!(way.last(), Some(&("drover", "drover apply")), "{way:?}");
-    let made = find(&spans, ORCHESTRATOR, PROVISION).unwrap();
+    let made = ended(&spans, ORCHESTRATOR, PROVISION, 8).unwrap();
     says_what_it_is(made, 8);
     let call = find(&spans, ORCHESTRATOR, "provision").unwrap();
     for (one, kind) in [(made, "RESOURCE_EXHAUSTED"), (call, "NO_CAPACITY")] {
@@ -238,16 +239,13 @@ async fn a_platform_that_does_not_answer_is_where_the_trace_ends() {
     kill_process(pid, Signal::STOP).unwrap();
     let output = apply(&world, &server, &otlp, "stuck", "local").await;
     assert!(output.status.success(), "{output:?}");
-    let spans = trace(
-        &world,
-        &collector,
-        "the failed call is in the trace",
-        |spans| {
-            find(spans, ORCHESTRATOR, PROVISION).is_some()
-                && find(spans, ORCHESTRATOR, "provision").is_some()
-        },
-    )
-    .await;
+    let failed = |spans: &[Seen]| {
+        let mut spans = spans.iter();
+        let code = |one: &Seen| one.number("rpc.grpc.status_code");
+        spans.any(|one| one.span.name == PROVISION && code(one) != Some(0))
+    };
+    let what = "the failed call is in the trace";
+    let spans = trace(&world, &collector, what, failed).await;
     let made = find(&spans, ORCHESTRATOR, PROVISION).unwrap();
     assert_eq!(made.span.status.as_ref().unwrap().code, ERROR, "{made:?}");
     assert!(["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"].contains(&made.text("error.type")));

@@ -92,13 +92,6 @@ impl Collector {
         self.seen.lock().clone()
     }
 
-    pub fn summary(&self) -> Vec<String> {
-        let seen = self.seen();
-        seen.iter()
-            .map(|one| format!("{} {} {:?}", one.service, one.span.name, one.span.status))
-            .collect()
-    }
-
     fn take(&self, request: ExportTraceServiceRequest) {
         for resource in request.resource_spans {
             let attributes = resource.resource.unwrap_or_default().attributes;
