@@ -310,3 +310,107 @@ async fn a_collector_that_comes_back_gets_what_waited_and_its_absence_is_said_on
         .await;
     assert_eq!(said(), 1, "{}", world.orchestrator.said());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_a_collector_passes_the_trace_on_and_writes_its_id_down() {
+    let collector = Collector::start().await;
+    let mut world = World::stopped();
+    let otlp = collector.endpoint();
+    let audit = world.directory.path().join("audit");
+    let log = audit.to_str().unwrap().to_owned();
+    world.platform.add(&["--otlp-endpoint", &otlp]);
+    world.orchestrator.add(&["--audit-log", &log]);
+    world.platform.start().await;
+    world.orchestrator.start().await;
+    register(&world, "local", &world.platform.endpoint()).await;
+    let server = world.orchestrator.endpoint();
+    let output = apply(&world, &server, &otlp, "through", "local").await;
+    assert!(output.status.success(), "{output:?}");
+    let spans = trace(&world, &collector, "the trace is whole", |spans| {
+        find(spans, PLATFORM, "start process").is_some()
+    })
+    .await;
+    let started = find(&spans, PLATFORM, "start process").unwrap();
+    let expected = [
+        (PLATFORM, "start process"),
+        (PLATFORM, PROVISION),
+        ("drover", APPLY),
+        ("drover", "drover apply"),
+    ];
+    assert_eq!(way_up(&spans, started), expected);
+    let id = u128::from_be_bytes(started.span.trace_id.clone().try_into().unwrap());
+    let lines = fs::read_to_string(&audit).unwrap();
+    let mut lines = lines.lines().filter(|line| line.contains("ApplyCluster"));
+    assert!(lines.any(|line| line.contains(&format!("{id:032x}"))));
+
+    // Nobody above has decided whether it is recorded: whoever can does.
+    world.apply("plain", "", 1).await.unwrap();
+    world.ready("plain", 1).await;
+    world
+        .until("the platform begins a trace", async |_| {
+            collector.seen().iter().any(|one| {
+                one.service == PLATFORM
+                    && one.span.name == PROVISION
+                    && one.span.parent_span_id.is_empty()
+            })
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_sampled_is_recorded_nowhere() {
+    let collector = Collector::start().await;
+    let world = world(&collector).await;
+    let mut command = Command::new(binary("drover"));
+    command
+        .args([
+            "get",
+            "clusters",
+            "--server",
+            &world.orchestrator.endpoint(),
+        ])
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint())
+        .env("XDG_CONFIG_HOME", world.directory.path());
+    let list = "drover.orchestrator.v1.ClusterService/ListClusters";
+    let mut ask = async |sampler: &str| {
+        command.env("OTEL_TRACES_SAMPLER", sampler);
+        let output = tokio::task::block_in_place(|| command.output()).unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    ask("parentbased_always_off").await;
+    ask("parentbased_always_on").await;
+    world
+        .until("the sampled one is there", async |_| {
+            find(&collector.seen(), ORCHESTRATOR, list).is_some()
+        })
+        .await;
+    let seen = collector.seen();
+    assert_eq!(
+        seen.iter()
+            .filter(|one| one.span.name == "drover get")
+            .count(),
+        1
+    );
+    let received = seen
+        .iter()
+        .filter(|one| one.service == ORCHESTRATOR && one.span.name == list);
+    assert_eq!(received.count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_takes_connections_and_says_nothing_holds_nobody_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let otlp = format!("http://{}", silent.local_addr().unwrap());
+    let mut world = World::stopped();
+    for server in [&mut world.platform, &mut world.orchestrator] {
+        server.add(&["--otlp-endpoint", &otlp]);
+        server.start().await;
+    }
+    register(&world, "local", &world.platform.endpoint()).await;
+    let begin = std::time::Instant::now();
+    let server = world.orchestrator.endpoint();
+    let output = apply(&world, &server, &otlp, "patient", "local").await;
+    assert!(output.status.success(), "{output:?}");
+    assert!(begin.elapsed().as_secs() < 10, "{:?}", begin.elapsed());
+    world.ready("patient", 1).await;
+}

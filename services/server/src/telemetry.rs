@@ -188,3 +188,18 @@ pub fn metrics() -> &'static Metrics {
         Metrics(handle)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_up_is_written_as_prometheus_reads_it() {
+        let mut out = Exposition::default();
+        let labels = vec![("a", "x\\y\"z\n".to_owned()), ("b", String::new())];
+        out.gauge("m_seconds", "Words.", [(labels, 1.5), (Vec::new(), 2.0)]);
+        let expected = "# HELP m_seconds Words.\n# TYPE m_seconds gauge\n\
+                        m_seconds{a=\"x\\\\y\\\"z\\n\",b=\"\"} 1.5\nm_seconds 2\n\n";
+        assert_eq!(out.0, expected);
+    }
+}

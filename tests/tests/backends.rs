@@ -1,0 +1,119 @@
+//! What platforms ask of their backends is in the trace of whoever caused it: EC2, emulated, and a real Kubernetes.
+#![cfg(feature = "clouds")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod collector;
+mod embedded;
+#[path = "../../platform-k8s/tests/support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use collector::{Collector, Seen};
+use drover_emulators::ec2::{Ec2, Ec2Settings};
+use drover_platform_cloud::{DriverSettings, drivers::aws};
+use drover_telemetry::{Exporter, Kind, Settings, Span, settings::Given};
+use embedded::{World, group_on};
+use support::{Options, Rig, until};
+
+const TEMPLATE: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: {{ node.id }}}
+spec: {containers: [{name: main, image: 'example.invalid/main:1'}]}
+";
+
+async fn on_ec2(emulator: &Ec2, world: &mut World) {
+    let credentials = world.directory.path().join("aws-credentials");
+    let text = "[default]\naws_access_key_id = test\naws_secret_access_key = test\n";
+    std::fs::write(&credentials, text).unwrap();
+    let mut settings = aws::Settings {
+        region: "eu-central-1".to_owned(),
+        endpoint: emulator.url(),
+        credentials_file: Some(credentials),
+        image: "debian".to_owned(),
+        instance_type: "t3.micro".to_owned(),
+        ..aws::Settings::default()
+    };
+    settings.common.poll_interval_seconds = 0.2;
+    settings.common.pending_poll_interval_seconds = 0.2;
+    settings.common.visibility_delay_seconds = 2.0;
+    world
+        .add("aws", DriverSettings::Aws(Box::new(settings)))
+        .await;
+}
+
+async fn on_kubernetes(namespace: &str, rig: &Rig, world: &mut World) {
+    let catalogue = world.directory.path().join("catalogue");
+    std::fs::create_dir_all(&catalogue).unwrap();
+    std::fs::write(catalogue.join("node.yaml"), TEMPLATE).unwrap();
+    let index = "default: {template: node.yaml}\n";
+    std::fs::write(catalogue.join("index.yaml"), index).unwrap();
+    let settings = drover_platform_k8s::Settings {
+        kubeconfig: Some(rig.kubeconfig().to_owned()),
+        namespaces: vec![namespace.to_owned()],
+        templates: Some(catalogue),
+        ..drover_platform_k8s::Settings::default()
+    };
+    world.add("pods", settings).await;
+}
+
+/// Names from a span up to the beginning of its trace.
+fn way_up(spans: &[Seen], from: &Seen) -> Vec<String> {
+    let mut way = Vec::new();
+    let mut at = Some(from);
+    while let Some(one) = at {
+        way.push(one.span.name.clone());
+        assert!(way.len() <= spans.len(), "a circle");
+        at = spans
+            .iter()
+            .find(|other| other.span.span_id == one.span.parent_span_id);
+    }
+    way
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_to_backends_are_spans_of_the_apply_that_caused_them() {
+    let collector = Collector::start().await;
+    let given = Given {
+        endpoint: Some(collector.endpoint()),
+        ..Given::default()
+    };
+    let settings = Settings::resolve(&given, ("tests", "0"), |_| None).unwrap();
+    let exporter = Exporter::start(settings.unwrap()).unwrap().unwrap();
+    let ec2 = Ec2::start(Ec2Settings::default()).await.unwrap();
+    let rig = Rig::shared(Options::kwok(1));
+    let mut world = World::new().await;
+    on_ec2(&ec2, &mut world).await;
+    let namespace = rig.namespace().await;
+    on_kubernetes(&namespace.name, rig, &mut world).await;
+    for (platform, call) in [("aws", "EC2/RunInstances"), ("pods", "create pods")] {
+        let root = Span::start(Kind::Internal, platform.into(), None);
+        let trace = root.context().trace_id().to_be_bytes();
+        root.scope(world.apply(platform, group_on(platform, 1)))
+            .await;
+        drop(root);
+        let spans = || {
+            let mut spans = collector.seen();
+            spans.retain(|one| one.span.trace_id == trace);
+            spans
+        };
+        let expected = [
+            call,
+            "drover.platform.v1.PlatformService/Provision",
+            "drover.platform.v1.PlatformService/Provision",
+            "provision",
+            "pass",
+            "drover.orchestrator.v1.ClusterService/ApplyCluster",
+            "drover.orchestrator.v1.ClusterService/ApplyCluster",
+            platform,
+        ];
+        until(&format!("{call} is in the trace"), async || {
+            let spans = spans();
+            let mut made = spans.iter().filter(|one| one.span.name == call);
+            made.find(|one| way_up(&spans, one) == expected).cloned()
+        })
+        .await;
+    }
+    exporter.finish(Duration::from_secs(1)).await;
+}
