@@ -377,7 +377,7 @@ mod tests {
         let second = Duration::from_secs(1);
         assert_eq!(
             queue.waiting().map(|(_, count, oldest)| (count, oldest)),
-            [(1, 3 * second), (1, 0 * second)]
+            [(1, 3 * second), (1, Duration::ZERO)]
         );
     }
 }

@@ -273,7 +273,7 @@ async fn a_command_that_reaches_nobody_says_so_to_the_collector_and_a_dead_colle
     let call = find(&seen, "drover", APPLY).or_else(|| seen.iter().find(|one| one.span.kind == 3));
     assert_eq!(call.unwrap().number("rpc.grpc.status_code"), Some(14));
 
-    let begin = std::time::Instant::now();
+    let begin = tokio::time::Instant::now();
     let without = apply(&world, &nowhere, &nowhere, "x", "local").await;
     assert_eq!(without.status.code(), Some(5), "{without:?}");
     assert_eq!(without.stderr, output.stderr);
@@ -407,7 +407,7 @@ async fn a_collector_that_takes_connections_and_says_nothing_holds_nobody_up() {
         server.start().await;
     }
     register(&world, "local", &world.platform.endpoint()).await;
-    let begin = std::time::Instant::now();
+    let begin = tokio::time::Instant::now();
     let server = world.orchestrator.endpoint();
     let output = apply(&world, &server, &otlp, "patient", "local").await;
     assert!(output.status.success(), "{output:?}");

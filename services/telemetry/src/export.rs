@@ -156,6 +156,7 @@ struct Worker {
     client: Grpc<Channel>,
     headers: http::HeaderMap,
     resource: otlp::Resource,
+    #[expect(clippy::vec_box, reason = "as they come out of the queue")]
     batch: Vec<Box<Recorded>>,
     trouble: Option<Trouble>,
     endpoint: String,
