@@ -141,13 +141,7 @@ fn service(
     path: &[i32],
     out: &mut String,
 ) {
-    heading(
-        scope,
-        service.name(),
-        "service",
-        &comments.long(path),
-        out,
-    );
+    heading(scope, service.name(), "service", &comments.long(path), out);
     out.push_str("\n| call | takes | answers | |\n|---|---|---|---|\n");
     for (at, method) in (0..).zip(&service.method) {
         let stream = |is: bool| if is { "stream of " } else { "" };
@@ -199,7 +193,13 @@ fn message(
     }
     let inner = format!("{scope}.{}", message.name());
     for (at, nested) in (0..).zip(&message.nested_type) {
-        self::message(&inner, nested, comments, &[path, &[NESTED, at]].concat(), out);
+        self::message(
+            &inner,
+            nested,
+            comments,
+            &[path, &[NESTED, at]].concat(),
+            out,
+        );
     }
     for (at, values) in (0..).zip(&message.enum_type) {
         let path = [path, &[NESTED_ENUM, at]].concat();

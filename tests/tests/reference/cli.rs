@@ -93,12 +93,7 @@ pub(crate) fn page() -> String {
     );
     let top = help("drover", &[]);
     let everywhere: Vec<Row> = top.rows.clone();
-    write!(
-        out,
-        "\n## drover\n\n{}. With every command:\n\n",
-        top.about
-    )
-    .unwrap();
+    write!(out, "\n## drover\n\n{}. With every command:\n", top.about).unwrap();
     table(&everywhere, &[], &mut out);
     out.push_str("\nExit codes: 0 done, 1 an error, 2 changes (`plan --detailed-exitcode`), 64 wrong usage.\n");
     for command in &top.commands {
@@ -107,12 +102,17 @@ pub(crate) fn page() -> String {
         }
     }
     // Hidden from the list: people start it by other means.
-    self::command("drover", &["agent"], &[], &mut out);
+    self::command("drover", &["agent"], &everywhere, &mut out);
     out.push_str("\n## drover-orchestrator store\n");
     let store = help("drover-orchestrator", &["store"]);
     for command in &store.commands {
         if command.name != "help" {
-            self::command("drover-orchestrator", &["store", &command.name], &[], &mut out);
+            self::command(
+                "drover-orchestrator",
+                &["store", &command.name],
+                &[],
+                &mut out,
+            );
         }
     }
     out
@@ -120,7 +120,11 @@ pub(crate) fn page() -> String {
 
 fn command(program: &str, path: &[&str], everywhere: &[Row], out: &mut String) {
     let help = help(program, path);
-    let usage = help.usage.replacen("store", "drover-orchestrator store", usize::from(path[0] == "store"));
+    let usage = help.usage.replacen(
+        "store",
+        "drover-orchestrator store",
+        usize::from(path[0] == "store"),
+    );
     write!(
         out,
         "\n### {program} {}\n\n{}.\n\n```\n{usage}\n```\n",
@@ -131,7 +135,10 @@ fn command(program: &str, path: &[&str], everywhere: &[Row], out: &mut String) {
     let own: Vec<Row> = help
         .rows
         .into_iter()
-        .filter(|row| row.flag().is_none_or(|flag| !["help", "version"].contains(&flag)))
+        .filter(|row| {
+            row.flag()
+                .is_none_or(|flag| !["help", "version"].contains(&flag))
+        })
         .collect();
     table(&own, everywhere, out);
     for inner in &help.commands {
@@ -144,7 +151,9 @@ fn command(program: &str, path: &[&str], everywhere: &[Row], out: &mut String) {
 fn table(rows: &[Row], without: &[Row], out: &mut String) {
     let rows: Vec<&Row> = rows
         .iter()
-        .filter(|row| row.flag().is_none() || without.iter().all(|other| other.flag() != row.flag()))
+        .filter(|row| {
+            row.flag().is_none() || without.iter().all(|other| other.flag() != row.flag())
+        })
         .collect();
     if rows.is_empty() {
         return;

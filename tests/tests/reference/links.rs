@@ -11,7 +11,13 @@ use crate::root;
 /// Links that lead nowhere: file, line, target.
 pub(crate) fn broken() -> Vec<String> {
     let mut pages = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
-    for folder in ["docs", "tests/emulators", "tests/kubernetes", "tests/prism", "deploy"] {
+    for folder in [
+        "docs",
+        "tests/emulators",
+        "tests/kubernetes",
+        "tests/prism",
+        "deploy",
+    ] {
         find(&root().join(folder), &mut pages);
     }
     let mut anchors: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
@@ -48,7 +54,10 @@ pub(crate) fn broken() -> Vec<String> {
 }
 
 fn find(folder: &Path, pages: &mut Vec<PathBuf>) {
-    let mut entries: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut entries: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
     entries.sort();
     for entry in entries {
         if entry.is_dir() {

@@ -48,7 +48,10 @@ pub(crate) fn cell(text: &str) -> String {
 
 fn check(name: &str, page: &str) {
     let path = root().join("docs/reference").join(name);
-    let page = format!("{}\n", page.trim_end());
+    let mut page = format!("{}\n", page.trim_end());
+    while page.contains("\n\n\n") {
+        page = page.replace("\n\n\n", "\n\n");
+    }
     if std::env::var_os(WRITE).is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, page).unwrap();
@@ -69,7 +72,7 @@ fn check(name: &str, page: &str) {
     };
     panic!(
         "docs/reference/{name} is not current. Renew it: tests/reference --write\n\
-         line {line} is:  {old}\nexpected: {new}"
+         line {line} is:  {old}\n    expected: {new}"
     );
 }
 

@@ -19,37 +19,71 @@ pub(crate) fn page() -> String {
          `attributes` and `properties` are merged key by key; `null` removes a key.\n",
     );
     out.push_str("\n## Refused in this version\n\nApplying a file that has one of these is an error that names the field. Nothing is accepted and ignored.\n\n| field | what it is |\n|---|---|\n");
-    for (field, feature) in refused() {
+    let refused = refused();
+    for (field, feature) in &refused {
         writeln!(out, "| `{field}` | {feature} |").unwrap();
     }
     let mut seen: Vec<(String, String)> = Vec::new();
     for kind in ["cluster.spec", "platform.spec"] {
-        section(kind, &mut seen, &mut out);
+        section(kind, &refused, &mut seen, &mut out);
     }
     out
 }
 
-fn section(path: &str, seen: &mut Vec<(String, String)>, out: &mut String) {
+fn section(
+    path: &str,
+    refused: &[(String, String)],
+    seen: &mut Vec<(String, String)>,
+    out: &mut String,
+) {
     let text = cli::run("drover", &["explain", path]);
     let Some((about, listing)) = text.split_once("Fields:\n") else {
         return;
     };
     let fields = fields(listing);
-    let keys: String = fields.iter().map(|field| format!("{}:{} ", field.key, field.about)).collect();
+    let keys: String = fields
+        .iter()
+        .map(|field| format!("{}:{} ", field.key, field.about))
+        .collect();
     let about = about.lines().skip(1).collect::<Vec<_>>().join(" ");
     if let Some((_, first)) = seen.iter().find(|(other, _)| *other == keys) {
         let anchor = first.replace('.', "").to_lowercase();
-        write!(out, "\n## {path}\n\n{} Fields: those of [{first}](#{anchor}).\n", cell(&about)).unwrap();
+        write!(
+            out,
+            "\n## {path}\n\n{} Fields: those of [{first}](#{anchor}).\n",
+            cell(&about)
+        )
+        .unwrap();
         return;
     }
     seen.push((keys, path.to_owned()));
-    write!(out, "\n## {path}\n\n{}\n\n| field | value | |\n|---|---|---|\n", cell(&about)).unwrap();
+    write!(
+        out,
+        "\n## {path}\n\n{}\n\n| field | value | |\n|---|---|---|\n",
+        cell(&about)
+    )
+    .unwrap();
     for field in &fields {
-        writeln!(out, "| `{}` | {} | {} |", field.key, cell(&field.kind), cell(&field.about)).unwrap();
+        let full = format!("{path}.{}", field.key);
+        let inside = full
+            .trim_start_matches("cluster.spec.")
+            .trim_start_matches("groups.");
+        let refused = refused.iter().find(|(name, _)| name == inside);
+        let note = refused.map_or_else(String::new, |(_, feature)| {
+            format!(" **Refused in this version: {feature}.**")
+        });
+        writeln!(
+            out,
+            "| `{}` | {} | {}{note} |",
+            field.key,
+            cell(&field.kind),
+            cell(&field.about)
+        )
+        .unwrap();
     }
     for field in &fields {
         if field.kind.starts_with("a map") || field.kind.starts_with("a list") {
-            section(&format!("{path}.{}", field.key), seen, out);
+            section(&format!("{path}.{}", field.key), refused, seen, out);
         }
     }
 }
@@ -58,7 +92,9 @@ fn section(path: &str, seen: &mut Vec<(String, String)>, out: &mut String) {
 fn fields(listing: &str) -> Vec<Field> {
     let mut all: Vec<Field> = Vec::new();
     for line in listing.lines() {
-        let own = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' '));
+        let own = line
+            .strip_prefix("  ")
+            .filter(|rest| !rest.starts_with(' '));
         if let Some((key, rest)) = own.and_then(|line| line.split_once(' ')) {
             all.push(Field {
                 key: key.to_owned(),

@@ -39,18 +39,49 @@ const EVERY: (&str, &str) = ("services/server/src/settings/mod.rs", "ServerSetti
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PlatformTlsSettings", "orchestrator/src/connect.rs", ""),
     ("LabelKeys", "platform-k8s/src/labels.rs", ""),
-    ("ReplicanteSettings", "services/platform/src/replicante.rs", ""),
+    (
+        "ReplicanteSettings",
+        "services/platform/src/replicante.rs",
+        "",
+    ),
     ("CloudSettings", "platform-cloud/src/cloud/settings.rs", ""),
-    ("SimulatedSettings", "platform-cloud/src/drivers/simulated/settings.rs", ""),
-    ("Death", "platform-cloud/src/drivers/simulated/faults.rs", ""),
-    ("AwsSettings", "platform-cloud/src/drivers/aws/settings.rs", "Settings"),
-    ("GcpSettings", "platform-cloud/src/drivers/gcp/settings.rs", "Settings"),
-    ("DigitalOceanSettings", "platform-cloud/src/drivers/digitalocean/settings.rs", "Settings"),
-    ("MetalSettings", "platform-cloud/src/drivers/metal.rs", "Settings"),
+    (
+        "SimulatedSettings",
+        "platform-cloud/src/drivers/simulated/settings.rs",
+        "",
+    ),
+    (
+        "Death",
+        "platform-cloud/src/drivers/simulated/faults.rs",
+        "",
+    ),
+    (
+        "AwsSettings",
+        "platform-cloud/src/drivers/aws/settings.rs",
+        "Settings",
+    ),
+    (
+        "GcpSettings",
+        "platform-cloud/src/drivers/gcp/settings.rs",
+        "Settings",
+    ),
+    (
+        "DigitalOceanSettings",
+        "platform-cloud/src/drivers/digitalocean/settings.rs",
+        "Settings",
+    ),
+    (
+        "MetalSettings",
+        "platform-cloud/src/drivers/metal.rs",
+        "Settings",
+    ),
 ];
 
 /// Flags whose name does not follow from the setting's.
-const FLAGS: &[(&str, &str)] = &[("platform_tls.ca", "platform-ca"), ("namespaces", "namespace")];
+const FLAGS: &[(&str, &str)] = &[
+    ("platform_tls.ca", "platform-ca"),
+    ("namespaces", "namespace"),
+];
 /// Flags that are no settings.
 const NO_SETTING: &[&str] = &["config", "print-config", "help", "version"];
 
@@ -74,16 +105,15 @@ pub(crate) fn page() -> String {
          `DROVER_TLS__CLIENT_CA`. Its value is YAML. `--print-config` prints what comes out, secrets masked. An unknown setting or variable \
          is an error, with its place. The settings of the command line are its flags: [cli.md](cli.md).\n",
     );
-    let common = config(SERVERS[0].program);
-    page.flags = cli::help(SERVERS[0].program, &[]).rows;
-    page.out.push_str("\n## Every server\n\n`listen` is port 7400 of the orchestrator, 7401 of the platform on Kubernetes, 7402 of the others.\n");
-    page.section("", EVERY.0, EVERY.1, Some(&common));
-    let taken: Vec<String> = page
-        .read(EVERY.0)
-        .structs[EVERY.1]
+    let taken: Vec<String> = page.read(EVERY.0).structs[EVERY.1]
         .iter()
         .map(|member| member.name.clone())
         .collect();
+    let mut common = config(SERVERS[0].program);
+    common.retain(|key, _| taken.contains(key));
+    page.flags = cli::help(SERVERS[0].program, &[]).rows;
+    page.out.push_str("\n## Every server\n\n`listen` is port 7400 of the orchestrator, 7401 of the platform on Kubernetes, 7402 of the others.\n");
+    page.section("", EVERY.0, EVERY.1, Some(&common));
     for server in SERVERS {
         write!(page.out, "\n## {}\n", server.program).unwrap();
         let mut own = config(server.program);
@@ -93,15 +123,24 @@ pub(crate) fn page() -> String {
             .retain(|row| row.flag().is_none_or(|flag| !is_common(flag, &taken)));
         page.section("", server.root.0, server.root.1, Some(&own));
         let left: Vec<_> = page.flags.iter().filter_map(Row::flag).collect();
-        let left: Vec<_> = left.iter().filter(|flag| !NO_SETTING.contains(flag)).collect();
-        assert!(left.is_empty(), "{}: flags of no setting: {left:?}", server.program);
+        let left: Vec<_> = left
+            .iter()
+            .filter(|flag| !NO_SETTING.contains(flag))
+            .collect();
+        assert!(
+            left.is_empty(),
+            "{}: flags of no setting: {left:?}",
+            server.program
+        );
     }
     page.out
 }
 
 fn is_common(flag: &str, taken: &[String]) -> bool {
     let key = flag.replace('-', "_");
-    taken.iter().any(|name| *name == key || key.starts_with(&format!("{name}_")))
+    taken
+        .iter()
+        .any(|name| *name == key || key.starts_with(&format!("{name}_")))
 }
 
 fn config(program: &str) -> serde_json::Map<String, Value> {
@@ -150,11 +189,13 @@ impl Page {
         let members = self.read(path).structs[name].clone();
         if let Some(values) = values {
             let mut known: Vec<&String> = members.iter().map(|member| &member.name).collect();
+            let mut printed: Vec<&String> = values.keys().collect();
             known.sort();
-            let printed: Vec<&String> = values.keys().collect();
-            let mut printed = printed;
             printed.sort();
-            assert_eq!(known, printed, "{prefix}: built without the clouds, or {path} has changed");
+            assert_eq!(
+                known, printed,
+                "{prefix}: built without the clouds, or {path} has changed"
+            );
         }
         let mut inner = Vec::new();
         let flags = values.is_some() && !self.flags.is_empty();
@@ -176,7 +217,11 @@ impl Page {
             }
             let kind = self.describe(member, path, found.is_some());
             if let Some(found) = found {
-                let dots = if member.kind.contains("Map<") { "NAME" } else { "N" };
+                let dots = if member.kind.contains("Map<") {
+                    "NAME"
+                } else {
+                    "N"
+                };
                 inner.push((format!("{key}.{dots}."), member.doc.clone(), found, false));
             }
             let flag = if head.contains("flag") {
@@ -187,7 +232,7 @@ impl Page {
             writeln!(
                 rows,
                 "| `{key}` |{flag} {kind} | {} | {} |",
-                default(value, &member.doc),
+                default(value),
                 cell(&meaning(&member.doc))
             )
             .unwrap();
@@ -212,10 +257,10 @@ impl Page {
     }
 
     fn flag(&mut self, key: &str) -> String {
-        let wanted = FLAGS
-            .iter()
-            .find(|(name, _)| *name == key)
-            .map_or_else(|| key.replace(['.', '_'], "-"), |(_, flag)| (*flag).to_owned());
+        let wanted = FLAGS.iter().find(|(name, _)| *name == key).map_or_else(
+            || key.replace(['.', '_'], "-"),
+            |(_, flag)| (*flag).to_owned(),
+        );
         let found = self
             .flags
             .iter()
@@ -276,19 +321,22 @@ fn item(kind: &str) -> &str {
     kind
 }
 
-fn default(value: Option<&Value>, _doc: &str) -> String {
+fn default(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(text)) if text.is_empty() => String::new(),
         Some(Value::Array(items)) if items.is_empty() => String::new(),
         Some(Value::Object(items)) if items.is_empty() => String::new(),
         Some(Value::String(text)) => format!("`{text}`"),
-        Some(Value::Array(items)) if items.len() > 3 => format!("{} of them: `--print-config`", items.len()),
+        Some(Value::Array(items)) if items.len() > 3 => {
+            format!("{} of them: `--print-config`", items.len())
+        }
         Some(other) => format!("`{other}`"),
     }
 }
 
 /// The comment in the words of people who write YAML.
 fn meaning(doc: &str) -> String {
-    doc.replace("`None` (default): ", "Absent: ").replace("`None`: ", "Absent: ")
+    doc.replace("`None` (default): ", "Absent: ")
+        .replace("`None`: ", "Absent: ")
 }
