@@ -79,7 +79,8 @@ pub(crate) fn page() -> String {
     out.push_str(
         "From the files under [proto/drover](../../proto/drover), whose comments these are. Servers describe themselves by \
          reflection: `grpcurl -plaintext localhost:7400 list`.\n\nOf a field: `?` it may be absent, `[]` it repeats. \
-         Errors and what to do: [errors.md](errors.md).\n\n",
+         Errors and what to do: [errors.md](errors.md). A service that a server does not have answers UNIMPLEMENTED; what a platform can do \
+         is in its capabilities.\n\n",
     );
     for file in &files {
         let comments = Comments::of(file);

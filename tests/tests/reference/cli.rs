@@ -2,7 +2,27 @@
 
 use std::{fmt::Write as _, path::PathBuf, process::Command};
 
-use crate::{cell, head};
+use crate::{cell, head, sources};
+
+/// What exit codes mean.
+const EXITS: &[(&str, &str)] = &[
+    (
+        "Done",
+        "done; of `plan` without `--detailed-exitcode` also: there is something to do",
+    ),
+    ("Failed", "an error"),
+    (
+        "Changes",
+        "`plan --detailed-exitcode`: there is something to do",
+    ),
+    ("NotFound", "what was asked for is not there"),
+    ("TimedOut", "it took too long (`--wait`, `wait`)"),
+    (
+        "Unreachable",
+        "nothing answers at the address of the orchestrator, or not as it should",
+    ),
+    ("Usage", "wrong arguments"),
+];
 
 /// An option or argument of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +115,7 @@ pub(crate) fn page() -> String {
     let everywhere: Vec<Row> = top.rows.clone();
     write!(out, "\n## drover\n\n{}. With every command:\n", top.about).unwrap();
     table(&everywhere, &[], &mut out);
-    out.push_str("\nExit codes: 0 done, 1 an error, 2 changes (`plan --detailed-exitcode`), 64 wrong usage.\n");
+    exits(&mut out);
     for command in &top.commands {
         if command.name != "help" {
             self::command("drover", &[&command.name], &everywhere, &mut out);
@@ -116,6 +136,24 @@ pub(crate) fn page() -> String {
         }
     }
     out
+}
+
+fn exits(out: &mut String) {
+    out.push_str("\n| exit code | |\n|---|---|\n");
+    let text = sources::text("services/cli/src/failure.rs");
+    let body = text.split("enum Exit {").nth(1).unwrap();
+    for line in body.split('}').next().unwrap().lines() {
+        if let Some((name, code)) = line.trim().trim_end_matches(',').split_once(" = ") {
+            let (_, about) = EXITS
+                .iter()
+                .find(|(known, _)| *known == name)
+                .unwrap_or_else(|| {
+                    panic!("exit code {name}: say what it means in tests/tests/reference/cli.rs")
+                });
+            writeln!(out, "| {code} | {about} |").unwrap();
+        }
+    }
+    out.push_str("\n`drover exec` ends with the exit code of the command.\n");
 }
 
 fn command(program: &str, path: &[&str], everywhere: &[Row], out: &mut String) {

@@ -273,7 +273,7 @@ impl Page {
     fn describe(&mut self, member: &Member, path: &str, is_struct: bool) -> String {
         let item = item(&member.kind);
         let word = match item {
-            _ if is_struct => "see below".to_owned(),
+            _ if is_struct => "settings, see below".to_owned(),
             "bool" => "true or false".to_owned(),
             "f64" | "f32" => "number".to_owned(),
             "u8" | "u16" | "u32" | "u64" | "usize" => "whole number".to_owned(),
