@@ -168,7 +168,11 @@ fn message(
     path: &[i32],
     out: &mut String,
 ) {
-    if message.options.as_ref().is_some_and(|o| o.map_entry()) {
+    if message
+        .options
+        .as_ref()
+        .is_some_and(prost_types::MessageOptions::map_entry)
+    {
         return;
     }
     heading(scope, message.name(), "message", &comments.long(path), out);
@@ -232,7 +236,10 @@ fn enumeration(
 
 fn kind(field: &FieldDescriptorProto, message: &DescriptorProto) -> String {
     let entry = message.nested_type.iter().find(|nested| {
-        nested.options.as_ref().is_some_and(|o| o.map_entry())
+        nested
+            .options
+            .as_ref()
+            .is_some_and(prost_types::MessageOptions::map_entry)
             && field.type_name().ends_with(&format!(".{}", nested.name()))
     });
     if let Some(entry) = entry {

@@ -76,13 +76,13 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "DeletionBlocked",
         "cluster",
         "Deletion waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, orphans after a restore.",
-        "Bring the platform back, or register it again under its name. Gone for good: `AbandonPlatform` of the API gives its records up (docs/tasks/operate.md). After a restore: `drover-orchestrator store confirm-restore`.",
+        "Bring the platform back, or register it again under its name. Gone for good: `AbandonPlatform` of the API gives its records up: [operate](../tasks/operate.md#maintenance). After a restore: `drover-orchestrator store confirm-restore`.",
     ),
     (
         "StoreBehind",
         "cluster",
         "A platform shows a sequence that this store never gave out: the store is older than reality. The cluster is frozen.",
-        "Restore a newer copy, or stop the other orchestrator that has one.",
+        "Stop the other orchestrator if there is one with a newer copy, or restore a newer backup. If this store is the one to go on with: [backup](../operate/backup.md).",
     ),
     (
         "ForeignNodes",

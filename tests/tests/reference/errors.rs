@@ -54,7 +54,7 @@ const WAYS_OUT: &[(&str, &str)] = &[
     ("SLOT_MISMATCH", "Read the node again. Nothing was removed."),
     (
         "TEMPLATE_NOT_FOUND",
-        "Correct store, version or attributes, or add an entry to the platform's catalogue: docs/tasks/template.md.",
+        "Correct store, version or attributes, or [write a template](../tasks/template.md).",
     ),
     (
         "NODE_CLASS_NOT_FOUND",

@@ -35,26 +35,8 @@ const SERVERS: &[Server] = &[
 
 const EVERY: (&str, &str) = ("services/server/src/settings/mod.rs", "ServerSettings");
 
-/// Where types are that are not in the file of the struct that has them; the name there if it is another.
-const ELSEWHERE: &[(&str, &str, &str)] = &[
-    ("PlatformTlsSettings", "orchestrator/src/connect.rs", ""),
-    ("LabelKeys", "platform-k8s/src/labels.rs", ""),
-    (
-        "ReplicanteSettings",
-        "services/platform/src/replicante.rs",
-        "",
-    ),
-    ("CloudSettings", "platform-cloud/src/cloud/settings.rs", ""),
-    (
-        "SimulatedSettings",
-        "platform-cloud/src/drivers/simulated/settings.rs",
-        "",
-    ),
-    (
-        "Death",
-        "platform-cloud/src/drivers/simulated/faults.rs",
-        "",
-    ),
+/// Types whose name is not the one under which they are declared: file and name there.
+const ALIASES: &[(&str, &str, &str)] = &[
     (
         "AwsSettings",
         "platform-cloud/src/drivers/aws/settings.rs",
@@ -88,6 +70,8 @@ const NO_SETTING: &[&str] = &["config", "print-config", "help", "version"];
 struct Page {
     out: String,
     files: BTreeMap<String, File>,
+    /// All sources, to find where a type is declared.
+    programs: Vec<(String, String)>,
     /// Flags of the program that no setting has had yet.
     flags: Vec<Row>,
 }
@@ -96,6 +80,7 @@ pub(crate) fn page() -> String {
     let mut page = Page {
         out: head("Settings"),
         files: BTreeMap::new(),
+        programs: sources::programs(),
         flags: Vec::new(),
     };
     page.out.push_str(
@@ -155,26 +140,40 @@ impl Page {
             .or_insert_with(|| sources::read(path))
     }
 
-    /// The file and name of a struct that a field has, if it is one of ours.
-    fn find(&mut self, kind: &str, from: &str) -> Option<(String, String)> {
-        if self.read(from).structs.contains_key(kind) {
+    /// The file and name of a struct or enum that a field has, if it is one of ours: in the same file, or the only one of
+    /// its name.
+    fn declared(&mut self, kind: &str, from: &str) -> Option<(String, String)> {
+        let file = self.read(from);
+        if file.structs.contains_key(kind) || file.enums.contains_key(kind) {
             return Some((from.to_owned(), kind.to_owned()));
         }
-        let (_, path, name) = ELSEWHERE.iter().find(|(name, ..)| *name == kind)?;
-        let name = if name.is_empty() { kind } else { name };
-        self.read(path)
+        if let Some((_, path, name)) = ALIASES.iter().find(|(alias, ..)| *alias == kind) {
+            return Some(((*path).to_owned(), (*name).to_owned()));
+        }
+        let says = |text: &str| {
+            ["struct", "enum"]
+                .iter()
+                .any(|word| text.contains(&format!("{word} {kind} {{")))
+        };
+        let mut found = self.programs.iter().filter(|(_, text)| says(text));
+        match (found.next(), found.next()) {
+            (Some((path, _)), None) => Some((path.clone(), kind.to_owned())),
+            _ => None,
+        }
+    }
+
+    fn find(&mut self, kind: &str, from: &str) -> Option<(String, String)> {
+        let (path, name) = self.declared(kind, from)?;
+        self.read(&path)
             .structs
-            .contains_key(name)
-            .then(|| ((*path).to_owned(), name.to_owned()))
+            .contains_key(&name)
+            .then_some((path, name))
     }
 
     /// The words of an enum.
     fn words(&mut self, kind: &str, from: &str) -> Option<Vec<Member>> {
-        if let Some(words) = self.read(from).enums.get(kind) {
-            return Some(words.clone());
-        }
-        let (_, path, _) = ELSEWHERE.iter().find(|(name, ..)| *name == kind)?;
-        self.read(path).enums.get(kind).cloned()
+        let (path, name) = self.declared(kind, from)?;
+        self.read(&path).enums.get(&name).cloned()
     }
 
     /// The settings of a struct, then those of the structs in it. `values`: what is printed for it, or nothing for an
@@ -288,7 +287,10 @@ impl Page {
                     .map(|word| format!("`{}`", word.name))
                     .collect::<Vec<_>>()
                     .join(", "),
-                None => panic!("{path}: {}: what is a {other}?", member.name),
+                None => panic!(
+                    "{path}: {}: what is a {other}? (tests/tests/reference/settings.rs)",
+                    member.name
+                ),
             },
         };
         if member.kind.contains("Map<") {
