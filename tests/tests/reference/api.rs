@@ -183,8 +183,15 @@ fn message(
         let mut about = comments.at(&[path, &[FIELD, at]].concat());
         if let (Some(one), false) = (field.oneof_index, field.proto3_optional()) {
             let name = message.oneof_decl[usize::try_from(one).unwrap()].name();
+            let first = message.field[..usize::try_from(at).unwrap()]
+                .iter()
+                .all(|before| before.oneof_index != Some(one));
             let group = comments.at(&[path, &[ONEOF, one]].concat());
-            about = format!("(one of `{name}`: {group}) {about}");
+            about = if first && !group.is_empty() {
+                format!("One of `{name}`: {group} {about}")
+            } else {
+                format!("One of `{name}`. {about}")
+            };
         }
         writeln!(
             out,

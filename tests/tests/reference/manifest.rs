@@ -23,6 +23,10 @@ pub(crate) fn page() -> String {
     for (field, feature) in &refused {
         writeln!(out, "| `{field}` | {feature} |").unwrap();
     }
+    let served = |(_, text): &(String, String)| text.contains("SecretServiceServer");
+    if !sources::programs().iter().any(served) {
+        out.push_str("\nDocuments of kind Secret are refused, too.\n");
+    }
     let mut seen: Vec<(String, String)> = Vec::new();
     for kind in ["cluster.spec", "platform.spec"] {
         section(kind, &refused, &mut seen, &mut out);
@@ -68,7 +72,9 @@ fn section(
         let inside = full
             .trim_start_matches("cluster.spec.")
             .trim_start_matches("groups.");
-        let refused = refused.iter().find(|(name, _)| name == inside);
+        let refused = refused
+            .iter()
+            .find(|(name, _)| name == inside || *name == full);
         let note = refused.map_or_else(String::new, |(_, feature)| {
             format!(" **Refused in this version: {feature}.**")
         });
@@ -113,7 +119,29 @@ fn fields(listing: &str) -> Vec<Field> {
     all
 }
 
-/// What `services/convert` calls lacking: the field as it is written in manifests, and what it is.
+/// What is refused elsewhere, as long as the words are there: file, words, field, feature.
+const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
+    (
+        "services/convert/src/spec.rs",
+        "https is not available in this version",
+        "health.http.tls",
+        "a probe by https",
+    ),
+    (
+        "orchestrator/src/registry.rs",
+        "secrets are not available in this version",
+        "platform.spec.tokenSecret",
+        "secrets",
+    ),
+    (
+        "orchestrator/src/connect.rs",
+        "secrets are not available in this version",
+        "platform.spec.tls.clientCertificateSecret",
+        "secrets",
+    ),
+];
+
+/// What `services/convert` calls lacking, and the rest: the field as it is written in manifests, and what it is.
 fn refused() -> Vec<(String, String)> {
     let text = sources::text("services/convert/src/spec.rs");
     let code = text.split("#[cfg(test)]").next().unwrap();
@@ -122,10 +150,17 @@ fn refused() -> Vec<(String, String)> {
         let call = call.split(");").next().unwrap();
         let words: Vec<&str> = call.split('"').skip(1).step_by(2).collect();
         if let [field, feature] = words[..] {
-            all.push((camel(field), feature.to_owned()));
+            // Manifests write a reference to a secret as Kubernetes does.
+            let field = camel(field).replace("secretKey", "secretKeyRef");
+            all.push((field, feature.to_owned()));
         }
     }
     assert!(!all.is_empty(), "what is refused is said elsewhere now");
+    for (file, words, field, feature) in ELSEWHERE {
+        if sources::text(file).contains(words) {
+            all.push(((*field).to_owned(), (*feature).to_owned()));
+        }
+    }
     all.sort();
     all.dedup();
     all
