@@ -279,7 +279,8 @@ impl Page {
             "PathBuf" => "path".to_owned(),
             "Duration" => "duration (`30s`)".to_owned(),
             "SocketAddr" => "address:port".to_owned(),
-            "String" => "text".to_owned(),
+            "String" | "Secret" => "text".to_owned(),
+            "IpAddr" => "IP address".to_owned(),
             "serde_json::Value" | "Value" => "anything".to_owned(),
             other => match self.words(other, path) {
                 Some(words) => words
