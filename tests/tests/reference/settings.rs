@@ -86,8 +86,7 @@ pub(crate) fn page() -> String {
     page.out.push_str(
         "Of `drover-orchestrator`, `drover-platform-k8s` and `drover-platform-cloud`. Each layer goes before the one above it: \
          defaults, the YAML file (`--config FILE`, `DROVER_CONFIG`), the environment, flags.\n\n\
-         The variable of a setting is `DROVER_` and its key in capitals with `__` for each dot: `tls.client_ca` is \
-         `DROVER_TLS__CLIENT_CA`. Its value is YAML. `--print-config` prints what comes out, secrets masked. An unknown setting or variable \
+         The value of a variable is YAML. `--print-config` prints what comes out, secrets masked. An unknown setting or variable \
          is an error, with its place. The settings of the command line are its flags: [cli.md](cli.md).\n",
     );
     let taken: Vec<String> = page.read(EVERY.0).structs[EVERY.1]
@@ -199,7 +198,9 @@ impl Page {
         let mut inner = Vec::new();
         let flags = values.is_some() && !self.flags.is_empty();
         let head = if flags && prefix.matches('.').count() < 2 {
-            "\n| key | flag | type | default | meaning |\n|---|---|---|---|---|\n"
+            "\n| key, variable | flag | type | default | meaning |\n|---|---|---|---|---|\n"
+        } else if values.is_some() {
+            "\n| key, variable | type | default | meaning |\n|---|---|---|---|\n"
         } else {
             "\n| key | type | default | meaning |\n|---|---|---|---|\n"
         };
@@ -230,7 +231,8 @@ impl Page {
             };
             writeln!(
                 rows,
-                "| `{key}` |{flag} {kind} | {} | {} |",
+                "| `{key}`{} |{flag} {kind} | {} | {} |",
+                variable(&key, values.is_some()),
                 default(value),
                 cell(&meaning(&member.doc))
             )
@@ -301,6 +303,16 @@ impl Page {
         } else {
             word
         }
+    }
+}
+
+/// The variable of a setting; items of lists and maps have none.
+fn variable(key: &str, has_one: bool) -> String {
+    let name = key.replace('.', "__").to_uppercase();
+    if has_one {
+        format!("<br>`DROVER_{name}`")
+    } else {
+        String::new()
     }
 }
 
