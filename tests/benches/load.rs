@@ -32,9 +32,7 @@ use std::{
 use bytes::{BufMut as _, Bytes, BytesMut};
 use certs::Authority;
 use drover_client::{Authorities, Bearer, Channel, Target, connect};
-use drover_platform_cloud::{
-    PlatformServer, Settings, drivers::simulated::SimulatedSettings,
-};
+use drover_platform_cloud::{PlatformServer, Settings, drivers::simulated::SimulatedSettings};
 use drover_proto::orchestrator::v1::{
     self as pb, cluster_service_client::ClusterServiceClient,
     platform_registry_service_client::PlatformRegistryServiceClient,
@@ -387,7 +385,10 @@ impl Kubernetes {
             })
             .await;
         let now = client.ask(&question, 0).await.len();
-        assert!(now.abs_diff(bytes) * 50 <= bytes, "{now} bytes, not {bytes}");
+        assert!(
+            now.abs_diff(bytes) * 50 <= bytes,
+            "{now} bytes, not {bytes}"
+        );
         folder
     }
 }

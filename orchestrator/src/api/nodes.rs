@@ -87,11 +87,11 @@ impl Api {
     ) -> Result<(PlatformClient, wire::NodeTarget)> {
         self.caller.about("node", &format!("{cluster}/{id}"));
         // Who runs something in a node changes it.
-        let cluster = if capability == wire::Capability::NodeExec {
-            self.find_to_change(cluster)?
-        } else {
-            self.find(cluster)?
-        };
+        let cluster = self.find(cluster)?;
+        if capability == wire::Capability::NodeExec {
+            let labels = cluster.inner.lock().desired.value.labels.clone();
+            self.may_change(&cluster.name, Some(&labels))?;
+        }
         let (platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;

@@ -16,6 +16,6 @@ pub use sqlite::SqliteBackend;
 pub use store::{
     Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,
     MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
-    Update, UserData, Versioned, import, restore, shard_of,
+    Update, UserData, Versioned, backup, import, restore, shard_of,
 };
 pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, Tombstone};
