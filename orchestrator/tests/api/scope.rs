@@ -7,7 +7,9 @@ use drover_client::Channel;
 use drover_core::Reason;
 use drover_proto::{DESCRIPTORS, orchestrator::v1 as pb};
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MethodDescriptor, Value};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, Kind, MethodDescriptor, ReflectMessage, Value,
+};
 use tokio::time::timeout;
 use tonic::{
     Code, Request, Status,

@@ -12,6 +12,7 @@ pub mod access;
 mod audit;
 mod binary;
 mod calls;
+mod cork;
 mod crowd;
 mod descriptors;
 mod encryption;

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::Future,
     io,
     net::SocketAddr,
     panic::AssertUnwindSafe,
@@ -11,7 +12,11 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, poll_fn},
+    stream::FuturesUnordered,
+};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -35,6 +40,7 @@ use crate::{
     access::Access,
     audit::Audit,
     calls::Calls,
+    cork::cork,
     crowd::{Crowd, Entry, Place, Visitor},
     encryption::{Encryption, Shown},
     http::{OWN_PATHS, Record, routes},
@@ -427,9 +433,10 @@ struct Connection {
 impl Connection {
     async fn serve(self, builder: &auto::Builder<TokioExecutor>, place: &Place) {
         let visitor = Some(place.visitor());
+        let mut over: FuturesUnordered<_> = std::iter::once(given_up(place)).collect();
         tokio::select! {
             () = self.run(builder, visitor, Some(place)) => {}
-            () = given_up(place) => {}
+            _ = over.next() => {}
         }
     }
 
@@ -490,25 +497,29 @@ async fn converse(
     place: Option<&Place>,
 ) {
     let peer = visit.info.remote_addr;
-    let io = TokioIo::new(Impatient::new(stream, HEADER_TIMEOUT));
-    let mut connection = pin!(builder.serve_connection(io, TowerToHyperService::new(visit)));
-    let displaced = async {
-        match place {
-            Some(place) => place.displaced().await,
-            None => std::future::pending().await,
-        }
-    };
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        () = stop.cancelled() => {
+    let (stream, uncork) = cork(Impatient::new(stream, HEADER_TIMEOUT));
+    let service = TowerToHyperService::new(visit);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // Told to go by either; polled only when something happened, since all connections share the first.
+    let mut leaving: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
+    leaving.push(stop.cancelled().boxed());
+    if let Some(place) = place {
+        leaving.push(place.displaced().boxed());
+    }
+    let mut told = false;
+    let outcome = poll_fn(|cx| {
+        if !told && leaving.poll_next_unpin(cx).is_ready() {
+            told = true;
             connection.as_mut().graceful_shutdown();
-            connection.await
         }
-        () = displaced => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
+        let outcome = connection.as_mut().poll(cx);
+        // The connection is told of an error when it writes again, or reads.
+        let _ = uncork.poll(cx);
+        outcome
+    })
+    .await;
+    // What was written last; who does not read it is given up with the connection.
+    let _ = tokio::time::timeout(FAREWELL, poll_fn(|cx| uncork.poll(cx))).await;
     if let Err(error) = outcome {
         // Clients go away as they like.
         tracing::debug!(?peer, error, "connection ended");

@@ -430,17 +430,14 @@ impl Shared {
 }
 
 fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing::Span {
-    let span = tracing::info_span!(
+    // All at once: what is recorded later is formatted with everything else anew.
+    tracing::info_span!(
         "call",
         service = method.service,
         method = method.name,
         trace_id = %trace_id,
-        peer = tracing::field::Empty
-    );
-    if let Some(peer) = peer {
-        span.record("peer", tracing::field::display(peer));
-    }
-    span
+        peer = peer.map(tracing::field::display)
+    )
 }
 
 fn expired() -> Error {
