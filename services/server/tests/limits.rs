@@ -182,7 +182,10 @@ type Sent = futures::channel::mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>
 async fn dribble(
     fixture: &Fixture,
     first: &[u8],
-) -> (Sent, tokio::task::JoinHandle<Response<Incoming>>) {
+) -> (
+    Sent,
+    tokio::task::JoinHandle<hyper::Result<Response<Incoming>>>,
+) {
     let stream = TcpStream::connect(fixture.running.address()).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
