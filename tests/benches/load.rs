@@ -294,6 +294,28 @@ impl Drover {
         }
     }
 
+    /// Waits until it has nothing left to do of its own.
+    async fn settle(&self) {
+        let used = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+            let fields: Vec<&str> = stat
+                .rsplit(')')
+                .next()
+                .unwrap()
+                .split_whitespace()
+                .collect();
+            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+        };
+        let began = Instant::now();
+        loop {
+            let before = used();
+            sleep(Duration::from_secs(1)).await;
+            if used() - before <= 2 || began.elapsed() > PATIENCE {
+                return;
+            }
+        }
+    }
+
     async fn end(self) {
         self.platform.shutdown().await;
     }
@@ -475,6 +497,7 @@ async fn compare(
         )
         .await,
     ];
+    drover.settle().await;
     for run in 0..runs {
         for turn in 0..sides.len() {
             let at = (run + turn) % sides.len();
