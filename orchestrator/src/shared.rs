@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    ops::Bound,
     sync::Arc,
 };
 
@@ -128,6 +129,27 @@ impl Shared {
             .values()
             .filter_map(|uid| clusters.get(uid).cloned())
             .collect()
+    }
+
+    /// The next clusters by name after this one, at most so many, and the name to go on after. None: these are the last.
+    pub(crate) fn after(
+        &self,
+        name: Option<&str>,
+        most: usize,
+    ) -> (Vec<Arc<Cluster>>, Option<Arc<str>>) {
+        let begin = name.map_or(Bound::Unbounded, Bound::Excluded);
+        let names = self.names.read();
+        let next: Vec<_> = names
+            .range::<str, _>((begin, Bound::Unbounded))
+            .take(most)
+            .collect();
+        let last = next.last().filter(|_| next.len() == most);
+        let last = last.map(|(name, _)| Arc::clone(name));
+        let clusters = self.clusters.read();
+        let found = next
+            .into_iter()
+            .filter_map(|(_, uid)| clusters.get(uid).cloned());
+        (found.collect(), last)
     }
 
     pub(crate) fn platform(&self, name: &str) -> Option<Arc<Registered>> {

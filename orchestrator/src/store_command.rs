@@ -1,11 +1,11 @@
-//! `drover-orchestrator store`: looking after the store while no orchestrator runs on it.
+//! `drover-orchestrator store`: looking after the store; all but the backup while no orchestrator runs on it.
 
 use std::{error::Error, io::Write, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 use drover_store::Store;
 
-/// Looks after the store in a directory while no orchestrator runs on it
+/// Looks after the store in a directory; all but `backup` while no orchestrator runs on it
 #[derive(Debug, Parser)]
 #[command(name = "drover-orchestrator store", version)]
 pub(crate) struct Command {
@@ -18,7 +18,7 @@ pub(crate) struct Command {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Write a copy to a new file
+    /// Write a copy to a new file, also while an orchestrator runs
     Backup {
         /// The file; it must not exist
         file: PathBuf,
@@ -29,7 +29,8 @@ enum Action {
         /// The copy
         file: PathBuf,
     },
-    /// Say that what the restored store does not know may be deleted
+    /// Say that what the restored store does not know may be deleted: nodes that were made after the copy was taken go once
+    /// they were seen for the time that their cluster grants (2 minutes), and clusters make nodes again
     ConfirmRestore,
     /// Print what is stored, a line of JSON for each key, without secrets
     Dump,
@@ -56,13 +57,14 @@ pub(crate) async fn run(command: Command) -> Outcome {
         )
         .into());
     }
+    if let Action::Backup { file } = &command.action {
+        drover_store::backup(&directory, file).await?;
+        eprintln!("wrote {}", file.display());
+        return Ok(());
+    }
     let store = Store::open_directory(&directory).await?;
     match command.action {
-        Action::Restore { .. } => {}
-        Action::Backup { file } => {
-            store.backup(&file).await?;
-            eprintln!("wrote {}", file.display());
-        }
+        Action::Restore { .. } | Action::Backup { .. } => {}
         Action::ConfirmRestore if !store.restored_hold() => eprintln!("nothing waits for it"),
         Action::ConfirmRestore => {
             store.confirm_restore().await?;

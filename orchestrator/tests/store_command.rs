@@ -35,7 +35,13 @@ async fn a_store_is_copied_restored_held_and_confirmed() {
         ..Default::default()
     };
     opened.create_cluster(desired).await.unwrap();
-    // While somebody has it, nobody else gets it, and is told who.
+    // While somebody has it, nobody else gets it, and is told who; a copy can be taken all the same.
+    let live = home.path().join("live");
+    assert!(
+        store(&first, &["backup", live.to_str().unwrap()])
+            .status
+            .success()
+    );
     let refused = store(&first, &["dump"]);
     assert!(
         !refused.status.success() && said(&refused).contains(&std::process::id().to_string()),
@@ -85,4 +91,65 @@ fn a_directory_without_a_store_is_named_and_nothing_is_made_there() {
         said(&refused)
     );
     assert!(!nowhere.exists());
+}
+
+/// Where SQLite keeps the version of the format and whose file it is, in the first page.
+const VERSION: usize = 60;
+const OWNER: usize = 68;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_newer_foreign_or_damaged_is_refused_and_left_as_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("store");
+    let opened = drover_store::Store::open_directory(&directory)
+        .await
+        .unwrap();
+    opened.close().await.unwrap();
+    let path = directory.join("drover.db");
+    let whole = std::fs::read(&path).unwrap();
+    let with = |at: usize, bytes: &[u8]| {
+        let mut changed = whole.clone();
+        changed[at..at + bytes.len()].copy_from_slice(bytes);
+        changed
+    };
+    let copy = home.path().join("copy");
+    for (content, words) in [
+        (
+            with(VERSION, &2_u32.to_be_bytes()),
+            "has format 2, which a newer version of drover wrote",
+        ),
+        (with(OWNER, b"mine"), "was not made by drover"),
+        (b"no database at all".to_vec(), "was not made by drover"),
+        (whole[..50].to_vec(), "is damaged"),
+        (Vec::new(), "is damaged"),
+    ] {
+        std::fs::write(&path, &content).unwrap();
+        let copy = copy.to_str().unwrap();
+        for arguments in [&["dump"][..], &["backup", copy], &["confirm-restore"]] {
+            let refused = store(&directory, arguments);
+            let why = said(&refused);
+            assert!(
+                !refused.status.success() && why.contains(words),
+                "{arguments:?}: {why}"
+            );
+        }
+        // The server itself, which would otherwise run on.
+        let server = Command::new(env!("CARGO_BIN_EXE_drover-orchestrator"))
+            .args(["--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(&directory)
+            .output()
+            .unwrap();
+        assert!(
+            !server.status.success() && said(&server).contains(words),
+            "{}",
+            said(&server)
+        );
+        assert!(
+            std::fs::read(&path).unwrap() == content,
+            "{words}: it was changed"
+        );
+    }
+    assert!(!home.path().join("copy").exists());
+    std::fs::write(&path, &whole).unwrap();
+    assert!(store(&directory, &["dump"]).status.success());
 }

@@ -1,6 +1,6 @@
 //! Reading nodes, and reaching into them through their platforms.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
 use drover_core::{Error, Reason, Result};
@@ -15,6 +15,7 @@ use super::{
     paging::{self, Page},
     status,
 };
+use crate::cluster::Cluster;
 
 /// How long a platform may take to open a stream.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,8 +46,8 @@ impl Api {
         let mut page = Page::new(request.page_size)?;
         let visible = seen(self);
         let revision = self.shared.revision();
-        let clusters = match &filter.cluster {
-            Some(name) => vec![self.find(name)?],
+        let clusters = match &filter.found {
+            Some(cluster) => vec![cluster.clone()],
             None => self.shared.by_name(),
         };
         'clusters: for cluster in clusters {
@@ -87,11 +88,11 @@ impl Api {
     ) -> Result<(PlatformClient, wire::NodeTarget)> {
         self.caller.about("node", &format!("{cluster}/{id}"));
         // Who runs something in a node changes it.
-        let cluster = if capability == wire::Capability::NodeExec {
-            self.find_to_change(cluster)?
-        } else {
-            self.find(cluster)?
-        };
+        let cluster = self.find(cluster)?;
+        if capability == wire::Capability::NodeExec {
+            let labels = cluster.inner.lock().desired.value.labels.clone();
+            self.may_change(&cluster.name, Some(&labels))?;
+        }
         let (platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;
@@ -248,31 +249,38 @@ fn passed_on(message: pb::ExecNodeRequest) -> Option<wire::ExecRequest> {
 /// Which nodes are wanted.
 pub(super) struct Filter {
     pub(super) cluster: Option<String>,
+    /// The same, as it was when it was looked for.
+    found: Option<Arc<Cluster>>,
     group: Option<String>,
 }
 
 impl Filter {
     pub(super) fn new(api: &Api, cluster: Option<String>, group: Option<String>) -> Result<Self> {
-        match (&cluster, &group) {
+        let found = match (&cluster, &group) {
             (None, Some(_)) => return Err(Error::invalid("group", "needs cluster")),
             (Some(name), group) => {
                 let found = api.find(name)?;
-                let inner = found.inner.lock();
-                let known = |path: &str| {
-                    let inside = format!("{path}/");
+                if let Some(group) = group {
+                    let inner = found.inner.lock();
+                    let inside = format!("{group}/");
                     let groups = inner.spec.groups.iter().map(|group| &group.path);
                     let nodes = inner.state.nodes.iter().map(|node| &node.group);
-                    groups
+                    let known = groups
                         .chain(nodes)
-                        .any(|at| **at == *path || at.starts_with(&inside))
-                };
-                if let Some(group) = group.as_ref().filter(|group| !known(group)) {
-                    return Err(Error::not_found("group", group.as_str()));
+                        .any(|at| **at == **group || at.starts_with(&inside));
+                    if !known {
+                        return Err(Error::not_found("group", group.as_str()));
+                    }
                 }
+                Some(found)
             }
-            (None, None) => {}
-        }
-        Ok(Self { cluster, group })
+            (None, None) => None,
+        };
+        Ok(Self {
+            cluster,
+            found,
+            group,
+        })
     }
 
     pub(super) fn has(&self, group: &str) -> bool {

@@ -1,9 +1,9 @@
 //! The platform registry.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, Sym};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use tokio::time::Instant;
 
@@ -12,14 +12,18 @@ use super::{
     paging::{self, Page},
 };
 use crate::{
+    cluster::Cluster,
     platform::{Platform, Registration},
     registry,
+    shared::Registered,
 };
 
 /// How long a new platform may take to answer before its registration is answered without it.
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
 /// Time between two looks at whether it has.
 const LOOK: Duration = Duration::from_millis(5);
+/// Pages of hosts that are read to find those of one caller: more hosts than any inventory has.
+const MAX_HOST_PAGES: usize = 1000;
 /// Deadline of a question to a platform.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -80,6 +84,61 @@ fn preview(
 }
 
 impl Api {
+    /// All platforms, by name. Copied: who looks at clusters must not hold up whoever registers a platform, or the other
+    /// way round.
+    fn registered(&self) -> Vec<(Sym, Arc<Registered>)> {
+        let platforms = self.shared.platforms.read();
+        platforms
+            .iter()
+            .map(|(name, registered)| (name.clone(), registered.clone()))
+            .collect()
+    }
+
+    /// A platform as the caller sees it. Who sees some clusters only sees what it offers and whether it answers, which
+    /// manifests need; not where it is, on which account, or how much others have on it.
+    fn seen_of(&self, platform: &Platform) -> pb::Platform {
+        let mut shown = platform.to_proto(self.shared.now());
+        if self.caller.sees_all() {
+            return shown;
+        }
+        shown.spec = None;
+        shown.generation = 0;
+        if let Some(status) = &mut shown.status {
+            status.message.clear();
+            status.uid.clear();
+            status.vanished_count = 0;
+            status.node_count = self.own_nodes(&shown.name);
+            status
+                .conditions
+                .retain(|condition| matches!(condition.r#type.as_str(), "Reachable" | "Accepted"));
+            for condition in &mut status.conditions {
+                condition.message.clear();
+            }
+            if let Some(handshake) = &mut status.handshake {
+                handshake.uid.clear();
+                handshake.instance_id.clear();
+                handshake.scope.clear();
+                handshake.etag.clear();
+                handshake.warnings.clear();
+            }
+        }
+        shown
+    }
+
+    /// Nodes on a platform in the clusters that the caller sees.
+    fn own_nodes(&self, platform: &str) -> u32 {
+        let count = |cluster: &Arc<Cluster>| {
+            let inner = cluster.inner.lock();
+            if !self.sees(cluster, &inner) {
+                return 0;
+            }
+            let nodes = inner.state.nodes.iter();
+            nodes.filter(|node| *node.platform == *platform).count()
+        };
+        let all: usize = self.shared.all().iter().map(count).sum();
+        u32::try_from(all).unwrap_or(u32::MAX)
+    }
+
     pub(super) async fn register(
         &self,
         request: pb::RegisterPlatformRequest,
@@ -149,7 +208,7 @@ impl Api {
     ) -> Result<pb::GetPlatformResponse> {
         self.shared.reach(request.min_revision).await?;
         let registered = self.shared.require_platform(&request.name)?;
-        let platform = registered.platform.to_proto(self.shared.now());
+        let platform = self.seen_of(&registered.platform);
         Ok(pb::GetPlatformResponse {
             platform: Some(platform),
             revision: self.shared.revision(),
@@ -164,11 +223,11 @@ impl Api {
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
         let revision = self.shared.revision();
-        for (name, registered) in &*self.shared.platforms.read() {
-            if after.as_deref().is_some_and(|after| **name <= *after) {
+        for (name, registered) in self.registered() {
+            if after.as_deref().is_some_and(|after| *name <= *after) {
                 continue;
             }
-            if !page.push(&**name, registered.platform.to_proto(self.shared.now())) {
+            if !page.push(&*name, self.seen_of(&registered.platform)) {
                 break;
             }
         }
@@ -201,15 +260,49 @@ impl Api {
             page_token: request.page_token,
             ..wire::ListHostsRequest::default()
         };
-        let mut answer = client.list_hosts(message, ASK_TIMEOUT).await?;
         if !self.caller.sees_all() {
-            answer
-                .hosts
-                .retain(|host| host.cluster_id.is_empty() || self.sees_name(&host.cluster_id));
+            return self.own_hosts(&client, message).await;
         }
+        let answer = client.list_hosts(message, ASK_TIMEOUT).await?;
         Ok(pb::ListHostsResponse {
             hosts: answer.hosts,
             next_page_token: answer.next_page_token,
+        })
+    }
+
+    /// The hosts of clusters that the caller sees. The platform's pages would tell by their length and their tokens how
+    /// many others there are, so these have pages of their own.
+    async fn own_hosts(
+        &self,
+        client: &PlatformClient,
+        mut message: wire::ListHostsRequest,
+    ) -> Result<pb::ListHostsResponse> {
+        let after = paging::start(&std::mem::take(&mut message.page_token))?;
+        let mut page = Page::new(std::mem::take(&mut message.page_size))?;
+        let mut hosts = Vec::new();
+        for _ in 0..MAX_HOST_PAGES {
+            let mut answer = client.list_hosts(message.clone(), ASK_TIMEOUT).await?;
+            answer
+                .hosts
+                .retain(|host| !host.cluster_id.is_empty() && self.sees_name(&host.cluster_id));
+            hosts.append(&mut answer.hosts);
+            message.page_token = answer.next_page_token;
+            if message.page_token.is_empty() {
+                break;
+            }
+        }
+        hosts.sort_by(|a, b| a.id.cmp(&b.id));
+        for host in hosts {
+            if after.as_deref().is_some_and(|after| *host.id <= *after) {
+                continue;
+            }
+            if !page.push(host.id.clone(), host) {
+                break;
+            }
+        }
+        Ok(pb::ListHostsResponse {
+            hosts: page.rows,
+            next_page_token: page.next,
         })
     }
 
@@ -222,14 +315,7 @@ impl Api {
         }
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
-        // Copied: who looks at clusters must not hold up whoever registers a platform, or the other way round.
-        let platforms: Vec<_> = self
-            .shared
-            .platforms
-            .read()
-            .iter()
-            .map(|(name, registered)| (name.clone(), registered.clone()))
-            .collect();
+        let platforms = self.registered();
         'platforms: for (name, registered) in &platforms {
             if request
                 .platform

@@ -49,29 +49,35 @@ struct Watch<S: Subject> {
     follower: Follower,
     interval: Duration,
     next_heartbeat: Instant,
+    /// Where the snapshot goes on. None: all of it was looked at.
+    snapshot: Option<Cursor>,
+    /// Clusters that changed and were not looked at yet.
+    changed: VecDeque<Uuid>,
     ready: VecDeque<S::Answer>,
+    /// Sent when everything before it was.
+    owed: Option<S::Answer>,
     ended: bool,
 }
 
-fn open<S: Subject>(api: &Api, mut subject: S, interval: Duration) -> Answers<S::Answer> {
+/// After this name; none: at the beginning.
+type Cursor = Option<Arc<str>>;
+
+/// Looks at clusters only as fast as the answers are read, a batch at a time: a reader that does not read holds one
+/// batch, however many clusters there are.
+fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Answers<S::Answer> {
     // Before the snapshot, so that nothing between the two is missed.
     let follower = api.shared.changes.follow();
     let mark = mark(&api.shared);
-    let visible = status::visible(&api.shared);
-    let mut ready = VecDeque::from([subject.started(interval)]);
-    for cluster in api.shared.by_name() {
-        subject.look(api, cluster.uid, Some(&cluster), &visible);
-    }
-    ready.extend(subject.take());
-    ready.push_back(subject.complete(mark));
-    let next_heartbeat = Instant::now() + interval;
     let watch = Watch {
         api: api.clone(),
-        subject,
         follower,
         interval,
-        next_heartbeat,
-        ready,
+        next_heartbeat: Instant::now() + interval,
+        snapshot: Some(None),
+        changed: VecDeque::new(),
+        ready: VecDeque::from([subject.started(interval)]),
+        owed: Some(subject.complete(mark)),
+        subject,
         ended: false,
     };
     let stop = api.shared.stop.clone();
@@ -91,17 +97,25 @@ async fn step<S: Subject>(
         if watch.ended {
             return None;
         }
+        if watch.look_on() {
+            // Thousands that are not wanted must not keep others from their turn.
+            tokio::task::consume_budget().await;
+            continue;
+        }
+        if let Some(answer) = watch.owed.take() {
+            return Some((Ok(answer), watch));
+        }
         tokio::select! {
             () = tokio::time::sleep_until(watch.next_heartbeat) => {
                 watch.next_heartbeat = Instant::now() + watch.interval;
                 // The mark says that everything up to it was sent.
                 let mark = mark(&watch.api.shared);
                 if let Some(changed) = watch.follower.next().now_or_never()
-                    && !watch.look(changed)
+                    && !watch.note(changed)
                 {
                     return Some((Err(too_slow()), watch));
                 }
-                watch.ready.push_back(watch.subject.heartbeat(mark));
+                watch.owed = Some(watch.subject.heartbeat(mark));
             }
             changed = watch.follower.next() => {
                 let mut changed = changed;
@@ -117,7 +131,7 @@ async fn step<S: Subject>(
                         }
                     }
                 }
-                if !watch.look(changed) {
+                if !watch.note(changed) {
                     return Some((Err(too_slow()), watch));
                 }
             }
@@ -126,17 +140,39 @@ async fn step<S: Subject>(
 }
 
 impl<S: Subject> Watch<S> {
-    /// Looks at what changed. None: too much did, which ends the watch; answers false.
-    fn look(&mut self, changed: Option<Vec<Uuid>>) -> bool {
+    /// Notes what changed. None: too much did, which ends the watch; answers false.
+    fn note(&mut self, changed: Option<Vec<Uuid>>) -> bool {
         let Some(uids) = changed else {
             self.ended = true;
             return false;
         };
-        let visible = status::visible(&self.api.shared);
-        for uid in uids {
-            let cluster = self.api.shared.cluster(uid);
-            self.subject
-                .look(&self.api, uid, cluster.as_ref(), &visible);
+        self.changed.extend(uids);
+        true
+    }
+
+    /// Looks at the next clusters, of the snapshot first. False: there are none left.
+    fn look_on(&mut self) -> bool {
+        let shared = &self.api.shared;
+        if let Some(after) = self.snapshot.take() {
+            let visible = status::visible(shared);
+            let (clusters, last) = shared.after(after.as_deref(), BATCH);
+            for cluster in clusters {
+                self.subject
+                    .look(&self.api, cluster.uid, Some(&cluster), &visible);
+            }
+            self.snapshot = last.map(Some);
+        } else if !self.changed.is_empty() {
+            let visible = status::visible(shared);
+            for uid in self.changed.drain(..self.changed.len().min(BATCH)) {
+                let cluster = shared.cluster(uid);
+                self.subject
+                    .look(&self.api, uid, cluster.as_ref(), &visible);
+            }
+            if self.changed.is_empty() {
+                self.changed = VecDeque::new();
+            }
+        } else {
+            return false;
         }
         self.ready.extend(self.subject.take());
         true
@@ -172,8 +208,8 @@ struct Clusters {
     name: Option<String>,
     selector: Selector,
     full: bool,
-    /// Those that were sent, by name.
-    sent: HashMap<Uuid, String>,
+    /// Names of those that were sent.
+    sent: HashMap<Uuid, Arc<str>>,
     upserts: Vec<pb::Cluster>,
     removals: Vec<String>,
 }
@@ -192,14 +228,20 @@ impl Subject for Clusters {
                 && api.sees(cluster, &inner)
                 && !inner.finished
                 && self.selector.selects(&inner.desired.value.labels);
-            wanted.then(|| status::cluster(cluster, &inner, visible, self.full))
+            wanted.then(|| {
+                let answer = status::cluster(cluster, &inner, visible, self.full);
+                (cluster.name.clone(), answer)
+            })
         });
         match wanted {
-            Some(cluster) => {
-                self.sent.insert(uid, cluster.name.clone());
+            Some((name, cluster)) => {
+                self.sent.insert(uid, name);
                 self.upserts.push(cluster);
             }
-            None => self.removals.extend(self.sent.remove(&uid)),
+            None => {
+                let gone = self.sent.remove(&uid);
+                self.removals.extend(gone.map(|name| name.to_string()));
+            }
         }
     }
 

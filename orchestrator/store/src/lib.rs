@@ -16,7 +16,7 @@ pub use sqlite::SqliteBackend;
 pub use store::{
     Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,
     MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
-    Update, UserData, Versioned, import, restore, shard_of,
+    Update, UserData, Versioned, backup, import, restore, shard_of,
 };
 /// Says in words what the store measures, for `/metrics`. Call it once a recorder is installed.
 pub fn describe_metrics() {

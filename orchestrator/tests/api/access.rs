@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-use crate::support::{Clusters, World, document, refused, until};
+use crate::support::{Clusters, Platforms, World, document, refused, until};
 
 const RULES: &str = "
 tokens:
@@ -36,18 +36,18 @@ bindings:
 ";
 
 /// An orchestrator behind a door.
-struct Door {
-    world: World,
+pub(crate) struct Door {
+    pub(crate) world: World,
     running: Running,
     directory: TempDir,
 }
 
-fn token(name: &str) -> String {
+pub(crate) fn token(name: &str) -> String {
     format!("{name}-0123456789abcdef")
 }
 
 impl Door {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let world = World::with(SimulatedSettings::default()).await;
         let directory = TempDir::new().unwrap();
         let rules = directory.path().join("access.yaml");
@@ -71,7 +71,7 @@ impl Door {
         self.directory.path().join("audit.jsonl")
     }
 
-    fn channel(&self, token: Option<String>) -> Channel {
+    pub(crate) fn channel(&self, token: Option<String>) -> Channel {
         let target: Target = format!("http://{}", self.running.address())
             .parse()
             .unwrap();
@@ -81,11 +81,15 @@ impl Door {
         })
     }
 
-    fn of(&self, name: &str) -> Clusters {
+    pub(crate) fn of(&self, name: &str) -> Clusters {
         Clusters::new(self.channel(Some(token(name))))
     }
 
-    async fn stop(self) {
+    pub(crate) fn platforms(&self, name: &str) -> Platforms {
+        Platforms::new(self.channel(Some(token(name))))
+    }
+
+    pub(crate) async fn stop(self) {
         self.running.shutdown().await;
         self.world.stop().await;
     }
@@ -160,7 +164,7 @@ async fn every_call_is_for_the_roles_that_the_table_says_and_for_nobody_else() {
     door.stop().await;
 }
 
-fn labelled(name: &str, labels: &[(&str, &str)]) -> pb::ApplyClusterRequest {
+pub(crate) fn labelled(name: &str, labels: &[(&str, &str)]) -> pb::ApplyClusterRequest {
     let mut cluster = document(name, &[("db", 1)]);
     cluster.labels = labels
         .iter()
@@ -315,7 +319,7 @@ async fn what_is_outside_of_a_scope_is_not_there_and_is_not_changed() {
             .exec_node(futures::stream::iter([exec]))
             .await
             .map(drop),
-        Reason::PermissionDenied,
+        Reason::NotFound,
     );
 
     // Inside, everything works.

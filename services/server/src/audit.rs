@@ -14,6 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 use tonic::Code;
@@ -29,6 +30,11 @@ const QUEUE: usize = 8192;
 const ROTATION_LOOK: Duration = Duration::from_secs(1);
 /// Standard output instead of a file.
 const STDOUT: &str = "-";
+/// Refusals of strangers that are written: so many at once, and then so many a second. The others are counted, and the
+/// next line says how many they were: a disk holds a year of it.
+const STRANGERS: (u32, u32) = (100, 2);
+/// The same for refusals of callers who are known: who they are is worth more.
+const KNOWN: (u32, u32) = (1000, 20);
 /// Only its owner reads what people did.
 const MODE: u32 = 0o600;
 
@@ -45,6 +51,8 @@ pub struct AuditError {
 pub(crate) struct Audit {
     lines: Option<SyncSender<String>>,
     reads: bool,
+    strangers: Mutex<Allowance>,
+    known: Mutex<Allowance>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -54,10 +62,47 @@ pub(crate) struct Entry {
     audit: Arc<Audit>,
     who: Identity,
     peer: Option<SocketAddr>,
-    what: String,
+    what: Arc<str>,
     read: bool,
     caller: Caller,
     trace_id: TraceId,
+}
+
+/// How many refusals may be written yet.
+#[derive(Debug)]
+struct Allowance {
+    most: f64,
+    a_second: f64,
+    left: f64,
+    at: Instant,
+    /// Those that were not written since the last one that was.
+    omitted: u64,
+}
+
+impl Allowance {
+    fn new((most, a_second): (u32, u32)) -> Self {
+        Self {
+            most: most.into(),
+            a_second: a_second.into(),
+            left: most.into(),
+            at: Instant::now(),
+            omitted: 0,
+        }
+    }
+
+    /// Whether one more may be written, and then how many were not before it.
+    fn take(&mut self) -> Option<u64> {
+        let now = Instant::now();
+        let gained = (now - self.at).as_secs_f64() * self.a_second;
+        self.left = (self.left + gained).min(self.most);
+        self.at = now;
+        if self.left < 1.0 {
+            self.omitted += 1;
+            return None;
+        }
+        self.left -= 1.0;
+        Some(std::mem::take(&mut self.omitted))
+    }
 }
 
 #[derive(Serialize)]
@@ -71,8 +116,21 @@ struct Line<'a> {
     object: Option<&'a str>,
     code: &'a str,
     denied: bool,
-    trace_id: String,
-    elapsed_ms: u64,
+    /// Why, where there is no call that would say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    elapsed_ms: Option<u64>,
+    /// Refusals before this one that were not written, because they were too many.
+    #[serde(skip_serializing_if = "is_zero")]
+    omitted: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde asks")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl Audit {
@@ -95,6 +153,8 @@ impl Audit {
         Ok(Arc::new(Self {
             lines: Some(sender),
             reads,
+            strangers: Mutex::new(Allowance::new(STRANGERS)),
+            known: Mutex::new(Allowance::new(KNOWN)),
             writer: Some(writer),
         }))
     }
@@ -104,7 +164,7 @@ impl Audit {
         self: &Arc<Self>,
         who: Identity,
         peer: Option<SocketAddr>,
-        what: String,
+        what: Arc<str>,
         permission: Option<Permission>,
         caller: Caller,
         trace_id: TraceId,
@@ -117,6 +177,46 @@ impl Audit {
             read: permission.is_some_and(Permission::is_read),
             caller,
             trace_id,
+        }
+    }
+
+    /// A connection that was refused before anybody could call.
+    pub(crate) fn turned_away(&self, peer: SocketAddr, code: &str, why: &str) {
+        let Some(omitted) = self.allow(true) else {
+            return;
+        };
+        self.line(&Line {
+            time: time(),
+            who: "anonymous",
+            peer: Some(peer),
+            what: "TLS handshake",
+            object: None,
+            code,
+            denied: true,
+            why: Some(why),
+            trace_id: None,
+            elapsed_ms: None,
+            omitted,
+        });
+    }
+
+    /// Whether a refusal may be written, and then how many were not before it.
+    fn allow(&self, stranger: bool) -> Option<u64> {
+        let of = if stranger {
+            &self.strangers
+        } else {
+            &self.known
+        };
+        let omitted = of.lock().take();
+        if omitted.is_none() {
+            metrics::counter!("drover_audit_omitted_total").increment(1);
+        }
+        omitted
+    }
+
+    fn line(&self, line: &Line<'_>) {
+        if let Ok(text) = serde_json::to_string(line) {
+            self.send(text);
         }
     }
 
@@ -161,21 +261,27 @@ impl Entry {
         if self.read && !denied && !self.audit.reads {
             return;
         }
-        let who = self.who.to_string();
-        let line = Line {
+        let omitted = if denied {
+            match self.audit.allow(self.who.is_anonymous()) {
+                Some(omitted) => omitted,
+                None => return,
+            }
+        } else {
+            0
+        };
+        self.audit.line(&Line {
             time: time(),
-            who: &who,
+            who: &self.who.name(),
             peer: self.peer,
             what: &self.what,
             object: self.caller.object(),
             code,
             denied,
-            trace_id: self.trace_id.to_string(),
-            elapsed_ms: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
-        };
-        if let Ok(text) = serde_json::to_string(&line) {
-            self.audit.send(text);
-        }
+            why: None,
+            trace_id: Some(self.trace_id.to_string()),
+            elapsed_ms: Some(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)),
+            omitted,
+        });
     }
 }
 
@@ -251,5 +357,23 @@ fn write(lines: &Receiver<String>, mut output: Output) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_refusals_is_written_in_part_and_the_rest_is_counted() {
+        let mut allowance = Allowance::new((3, 2));
+        let written = (0..10).filter_map(|_| allowance.take()).count();
+        assert_eq!(written, 3);
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(allowance.take(), Some(7));
+        assert_eq!(allowance.take(), None);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let written: Vec<_> = (0..10).filter_map(|_| allowance.take()).collect();
+        assert_eq!(written, [1, 0, 0], "no more than at first");
     }
 }

@@ -3,6 +3,7 @@
 use std::{error::Error as StdError, future::Future, io, process::ExitCode, time::Duration};
 
 use clap::{Args, Command, FromArgMatches};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -96,6 +97,7 @@ where
     }
     telemetry::init(server.log_format);
     telemetry::metrics();
+    raise_file_limit();
     let traces = drover_telemetry::Settings::resolve(
         &server.otlp(),
         (binary.name, binary.version),
@@ -120,6 +122,27 @@ where
     });
     runtime.shutdown_timeout(LAST_WAIT);
     outcome
+}
+
+/// Takes as many file descriptors as may be had: each connection needs one, and what systems give at first is for programs
+/// that use `select`.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// How many files this process may have open.
+pub(crate) fn file_limit() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    })
 }
 
 fn report(error: &(dyn StdError + 'static)) {

@@ -18,6 +18,8 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::Audit;
+
 /// How long a handshake may take: several round trips around the world, and no time for who means harm.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a refused client has to read why. Closing at once would reset the connection under its eyes.
@@ -41,6 +43,7 @@ pub(crate) type Shown = Result<Peer, String>;
 /// The TLS side of a server.
 pub(crate) struct Encryption {
     tls: Arc<drover_tls::Server>,
+    audit: Option<Arc<Audit>>,
     said: Mutex<HashMap<(IpAddr, &'static str), Instant>>,
     shaking: Mutex<Shaking>,
     /// Handshakes at once. The oldest gives way to a new one: honest ones are over in an instant.
@@ -68,9 +71,14 @@ impl Drop for Attempt<'_> {
 
 impl Encryption {
     /// For a server with so many connections at most.
-    pub(crate) fn new(tls: Arc<drover_tls::Server>, connections: usize) -> Self {
+    pub(crate) fn new(
+        tls: Arc<drover_tls::Server>,
+        connections: usize,
+        audit: Option<Arc<Audit>>,
+    ) -> Self {
         Self {
             tls,
+            audit,
             said: Mutex::default(),
             shaking: Mutex::default(),
             // Who only says hello never takes the places of those who work.
@@ -190,6 +198,9 @@ impl Encryption {
         metrics::counter!("drover_tls_handshakes_failed_total", "reason" => reason).increment(1);
         if reason == "gone" {
             return;
+        }
+        if let Some(audit) = &self.audit {
+            audit.turned_away(peer, reason, why);
         }
         let now = Instant::now();
         let mut said = self.said.lock();

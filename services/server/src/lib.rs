@@ -12,6 +12,8 @@ pub mod access;
 mod audit;
 mod binary;
 mod calls;
+mod cork;
+mod crowd;
 mod descriptors;
 mod encryption;
 mod http;
@@ -19,6 +21,7 @@ mod net;
 mod serve;
 mod service;
 pub mod settings;
+mod shares;
 pub mod telemetry;
 
 pub use access::{Caller, Role};

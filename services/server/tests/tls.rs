@@ -439,3 +439,62 @@ async fn a_crowd_of_silent_clients_keeps_nobody_out() {
     let answer = tokio::time::timeout(Duration::from_secs(3), call(&channel));
     answer.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn handshakes_that_are_refused_are_audited_and_a_flood_of_them_is_not() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let log = ours.path("audit.jsonl");
+    let settings = ServerSettings {
+        audit_log: Some(log.clone()),
+        ..tls(&ours.server(), Some(ours.ca()))
+    };
+    let (_demo, running) = start(&settings).await;
+    let expired = ours.write(&Wanted {
+        valid: (-2 * DAY, -DAY),
+        ..Wanted::client("expired", "spiffe://drover/admin/late")
+    });
+    let stranger = theirs.client("stranger", "spiffe://drover/admin/stranger");
+    for own in [&expired, &stranger] {
+        let channel = dial(running.address(), trusting(&ours, Some(own)));
+        call(&channel).await.unwrap_err();
+    }
+    // Without any certificate the handshake holds, and the call does not.
+    call(&dial(running.address(), trusting(&ours, None)))
+        .await
+        .unwrap_err();
+    for _ in 0..300 {
+        let mut plain = TcpStream::connect(running.address()).await.unwrap();
+        plain.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        let _ = plain.read_to_end(&mut answer).await;
+    }
+    running.shutdown().await;
+    let text = std::fs::read_to_string(&log).unwrap();
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |code: &str, why: &str| {
+        let found = lines.iter().find(|line| {
+            let said = line["why"].as_str().unwrap_or_default();
+            line["code"] == code && said.contains(why)
+        });
+        found.unwrap_or_else(|| panic!("no {code} {why} in {text}"))
+    };
+    for line in [
+        of("client_certificate", "expired"),
+        of("client_certificate", "authority"),
+        of("UNAUTHENTICATED", ""),
+    ] {
+        let (who, denied) = (&line["who"], &line["denied"]);
+        assert_eq!((who, denied), (&"anonymous".into(), &true.into()));
+        let peer = line["peer"].as_str().unwrap();
+        assert!(peer.starts_with("127.0.0.1:"), "{line}");
+    }
+    assert_eq!(of("client_certificate", "expired")["what"], "TLS handshake");
+    let floods = lines
+        .iter()
+        .filter(|line| line["code"] == "not_tls")
+        .count();
+    assert!((50..200).contains(&floods), "{floods} of 300 are written");
+}

@@ -405,6 +405,20 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     })
 }
 
+/// Copies the database of a directory, whether somebody works on it or not.
+pub(crate) async fn copy_directory(directory: &Path, to: &Path) -> Result<()> {
+    let (path, to) = (directory.join(DATABASE), to.to_owned());
+    let copied = tokio::task::spawn_blocking(move || {
+        if inspect(&path, &FORMAT, false)?.is_none() {
+            return Err(Error::not_found("store", path.display().to_string()));
+        }
+        backup(&path, &to)
+    });
+    copied
+        .await
+        .map_err(|e| Error::internal(format!("the backup was cut off: {e}")))?
+}
+
 /// Directory inside the data directory where a backup becomes a store before it is put in place.
 const UNPACKED: &str = "restore.new";
 

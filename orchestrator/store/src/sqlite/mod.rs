@@ -32,8 +32,8 @@ use crate::{
     history::{History, Watch},
 };
 
-pub(crate) use self::file::unpack_backup;
 pub use self::file::{DATABASE, FORMAT};
+pub(crate) use self::file::{copy_directory, unpack_backup};
 
 /// What happens when a sync failed, so that nobody knows any more what is on the disk.
 pub type SyncFailure = Arc<dyn Fn(&str) + Send + Sync>;

@@ -9,7 +9,7 @@ mod records;
 mod step;
 mod transfer;
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
@@ -31,10 +31,10 @@ use self::{
     own::{Holding, now_ms},
 };
 use crate::{
-    backend::{Backend, Entry, Info, RETRY_AFTER, Range, Revision},
-    keys::{Key, Name},
+    backend::{Backend, Entry, Info, PAGE, RETRY_AFTER, Range, Revision},
+    keys::{self, Key, Name},
     sqlite::{self, SqliteBackend},
-    value::Meta,
+    value::{Head, Meta},
 };
 
 /// A value with the revision that wrote it last.
@@ -48,6 +48,10 @@ pub struct Versioned<T> {
 
 /// Format of the values.
 const VALUE_FORMAT: u32 = 1;
+
+/// Numbers of requests that a lost store may have given out to one cluster since its copy was taken: a hundred years of one
+/// an hour.
+const LOST: u64 = 1_000_000;
 
 /// Longest wait of an API write for a place among the changes that wait to be stored: past it, telling the caller to
 /// come back costs less than holding its request.
@@ -137,12 +141,14 @@ impl Store {
         self.meta.lock().value.held
     }
 
-    /// Ends the hold after a restore.
+    /// Ends the hold after a restore, while nobody else works on the store. Every cluster goes on with numbers that the
+    /// lost store cannot have given out, so what that made is an orphan and no longer a sign that this store is behind.
     pub async fn confirm_restore(&self) -> Result<()> {
         let meta = read_meta(&*self.backend)
             .await?
             .ok_or_else(|| damaged(&Name::Meta.into()))?;
         if meta.value.held {
+            self.outnumber().await?;
             let value = Meta {
                 held: false,
                 ..meta.value
@@ -153,6 +159,43 @@ impl Store {
             *self.meta.lock() = Versioned { value, revision };
         } else {
             *self.meta.lock() = meta;
+        }
+        Ok(())
+    }
+
+    /// Raises the number of the next request of every cluster. Who is cut off here does it again, which does no harm.
+    async fn outnumber(&self) -> Result<()> {
+        let entries = self
+            .backend
+            .scan(Range::prefix(&keys::clusters()), PAGE)
+            .await?
+            .collect()
+            .await?;
+        let mut heads: BTreeMap<Uuid, Versioned<Head>> = BTreeMap::new();
+        for entry in entries {
+            match entry.key.parse() {
+                Some(Name::Head(uid)) => {
+                    heads.insert(uid, decode(&entry)?);
+                }
+                // It was not planned yet when the copy was taken, but perhaps later.
+                Some(Name::Desired(uid)) => {
+                    let value = Head {
+                        next_slot: 1,
+                        next_sequence: 1,
+                        ..Head::default()
+                    };
+                    heads.entry(uid).or_insert(Versioned { value, revision: 0 });
+                }
+                _ => {}
+            }
+        }
+        for (uid, Versioned { value, revision }) in heads {
+            let value = Head {
+                next_sequence: value.next_sequence.saturating_add(LOST),
+                ..value
+            };
+            self.put_record(Name::Head(uid).into(), value, Some(revision))
+                .await?;
         }
         Ok(())
     }
@@ -304,6 +347,15 @@ async fn make_meta(backend: &dyn Backend) -> Result<Versioned<Meta>> {
             .ok_or_else(|| damaged(&Name::Meta.into())),
         Err(error) => Err(error),
     }
+}
+
+/// Copies the store in a directory to a new file, also while an orchestrator works on it, which is not held up: the copy is
+/// of one moment.
+///
+/// `NOT_FOUND` when there is no store, `ALREADY_EXISTS` when there is the file, `FAILED_PRECONDITION` when the store is
+/// foreign, newer or damaged.
+pub async fn backup(directory: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+    sqlite::copy_directory(directory.as_ref(), to.as_ref()).await
 }
 
 /// Makes a store from a backup file in a directory that has none yet. The store is held until

@@ -118,7 +118,7 @@ impl AccessFile {
 }
 
 /// What an identity was believed for.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) enum Proof {
     /// TLS has verified it, or there is none.
     Connection,
@@ -126,6 +126,50 @@ pub(super) enum Proof {
     Token([u8; 32]),
     /// A token of a provider, until it expires.
     Provider(Arc<Oidc>, Instant),
+}
+
+/// On what terms a stream may be opened.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    file: Arc<AccessFile>,
+    who: Identity,
+    proof: Proof,
+    grants: Arc<[Grant]>,
+    replaced: CancellationToken,
+}
+
+impl Terms {
+    pub(super) fn new(
+        file: Arc<AccessFile>,
+        who: &Identity,
+        proof: Proof,
+        caller: &Caller,
+        replaced: CancellationToken,
+    ) -> Self {
+        Self {
+            file,
+            who: who.clone(),
+            proof,
+            grants: caller.grants.clone().unwrap_or_default(),
+            replaced,
+        }
+    }
+
+    /// The stream begins.
+    pub(crate) fn begin(self) -> Lease {
+        let expiry = match &self.proof {
+            Proof::Provider(_, until) => Some(Box::pin(tokio::time::sleep_until(*until))),
+            Proof::Connection | Proof::Token(_) => None,
+        };
+        Lease {
+            file: self.file,
+            who: self.who,
+            proof: self.proof,
+            grants: self.grants,
+            replaced: Box::pin(self.replaced.cancelled_owned()),
+            expiry,
+        }
+    }
 }
 
 /// The right of a stream to go on. It ends when other rules hold for who opened it, or when its token expires.
@@ -147,27 +191,6 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    pub(super) fn new(
-        file: Arc<AccessFile>,
-        who: &Identity,
-        proof: Proof,
-        caller: &Caller,
-        replaced: CancellationToken,
-    ) -> Self {
-        let expiry = match &proof {
-            Proof::Provider(_, until) => Some(Box::pin(tokio::time::sleep_until(*until))),
-            Proof::Connection | Proof::Token(_) => None,
-        };
-        Self {
-            file,
-            who: who.clone(),
-            proof,
-            grants: caller.grants.clone().unwrap_or_default(),
-            replaced: Box::pin(replaced.cancelled_owned()),
-            expiry,
-        }
-    }
-
     /// Ready when it is over, with why. Who calls again is judged anew.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if let Some(expiry) = &mut self.expiry
@@ -183,13 +206,13 @@ impl Lease {
                 Proof::Connection => true,
                 Proof::Token(digest) => policy
                     .token(digest)
-                    .is_some_and(|name| Identity::token(name) == self.who),
+                    .is_some_and(|name| **name == *self.who.name()),
                 Proof::Provider(oidc, _) => policy
                     .oidc
                     .as_ref()
                     .is_some_and(|now| Arc::ptr_eq(now, oidc)),
             };
-            if !known || policy.grants(&self.who) != *self.grants {
+            if !known || policy.grants(&self.who) != self.grants {
                 return Poll::Ready(Error::unavailable(
                     "the access rules have changed; call again",
                 ));
@@ -224,6 +247,11 @@ mod tests {
         std::fs::write(&path, "bindings: []").unwrap();
         assert_eq!(file.look(), Ok(false));
         assert_eq!(file.look(), Ok(true));
-        assert!(file.current().0.grants(&Identity::token("a")).is_empty());
+        assert!(
+            file.current()
+                .0
+                .grants(&Identity::token("token:a".into()))
+                .is_empty()
+        );
     }
 }

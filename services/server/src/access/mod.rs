@@ -26,10 +26,13 @@ use drover_core::{Error, Reason};
 use drover_tls::Peer;
 use http::{HeaderMap, header};
 
-pub(crate) use self::{file::Lease, permissions::http_permission};
 use self::{
     file::{AccessFile, Proof},
     policy::Policy,
+};
+pub(crate) use self::{
+    file::{Lease, Terms},
+    permissions::http_permission,
 };
 pub use self::{
     permissions::{Permission, Role, permission},
@@ -41,7 +44,7 @@ use crate::ServerSettings;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// `spiffe://…`, `cn:…`, `token:…`, `oidc:…` or `anonymous`.
-    name: String,
+    name: Arc<str>,
     /// Groups, as an OIDC provider says.
     groups: Vec<String>,
     /// The role that a certificate of ours claims.
@@ -53,17 +56,24 @@ impl Identity {
     #[must_use]
     pub fn anonymous() -> Self {
         Self {
-            name: "anonymous".to_owned(),
+            name: "anonymous".into(),
             groups: Vec::new(),
             claimed: None,
         }
     }
 
-    pub(crate) fn token(name: &str) -> Self {
+    /// Of a static token, by the name that subjects have: `token:…`.
+    fn token(name: Arc<str>) -> Self {
         Self {
-            name: format!("token:{name}"),
-            ..Self::anonymous()
+            name,
+            groups: Vec::new(),
+            claimed: None,
         }
+    }
+
+    /// `spiffe://…`, `cn:…`, `token:…`, `oidc:…` or `anonymous`.
+    pub(crate) fn name(&self) -> Arc<str> {
+        self.name.clone()
     }
 
     pub(crate) fn peer(peer: &Peer) -> Self {
@@ -71,17 +81,17 @@ impl Identity {
         Self {
             // A common name must not pass for anything else.
             name: if name.starts_with("spiffe://") {
-                name.to_owned()
+                name.into()
             } else {
-                format!("cn:{name}")
+                format!("cn:{name}").into()
             },
             groups: Vec::new(),
             claimed: peer.role().map(ToOwned::to_owned),
         }
     }
 
-    fn is_anonymous(&self) -> bool {
-        self.name == "anonymous"
+    pub(crate) fn is_anonymous(&self) -> bool {
+        &*self.name == "anonymous"
     }
 
     /// Whether a subject of a binding means it.
@@ -121,9 +131,9 @@ impl Caller {
             .unwrap_or_default()
     }
 
-    fn new(grants: Vec<Grant>) -> Self {
+    fn new(grants: Arc<[Grant]>) -> Self {
         Self {
-            grants: Some(grants.into()),
+            grants: Some(grants),
             object: Arc::default(),
         }
     }
@@ -190,8 +200,8 @@ pub(crate) enum Access {
 pub(crate) struct Judgement {
     pub(crate) who: Identity,
     pub(crate) outcome: Result<Caller, Error>,
-    /// How long a stream may go on. None: as long as it likes.
-    pub(crate) lease: Option<Lease>,
+    /// On what terms a stream may go on. None: as long as it likes.
+    pub(crate) lease: Option<Terms>,
 }
 
 /// What is known of whom before the call is read.
@@ -271,7 +281,7 @@ impl Access {
         let caller = Caller::new(grants);
         let lease = replaced
             .filter(|_| !open)
-            .map(|(file, replaced)| Lease::new(file, &who, proof, &caller, replaced));
+            .map(|(file, replaced)| Terms::new(file, &who, proof, &caller, replaced));
         Judgement {
             who,
             outcome: Ok(caller),
@@ -295,7 +305,7 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identit
             .ok_or_else(|| refused("the authorization header is no bearer token"))?;
         let digest = policy::digest(token);
         if let Some(name) = policy.token(&digest) {
-            return Ok((Identity::token(name), Proof::Token(digest)));
+            return Ok((Identity::token(name.clone()), Proof::Token(digest)));
         }
         return match &policy.oidc {
             Some(oidc) => {
@@ -408,14 +418,14 @@ mod tests {
 
     #[test]
     fn a_name_does_not_pass_for_another_kind() {
-        let token = Identity::token("a");
+        let token = Identity::token("token:a".into());
         assert!(token.is("token:a") && token.is("token:*") && token.is("*"));
         assert!(!token.is("cn:a") && !token.is("anonymous") && !token.is("group:a"));
         let nobody = Identity::anonymous();
         assert!(nobody.is("anonymous") && !nobody.is("*"));
         let member = Identity {
             groups: vec!["sre".to_owned()],
-            ..Identity::token("a")
+            ..Identity::token("token:a".into())
         };
         assert!(member.is("group:sre") && !member.is("group:s"));
     }

@@ -306,7 +306,7 @@ impl Oidc {
             _ => Vec::new(),
         };
         let identity = Identity {
-            name: format!("oidc:{name}"),
+            name: format!("oidc:{name}").into(),
             groups,
             claimed: None,
         };

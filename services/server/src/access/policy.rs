@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 
 use super::{
@@ -16,6 +17,8 @@ use crate::settings::Secret;
 
 /// Largest settings file.
 const MAX_BYTES: u64 = 1024 * 1024;
+/// Callers whose rules are kept. Beyond it they are looked up again.
+const MAX_KNOWN: usize = 1024;
 /// Shortest token: what is shorter can be guessed.
 const MIN_TOKEN: usize = 16;
 
@@ -113,9 +116,11 @@ struct Binding {
 #[derive(Debug)]
 pub(crate) struct Policy {
     bindings: Vec<Binding>,
-    /// Names of tokens by their SHA-256.
-    tokens: HashMap<[u8; 32], String>,
+    /// Subjects (`token:NAME`) by the SHA-256 of their tokens.
+    tokens: HashMap<[u8; 32], Arc<str>>,
     pub(crate) oidc: Option<Arc<Oidc>>,
+    /// What callers may do whose rules were looked up already.
+    known: Mutex<HashMap<Arc<str>, Arc<[Grant]>>>,
 }
 
 impl Policy {
@@ -137,17 +142,18 @@ impl Policy {
                 .unwrap_or_default();
             wrong(format!("{at}{e}"))
         })?;
-        let mut tokens = HashMap::new();
+        let mut tokens: HashMap<_, Arc<str>> = HashMap::new();
         for (at, token) in file.tokens.into_iter().enumerate() {
             let (digest, name) = token
                 .read()
                 .map_err(|why| wrong(format!("tokens[{at}]: {why}")))?;
-            if tokens.values().any(|known| *known == name) {
+            let subject = format!("token:{name}");
+            if tokens.values().any(|known| **known == *subject) {
                 return Err(wrong(format!(
                     "tokens[{at}]: there are two tokens named {name}"
                 )));
             }
-            if tokens.insert(digest, name).is_some() {
+            if tokens.insert(digest, subject.into()).is_some() {
                 return Err(wrong(format!(
                     "tokens[{at}]: it is the same as another one"
                 )));
@@ -179,11 +185,29 @@ impl Policy {
             bindings,
             tokens,
             oidc,
+            known: Mutex::default(),
         })
     }
 
     /// What somebody may do.
-    pub(crate) fn grants(&self, identity: &Identity) -> Vec<Grant> {
+    pub(crate) fn grants(&self, identity: &Identity) -> Arc<[Grant]> {
+        // Groups come with each token.
+        if !identity.groups.is_empty() {
+            return self.look_up(identity);
+        }
+        if let Some(known) = self.known.lock().get(&identity.name) {
+            return known.clone();
+        }
+        let found = self.look_up(identity);
+        let mut known = self.known.lock();
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(identity.name.clone(), found.clone());
+        found
+    }
+
+    fn look_up(&self, identity: &Identity) -> Arc<[Grant]> {
         self.bindings
             .iter()
             .filter(|binding| binding.subjects.iter().any(|subject| identity.is(subject)))
@@ -191,9 +215,9 @@ impl Policy {
             .collect()
     }
 
-    /// Whose token it is, by its digest: who searches by that learns nothing of a token from how long it takes.
-    pub(crate) fn token(&self, digest: &[u8; 32]) -> Option<&str> {
-        self.tokens.get(digest).map(String::as_str)
+    /// Whose token it is (`token:NAME`), by its digest: who searches by that learns nothing of a token from how long it takes.
+    pub(crate) fn token(&self, digest: &[u8; 32]) -> Option<&Arc<str>> {
+        self.tokens.get(digest)
     }
 
     /// Whether tokens are of any use here.
@@ -394,14 +418,14 @@ mod tests {
             "bindings: [{role: viewer, subjects: ['token:a'], clusters: ['orders-*'], labels: {team: shop}}]",
         )
         .unwrap();
-        let identity = Identity::token("a");
+        let identity = Identity::token("token:a".into());
         let grants = policy.grants(&identity);
         let labels = BTreeMap::from([("team".to_owned(), "shop".to_owned())]);
         assert!(grants[0].covers("orders-eu", Some(&labels)));
         assert!(!grants[0].covers("orders-eu", None));
         assert!(!grants[0].covers("orders-eu", Some(&BTreeMap::new())));
         assert!(!grants[0].covers("carts", Some(&labels)));
-        assert!(policy.grants(&Identity::token("b")).is_empty());
+        assert!(policy.grants(&Identity::token("token:b".into())).is_empty());
     }
 
     #[test]
@@ -416,7 +440,8 @@ mod tests {
             .map(|b| format!("{b:02x}"))
             .collect();
         let policy = read(&format!("tokens: [{{name: a, sha256: \"{hex}\"}}]")).unwrap();
-        assert_eq!(policy.token(&digest("0123456789abcdef")), Some("a"));
+        let known = policy.token(&digest("0123456789abcdef"));
+        assert_eq!(known.map(|name| &**name), Some("token:a"));
         assert_eq!(policy.token(&digest("0123456789abcdeg")), None);
     }
 }

@@ -14,16 +14,13 @@ use drover_core::Error;
 use drover_telemetry::rpc::{self, code_name};
 use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, Sleep},
-};
+use tokio::time::{Instant, Sleep};
 use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskTrackerToken};
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{defect, expired, methods::Method, refusal, stopping};
-use crate::{Shutdown, access::Lease, audit::Entry};
+use super::{Permit, defect, expired, methods::Method, refusal, stopping};
+use crate::{Shutdown, access::Lease, audit::Entry, crowd::Busy};
 
 /// Counts a call when it ends, however it ends.
 pub(super) struct Record {
@@ -33,6 +30,8 @@ pub(super) struct Record {
     start: Instant,
     done: bool,
     audit: Option<Entry>,
+    /// Its connection has something to do.
+    busy: Option<Busy>,
     _in_flight: TaskTrackerToken,
 }
 
@@ -51,6 +50,7 @@ impl Record {
             start: Instant::now(),
             done: false,
             audit: None,
+            busy: None,
             _in_flight: in_flight,
         }
     }
@@ -58,6 +58,11 @@ impl Record {
     /// Says where its end is to be written, too.
     pub(super) fn audit(&mut self, entry: Entry) {
         self.audit = Some(entry);
+    }
+
+    /// Keeps its connection busy as long as the call lasts.
+    pub(super) fn busy(&mut self, busy: Option<Busy>) {
+        self.busy = busy;
     }
 
     /// Answers an error instead of what the handler would have answered.
@@ -128,7 +133,7 @@ struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
     lease: Option<Lease>,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Permit,
 }
 
 impl CallBody {
@@ -139,7 +144,7 @@ impl CallBody {
     pub(super) fn stream(
         response: Response<Body>,
         record: Record,
-        permit: Option<OwnedSemaphorePermit>,
+        permit: Permit,
         deadline: Option<Instant>,
         closing: Shutdown,
         lease: Option<Lease>,

@@ -42,7 +42,11 @@ impl Kind {
 pub(crate) struct Method {
     pub(crate) service: String,
     pub(crate) name: String,
+    /// `service/name`.
+    pub(crate) full: Arc<str>,
     pub(crate) kind: Kind,
+    /// Whether its request is one message.
+    pub(crate) one_message: bool,
     /// What it needs. None: it is in no table, and is nobody's.
     pub(crate) permission: Option<Permission>,
     requests: [OnceLock<Counter>; CODES],
@@ -51,12 +55,14 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    fn new(service: &str, name: &str, kind: Kind) -> Arc<Self> {
+    fn new(service: &str, name: &str, kind: Kind, one_message: bool) -> Arc<Self> {
         let labels = [("service", service.to_owned()), ("method", name.to_owned())];
         Arc::new(Self {
             service: service.to_owned(),
             name: name.to_owned(),
+            full: format!("{service}/{name}").into(),
             kind,
+            one_message,
             permission: permission(service, name),
             requests: [const { OnceLock::new() }; CODES],
             duration: metrics::histogram!("drover_rpc_duration_seconds", &labels),
@@ -113,15 +119,15 @@ impl Methods {
                         (false, false) => Kind::Unary,
                     };
                     let path = format!("/{full}/{}", method.name());
-                    by_path
-                        .entry(path)
-                        .or_insert_with(|| Method::new(&full, method.name(), kind));
+                    by_path.entry(path).or_insert_with(|| {
+                        Method::new(&full, method.name(), kind, !method.client_streaming())
+                    });
                 }
             }
         }
         Self {
             by_path,
-            unknown: Method::new("unknown", "unknown", Kind::Unary),
+            unknown: Method::new("unknown", "unknown", Kind::Unary, true),
         }
     }
 

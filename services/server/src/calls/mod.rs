@@ -2,6 +2,7 @@
 
 mod body;
 mod methods;
+mod prompt;
 
 use std::{
     convert::Infallible,
@@ -30,16 +31,26 @@ pub(crate) use self::{body::CallBody, methods::Methods};
 use self::{
     body::Record,
     methods::{Kind, Method},
+    prompt::Prompt,
 };
 use crate::{
     ServerSettings, Shutdown,
-    access::{Access, Asked, Caller, Judgement, Permission, http_permission},
+    access::{Access, Asked, Caller, Judgement, Permission, Terms, http_permission},
     audit::{Audit, Entry},
+    crowd::{Busy, Visitor},
     encryption::Shown,
+    shares::{Share, Shares},
 };
 
 /// When a caller who was turned away may come again: long enough for calls of usual length to end.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
+/// How long the one message of a request may take to arrive: the largest one over a bad line.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for calls that anybody may make, and their deadline: a few bytes.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A place of a call: among all, and among those of its caller.
+type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
 
 /// What a handler can know about its call, beside the message: in the extensions of the request.
 #[derive(Clone, Debug)]
@@ -106,6 +117,9 @@ struct Shared {
     audit: Option<Arc<Audit>>,
     unary: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    /// What of them one caller may take.
+    unary_shares: Shares,
+    stream_shares: Shares,
     default_deadline: Duration,
     max_deadline: Duration,
     /// Whether metrics are for everybody.
@@ -137,6 +151,8 @@ impl Calls {
             streams: Arc::new(Semaphore::new(
                 settings.max_concurrent_streams.min(Semaphore::MAX_PERMITS),
             )),
+            unary_shares: Shares::of(settings.max_concurrent_requests),
+            stream_shares: Shares::of(settings.max_concurrent_streams),
             default_deadline: settings.default_deadline,
             max_deadline: settings.max_deadline,
             open_metrics: !settings.metrics_auth,
@@ -188,11 +204,18 @@ impl Calls {
             let peer = request.extensions().get::<TcpConnectInfo>();
             let peer = peer.and_then(TcpConnectInfo::remote_addr);
             let path = if known { path } else { "(unknown path)" };
-            let what = format!("{} {path}", request.method());
+            let what = format!("{} {path}", request.method()).into();
             let caller = outcome.as_ref().cloned().unwrap_or_default();
             audit.entry(who, peer, what, Some(permission), caller, trace_id)
         });
         (outcome, entry)
+    }
+
+    /// Keeps the connection of a request of plain HTTP busy, if who asks may ask for more than health.
+    pub(crate) fn busy_http<B>(&self, request: &mut Request<B>) -> Option<Busy> {
+        let visitor = request.extensions_mut().remove::<Visitor>()?;
+        let open = http_permission(request.uri().path()) == Permission::Open;
+        (!open).then(|| visitor.working())
     }
 
     /// What counts the calls in flight, those of plain HTTP too.
@@ -262,18 +285,23 @@ impl Shared {
             })
             .await;
         let caller = outcome.as_ref().cloned().unwrap_or_default();
+        let name = who.name();
         if let Some(audit) = &self.audit {
-            let what = format!("{}/{}", method.service, method.name);
+            let what = method.full.clone();
             let caller = caller.clone();
             record.audit(audit.entry(who, peer, what, permission, caller, trace_id));
         }
         if let Err(error) = outcome {
             return record.refuse(&error);
         }
+        match self.occupy(request.extensions_mut().remove::<Visitor>(), permission) {
+            Ok(busy) => record.busy(busy),
+            Err(error) => return record.refuse(&error),
+        }
         // Nobody needs it any more.
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
-        let permit = match self.admit(method.kind) {
+        let permit = match self.admit(method.kind, &name) {
             Ok(permit) => permit,
             Err(error) => return record.refuse(&error),
         };
@@ -286,11 +314,19 @@ impl Shared {
             shutdown: self.asked.clone(),
             trace_id,
         });
+        let within = match method.kind {
+            Kind::Own { .. } => OPEN_TIMEOUT,
+            Kind::Unary | Kind::Stream => MESSAGE_TIMEOUT,
+        };
+        let within = method.one_message.then_some(within);
+        let request = request.map(|body| Prompt::new(body, within));
 
         let answer = AssertUnwindSafe(context::scope(Some(at), async move {
-            futures::future::poll_fn(|cx| Service::<Request<B>>::poll_ready(&mut routes, cx))
-                .await
-                .unwrap_or_else(|never| match never {});
+            futures::future::poll_fn(|cx| {
+                Service::<Request<Prompt<B>>>::poll_ready(&mut routes, cx)
+            })
+            .await
+            .unwrap_or_else(|never| match never {});
             routes
                 .call(request)
                 .await
@@ -325,6 +361,7 @@ impl Shared {
             }
             Some(Ok(response)) if stream => {
                 let closing = self.closing.clone();
+                let lease = lease.map(Terms::begin);
                 CallBody::stream(response, record, permit, deadline, closing, lease)
             }
             // The permit is given back here: a client that reads slowly must not keep others out.
@@ -346,17 +383,48 @@ impl Shared {
         span
     }
 
+    /// Whether a connection may have one more call. Only those of callers who may make it count as work.
+    fn occupy(
+        &self,
+        visitor: Option<Visitor>,
+        permission: Option<Permission>,
+    ) -> Result<Option<Busy>, Error> {
+        let Some(visitor) = visitor else {
+            return Ok(None);
+        };
+        if permission != Some(Permission::Open) {
+            return Ok(Some(visitor.working()));
+        }
+        let busy = visitor.open().ok_or_else(|| {
+            Error::new(
+                Reason::Overloaded,
+                "too many health checks on one connection",
+            )
+            .with_retry_after(OVERLOADED_RETRY)
+        })?;
+        Ok(Some(busy))
+    }
+
     /// Never waits: a queue would only make everybody late.
-    fn admit(&self, kind: Kind) -> Result<Option<OwnedSemaphorePermit>, Error> {
-        let bound = match kind {
-            Kind::Unary => &self.unary,
-            Kind::Stream => &self.streams,
+    fn admit(&self, kind: Kind, caller: &Arc<str>) -> Result<Permit, Error> {
+        let (all, shares) = match kind {
+            Kind::Unary => (&self.unary, &self.unary_shares),
+            Kind::Stream => (&self.streams, &self.stream_shares),
             Kind::Own { .. } => return Ok(None),
         };
-        bound.clone().try_acquire_owned().map(Some).map_err(|_| {
-            Error::new(Reason::Overloaded, "too many calls in flight")
-                .with_retry_after(OVERLOADED_RETRY)
-        })
+        let full = |message: String| {
+            Error::new(Reason::Overloaded, message).with_retry_after(OVERLOADED_RETRY)
+        };
+        // Where everybody is the same, nobody takes anything from others.
+        let share = if matches!(self.access, Access::Open) {
+            None
+        } else {
+            let share = shares.take(caller);
+            Some(share.ok_or_else(|| full(format!("too many calls of {caller} in flight")))?)
+        };
+        let place = all.clone().try_acquire_owned();
+        let place = place.map_err(|_| full("too many calls in flight".to_owned()))?;
+        Ok(Some((place, share)))
     }
 
     fn deadline(&self, headers: &HeaderMap, kind: Kind) -> Result<Option<Instant>, Error> {
@@ -369,11 +437,15 @@ impl Shared {
                 )
             })?),
         };
+        let longest = match kind {
+            Kind::Own { .. } => OPEN_TIMEOUT,
+            Kind::Unary | Kind::Stream => self.max_deadline,
+        };
         let limit = match (kind.is_stream(), asked) {
             (true, None) => return Ok(None),
             (true, Some(asked)) => asked,
-            (false, None) => self.default_deadline,
-            (false, Some(asked)) => asked.min(self.max_deadline),
+            (false, None) => self.default_deadline.min(longest),
+            (false, Some(asked)) => asked.min(longest),
         };
         // One too far to be represented is none.
         Ok(Instant::now().checked_add(limit))
@@ -381,17 +453,14 @@ impl Shared {
 }
 
 fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing::Span {
-    let span = tracing::info_span!(
+    // All at once: what is recorded later is formatted with everything else anew.
+    tracing::info_span!(
         "call",
         service = method.service,
         method = method.name,
         trace_id = %trace_id,
-        peer = tracing::field::Empty
-    );
-    if let Some(peer) = peer {
-        span.record("peer", tracing::field::display(peer));
-    }
-    span
+        peer = peer.map(tracing::field::display)
+    )
 }
 
 fn expired() -> Error {

@@ -74,11 +74,13 @@ pub struct ServerSettings {
     pub otlp_sample_ratio: Option<f64>,
     /// What this server is called in traces. Default: what `OTEL_SERVICE_NAME` says, else its name.
     pub otlp_service_name: Option<String>,
-    /// Calls with one answer in flight at once; more are turned away. Default 1024.
+    /// Calls with one answer in flight at once; more are turned away. One caller who has to say who it is gets three
+    /// quarters of them. Default 1024.
     pub max_concurrent_requests: usize,
-    /// Streams (watches, logs, exec) open at once; more are turned away. Default 8192.
+    /// Streams (watches, logs, exec) open at once; more are turned away, and one caller gets three quarters. Default 8192.
     pub max_concurrent_streams: usize,
-    /// Connections open at once; more wait in the backlog. Default 4096.
+    /// Connections open at once. For one more the one that was idle longest is ended; if none is idle, it is refused.
+    /// Default 4096, and no more than the limit of open files allows.
     pub max_connections: usize,
     /// Deadline of a call that brings none; streams have none. Default 60 s.
     #[serde(with = "duration")]

@@ -32,6 +32,8 @@ use tonic::{Request, Response, Status, Streaming};
 pub struct Seen {
     pub entered: Notify,
     pub running: AtomicUsize,
+    /// Bytes that endless streams have given away.
+    pub given: AtomicUsize,
     pub deadline: parking_lot::Mutex<Option<Option<Duration>>>,
     pub trace: parking_lot::Mutex<Option<String>>,
 }
@@ -100,6 +102,9 @@ impl InventoryService for Demo {
     }
 }
 
+/// Bytes in a line of an endless stream.
+pub const ENDLESS: usize = 8 * 1024;
+
 fn line(text: &str) -> StreamLogsResponse {
     StreamLogsResponse {
         chunk: Some(Chunk {
@@ -121,6 +126,15 @@ impl NodeAccessService for Demo {
         let what = request.into_inner().node.unwrap_or_default().node_id;
         if what == "wait" {
             drop(self.gate.acquire().await.unwrap());
+        }
+        if what == "endless" {
+            let seen = self.seen.clone();
+            let lines = stream::repeat_with(move || {
+                let _inside = &inside;
+                seen.given.fetch_add(ENDLESS, Ordering::SeqCst);
+                Ok(line(&"x".repeat(ENDLESS)))
+            });
+            return Ok(Response::new(lines.boxed()));
         }
         let first = stream::once(async { Ok(line("first")) });
         let rest = stream::poll_fn(move |_| {
