@@ -568,9 +568,15 @@ async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
 
 /// Removes everything of a node.
 async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
+    let mut said = String::new();
     while let Err(error) = try_clear(&shared.state, node).await {
         if error.kind() != io::ErrorKind::WouldBlock {
-            warn!(node = %node.directory.display(), %error, "a removed node leaves something behind; trying again");
+            let error = error.to_string();
+            // What lasts is said once, not once an attempt.
+            if said != error {
+                warn!(node = %node.directory.display(), error, "a removed node leaves something behind; trying again");
+                said = error;
+            }
             sleep(RETRY).await;
         }
         sleep(KILL_POLL.1).await;
