@@ -254,7 +254,9 @@ async fn until_interrupted<A: Api>(
 async fn health(port: u16) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream
-        .write_all(b"GET /_emulator/ledger HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .write_all(
+            b"GET /_emulator/ledger HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        )
         .await?;
     let mut status = [0; 12];
     stream.read_exact(&mut status).await?;

@@ -110,7 +110,10 @@ impl Settings {
         match self.advertise.as_deref() {
             None if self.host.is_unspecified() => Err(Error::invalid(
                 "local.advertise",
-                format!("nobody reaches a node by {}; expected a name or an address", self.host),
+                format!(
+                    "nobody reaches a node by {}; expected a name or an address",
+                    self.host
+                ),
             )),
             Some(name) if !is_host(name) => Err(Error::invalid(
                 "local.advertise",
@@ -235,7 +238,8 @@ mod tests {
             settings("0.0.0.0", Some("platform-local"), true),
             settings("::", Some("fd00::7"), true),
         ] {
-            good.check().unwrap_or_else(|error| panic!("{good:?}: {error}"));
+            good.check()
+                .unwrap_or_else(|error| panic!("{good:?}: {error}"));
         }
         for (bad, field) in [
             (settings("10.0.0.7", None, false), "local.host"),
