@@ -25,6 +25,8 @@ const DISCOVER_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// Longest wait before the next attempt.
 const RETRY_MOST: Duration = Duration::from_secs(10);
+/// Most that is said about one outage: refused, then no answer, then no name.
+const MOST_SAID: usize = 4;
 /// Heartbeats that are asked for.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// Most time between two looks at what only time changes: freshness, and suspensions.
@@ -34,7 +36,7 @@ const TICK: Duration = Duration::from_secs(1);
 pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
     let platform = registered.platform.name.clone();
     let mut failures = 0;
-    let mut said = String::new();
+    let mut said: Vec<String> = Vec::new();
     loop {
         let began = Instant::now();
         let ended = tokio::select! {
@@ -43,16 +45,17 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
             ended = connection(&shared, &registered) => ended,
         };
         let Err(error) = ended else { continue };
-        // What lasts is said once, not once an attempt.
-        if said != error.message() {
-            tracing::warn!(%platform, %error, "platform cannot be followed; tried again");
-            error.message().clone_into(&mut said);
-        }
-        if registered
+        let begins = registered
             .platform
-            .lost(&error, &format!("cannot be followed: {error}"))
-        {
+            .lost(&error, &format!("cannot be followed: {error}"));
+        if begins {
+            said.clear();
             shared.wake_users(&platform, Urgency::Bulk);
+        }
+        // What lasts is said once, not once an attempt; the next outage is another one.
+        if said.len() < MOST_SAID && !said.iter().any(|before| before == error.message()) {
+            tracing::warn!(%platform, %error, "platform cannot be followed; tried again");
+            said.push(error.message().to_owned());
         }
         failures = if began.elapsed() > RETRY_MOST {
             0

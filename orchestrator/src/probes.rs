@@ -56,6 +56,7 @@ struct Target {
     early: bool,
     address: Option<String>,
     id: String,
+    platform: Sym,
 }
 
 impl Probes {
@@ -219,6 +220,7 @@ fn target(shared: &Shared, cluster: Uuid, slot: u64) -> Option<Target> {
         early,
         address,
         id: node.id(cluster.uid),
+        platform: node.platform.clone(),
     })
 }
 
@@ -246,6 +248,10 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     let Some(cluster) = shared.cluster(uid) else {
         return;
     };
+    // Whoever cannot see the platform is likely to be cut off from its nodes, too: that says nothing of them.
+    let visible = shared
+        .platform(&target.platform)
+        .is_some_and(|registered| registered.platform.is_visible(shared.now()));
     let mut inner = cluster.inner.lock();
     let Some(node) = inner.state.node_mut(slot) else {
         shared.probes.drop(uid, slot);
@@ -261,6 +267,11 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
             probe.answered = true;
             probe.message = Box::default();
             good < health.success_threshold && good + 1 >= health.success_threshold
+        }
+        Err(why) if !visible => {
+            (probe.good, probe.bad) = (0, 0);
+            probe.message = why.into();
+            false
         }
         Err(why) => {
             probe.bad = probe.bad.saturating_add(1);

@@ -12,10 +12,11 @@ use std::{
     collections::BTreeMap,
     path::Path,
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use certs::Authority;
+use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

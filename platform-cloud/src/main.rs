@@ -3,6 +3,7 @@
 use std::{
     error::Error as StdError,
     ffi::OsStr,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -68,6 +69,43 @@ use drover_platform_cloud::drivers::metal::Settings as MetalSettings;
 #[cfg(not(feature = "metal"))]
 type MetalSettings = NotBuilt;
 
+/// Where local processes listen.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct LocalSettings {
+    /// Address that nodes listen on. Default 127.0.0.1.
+    host: IpAddr,
+    /// Name or address by which others reach nodes. Default: `host`.
+    advertise: Option<String>,
+    /// Whether nodes may listen where others can reach them, though what they speak is not encrypted. Default false.
+    insecure: bool,
+    /// Most nodes. Default: no limit.
+    max_nodes: Option<usize>,
+}
+
+impl Default for LocalSettings {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            advertise: None,
+            insecure: false,
+            max_nodes: None,
+        }
+    }
+}
+
+impl LocalSettings {
+    fn driver(self, state_dir: PathBuf) -> drover_core::Result<local::Settings> {
+        Ok(local::Settings {
+            host: self.host,
+            advertise: self.advertise,
+            insecure: self.insecure,
+            max_nodes: self.max_nodes,
+            ..local::Settings::new(state_dir)?
+        })
+    }
+}
+
 /// The settings of this server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -77,6 +115,7 @@ struct FileSettings {
     templates: Option<PathBuf>,
     /// State directory of local processes.
     state_dir: PathBuf,
+    local: LocalSettings,
     simulated: SimulatedSettings,
     aws: AwsSettings,
     gcp: GcpSettings,
@@ -92,6 +131,7 @@ impl Default for FileSettings {
             driver: Driver::default(),
             templates: None,
             state_dir: PathBuf::from("/var/lib/drover/local"),
+            local: LocalSettings::default(),
             simulated: SimulatedSettings::default(),
             aws: AwsSettings::default(),
             gcp: GcpSettings::default(),
@@ -186,7 +226,7 @@ async fn start(
 
 fn driver(settings: FileSettings) -> Result<DriverSettings, Box<dyn StdError + Send + Sync>> {
     Ok(match settings.driver {
-        Driver::Local => DriverSettings::Local(local::Settings::new(settings.state_dir)?),
+        Driver::Local => DriverSettings::Local(settings.local.driver(settings.state_dir)?),
         Driver::Simulated => DriverSettings::Simulated(Box::new(settings.simulated)),
         #[cfg(feature = "aws")]
         Driver::Aws => DriverSettings::Aws(Box::new(settings.aws)),

@@ -18,7 +18,8 @@
 //! stopSignal: SIGINT               # SIGTERM (default), SIGINT, SIGQUIT, SIGHUP or SIGKILL
 //! ```
 //!
-//! `platform` in the template context has `host` (address to listen on), `dir` (the node's directory), `storage` (where
+//! `platform` in the template context has `host` (address to listen on), `loopback` (whether only this machine reaches
+//! it), `dir` (the node's directory), `storage` (where
 //! its data belongs: the declared storage, or `dir`), `self` (path of the program that runs the node agent), `ports` (a
 //! free port for each name in `ports` of the catalogue entry) and `bootstrap` (path of the user data; empty: none). The
 //! process finds the same in `DROVER_HOST`, `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and
@@ -141,12 +142,7 @@ impl LocalDriver {
     /// # Errors
     /// `Precondition` if the directory is in use by another platform or cannot be used, or a setting makes no sense.
     pub fn open(settings: Settings) -> Result<Self> {
-        if settings.port_range.0 == 0 || settings.ports().is_empty() {
-            return Err(Error::invalid(
-                "port_range",
-                "expected a first port from 1 and a last one that is not smaller",
-            ));
-        }
+        settings.check()?;
         let state = StateDir::open(&settings.state_dir)?;
         let unusable = |error: io::Error| {
             let path = state.root().display();

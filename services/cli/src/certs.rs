@@ -29,6 +29,8 @@ const SERVICES: [(&str, &str); 3] = [
 ];
 /// The person who is made for a start.
 const ADMIN: (&str, &str) = ("admin", "admin");
+/// Files that are something else.
+const RESERVED: [&str; 3] = ["ca", "admin", "orchestrator"];
 /// Roles that people can have.
 const PEOPLE: [&str; 3] = ["viewer", "operator", "admin"];
 /// Names that every service has, for those who try it on one machine.
@@ -57,6 +59,21 @@ enum Made {
 }
 
 fn init(args: &CertsInitArgs) -> Outcome {
+    let mut services = SERVICES.to_vec();
+    for name in &args.platforms {
+        let bad = || Failure::usage(format!("`{name}` is no name of a server"));
+        let good = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
+        if name.starts_with('.') || !name.chars().all(good) {
+            return Err(bad());
+        }
+        drover_client::check_server_name(name).map_err(|_| bad())?;
+        if RESERVED.contains(&name.as_str()) {
+            return Err(Failure::usage(format!("`{name}`: the name is taken")));
+        }
+        if !services.iter().any(|(_, known)| known == name) {
+            services.push(("platform", name));
+        }
+    }
     let mut people = vec![ADMIN];
     for user in &args.users {
         let wrong = || {
@@ -75,11 +92,11 @@ fn init(args: &CertsInitArgs) -> Outcome {
             return Err(wrong());
         }
         // Their files have the name alone.
-        let taken = SERVICES
+        let taken = services
             .iter()
             .chain(&people)
             .any(|(_, known)| *known == name);
-        if taken || name == "ca" {
+        if taken || RESERVED.contains(&name) {
             return Err(Failure::usage(format!(
                 "`{user}`: the name {name} is taken"
             )));
@@ -103,7 +120,7 @@ fn init(args: &CertsInitArgs) -> Outcome {
         made,
         "the authority; keep ca.key away from the services",
     )?;
-    for (role, name) in SERVICES {
+    for (role, name) in services {
         let mut names: Vec<String> = HERE.iter().map(ToString::to_string).collect();
         names.push(name.to_owned());
         names.extend(args.names.iter().cloned());
@@ -357,6 +374,7 @@ mod tests {
         CertsInitArgs {
             dir: dir.to_owned(),
             names: vec!["drover.example.com".to_owned()],
+            platforms: vec!["rack-7".to_owned(), "platform-k8s".to_owned()],
             users: vec!["viewer/vera".to_owned()],
             days: 30,
         }
@@ -387,6 +405,9 @@ mod tests {
             read("platform-cloud.pem").uris,
             ["spiffe://drover/platform/platform-cloud"]
         );
+        let rack = read("rack-7.pem");
+        assert_eq!(rack.uris, ["spiffe://drover/platform/rack-7"]);
+        assert!(rack.names.contains(&"rack-7".to_owned()));
         assert_eq!(read("admin.pem").uris, ["spiffe://drover/admin/admin"]);
         assert_eq!(read("vera.pem").uris, ["spiffe://drover/viewer/vera"]);
         assert!(read("ca.pem").is_authority && !orchestrator.is_authority);
@@ -408,6 +429,18 @@ mod tests {
         assert_eq!(fs::read(certs.join("orchestrator.pem")).unwrap(), before);
         assert_eq!(read("admin.pem").issuer, orchestrator.issuer);
         assert_eq!(show(&[certs]).unwrap(), Exit::Done);
+    }
+
+    #[test]
+    fn what_is_no_server_is_wrong_usage() {
+        let directory = tempfile::tempdir().unwrap();
+        for platform in ["", "ca", "orchestrator", "../x", "a b", ".x"] {
+            let wrong = CertsInitArgs {
+                platforms: vec![platform.to_owned()],
+                ..args(directory.path())
+            };
+            assert_eq!(init(&wrong).unwrap_err().exit, Exit::Usage, "{platform:?}");
+        }
     }
 
     #[test]

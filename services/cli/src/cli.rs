@@ -410,6 +410,9 @@ pub(crate) struct CertsInitArgs {
     /// Further names and addresses of the services, beside localhost, 127.0.0.1, ::1 and their own
     #[arg(long = "name", value_name = "NAME")]
     pub(crate) names: Vec<String>,
+    /// Further platform servers, each with a certificate for the name of its machine or container
+    #[arg(long = "platform", value_name = "NAME")]
+    pub(crate) platforms: Vec<String>,
     /// Further people: viewer, operator or admin, and a name
     #[arg(long = "user", value_name = "ROLE/NAME")]
     pub(crate) users: Vec<String>,

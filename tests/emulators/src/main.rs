@@ -10,6 +10,12 @@ use drover_emulators::gce::{Gce, GceSettings};
 use drover_emulators::metal::{Metal, MetalSettings};
 use drover_emulators::{Api, Emulator, Settings};
 use jiff::SignedDuration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long an emulator may take to say that it is there. It answers from memory.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 const LISTEN: &str = "cannot listen on that port of 127.0.0.1";
 
@@ -35,6 +41,11 @@ enum Which {
     Digitalocean(TokenArgs),
     /// metal-stack, with racks of machines in two partitions
     Metal(Common),
+    /// Ask an emulator that runs whether it answers; exit code 0: it does
+    Health {
+        /// Its port of 127.0.0.1
+        port: u16,
+    },
 }
 
 #[derive(Args)]
@@ -153,6 +164,9 @@ async fn main() -> anyhow::Result<()> {
         Which::Gce(args) => gce(args).await,
         Which::Digitalocean(args) => digitalocean(args).await,
         Which::Metal(args) => metal(args).await,
+        Which::Health { port } => tokio::time::timeout(HEALTH_TIMEOUT, health(port))
+            .await
+            .context("no answer")?,
     }
 }
 
@@ -226,9 +240,30 @@ async fn until_interrupted<A: Api>(
     for (variable, value) in hints {
         println!("  {variable}={value}");
     }
-    tokio::signal::ctrl_c()
-        .await
-        .context("cannot wait for the interrupt")?;
+    let signals = "cannot wait for signals";
+    let mut terminate = signal(SignalKind::terminate()).context(signals)?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted.context(signals)?,
+        _ = terminate.recv() => {}
+    }
     emulator.shutdown().await;
+    Ok(())
+}
+
+/// Asks for what no fault touches. Containers without a shell have nothing else to ask with.
+async fn health(port: u16) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    stream
+        .write_all(
+            b"GET /_emulator/ledger HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        )
+        .await?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await?;
+    anyhow::ensure!(
+        status == *b"HTTP/1.1 200",
+        "answered {}",
+        String::from_utf8_lossy(&status)
+    );
     Ok(())
 }

@@ -104,7 +104,8 @@ impl LocalDriver {
             identity,
             created: unix_millis(SystemTime::now()),
             failure_domain: promise.domain.clone(),
-            host: self.shared.settings.host.to_string(),
+            host: self.shared.settings.advertised(),
+            listen: Some(self.shared.settings.host),
             ports: process.ports,
             agent_address: process.agent_address,
             readiness: process.readiness,
@@ -210,13 +211,13 @@ impl LocalDriver {
             },
         )?;
         let identity = batch.identity(slot);
-        let host = settings.host.to_string();
+        let host = settings.advertised();
         let facts = [
             ("DROVER_CLUSTER_ID", identity.cluster_id),
             ("DROVER_NODE_ID", identity.id),
             ("DROVER_NODE_NAME", identity.name),
             ("DROVER_GROUP", identity.group),
-            ("DROVER_HOST", host.clone()),
+            ("DROVER_HOST", settings.host.to_string()),
             ("DROVER_DIR", text(&site.data)),
             ("DROVER_STORAGE", text(&site.storage)),
             ("DROVER_BOOTSTRAP", text(&site.bootstrap)),
@@ -256,6 +257,7 @@ impl NodeSite {
     fn facts(&self, settings: &Settings) -> Map<String, Value> {
         [
             ("host", json!(settings.host.to_string())),
+            ("loopback", json!(settings.host.is_loopback())),
             ("dir", json!(text(&self.data))),
             ("storage", json!(text(&self.storage))),
             ("self", json!(text(&settings.launcher))),

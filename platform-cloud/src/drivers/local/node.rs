@@ -3,6 +3,7 @@
 use std::{
     future::pending,
     io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -210,6 +211,16 @@ impl Record {
         }
     }
 
+    /// Where this machine reaches it, whatever becomes of names and networks.
+    fn own_address(&self) -> String {
+        match self.listen {
+            None => self.host.clone(),
+            Some(IpAddr::V4(any)) if any.is_unspecified() => Ipv4Addr::LOCALHOST.to_string(),
+            Some(IpAddr::V6(any)) if any.is_unspecified() => Ipv6Addr::LOCALHOST.to_string(),
+            Some(address) => address.to_string(),
+        }
+    }
+
     /// Everything that does not change while the node lives.
     fn node(&self) -> ProtoNode {
         ProtoNode {
@@ -222,7 +233,11 @@ impl Record {
             agent_address: self.agent_address.clone(),
             create_time: Some((UNIX_EPOCH + Duration::from_millis(self.created)).into()),
             addresses: vec![Address {
-                r#type: AddressType::InternalIp.into(),
+                r#type: match self.host.parse::<IpAddr>() {
+                    Ok(_) => AddressType::InternalIp,
+                    Err(_) => AddressType::InternalDns,
+                }
+                .into(),
                 value: self.host.clone(),
                 interface: String::new(),
             }],
@@ -483,7 +498,7 @@ async fn removal_requested(node: &Node) {
 async fn watch_readiness(shared: &Shared, node: &Node, process: &Arc<Process>) {
     let (readiness, host) = {
         let state = node.state.lock();
-        (state.record.readiness, state.record.host.clone())
+        (state.record.readiness, state.record.own_address())
     };
     if let Some(port) = readiness {
         let mut wait = READY_POLL.0;
@@ -561,9 +576,15 @@ async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
 
 /// Removes everything of a node.
 async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
+    let mut said = String::new();
     while let Err(error) = try_clear(&shared.state, node).await {
         if error.kind() != io::ErrorKind::WouldBlock {
-            warn!(node = %node.directory.display(), %error, "a removed node leaves something behind; trying again");
+            let error = error.to_string();
+            // What lasts is said once, not once an attempt.
+            if said != error {
+                warn!(node = %node.directory.display(), error, "a removed node leaves something behind; trying again");
+                said = error;
+            }
             sleep(RETRY).await;
         }
         sleep(KILL_POLL.1).await;

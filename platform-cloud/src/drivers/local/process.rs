@@ -67,6 +67,9 @@ impl ProcessId {
         let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => fd,
             Err(Errno::SRCH) => return Ok(None),
+            // The id may be that of a thread by now, which no process has been since; common where ids are few, as in
+            // a container that was started again.
+            Err(_) if !self.lives()? => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         // Checked after the id is held, so that it is still the same one.
@@ -233,6 +236,30 @@ mod tests {
         // Not waited for: it is a zombie now.
         assert!(!id.lives().unwrap() && process.is_dead() && id.hold().unwrap().is_none());
         child.wait().unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_id_that_a_thread_has_by_now_is_that_of_a_dead_process() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            // PID/task/TID
+            let own = fs::read_link("/proc/thread-self").unwrap();
+            let tid = own.file_name().unwrap().to_str().unwrap().to_owned();
+            tell.send(tid.parse::<u32>().unwrap()).unwrap();
+            ended.recv().unwrap_err();
+        });
+        let tid = told.recv().unwrap();
+        assert_ne!(tid, std::process::id());
+        let id = ProcessId {
+            pid: tid,
+            start: 1,
+            boot: boot().unwrap(),
+        };
+        assert!(id.hold().unwrap().is_none() && !id.lives().unwrap());
+        assert_eq!(id.kill_session().unwrap(), 0);
+        drop(end);
+        thread.join().unwrap();
     }
 
     #[tokio::test]

@@ -50,6 +50,10 @@ pub struct Settings {
     pub launcher: PathBuf,
     /// Address that nodes listen on. Default: 127.0.0.1.
     pub host: IpAddr,
+    /// Name or address by which others reach nodes. `None` (default): `host`.
+    pub advertise: Option<String>,
+    /// Whether nodes may listen where others can reach them, though what they speak is not encrypted. Default: false.
+    pub insecure: bool,
     /// First and last port for nodes. Default: 20000 to 29999.
     pub port_range: (u16, u16),
     /// Most nodes. `None` (default): no limit.
@@ -77,6 +81,8 @@ impl Settings {
             state_dir: state_dir.into(),
             launcher,
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            advertise: None,
+            insecure: false,
             port_range: PORTS,
             max_nodes: None,
             failure_domains: Vec::new(),
@@ -84,9 +90,57 @@ impl Settings {
         })
     }
 
+    /// What is wrong with the values, taken together.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.port_range.0 == 0 || self.ports().is_empty() {
+            return Err(Error::invalid(
+                "port_range",
+                "expected a first port from 1 and a last one that is not smaller",
+            ));
+        }
+        if !self.host.is_loopback() && !self.insecure {
+            return Err(Error::invalid(
+                "local.host",
+                format!(
+                    "others can reach {}, and nodes serve plaintext there; with local.insecure they do",
+                    self.host
+                ),
+            ));
+        }
+        match self.advertise.as_deref() {
+            None if self.host.is_unspecified() => Err(Error::invalid(
+                "local.advertise",
+                format!(
+                    "nobody reaches a node by {}; expected a name or an address",
+                    self.host
+                ),
+            )),
+            Some(name) if !is_host(name) => Err(Error::invalid(
+                "local.advertise",
+                "expected a host name or an address, without a port",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Name or address by which others reach nodes.
+    pub(super) fn advertised(&self) -> String {
+        self.advertise
+            .clone()
+            .unwrap_or_else(|| self.host.to_string())
+    }
+
     pub(super) fn ports(&self) -> RangeInclusive<u16> {
         self.port_range.0..=self.port_range.1
     }
+}
+
+fn is_host(name: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+    };
+    name.parse::<IpAddr>().is_ok() || (name.len() <= 253 && name.split('.').all(label))
 }
 
 impl Shared {
@@ -158,6 +212,44 @@ impl Shared {
             }))),
             properties_example: Some(Arc::new(json!({"env": {"TZ": "Europe/Berlin"}}))),
             ..Description::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(host: &str, advertise: Option<&str>, insecure: bool) -> Settings {
+        Settings {
+            host: host.parse().unwrap(),
+            advertise: advertise.map(ToOwned::to_owned),
+            insecure,
+            ..Settings::new("state").unwrap()
+        }
+    }
+
+    #[test]
+    fn nodes_listen_where_others_reach_them_only_if_that_is_said_and_under_a_name() {
+        for good in [
+            settings("127.0.0.1", None, false),
+            settings("127.0.0.1", Some("localhost"), false),
+            settings("10.0.0.7", None, true),
+            settings("0.0.0.0", Some("platform-local"), true),
+            settings("::", Some("fd00::7"), true),
+        ] {
+            good.check()
+                .unwrap_or_else(|error| panic!("{good:?}: {error}"));
+        }
+        for (bad, field) in [
+            (settings("10.0.0.7", None, false), "local.host"),
+            (settings("0.0.0.0", Some("x"), false), "local.host"),
+            (settings("0.0.0.0", None, true), "local.advertise"),
+            (settings("127.0.0.1", Some("x:1"), false), "local.advertise"),
+            (settings("127.0.0.1", Some(""), false), "local.advertise"),
+        ] {
+            let error = bad.check().unwrap_err().to_string();
+            assert!(error.contains(field), "{bad:?}: {error}");
         }
     }
 }

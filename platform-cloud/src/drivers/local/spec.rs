@@ -130,6 +130,7 @@ pub(super) struct Process {
 
 /// Where a node is put.
 pub(super) struct Site<'a> {
+    /// Name or address by which others reach it.
     pub(super) host: &'a str,
     /// Final path of its data directory.
     pub(super) data: &'a Path,

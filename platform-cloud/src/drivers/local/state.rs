@@ -19,6 +19,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    net::IpAddr,
     os::{
         fd::OwnedFd,
         unix::fs::{DirBuilderExt, chown},
@@ -74,7 +75,11 @@ pub(super) struct Record {
     /// When it was made, in milliseconds of Unix time.
     pub(super) created: u64,
     pub(super) failure_domain: String,
+    /// Name or address by which others reach it.
     pub(super) host: String,
+    /// Address that it listens on. Absent in records of before there was a difference: `host`.
+    #[serde(default)]
+    pub(super) listen: Option<IpAddr>,
     pub(super) ports: BTreeMap<String, u16>,
     pub(super) agent_address: Option<String>,
     pub(super) readiness: Option<u16>,
