@@ -294,6 +294,7 @@ pub(crate) fn encode_step(
             Op::Enter { slot, .. }
             | Op::Learn { slot, .. }
             | Op::Remove { slot, .. }
+            | Op::Restamp { slot, .. }
             | Op::Forget { slot, .. } => {
                 slots.insert(*slot);
             }
@@ -320,6 +321,7 @@ pub(crate) fn encode_step(
             }
             Op::BackOff { .. }
             | Op::Condition { .. }
+            | Op::Rollout { .. }
             | Op::Observed { .. }
             | Op::Infrastructure { .. } => {}
         }
@@ -342,6 +344,7 @@ pub(crate) fn encode_step(
             .collect(),
         backoffs: state.backoffs.clone(),
         conditions: state.conditions.clone(),
+        rollouts: state.rollouts.clone(),
         used: state.used.clone(),
         ..State::default()
     };

@@ -2,9 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use drover_core::{
-    Error, Reason, Result, error::Violation, name, node::Request, spec::UpdateStrategy,
-};
+use drover_core::{Error, Reason, Result, error::Violation, name, node::Request};
 use drover_planner::{Call, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
@@ -296,7 +294,6 @@ impl Api {
             refuse_kept(&checked.spec, remove_groups)?;
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
-            refuse_outdating(&inner, &checked.resolved)?;
             crate::infrastructure::check::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired.clone();
             let same = desired.value.labels == checked.labels
@@ -463,42 +460,4 @@ fn refuse_shrinking(inner: &Inner, resolved: &Resolved) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Without rolling updates, a change that outdates living nodes has to say that it waits for them to go.
-fn refuse_outdating(inner: &Inner, resolved: &Resolved) -> Result<()> {
-    let mut wrong = Vec::new();
-    for group in resolved
-        .groups
-        .iter()
-        .filter(|group| group.update == UpdateStrategy::Unset)
-    {
-        let outdated = inner
-            .state
-            .nodes
-            .iter()
-            .filter(|node| node.group == group.path && node.removal.is_none())
-            .filter(|node| {
-                let hosts = &group.placement.hosts;
-                let moved = !hosts.is_empty() && !hosts.contains(&node.host);
-                let mut choices = group.choices.iter();
-                moved || choices.all(|choice| choice.spec_hash != node.spec_hash)
-            })
-            .count();
-        if outdated > 0 {
-            let description = format!(
-                "{outdated} nodes would have to be replaced, and rolling updates are not available in this version; \
-                 with `update: {{strategy: OnDelete}}` they are replaced when they go for another reason"
-            );
-            wrong.push(Violation {
-                field: group.field.clone(),
-                description,
-            });
-        }
-    }
-    if wrong.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::violations(wrong))
-    }
 }

@@ -48,15 +48,8 @@ fn sees(visible: &Visible, node: &Node) -> bool {
 }
 
 fn outdated(groups: &[Group], node: &Node) -> bool {
-    groups
-        .iter()
-        .find(|group| group.path == node.group)
-        .is_none_or(|group| {
-            group
-                .choices
-                .iter()
-                .all(|choice| choice.spec_hash != node.spec_hash)
-        })
+    let group = groups.iter().find(|group| group.path == node.group);
+    group.is_none_or(|group| !group.makes(node))
 }
 
 pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &Node) -> pb::Node {
@@ -155,6 +148,7 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::NoCapacity
         | ConditionKind::RemediationBlocked
         | ConditionKind::ProbeUnreachable
+        | ConditionKind::UpdateBlocked
         | ConditionKind::Failed
         | ConditionKind::InfrastructureFailed
         | ConditionKind::Paused => true,
@@ -326,10 +320,7 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         .filter(|node| node.group == group.path)
     {
         let seen = sees(visible, node);
-        let current = group
-            .choices
-            .iter()
-            .any(|choice| choice.spec_hash == node.spec_hash);
+        let current = group.makes(node);
         status.present += 1;
         status.ready += u32::from(seen && node.state == NodeState::Ready && node.removal.is_none());
         status.updated += u32::from(current);
@@ -545,6 +536,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         | Op::MadeNothing { .. }
         | Op::BackOff { .. }
         | Op::Condition { .. }
+        | Op::Restamp { .. }
+        | Op::Rollout { .. }
         | Op::Observed { .. } => None,
     }
 }
