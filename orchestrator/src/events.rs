@@ -492,6 +492,7 @@ mod tests {
             nodes,
             group: 0,
             choice: 0,
+            reason: "ScaleUp",
         };
         let events = told(&State::default(), &[op]);
         assert_eq!((events.len(), events[0].count), (1, 1));

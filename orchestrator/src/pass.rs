@@ -252,6 +252,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
             nodes,
             group,
             choice,
+            ..
         } = op
         {
             let body = request::build(cluster, &inner, request, nodes, *group, *choice);
@@ -599,6 +600,7 @@ async fn finish(
     };
     // Nothing is made for it any more. Before its record goes, so that no secret is left without one.
     shared.store.drop_user_data(cluster.uid).await?;
+    shared.store.drop_revisions(cluster.uid).await?;
     shared.hooks.reach(Point::BeforeFinish).await;
     let time = i64::try_from(now).unwrap_or(i64::MAX);
     let event = drover_store::NewEvent {

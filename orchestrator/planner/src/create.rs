@@ -338,7 +338,15 @@ impl Planner<'_> {
             .collect();
         self.next_slot += count as u64;
         self.next_sequence += 1;
-        self.note(&spec.path, None, true, "ScaleUp", || {
+        let goes = |at: usize| self.marks[at].leaving || self.marks[at].dead;
+        let reason = if self.own(group).any(|at| self.is_renewed(at)) {
+            "Update"
+        } else if self.own(group).any(goes) {
+            "Replace"
+        } else {
+            "ScaleUp"
+        };
+        self.note(&spec.path, None, true, reason, || {
             format!("{count} on {}", wanted.platform)
         });
         self.op(Op::Request {
@@ -346,6 +354,7 @@ impl Planner<'_> {
             nodes,
             group,
             choice,
+            reason,
         });
         self.plan.calls.push(Call::Provision {
             request: id,

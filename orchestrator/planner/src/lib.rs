@@ -135,6 +135,8 @@ pub enum Op {
         group: usize,
         /// Position of the choice in the group.
         choice: usize,
+        /// Why, one word: ScaleUp, Replace or Update.
+        reason: &'static str,
     },
     /// An open request is sent again.
     Attempt {

@@ -6,7 +6,12 @@ use drover_convert::{
     node::{Around, to_node},
     value::{to_timestamp, to_timestamp_opt},
 };
-use drover_core::{Millis, Node, NodeState, Sym, error::cut, node::RemovalReason, spec::Group};
+use drover_core::{
+    Millis, Node, NodeState, Sym,
+    error::cut,
+    node::RemovalReason,
+    spec::{Group, UpdateStrategy},
+};
 use drover_planner::{Call, ConditionKind, Note, Op, Plan, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
 
@@ -324,6 +329,11 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         status.present += 1;
         status.ready += u32::from(seen && node.state == NodeState::Ready && node.removal.is_none());
         status.updated += u32::from(current);
+        let serves = seen && node.state == NodeState::Ready && node.removal.is_none();
+        status.updated_ready += u32::from(current && serves && !node.marked);
+        let rolls = group.update.strategy == UpdateStrategy::Rolling;
+        let dead = node.is_dead() || node.removal.is_some();
+        status.renewing += u32::from(!dead && (node.marked || !current && rolls));
         status.unknown += u32::from(!seen);
     }
     let back_offs = inner
@@ -336,6 +346,10 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         .filter(|next| *next > visible.now)
         .max()
         .and_then(to_timestamp_opt);
+    if let Some(rollout) = inner.state.rollouts.get(&group.path) {
+        status.update_start_time = to_timestamp_opt(rollout.started);
+        status.update_progress_time = to_timestamp_opt(rollout.progress);
+    }
     let ready = holds(&inner.state, &group.path, ConditionKind::Ready).is_some()
         && status.ready >= status.size;
     status.conditions.push(condition(
@@ -453,6 +467,8 @@ pub(crate) fn plan(
         plan_time: Some(to_timestamp(now)),
         actions,
         report,
+        // Whoever knows earlier specs adds them.
+        renewals: Vec::new(),
         omitted: u32::try_from(omitted).unwrap_or(u32::MAX),
     }
 }
@@ -473,7 +489,12 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         })
     };
     match op {
-        Op::Request { request, nodes, .. } => {
+        Op::Request {
+            request,
+            nodes,
+            reason,
+            ..
+        } => {
             let names: Vec<String> = nodes.iter().take(10).map(Node::name).collect();
             let single = match nodes.as_slice() {
                 [node] => Some((node.id(state.uid), node.name())),
@@ -486,7 +507,7 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
                 node_name: single.map(|(_, name)| name),
                 platform: request.platform.to_string(),
                 count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
-                reason: "ScaleUp".to_owned(),
+                reason: (*reason).to_owned(),
                 message: names.join(", "),
                 ..pb::Action::default()
             })

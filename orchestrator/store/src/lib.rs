@@ -18,4 +18,4 @@ pub use store::{
     MAX_USER_DATA, NodeRow, Owned, ResourceRow, SHARDS, Shards, Step, StepDone, Store, Summary,
     Update, UserData, Versioned, import, restore, shard_of,
 };
-pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, Tombstone};
+pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, RevisionRow, Tombstone};
