@@ -3,7 +3,6 @@
 //! again; and what 10,000 pods cost in memory. Run by `tests/bench`.
 //!
 //! `BENCH_RUNS` (5): how often each side is measured; the medians count. `BENCH_SMALL=1`: ten times smaller.
-//! `BENCH_ONLY=creation|memory|replacement`: one part.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -302,8 +301,6 @@ fn settings(rig: &Rig, namespace: &str, directory: &Path, template: &str) -> Set
         kubeconfig: Some(rig.kubeconfig().to_owned()),
         namespaces: vec![namespace.to_owned()],
         templates: Some(catalogue),
-        // As many as the other side.
-        max_concurrent_calls: CONNECTIONS,
         ..Settings::default()
     }
 }
