@@ -60,6 +60,7 @@ impl Planner<'_> {
         let floor = Self::size(spec).saturating_sub(budget.unavailable as usize);
         let pace = (budget.surge + budget.unavailable).max(1) as usize;
         let mut pending = progress.pending;
+        let mut available = self.seasoned(group);
         let removable: Vec<usize> = progress
             .left
             .into_iter()
@@ -74,7 +75,8 @@ impl Planner<'_> {
         for at in self.removal_order(group, removable, count) {
             let node = &self.state.nodes[at];
             let (slot, platform) = (node.slot, node.platform.clone());
-            let others = self.seasoned(group) - usize::from(self.is_seasoned(group, at));
+            let counts = usize::from(self.is_seasoned(group, at));
+            let others = available - counts;
             // What ran may run on, and only its probes be cut off: such go as slowly as those that serve.
             let ran = node.state == NodeState::Unhealthy && *node.reason != *"StartTimeout";
             if self.may_serve(at) && others < floor {
@@ -102,7 +104,7 @@ impl Planner<'_> {
                 RemovalReason::Outdated
             };
             self.intend(at, reason);
-            pending += 1;
+            (pending, available) = (pending + 1, available - counts);
         }
     }
 
