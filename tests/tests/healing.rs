@@ -181,12 +181,9 @@ async fn updates_keep_floor_and_ceiling_while_nodes_and_the_orchestrator_are_kil
     let sampler = tokio::spawn(async move {
         loop {
             if let Some((up, living)) = look(&platform).await {
-                let recent = deaths
-                    .lock()
-                    .unwrap()
-                    .iter()
-                    .filter(|at| at.elapsed().is_ok_and(|elapsed| elapsed < NEWS));
-                let recent = recent.count();
+                let killed = deaths.lock().unwrap().clone();
+                let recent = |at: &&SystemTime| at.elapsed().is_ok_and(|gone| gone < NEWS);
+                let recent = killed.iter().filter(recent).count();
                 if living > 6 || up.len() + recent < 4 {
                     let words = format!("{} up, {living} live, {recent} just killed", up.len());
                     found.lock().unwrap().push(words);

@@ -5,7 +5,7 @@
 mod sim;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -24,7 +24,8 @@ use tokio::time::{Instant, sleep};
 
 /// Virtual time between two looks at the platform: five times as often as 20 Hz, and no step takes less.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long a death may take until the orchestrator knows of it: what it removes meanwhile, it removes in good faith.
+/// How long it may take until the orchestrator knows that a node died or came up, and its calls arrive: what it removes
+/// meanwhile, it removes in good faith.
 const NEWS: Duration = Duration::from_secs(3);
 /// Scenarios, and updates in each.
 const SCENARIOS: u64 = 25;
@@ -38,11 +39,15 @@ struct Bounds {
     unavailable: u32,
 }
 
+/// Nodes that are up, and since when.
+type Up = BTreeMap<String, Instant>;
+
 /// Looks at the platform all the time.
 struct Sampler {
     looks: AtomicU64,
     /// Nodes that this test lets die, and when.
     killed: Mutex<BTreeMap<String, Instant>>,
+    start: Instant,
     violations: Mutex<Vec<String>>,
     lowest: AtomicU64,
     highest: AtomicU64,
@@ -61,13 +66,14 @@ impl Sampler {
         let sampler = Arc::new(Self {
             looks: AtomicU64::new(0),
             killed: Mutex::default(),
+            start: Instant::now(),
             violations: Mutex::default(),
             lowest: AtomicU64::new(u64::MAX),
             highest: AtomicU64::new(0),
         });
         let own = sampler.clone();
         let task = tokio::spawn(async move {
-            let mut before = BTreeSet::new();
+            let mut before = Up::new();
             loop {
                 before = own.look(&backend.nodes(), &before, bounds);
                 sleep(LOOK).await;
@@ -76,8 +82,8 @@ impl Sampler {
         (sampler, task)
     }
 
-    /// One look. Answers the nodes that are up.
-    fn look(&self, nodes: &[Node], before: &BTreeSet<String>, bounds: Bounds) -> BTreeSet<String> {
+    /// One look. Answers the nodes that are up, each with since when.
+    fn look(&self, nodes: &[Node], before: &Up, bounds: Bounds) -> Up {
         self.looks.fetch_add(1, Ordering::Relaxed);
         let killed = self.killed.lock();
         // A dead one is on its way out, whatever its phase.
@@ -89,25 +95,26 @@ impl Sampler {
         if living > most {
             self.violate(format!("{living} live, at most {most} may"), nodes);
         }
-        let up: BTreeSet<String> = nodes
+        let now = Instant::now();
+        let since = |id: &String| before.get(id).copied().unwrap_or(now);
+        let up: Up = nodes
             .iter()
             .filter(|node| is_up(node))
-            .map(|node| node.node_id.clone())
+            .map(|node| (node.node_id.clone(), since(&node.node_id)))
             .collect();
         self.highest.fetch_max(living as u64, Ordering::Relaxed);
         self.lowest.fetch_min(up.len() as u64, Ordering::Relaxed);
-        let taken = before
-            .iter()
-            .any(|id| !up.contains(id) && !killed.contains_key(id));
+        // Who came up a moment ago nobody has counted on yet: it may go as it was.
+        let taken = before.iter().any(|(id, since)| {
+            !up.contains_key(id) && !killed.contains_key(id) && since.elapsed() > NEWS
+        });
         // Who died a moment ago may have been counted on.
         let recent = killed.values().filter(|at| at.elapsed() < NEWS).count();
         drop(killed);
         let floor = (bounds.size - bounds.unavailable.min(bounds.size)) as usize;
         if taken && up.len() + recent < floor {
-            let words = format!(
-                "{} are up after a removal, at least {floor} must be",
-                up.len()
-            );
+            let (now, left) = (self.start.elapsed(), up.len());
+            let words = format!("{now:?}: {left} are up after a removal, at least {floor} must be");
             self.violate(words, nodes);
         }
         up
@@ -119,6 +126,27 @@ impl Sampler {
             .map(|node| format!("{} {:?} {:?}", node.node_id, node.phase(), node.ready))
             .collect();
         self.violations.lock().push(format!("{what}: {seen:?}"));
+    }
+}
+
+/// Prints what happened, for whoever has to find out why.
+async fn tell(world: &World) {
+    let request = pb::ListEventsRequest {
+        cluster: "one".to_owned(),
+        page_size: 1_000,
+        ..Default::default()
+    };
+    let client = world.client();
+    let answer = client.list_events(request, Duration::from_secs(10)).await;
+    for event in answer.map(|answer| answer.events).unwrap_or_default() {
+        let time = event.event_time.unwrap_or_default();
+        let (seconds, millis) = (time.seconds % 10_000, time.nanos / 1_000_000);
+        eprintln!(
+            "{seconds}.{millis:03} {} {} {}",
+            event.reason,
+            event.node.unwrap_or_default(),
+            event.message
+        );
     }
 }
 
@@ -203,6 +231,7 @@ fn floor_and_ceiling_hold_on_the_platform_through_updates_deaths_and_crashes() {
                     }
                     let id = up[random.usize(0..up.len())].node_id.clone();
                     sampler.killed.lock().insert(id.clone(), Instant::now());
+                    println!("  {:?}: {id} dies", sampler.start.elapsed());
                     backend.kill(&id, Death::Failed);
                     deaths += 1;
                 }
@@ -228,6 +257,9 @@ fn floor_and_ceiling_hold_on_the_platform_through_updates_deaths_and_crashes() {
             world.converge().await;
             task.abort();
             let violations = sampler.violations.lock().clone();
+            if !violations.is_empty() {
+                tell(&world).await;
+            }
             assert!(violations.is_empty(), "{bounds:?}: {violations:#?}");
             looks += sampler.looks.load(Ordering::Relaxed);
             println!(
