@@ -3,6 +3,7 @@
 //! again; and what 10,000 pods cost in memory. Run by `tests/bench`.
 //!
 //! `BENCH_RUNS` (5): how often each side is measured; the medians count. `BENCH_SMALL=1`: ten times smaller.
+//! `BENCH_ONLY=creation|memory|replacement`: one part.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -94,6 +95,7 @@ impl Pods {
                 let kind = match event["type"].as_str() {
                     Some("ADDED") => "ADDED",
                     Some("DELETED") => "DELETED",
+                    Some("ERROR") => panic!("the watch failed: {}", event["object"]),
                     _ => continue,
                 };
                 let name = event["object"]["metadata"]["name"].as_str().unwrap();
@@ -301,6 +303,8 @@ fn settings(rig: &Rig, namespace: &str, directory: &Path, template: &str) -> Set
         kubeconfig: Some(rig.kubeconfig().to_owned()),
         namespaces: vec![namespace.to_owned()],
         templates: Some(catalogue),
+        // As many as the other side.
+        max_concurrent_calls: CONNECTIONS,
         ..Settings::default()
     }
 }
@@ -534,7 +538,15 @@ async fn main() {
     let small = std::env::var_os("BENCH_SMALL").is_some();
     let of = |whole: usize| if small { whole / 10 } else { whole };
     let rig = Rig::shared(Options::kwok(3));
-    creation(rig, of(1000), runs).await;
-    memory(rig, of(20_000)).await;
-    replacement(rig, of(200)).await;
+    let only = std::env::var("BENCH_ONLY").ok();
+    let wanted = |part: &str| only.as_deref().is_none_or(|only| only == part);
+    if wanted("creation") {
+        creation(rig, of(1000), runs).await;
+    }
+    if wanted("memory") {
+        memory(rig, of(20_000)).await;
+    }
+    if wanted("replacement") {
+        replacement(rig, of(200)).await;
+    }
 }

@@ -173,13 +173,13 @@ fn starts(text: &str) -> Vec<u64> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use drover_templates::render_text;
+    use drover_templates::{Context, render_text};
 
     use super::*;
 
     pub(crate) fn rendered(text: &str) -> Rendered {
         let text = format!("{{% raw %}}{text}{{% endraw %}}");
-        render_text("test.yaml", &text, &Value::Null).unwrap()
+        render_text("test.yaml", &text, &Context::default().into()).unwrap()
     }
 
     pub(crate) fn objects(text: &str) -> Vec<Object> {

@@ -11,7 +11,7 @@ use drover_proto::platform::v1::{
 };
 use drover_templates::{
     Catalogue, ClusterContext, Context, EndpointContext, Entry, GroupContext, Health, Hook,
-    InfrastructureContext, NodeContext, NodeRole, PeerContext, Port, Probe, Query, Selected,
+    InfrastructureContext, NodeContext, NodeRole, PeerContext, Port, Probe, Query, Scope, Selected,
     StorageContext, render_text,
 };
 use prost_types::Struct;
@@ -63,7 +63,7 @@ impl fmt::Debug for Rendered {
 /// The template of one request, with everything that is the same for all of its nodes.
 pub struct Renderer {
     selected: Option<Selected>,
-    context: Context,
+    scope: Scope,
     bootstrap: Option<proto::Bootstrap>,
 }
 
@@ -116,7 +116,7 @@ impl Templates {
         };
         Ok(Renderer {
             selected,
-            context,
+            scope: context.into(),
             bootstrap: request.bootstrap.clone(),
         })
     }
@@ -136,26 +136,28 @@ impl Renderer {
     /// # Errors
     /// `Precondition` when the template does not go with what the request says.
     pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
-        let mut context = self.context.clone();
-        context.node = NodeContext {
+        let mut scope = self.scope.clone().with_node(&NodeContext {
             id: slot.id.clone(),
             name: slot.name.clone(),
             ordinal: slot.ordinal.unwrap_or_default(),
             role: role(slot.role()),
             failure_domain: place.failure_domain,
-        };
-        context.platform = place.platform;
+        });
+        scope = scope.with_platform(&place.platform);
         if place.storage_path.is_some() {
-            context.storage.get_or_insert_default().path = place.storage_path;
+            let mut storage = scope.context().storage.clone().unwrap_or_default();
+            storage.path = place.storage_path;
+            scope = scope.with_storage(&storage);
         }
-        let bootstrap = self.bootstrap(&context)?;
+        let bootstrap = self.bootstrap(&scope)?;
         // User data that is no text cannot be part of a template; it reaches the node as it is.
-        context.bootstrap = bootstrap
+        let text = bootstrap
             .as_ref()
-            .and_then(|data| String::from_utf8(data.clone()).ok());
+            .and_then(|data| str::from_utf8(data).ok());
+        let scope = scope.with_bootstrap(text);
         let document = match &self.selected {
-            Some(selected) => selected.render(&context)?,
-            None => render_text(ANYTHING, "", &context)?,
+            Some(selected) => selected.render(&scope)?,
+            None => render_text(ANYTHING, "", &scope)?,
         };
         Ok(Rendered {
             document,
@@ -163,7 +165,7 @@ impl Renderer {
         })
     }
 
-    fn bootstrap(&self, context: &Context) -> Result<Option<Vec<u8>>> {
+    fn bootstrap(&self, scope: &Scope) -> Result<Option<Vec<u8>>> {
         let Some(bootstrap) = &self.bootstrap else {
             return Ok(None);
         };
@@ -171,7 +173,7 @@ impl Renderer {
             None => None,
             Some(UserData::Binary(data)) => Some(data.clone()),
             Some(UserData::Text(text)) if bootstrap.render => Some(
-                render_text("bootstrap", text, context)?
+                render_text("bootstrap", text, scope)?
                     .into_text()
                     .into_bytes(),
             ),

@@ -463,11 +463,22 @@ bindings:
     )
 }
 
+/// A key as PKCS #1 in DER. `ring` makes none of this kind.
+fn rsa_key() -> Vec<u8> {
+    let made = std::process::Command::new("openssl")
+        .args(["genpkey", "-quiet", "-algorithm", "RSA", "-outform", "DER"])
+        .args(["-pkeyopt", "rsa_keygen_bits:2048"])
+        .output()
+        .expect("openssl runs");
+    assert!(made.status.success(), "{made:?}");
+    made.stdout
+}
+
 #[tokio::test]
 async fn a_providers_token_is_believed_if_all_of_it_holds() {
     let directory = TempDir::new().unwrap();
     let (issuer, stranger) = (Issuer::new("one"), Issuer::new("one"));
-    let rsa = RsaKeyPair::from_pkcs8(include_bytes!("data/test-only-rsa.p8")).unwrap();
+    let rsa = RsaKeyPair::from_der(&rsa_key()).unwrap();
     let public: PublicKeyComponents<Vec<u8>> = rsa.public().into();
     let jwks = directory.path().join("jwks.json");
     let rsa_jwk = json!({"kty": "RSA", "kid": "rsa", "alg": "RS256",

@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
 use crate::{
-    context::Context,
     index::{Health, IndexFile, Lifecycle, ManagementPolicy, Matcher, Port},
     render::{self, Position, Rendered},
+    scope::Scope,
     version::Requirement,
 };
 
@@ -321,15 +321,14 @@ impl Selected {
         &self.entry
     }
 
-    /// Renders the template. `options` of the context are those of the entry.
+    /// Renders the template. `options` of the scope are those of the entry.
     ///
     /// # Errors
     /// `Precondition` with file, line and column, without any of what was rendered.
-    pub fn render(&self, context: &Context) -> Result<Rendered> {
-        let mut context = context.clone();
-        context.options.clone_from(&self.entry.options);
+    pub fn render(&self, scope: &Scope) -> Result<Rendered> {
+        let scope = scope.clone().with_options(&self.entry.options);
         let name = format!("{}{}", self.layer.prefix, self.entry.file);
-        render::render(&self.layer.environment, &self.entry.file, &name, &context)
+        render::render(&self.layer.environment, &self.entry.file, &name, scope)
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// Everything that a template can read, under these names.
 ///
 /// Its `Debug` shows no values, because attributes, secrets and user data may be confidential.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default)]
 pub struct Context {
     /// The cluster.
     pub cluster: ClusterContext,
@@ -33,7 +33,6 @@ pub struct Context {
     /// What the cluster's infrastructure offers, this platform's first.
     pub infrastructure: Vec<InfrastructureContext>,
     /// The addon that is made. Absent: a node is made.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub addon: Option<Value>,
 }
 

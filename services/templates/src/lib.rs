@@ -44,6 +44,7 @@ mod catalogue;
 mod context;
 mod index;
 mod render;
+mod scope;
 mod version;
 
 pub use catalogue::{Catalogue, EmbeddedFile, Entry, Query, Reload, Selected};
@@ -53,4 +54,5 @@ pub use context::{
 };
 pub use index::{Health, Hook, Lifecycle, ManagementPolicy, Matcher, Port, Probe};
 pub use render::{Rendered, render_text};
+pub use scope::Scope;
 pub use version::Requirement;

@@ -3,9 +3,11 @@
 use std::{fmt, io};
 
 use drover_core::{Error, Reason, Result};
-use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, value::Serde};
-use serde::{Serialize, de::DeserializeOwned};
+use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior};
+use serde::de::DeserializeOwned;
 use serde_saphyr::Location;
+
+use crate::Scope;
 
 /// Instructions that one rendering may take. The largest templates in use take some ten thousand; an endless loop ends
 /// in a fraction of a second.
@@ -79,12 +81,12 @@ impl fmt::Debug for Rendered {
 ///
 /// # Errors
 /// `Invalid` for a syntax error, otherwise as [`Selected::render`](crate::Selected::render).
-pub fn render_text<S: Serialize>(name: &str, source: &str, context: &S) -> Result<Rendered> {
+pub fn render_text(name: &str, source: &str, scope: &Scope) -> Result<Rendered> {
     let mut environment = environment();
     environment
         .add_template_owned(name.to_owned(), source.to_owned())
         .map_err(|error| template_error(name, &error, Reason::Invalid))?;
-    render(&environment, name, name, context)
+    render(&environment, name, name, scope.clone())
 }
 
 /// An environment with the rules of every catalogue.
@@ -97,18 +99,18 @@ pub(crate) fn environment() -> Environment<'static> {
 }
 
 /// Renders template `key`, which errors call `name`.
-pub(crate) fn render<S: Serialize>(
+pub(crate) fn render(
     environment: &Environment<'static>,
     key: &str,
     name: &str,
-    context: &S,
+    scope: Scope,
 ) -> Result<Rendered> {
     let mut output = Bounded(Vec::new());
     environment
         .get_template(key)
         .and_then(|template| {
             template
-                .render_captured_to(Value::from(Serde(context)), &mut output)
+                .render_captured_to(scope.into_value(), &mut output)
                 .map(|_| ())
         })
         .map_err(|error| template_error(name, &error, Reason::Precondition))?;

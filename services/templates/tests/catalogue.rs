@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use drover_core::Reason;
 use drover_templates::{
     Catalogue, ClusterContext, Context, EmbeddedFile, ManagementPolicy, Matcher, NodeContext, Port,
-    Probe, Query, Reload, render_text,
+    Probe, Query, Reload, Scope, render_text,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -253,8 +253,8 @@ fn a_template_that_does_not_parse_is_refused_when_the_catalogue_is_opened() {
     );
 }
 
-fn context() -> Context {
-    Context {
+fn context() -> Scope {
+    Scope::from(Context {
         cluster: ClusterContext {
             id: "orders".to_owned(),
             attributes: attributes(&json!({"password": "hunter2"})),
@@ -266,7 +266,7 @@ fn context() -> Context {
         },
         secrets: BTreeMap::from([("key".to_owned(), "s3cret".to_owned())]),
         ..Context::default()
-    }
+    })
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! A context as templates read it.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use minijinja::{
+    Value,
+    value::{Enumerator, Object, Serde},
+};
+use serde::Serialize;
+use serde_json::Map;
+
+use crate::{Context, NodeContext, StorageContext};
+
+/// The names at the top of a context.
+const NAMES: &[&str] = &[
+    "cluster",
+    "group",
+    "node",
+    "peers",
+    "storage",
+    "secrets",
+    "request_id",
+    "bootstrap",
+    "options",
+    "platform",
+    "infrastructure",
+    "addon",
+];
+
+/// A [`Context`] for any number of renderings. What the nodes of a request have in common is shared, and made readable
+/// when a template reads it first: peers, of which there may be thousands, are not by most. Cheap to clone.
+///
+/// Its `Debug` shows no values, because attributes, secrets and user data may be confidential.
+#[derive(Clone)]
+pub struct Scope {
+    common: Arc<Common>,
+    own: BTreeMap<&'static str, Value>,
+}
+
+struct Common {
+    context: Context,
+    values: [OnceLock<Value>; NAMES.len()],
+}
+
+impl Scope {
+    /// The context in which everything is rendered.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.common.context
+    }
+
+    /// The same with another `node`.
+    #[must_use]
+    pub fn with_node(self, node: &NodeContext) -> Self {
+        self.with("node", node)
+    }
+
+    /// The same with another `platform`.
+    #[must_use]
+    pub fn with_platform(self, platform: &Map<String, serde_json::Value>) -> Self {
+        self.with("platform", platform)
+    }
+
+    /// The same with another `storage`.
+    #[must_use]
+    pub fn with_storage(self, storage: &StorageContext) -> Self {
+        self.with("storage", storage)
+    }
+
+    /// The same with another `bootstrap`.
+    #[must_use]
+    pub fn with_bootstrap(self, bootstrap: Option<&str>) -> Self {
+        self.with("bootstrap", bootstrap)
+    }
+
+    pub(crate) fn with_options(self, options: &Map<String, serde_json::Value>) -> Self {
+        self.with("options", options)
+    }
+
+    fn with(mut self, name: &'static str, value: impl Serialize) -> Self {
+        self.own.insert(name, Value::from(Serde(value)));
+        self
+    }
+
+    pub(crate) fn into_value(self) -> Value {
+        Value::from_object(self)
+    }
+}
+
+impl From<Context> for Scope {
+    fn from(context: Context) -> Self {
+        Self {
+            common: Arc::new(Common {
+                context,
+                values: [const { OnceLock::new() }; NAMES.len()],
+            }),
+            own: BTreeMap::new(),
+        }
+    }
+}
+
+impl Common {
+    fn value(&self, name: &str) -> Option<Value> {
+        let at = NAMES.iter().position(|it| *it == name)?;
+        let context = &self.context;
+        if name == "addon" && context.addon.is_none() {
+            return None;
+        }
+        let make = || match name {
+            "cluster" => Value::from(Serde(&context.cluster)),
+            "group" => Value::from(Serde(&context.group)),
+            "node" => Value::from(Serde(&context.node)),
+            "peers" => Value::from(Serde(&context.peers)),
+            "storage" => Value::from(Serde(&context.storage)),
+            "secrets" => Value::from(Serde(&context.secrets)),
+            "request_id" => Value::from(context.request_id.as_str()),
+            "bootstrap" => Value::from(Serde(&context.bootstrap)),
+            "options" => Value::from(Serde(&context.options)),
+            "platform" => Value::from(Serde(&context.platform)),
+            "infrastructure" => Value::from(Serde(&context.infrastructure)),
+            _ => Value::from(Serde(&context.addon)),
+        };
+        self.values.get(at).map(|it| it.get_or_init(make).clone())
+    }
+}
+
+impl Object for Scope {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.own
+            .get(key)
+            .cloned()
+            .or_else(|| self.common.value(key))
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Str(NAMES)
+    }
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scope({:?})", self.common.context)
+    }
+}

@@ -1,0 +1,210 @@
+//! `conditions.md`: every condition of clusters and groups, what it means, what to do.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use crate::{api, cell, head, sources};
+
+/// Type, of what, what it means, what to do.
+const TEXTS: &[(&str, &str, &str, &str)] = &[
+    (
+        "Ready",
+        "cluster, group",
+        "As many available nodes as wanted, no others, the spec of the newest generation, infrastructure ready.",
+        "False: its reason is the first of the conditions below that holds, or ScaleUp, Replace, Infrastructure.",
+    ),
+    (
+        "NodesReady",
+        "cluster",
+        "As many nodes are ready as all groups want.",
+        "False: `drover describe cluster NAME`.",
+    ),
+    (
+        "UpToDate",
+        "cluster",
+        "All nodes match the present spec.",
+        "False: replace the others, one by one, with `drover replace CLUSTER/NODE`.",
+    ),
+    (
+        "ScalingUp",
+        "cluster",
+        "A group has fewer nodes than wanted.",
+        "Nothing; a plan (`drover plan NAME`) says what is done next or what it waits for.",
+    ),
+    (
+        "ScalingDown",
+        "cluster",
+        "Surplus nodes are being removed.",
+        "Nothing.",
+    ),
+    (
+        "Remediating",
+        "cluster",
+        "Dead or sick nodes are being replaced.",
+        "Nothing. Often: `drover events NAME --types Warning`.",
+    ),
+    (
+        "InfrastructureReady",
+        "cluster",
+        "Networks, addresses, firewalls that the spec declares are there.",
+        "False: see InfrastructureFailed and WaitingForInfrastructure.",
+    ),
+    (
+        "InfrastructureFailed",
+        "cluster",
+        "A platform could not make or release a piece of infrastructure; it is tried again. The message has its words.",
+        "Correct what the message says (permission, quota, a value); `drover reconcile NAME --reset-back-off` tries at once.",
+    ),
+    (
+        "WaitingForInfrastructure",
+        "group",
+        "The group's nodes wait for infrastructure. The message says for which.",
+        "Nothing, unless InfrastructureFailed holds too.",
+    ),
+    (
+        "Paused",
+        "cluster",
+        "All work on the cluster is stopped, healing included. The message of the pause says why.",
+        "`drover resume NAME`.",
+    ),
+    (
+        "Deleting",
+        "cluster",
+        "The cluster is being deleted.",
+        "Nothing; DeletionBlocked says if it does not go on.",
+    ),
+    (
+        "DeletionBlocked",
+        "cluster",
+        "Deletion waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, orphans after a restore.",
+        "Bring the platform back, or register it again under its name. Gone for good: `AbandonPlatform` of the API gives its records up: [operate](../tasks/operate.md#maintenance). After a restore: `drover-orchestrator store confirm-restore`.",
+    ),
+    (
+        "StoreBehind",
+        "cluster",
+        "A platform shows a sequence that this store never gave out: the store is older than reality. The cluster is frozen.",
+        "Stop the other orchestrator if there is one with a newer copy, or restore a newer backup. If this store is the one to go on with: [backup](../operate/backup.md).",
+    ),
+    (
+        "ForeignNodes",
+        "cluster",
+        "A platform shows nodes of this cluster id under another owner. Nothing is created.",
+        "Look with `drover get discovered`; remove those nodes or use another name.",
+    ),
+    (
+        "Rejected",
+        "group",
+        "A platform refuses the spec, in its own words; or a named machine (HostRejected).",
+        "Correct what the message says and apply.",
+    ),
+    (
+        "PlatformUnavailable",
+        "group",
+        "The platform does not answer, shows another uid, or its credentials are refused (CREDENTIALS_REFUSED). Nodes that it has are neither judged nor replaced.",
+        "`drover describe platform NAME` says since when and why.",
+    ),
+    (
+        "NoCapacity",
+        "group",
+        "No platform of the group has room. Each is tried again with back-off.",
+        "Add a platform, a zone or another node class; or wait.",
+    ),
+    (
+        "RemediationBlocked",
+        "group",
+        "More nodes are sick than `remediation.maxUnhealthy` allows: probably one cause, so none is replaced.",
+        "Find the cause. Replace by hand (`drover replace`) or raise the limit.",
+    ),
+    (
+        "ProbeUnreachable",
+        "group",
+        "No node of the group ever answered its probe, so the path to them is suspected and none is replaced.",
+        "Open the way from the orchestrator to the agents' addresses, or correct `health`.",
+    ),
+    (
+        "UpdateBlocked",
+        "group",
+        "An update does not go on: no room for a surge, or new nodes do not become ready.",
+        "Correct the spec and apply, or make room.",
+    ),
+    (
+        "Failed",
+        "cluster, group",
+        "All attempts of `remediation.maxRetries` failed. It goes on at a slow pace.",
+        "Correct the cause, then `drover reconcile NAME --reset-back-off`.",
+    ),
+];
+
+pub(crate) fn page() -> String {
+    let wanted = types();
+    let mut out = head("Conditions");
+    out.push_str(
+        "Of clusters and of groups, in `drover get clusters -o yaml`, `drover describe cluster NAME` and GetCluster. `drover wait cluster/NAME --for condition=TYPE` waits \
+         for one. Meaning of the fields: [api.md](api.md#drover.common.v1.Condition).\n\n| type | of | it holds when | what to do |\n|---|---|---|---|\n",
+    );
+    for name in &wanted {
+        assert!(
+            TEXTS.iter().any(|(known, ..)| known == name),
+            "{name}: say what it means in tests/tests/reference/conditions.rs"
+        );
+    }
+    for (name, of, meaning, way) in TEXTS {
+        if wanted.contains(*name) {
+            writeln!(
+                out,
+                "| `{name}` | {of} | {} | {} |",
+                cell(meaning),
+                cell(way)
+            )
+            .unwrap();
+        }
+    }
+    out.push_str("\n## Words\n\nA word that is not here is printed as it is.\n\n| where | words |\n|---|---|\n");
+    for (message, field, of) in [
+        ("Node", "reason", "reason of a node"),
+        ("Action", "reason", "reason of an action in a plan"),
+        ("PlanNote", "reason", "reason of a note in a plan"),
+        ("Event", "reason", "reason of an event"),
+    ] {
+        writeln!(out, "| {of} | {} |", cell(&comment(message, field))).unwrap();
+    }
+    out
+}
+
+/// Every type that the programs state.
+fn types() -> BTreeSet<String> {
+    let recorded = sources::text("orchestrator/planner/src/state.rs");
+    let kinds = recorded.split("impl ConditionKind").nth(1).unwrap();
+    let kinds = kinds.split("\n}").next().unwrap();
+    let mut all: BTreeSet<String> = kinds
+        .split('"')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect();
+    let shown = sources::text("orchestrator/src/api/status.rs");
+    for call in ["condition(", "lasting("] {
+        for after in shown.split(call).skip(1) {
+            if let Some(name) = after.trim_start().strip_prefix('"') {
+                all.insert(name.split('"').next().unwrap().to_owned());
+            }
+        }
+    }
+    assert!(
+        all.len() > 15,
+        "conditions are stated elsewhere now: {all:?}"
+    );
+    all
+}
+
+fn comment(message: &str, field: &str) -> String {
+    for file in api::files() {
+        let comments = api::Comments::of(&file);
+        for (at, found) in (0..).zip(&file.message_type) {
+            let position = found.field.iter().position(|f| f.name() == field);
+            if let (true, Some(position)) = (found.name() == message, position) {
+                return comments.at(&[4, at, 2, i32::try_from(position).unwrap()]);
+            }
+        }
+    }
+    panic!("no {message}.{field}")
+}
