@@ -24,7 +24,7 @@ impl Planner<'_> {
             .filter(|&at| {
                 let mark = &self.marks[at];
                 let goes = mark.dead || mark.leaving || self.is_renewed(at);
-                !goes && !(first && mark.sick)
+                !(goes || first && mark.sick)
             })
             .count();
         let mut need = (Self::size(spec) + spare)
