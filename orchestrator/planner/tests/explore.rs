@@ -7,6 +7,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::panic,
     clippy::print_stdout,
     reason = "what must be there fails the test if it is not, and how much was seen is part of the result"
 )]

@@ -151,10 +151,10 @@ async fn wait(
             last = cluster.clone();
             let groups = chosen(&last, path).unwrap_or_default();
             let of = |group: &&GroupStatus| Progress::of(&last, group);
-            if groups.iter().any(|group| is_stuck(&of(&group)))
+            if groups.iter().any(|group| is_stuck(&of(group)))
                 || groups
                     .iter()
-                    .all(|group| matches!(of(&group), Progress::Complete | Progress::OnDelete))
+                    .all(|group| matches!(of(group), Progress::Complete | Progress::OnDelete))
             {
                 return ControlFlow::Break(true);
             }
