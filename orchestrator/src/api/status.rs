@@ -515,6 +515,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         Op::Remove { slot, reason } => {
             let word = match reason.as_str() {
                 "Surplus" => "ScaleDown",
+                // Nobody marked it: its group or cluster goes, and nothing comes in its place.
+                "User" if state.node(*slot).is_some_and(|node| !node.marked) => "Delete",
                 word => word,
             };
             about(*slot, pb::ActionKind::Deprovision, word, "")
