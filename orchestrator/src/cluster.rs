@@ -62,6 +62,45 @@ pub(crate) struct Inner {
     pub(crate) finished: bool,
 }
 
+/// Key of the restarts among what else a user wants.
+const RESTARTS: &str = "restarts";
+
+/// Groups of which all nodes up to a slot are to be replaced.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Restarts {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) groups: Vec<Restart>,
+}
+
+/// One of them.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Restart {
+    #[prost(string, tag = "1")]
+    pub(crate) group: String,
+    #[prost(uint64, tag = "2")]
+    pub(crate) before_slot: u64,
+}
+
+impl Restarts {
+    pub(crate) fn of(desired: &Desired) -> Result<Self> {
+        match desired.extra.get(RESTARTS) {
+            None => Ok(Self::default()),
+            Some(bytes) => Self::decode(bytes.as_slice())
+                .map_err(|_| Error::internal("the stored restarts cannot be read")),
+        }
+    }
+
+    pub(crate) fn put(&self, desired: &mut Desired) {
+        let bytes = self.encode_to_vec();
+        desired.extra.insert(RESTARTS.to_owned(), bytes);
+    }
+
+    fn has(&self, node: &drover_core::Node) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|one| *one.group == *node.group && node.slot < one.before_slot)
+    }
+}
+
 /// A spec with everything inherited.
 #[derive(Debug)]
 pub(crate) struct Resolved {
@@ -243,8 +282,11 @@ impl Inner {
         self.state.deleting = desired.delete_time_ms.is_some();
         self.state.paused = desired.paused.is_some();
         let uid = self.state.uid;
+        // What cannot be read restarts nothing.
+        let restarts = Restarts::of(desired).unwrap_or_default();
         for node in &mut self.state.nodes {
-            node.marked = !desired.marks.is_empty() && desired.marks.contains(&node.id(uid));
+            node.marked = restarts.has(node)
+                || !desired.marks.is_empty() && desired.marks.contains(&node.id(uid));
         }
     }
 

@@ -8,8 +8,8 @@ use drover_core::{
     node::{Call, ProbeResult, Removal, RemovalReason, Request, Seen},
 };
 use drover_planner::{
-    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, SmallMap, State,
-    Subject,
+    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Rollout, SmallMap,
+    State, Subject,
 };
 use parking_lot::Mutex;
 use prost::Message;
@@ -135,6 +135,24 @@ struct HeadState {
     conditions: Vec<ConditionRow>,
     #[prost(message, repeated, tag = "3")]
     used: Vec<Used>,
+    #[prost(message, repeated, tag = "4")]
+    rollouts: Vec<RolloutRow>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RolloutRow {
+    #[prost(string, tag = "1")]
+    group: String,
+    #[prost(string, tag = "2")]
+    target: String,
+    #[prost(uint64, tag = "3")]
+    started: u64,
+    #[prost(uint64, tag = "4")]
+    progress: u64,
+    #[prost(uint32, tag = "5")]
+    ready: u32,
+    #[prost(uint32, tag = "6")]
+    left: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -207,15 +225,16 @@ const STATES: [NodeState; 8] = [
     NodeState::Failed,
 ];
 
-const REMOVALS: [RemovalReason; 5] = [
+const REMOVALS: [RemovalReason; 6] = [
     RemovalReason::User,
     RemovalReason::Dead,
     RemovalReason::Sick,
     RemovalReason::Surplus,
     RemovalReason::Orphan,
+    RemovalReason::Outdated,
 ];
 
-const KINDS: [ConditionKind; 15] = [
+const KINDS: [ConditionKind; 16] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -231,6 +250,7 @@ const KINDS: [ConditionKind; 15] = [
     ConditionKind::InfrastructureReady,
     ConditionKind::InfrastructureFailed,
     ConditionKind::WaitingForInfrastructure,
+    ConditionKind::UpdateBlocked,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [
@@ -419,6 +439,18 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 uid: uid.to_string(),
             })
             .collect(),
+        rollouts: state
+            .rollouts
+            .iter()
+            .map(|(group, rollout)| RolloutRow {
+                group: group.to_string(),
+                target: rollout.target.to_string(),
+                started: rollout.started,
+                progress: rollout.progress,
+                ready: rollout.ready,
+                left: rollout.left,
+            })
+            .collect(),
     }
     .encode_to_vec()
     .into()
@@ -471,6 +503,20 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
             Ok((key, condition))
         })
         .collect::<Result<SmallMap<_, _>>>()?;
+    state.rollouts = head
+        .rollouts
+        .into_iter()
+        .map(|row| {
+            let rollout = Rollout {
+                target: interner.get(&row.target),
+                started: row.started,
+                progress: row.progress,
+                ready: row.ready,
+                left: row.left,
+            };
+            (interner.get(&row.group), rollout)
+        })
+        .collect();
     state.used = head
         .used
         .into_iter()

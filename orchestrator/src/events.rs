@@ -1,7 +1,7 @@
 //! What happened, from the operations of a plan.
 
 use drover_core::{Millis, NodeState, node::RemovalReason};
-use drover_planner::{Condition, ConditionKey, ConditionKind, Op, State};
+use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, State};
 use drover_proto::orchestrator::v1::EventSeverity;
 use drover_store::NewEvent;
 
@@ -57,6 +57,8 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::MadeNothing { .. }
         | Op::BackOff { .. }
         | Op::Condition { .. }
+        | Op::Restamp { .. }
+        | Op::Rollout { .. }
         | Op::Observed { .. } => false,
     }
 }
@@ -122,7 +124,7 @@ impl Maker<'_> {
             }
             Op::Remove { slot, reason } => {
                 let severity = match reason {
-                    RemovalReason::User | RemovalReason::Surplus => Info,
+                    RemovalReason::User | RemovalReason::Surplus | RemovalReason::Outdated => Info,
                     RemovalReason::Dead | RemovalReason::Sick | RemovalReason::Orphan => Warning,
                 };
                 self.node(
@@ -166,6 +168,7 @@ impl Maker<'_> {
                 event.platform = Some(platform);
             }
             Op::Condition { key, to } => self.condition(key, to.as_ref()),
+            Op::Rollout { group, to } => self.rollout(group, to.as_ref()),
             Op::Infrastructure { key, to, change } => {
                 let told = infrastructure::show::told(self.state, key, to.as_deref(), *change);
                 for (severity, reason, message) in told {
@@ -202,6 +205,7 @@ impl Maker<'_> {
             | Op::Attempt { .. }
             | Op::MadeNothing { .. }
             | Op::Close { .. }
+            | Op::Restamp { .. }
             | Op::BackOff { .. } => {}
         }
     }
@@ -250,6 +254,35 @@ impl Maker<'_> {
         }
     }
 
+    /// An update begins when there is something to renew, or something else is wanted, and ends when nothing is left.
+    fn rollout(&mut self, group: &str, to: Option<&Rollout>) {
+        let before = self.state.rollouts.get(group);
+        let (reason, message) = match (before, to) {
+            (None, None) => return,
+            (Some(before), Some(to)) if before.target == to.target => return,
+            (before, Some(to)) => {
+                let over = if before.is_some() {
+                    "; what was under way is superseded"
+                } else {
+                    ""
+                };
+                let message = format!("{} nodes are to be replaced{over}", to.left);
+                ("UpdateStarted", message)
+            }
+            (Some(before), None) if before.left > 0 => (
+                "UpdateFinished",
+                "nothing is left to be replaced".to_owned(),
+            ),
+            (Some(before), None) => {
+                #[expect(clippy::cast_precision_loss, reason = "a span for people")]
+                let took = self.now.saturating_sub(before.started) as f64 / 1000.0;
+                let message = format!("all nodes are as wanted after {took:.1} s");
+                ("UpdateFinished", message)
+            }
+        };
+        self.add(EventSeverity::Info, reason, message).group = Some(group.to_owned());
+    }
+
     fn condition(&mut self, key: &ConditionKey, to: Option<&Condition>) {
         use EventSeverity::{Info, Warning};
         if to.is_some() && self.state.conditions.contains_key(key) {
@@ -296,6 +329,8 @@ impl Maker<'_> {
             (ConditionKind::RemediationBlocked, false) => (Info, "RemediationBlockedEnded"),
             (ConditionKind::ProbeUnreachable, true) => (Warning, "ProbeUnreachable"),
             (ConditionKind::ProbeUnreachable, false) => (Info, "ProbeUnreachableEnded"),
+            (ConditionKind::UpdateBlocked, true) => (Warning, "UpdateBlocked"),
+            (ConditionKind::UpdateBlocked, false) => (Info, "UpdateBlockedEnded"),
             (ConditionKind::Failed, true) => (Warning, "Failed"),
             (ConditionKind::Failed, false) => (Info, "FailedEnded"),
         };
@@ -457,6 +492,7 @@ mod tests {
             nodes,
             group: 0,
             choice: 0,
+            reason: "ScaleUp",
         };
         let events = told(&State::default(), &[op]);
         assert_eq!((events.len(), events[0].count), (1, 1));

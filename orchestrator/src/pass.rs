@@ -284,6 +284,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
             nodes,
             group,
             choice,
+            ..
         } = op
         {
             let body = request::build(cluster, &inner, request, nodes, *group, *choice);
@@ -326,6 +327,7 @@ pub(crate) fn encode_step(
             Op::Enter { slot, .. }
             | Op::Learn { slot, .. }
             | Op::Remove { slot, .. }
+            | Op::Restamp { slot, .. }
             | Op::Forget { slot, .. } => {
                 slots.insert(*slot);
             }
@@ -352,6 +354,7 @@ pub(crate) fn encode_step(
             }
             Op::BackOff { .. }
             | Op::Condition { .. }
+            | Op::Rollout { .. }
             | Op::Observed { .. }
             | Op::Infrastructure { .. } => {}
         }
@@ -374,6 +377,7 @@ pub(crate) fn encode_step(
             .collect(),
         backoffs: state.backoffs.clone(),
         conditions: state.conditions.clone(),
+        rollouts: state.rollouts.clone(),
         used: state.used.clone(),
         ..State::default()
     };
@@ -632,6 +636,7 @@ async fn finish(
     };
     // Nothing is made for it any more. Before its record goes, so that no secret is left without one.
     shared.store.drop_user_data(cluster.uid).await?;
+    shared.store.drop_revisions(cluster.uid).await?;
     shared.hooks.reach(Point::BeforeFinish).await;
     let time = i64::try_from(now).unwrap_or(i64::MAX);
     let event = drover_store::NewEvent {

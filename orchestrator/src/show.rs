@@ -67,6 +67,7 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
         | Name::ClusterName(_)
         | Name::Secret(_)
         | Name::UserData(..)
+        | Name::Revision(..)
         | Name::Tombstone(_)
         | Name::Events(..) => None,
     }

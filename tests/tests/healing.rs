@@ -3,10 +3,18 @@
 
 mod real;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
 
-use drover_proto::orchestrator::v1 as pb;
-use real::{World, kill_9};
+use drover_client::{PlatformClient, connect};
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{DiscoverRequest, Node, NodePhase},
+};
+use real::{World, insist, kill_9};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Time from the death of a process until the node in its place is Ready.
@@ -94,4 +102,132 @@ async fn three_redis_nodes_answer_ping() {
         })
         .await;
     assert_eq!(world.processes().len(), 0);
+}
+
+/// Time between two looks at the platform: 20 Hz.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a death may take until the orchestrator knows of it.
+const NEWS: Duration = Duration::from_secs(2);
+
+/// Nodes of `rolled` that are up, as the platform shows them in this moment, and how many live.
+async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, usize)> {
+    let request = DiscoverRequest {
+        cluster_id: "rolled".to_owned(),
+        ..Default::default()
+    };
+    let found = platform.discover_all(request, Duration::from_secs(2)).await;
+    let nodes: Vec<Node> = found.ok()?.nodes;
+    let lives = |node: &&Node| !matches!(node.phase(), NodePhase::Failed | NodePhase::Terminated);
+    let up = |node: &&Node| node.phase() == NodePhase::Running && node.ready == Some(true);
+    let living = nodes.iter().filter(lives).count();
+    let up = nodes.iter().filter(up).map(|node| node.node_id.clone());
+    Some((up.collect(), living))
+}
+
+async fn roll(world: &World, wave: usize) -> drover_core::Result<()> {
+    let count = |count| {
+        let amount = Some(pb::count_or_percent::Amount::Count(count));
+        Some(pb::CountOrPercent { amount })
+    };
+    let text = prost_types::value::Kind::StringValue(format!("wave {wave}"));
+    let spec = pb::ClusterSpec {
+        platforms: vec![pb::PlatformChoice {
+            name: "local".to_owned(),
+            ..Default::default()
+        }],
+        groups: vec![pb::GroupSpec {
+            name: "web".to_owned(),
+            size: Some(5),
+            ..Default::default()
+        }],
+        attributes: Some(prost_types::Struct {
+            fields: [("wave".to_owned(), prost_types::Value { kind: Some(text) })].into(),
+        }),
+        update: Some(pb::UpdatePolicy {
+            max_surge: count(1),
+            max_unavailable: count(1),
+            ..Default::default()
+        }),
+        termination_grace_period: Some(prost_types::Duration {
+            seconds: 1,
+            nanos: 0,
+        }),
+        ..Default::default()
+    };
+    let request = pb::ApplyClusterRequest {
+        cluster: Some(pb::Cluster {
+            name: "rolled".to_owned(),
+            spec: Some(spec),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let client = world.client();
+    client
+        .apply_cluster(request, Duration::from_secs(5))
+        .await
+        .map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn updates_keep_floor_and_ceiling_while_nodes_and_the_orchestrator_are_killed() {
+    let mut world = World::new().await;
+    roll(&world, 0).await.unwrap();
+    world.ready("rolled", 5).await;
+    let killed: Arc<Mutex<Vec<SystemTime>>> = Arc::default();
+    let violations: Arc<Mutex<Vec<String>>> = Arc::default();
+    let platform = PlatformClient::new(connect(&world.platform.endpoint().parse().unwrap()));
+    let (deaths, found) = (killed.clone(), violations.clone());
+    let sampler = tokio::spawn(async move {
+        loop {
+            if let Some((up, living)) = look(&platform).await {
+                let killed = deaths.lock().unwrap().clone();
+                let recent = |at: &&SystemTime| at.elapsed().is_ok_and(|gone| gone < NEWS);
+                let recent = killed.iter().filter(recent).count();
+                if living > 6 || up.len() + recent < 4 {
+                    let words = format!("{} up, {living} live, {recent} just killed", up.len());
+                    found.lock().unwrap().push(words);
+                }
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    });
+    for wave in 1..=10 {
+        let before: BTreeSet<String> = world
+            .records("rolled")
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|node| node.id)
+            .collect();
+        insist(async || roll(&world, wave).await).await;
+        world
+            .until("the update is under way", async |world| {
+                let records = world.records("rolled").await.unwrap_or_default();
+                records.iter().any(|node| !before.contains(&node.id))
+            })
+            .await;
+        if wave % 3 == 1 {
+            let (pid, _) = world.processes().into_iter().next().unwrap();
+            killed.lock().unwrap().push(SystemTime::now());
+            kill_9(pid);
+        }
+        if wave % 3 == 2 {
+            world.orchestrator.kill();
+            world.orchestrator.start().await;
+        }
+        world
+            .until("all five are new", async |world| {
+                let records = world.records("rolled").await.unwrap_or_default();
+                world.is_ready("rolled", 5).await
+                    && records.len() == 5
+                    && records.iter().all(|node| !before.contains(&node.id))
+            })
+            .await;
+    }
+    sampler.abort();
+    let violations = violations.lock().unwrap().clone();
+    assert!(violations.is_empty(), "{violations:#?}");
+    assert_eq!(world.processes().len(), 5);
+    println!("10 updates of 5 real nodes, 4 nodes and 3 orchestrators killed, 0 violations");
 }

@@ -136,6 +136,19 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.conditions.remove(key);
             }
         },
+        Op::Restamp { slot, spec_hash } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.spec_hash = spec_hash.clone();
+            }
+        }
+        Op::Rollout { group, to } => match to {
+            Some(rollout) => {
+                state.rollouts.insert(group.clone(), rollout.clone());
+            }
+            None => {
+                state.rollouts.remove(group);
+            }
+        },
         Op::Infrastructure { key, to, .. } => match to {
             Some(record) => {
                 state.next_sequence = state.next_sequence.max(record.sequence + 1);

@@ -41,6 +41,7 @@ impl Planner<'_> {
         }
         self.state_readiness();
         self.state_blocked_deletion();
+        self.drop_rollouts();
         self.publish();
         if self.state.observed_generation != self.state.generation {
             self.drop_old_back_offs();
@@ -67,7 +68,9 @@ impl Planner<'_> {
                 present += 1;
                 available += usize::from(mark.available && !mark.leaving);
             }
-            let ready = present == size && available == size;
+            let renewed = self.own(at).any(|node| self.is_renewed(node));
+            let ready =
+                present == size && available == size && !renewed && !self.rolls(&group.path);
             all &= ready;
             if ready {
                 self.hold(
@@ -149,7 +152,7 @@ impl Planner<'_> {
                 let group = self.paths.get(&*key.group);
                 let wanted = group.is_some_and(|&at| {
                     let mut choices = self.input.groups[usize::from(at)].choices.iter();
-                    choices.any(|choice| choice.spec_hash == key.spec_hash)
+                    choices.any(|choice| choice.is_hash(&key.spec_hash))
                 });
                 !wanted && back_off.next <= self.input.now
             })

@@ -16,7 +16,20 @@ impl Planner<'_> {
     /// Asks for what a group lacks, and for so many nodes more than its size.
     pub(crate) fn create(&mut self, group: usize, spare: usize, new_id: &mut dyn FnMut() -> Uuid) {
         let spec = &self.input.groups[group];
-        let mut need = (Self::size(spec) + spare).saturating_sub(self.tally(group).present);
+        let present = self.tally(group).present;
+        // Those that stay: what is to be renewed makes room for as many as it is, and never for more than wanted.
+        let first = self.creates_first(group);
+        let staying = self
+            .own(group)
+            .filter(|&at| {
+                let mark = &self.marks[at];
+                let goes = mark.dead || mark.leaving || self.is_renewed(at);
+                !(goes || first && mark.sick)
+            })
+            .count();
+        let mut need = (Self::size(spec) + spare)
+            .saturating_sub(present)
+            .min(Self::size(spec).saturating_sub(staying));
         if need == 0 {
             return;
         }
@@ -38,7 +51,7 @@ impl Planner<'_> {
             }
         }
         if need > 0 && self.room() > 0 {
-            self.out_of_room(group, need);
+            self.out_of_room(group, need, present);
         }
     }
 
@@ -62,7 +75,7 @@ impl Planner<'_> {
             let hash = &self.state.nodes[at].spec_hash;
             // The same choice may stand there twice, with and without a limit: the first takes what fits.
             let same: Vec<usize> = (0..choices.len())
-                .filter(|&c| choices[c].spec_hash == *hash)
+                .filter(|&c| choices[c].is_hash(hash))
                 .collect();
             let fits = same
                 .iter()
@@ -325,7 +338,15 @@ impl Planner<'_> {
             .collect();
         self.next_slot += count as u64;
         self.next_sequence += 1;
-        self.note(&spec.path, None, true, "ScaleUp", || {
+        let goes = |at: usize| self.marks[at].leaving || self.marks[at].dead;
+        let reason = if self.own(group).any(|at| self.is_renewed(at)) {
+            "Update"
+        } else if self.own(group).any(goes) {
+            "Replace"
+        } else {
+            "ScaleUp"
+        };
+        self.note(&spec.path, None, true, reason, || {
             format!("{count} on {}", wanted.platform)
         });
         self.op(Op::Request {
@@ -333,6 +354,7 @@ impl Planner<'_> {
             nodes,
             group,
             choice,
+            reason,
         });
         self.plan.calls.push(Call::Provision {
             request: id,
@@ -365,7 +387,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    fn out_of_room(&mut self, group: usize, need: usize) {
+    fn out_of_room(&mut self, group: usize, need: usize, present: usize) {
         let spec = &self.input.groups[group];
         let out: Vec<(&Choice, Millis)> = spec
             .choices
@@ -386,6 +408,14 @@ impl Planner<'_> {
                 words.join(", ")
             )
         };
+        if present >= Self::size(spec) {
+            // Only the surge of an update is out of room: where nodes may be missing, it goes on without.
+            if spec.budget().unavailable == 0 {
+                let message = format!("{message}; max_unavailable above 0 would do without");
+                self.block_update(&spec.path, "NoCapacity", &message);
+            }
+            return;
+        }
         let key = ConditionKey {
             group: spec.path.clone(),
             kind: ConditionKind::NoCapacity,

@@ -35,10 +35,11 @@ impl Planner<'_> {
             return;
         }
         self.replace_dead(at);
-        self.replace_sick(at);
-        let spare = self.replace_marked(at);
+        let successors = self.replace_sick(at);
+        let spare = self.renew(at).max(successors);
         self.remove_surplus(at, spare);
         self.create(at, spare, new_id);
+        self.judge_update(at);
     }
 
     pub(crate) fn tally(&self, group: usize) -> Tally {
@@ -66,8 +67,14 @@ impl Planner<'_> {
     pub(crate) fn is_over(&self, group: usize) -> bool {
         let own = || self.own(group);
         let spec = &self.input.groups[group];
-        let spare = spec.placement.hosts.is_empty() && own().any(|at| self.state.nodes[at].marked);
-        let most = Self::size(spec) + usize::from(spare);
+        let mut spare = 0;
+        if own().any(|at| self.is_renewed(at)) {
+            spare = spec.budget().surge as usize;
+        }
+        if self.creates_first(group) && own().any(|at| self.marks[at].sick) {
+            spare = spare.max(1);
+        }
+        let most = Self::size(spec) + spare;
         own().filter(|&at| !self.marks[at].dead).count() > most
     }
 
@@ -85,7 +92,7 @@ impl Planner<'_> {
             .count()
     }
 
-    fn may_fly(&mut self, group: usize, platform: &Sym) -> bool {
+    pub(crate) fn may_fly(&mut self, group: usize, platform: &Sym) -> bool {
         let Some(most) = self.input.groups[group].max_in_flight else {
             return true;
         };
@@ -115,20 +122,27 @@ impl Planner<'_> {
         }
     }
 
-    fn replace_sick(&mut self, group: usize) {
+    /// Whether the successor of a sick node is made before it goes.
+    pub(crate) fn creates_first(&self, group: usize) -> bool {
+        let spec = &self.input.groups[group];
+        spec.remediation.create_first && !spec.delete_first()
+    }
+
+    /// Removes sick nodes. Answers how many nodes more than the size may be there for their successors.
+    fn replace_sick(&mut self, group: usize) -> usize {
         let spec = &self.input.groups[group];
         let mut sick: Vec<usize> = self
             .own(group)
             .filter(|&at| self.marks[at].sick && self.is_removable(at))
             .collect();
         if sick.is_empty() {
-            return;
+            return 0;
         }
         if !spec.remediation.enabled {
             self.note(&spec.path, None, false, "RemediationBlocked", || {
                 format!("{} sick, and remediation is switched off", sick.len())
             });
-            return;
+            return 0;
         }
         let most = match spec.remediation.max_unhealthy {
             Amount::Count(count) => count as usize,
@@ -150,7 +164,7 @@ impl Planner<'_> {
                 Self::size(spec)
             );
             self.block_remediation(&spec.path, &message);
-            return;
+            return 0;
         }
         if let Some(reason) = self.frozen() {
             self.note(&spec.path, None, false, reason, || {
@@ -159,18 +173,20 @@ impl Planner<'_> {
                     sick.len()
                 )
             });
-            return;
+            return 0;
         }
         if let Some(why) = self.lacks.clone() {
             self.wait_for_infrastructure(&spec.path, &why);
-            return;
+            return 0;
         }
         sick.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].slot));
+        let mut waiting = sick.len();
+        let mut spare = 0;
         for at in sick {
             let node = &self.state.nodes[at];
             let (platform, hash) = (node.platform.clone(), node.spec_hash.clone());
             if self.full() {
-                return;
+                return 0;
             }
             if self.platform_breaker_open(&spec.path, &platform) {
                 continue;
@@ -193,13 +209,25 @@ impl Planner<'_> {
                 );
                 continue;
             }
+            if self.creates_first(group) {
+                spare = 1;
+                if self.tally(group).available + waiting <= Self::size(spec) {
+                    let slot = node.slot;
+                    self.note(&spec.path, Some(slot), false, "Budget", || {
+                        "sick; replaced when its successor is Ready".into()
+                    });
+                    continue;
+                }
+            }
             if !self.may_fly(group, &platform) {
                 continue;
             }
+            waiting -= 1;
             let message = node.message.clone();
             self.count_failure(node, Some(spec), BackOffKind::Failure, &message);
             self.intend(at, RemovalReason::Sick);
         }
+        if waiting > 0 { spare } else { 0 }
     }
 
     fn platform_breaker_open(&mut self, group: &Sym, platform: &Sym) -> bool {
@@ -227,42 +255,6 @@ impl Planner<'_> {
         self.note(group, None, false, "RemediationBlocked", || {
             message.to_owned()
         });
-    }
-
-    /// Removes nodes that their user marked: one at a time, and never below the size. Answers how many nodes more than
-    /// the size may be there for that.
-    fn replace_marked(&mut self, group: usize) -> usize {
-        let marked: Vec<usize> = self
-            .own(group)
-            .filter(|&at| self.state.nodes[at].marked && self.is_removable(at))
-            .collect();
-        let spec = &self.input.groups[group];
-        // A successor on the same machine can only come after it.
-        let delete_first = !spec.placement.hosts.is_empty();
-        let floor = Self::size(spec).saturating_sub(usize::from(delete_first));
-        let mut spare = usize::from(!delete_first);
-        for &at in &marked {
-            let others = self.tally(group).available - usize::from(self.marks[at].available);
-            if self.may_serve(at) && others < floor {
-                let slot = self.state.nodes[at].slot;
-                self.note(&spec.path, Some(slot), false, "Budget", || {
-                    if delete_first {
-                        "replaced when all others are Ready".into()
-                    } else {
-                        "replaced when its successor is Ready".into()
-                    }
-                });
-                continue;
-            }
-            let platform = self.state.nodes[at].platform.clone();
-            if self.full() || !self.may_fly(group, &platform) {
-                break;
-            }
-            self.intend(at, RemovalReason::User);
-            // Its successor is there already, or takes the place that it leaves.
-            spare = 0;
-        }
-        if marked.is_empty() { 0 } else { spare }
     }
 
     fn remove_surplus(&mut self, group: usize, spare: usize) {
@@ -300,11 +292,6 @@ impl Planner<'_> {
     /// Whether a node is not what its group wants now.
     pub(crate) fn is_outdated(&self, at: usize) -> bool {
         let group = self.input.groups.get(usize::from(self.marks[at].group));
-        let node = &self.state.nodes[at];
-        group.is_some_and(|g| {
-            let hosts = &g.placement.hosts;
-            g.choices.iter().all(|c| c.spec_hash != node.spec_hash)
-                || !hosts.is_empty() && !hosts.contains(&node.host)
-        })
+        group.is_some_and(|group| !group.makes(&self.state.nodes[at]))
     }
 }

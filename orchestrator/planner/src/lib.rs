@@ -15,6 +15,7 @@ mod orphans;
 mod platform;
 mod remove;
 mod requests;
+mod rollout;
 mod small;
 mod spread;
 mod state;
@@ -25,7 +26,7 @@ use drover_core::{
     Millis, Node, NodeState, Phase, Sym,
     infrastructure::{Asked, Infrastructure, Wanted},
     node::{RemovalReason, Request},
-    spec::{Group, OrphanPolicy},
+    spec::{Budget, Group, OrphanPolicy},
 };
 use uuid::Uuid;
 
@@ -34,8 +35,8 @@ pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEA
 pub use platform::{Domains, Limits, PlatformView, Shortage};
 pub use small::SmallMap;
 pub use state::{
-    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Orphan, State,
-    Subject,
+    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Orphan, Rollout,
+    State, Subject,
 };
 
 /// Most nodes in one request, and rows after which a plan begins nothing new. The last thing begun may touch one whole
@@ -89,6 +90,8 @@ pub struct Plan {
     pub finished: bool,
     /// What every group and node is doing, or why it waits; only if asked for.
     pub report: Vec<Note>,
+    /// Groups of which nodes are to be renewed; only if asked for.
+    pub renewals: Vec<Renewal>,
 }
 
 impl Plan {
@@ -132,6 +135,8 @@ pub enum Op {
         group: usize,
         /// Position of the choice in the group.
         choice: usize,
+        /// Why, one word: ScaleUp, Replace or Update.
+        reason: &'static str,
     },
     /// An open request is sent again.
     Attempt {
@@ -190,6 +195,20 @@ pub enum Op {
         key: ConditionKey,
         /// What it says from now on. Absent: it does not hold.
         to: Option<Condition>,
+    },
+    /// A node gets the present hash of what made it: only the formula has changed.
+    Restamp {
+        /// Its slot.
+        slot: u64,
+        /// The hash.
+        spec_hash: Sym,
+    },
+    /// The renewal of nodes of a group begins, comes on or ends.
+    Rollout {
+        /// Path of the group.
+        group: Sym,
+        /// How far it is from now on. Absent: nothing is left to be renewed.
+        to: Option<Rollout>,
     },
     /// The record of infrastructure changes, or ends.
     Infrastructure {
@@ -253,6 +272,21 @@ pub struct Note {
     pub message: String,
     /// Until when it waits.
     pub until: Option<Millis>,
+}
+
+/// Nodes of a group that are to be renewed, and within which budget.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// Path of the group.
+    pub group: Sym,
+    /// How many at a time.
+    pub budget: Budget,
+    /// Nodes wanted.
+    pub size: u32,
+    /// Slots, in the order in which they go if nothing changes.
+    pub order: Vec<u64>,
+    /// How long it takes at most if nothing fails.
+    pub at_most: Millis,
 }
 
 /// What this plan makes of a node, beyond the record.
@@ -458,10 +492,14 @@ impl Planner<'_> {
             Op::Enter { slot, .. }
             | Op::Learn { slot, .. }
             | Op::Remove { slot, .. }
+            | Op::Restamp { slot, .. }
             | Op::Forget { slot, .. } => {
                 self.touched.insert(*slot);
             }
-            Op::BackOff { .. } | Op::Condition { .. } | Op::Observed { .. } => {}
+            Op::BackOff { .. }
+            | Op::Condition { .. }
+            | Op::Rollout { .. }
+            | Op::Observed { .. } => {}
         }
         self.plan.ops.push(op);
     }

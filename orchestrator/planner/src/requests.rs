@@ -320,7 +320,7 @@ impl Planner<'_> {
             let until = request.deadline.max(self.input.now) + limits.max_creation_time;
             let wanted = self.group_of(request).is_some_and(|group| {
                 let mut choices = self.input.groups[group].choices.iter();
-                choices.any(|choice| choice.spec_hash == request.spec_hash)
+                choices.any(|choice| choice.is_hash(&request.spec_hash))
             });
             // A call that begins now must be over while the platform still recognises the request.
             let memory =

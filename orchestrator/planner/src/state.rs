@@ -36,6 +36,8 @@ pub struct State {
     pub infrastructure: SmallMap<BackendKey, Infrastructure>,
     /// Back-offs.
     pub backoffs: SmallMap<BackOffKey, BackOff>,
+    /// Renewals under way, by path of the group.
+    pub rollouts: SmallMap<Sym, Rollout>,
     /// Conditions that hold.
     pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend that it ever used: name of the platform, uid.
@@ -144,6 +146,21 @@ pub enum BackOffKind {
     NoCapacity,
 }
 
+/// The renewal of nodes of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    /// Hash of what its first choice makes: another one supersedes it.
+    pub target: Sym,
+    /// When it began.
+    pub started: Millis,
+    /// When it came on last.
+    pub progress: Millis,
+    /// Most nodes that were as wanted and available since then.
+    pub ready: u32,
+    /// Nodes that are still to be renewed.
+    pub left: u32,
+}
+
 /// Which condition: of the cluster (empty group) or of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConditionKey {
@@ -175,6 +192,7 @@ pub enum ConditionKind {
     InfrastructureReady,
     InfrastructureFailed,
     WaitingForInfrastructure,
+    UpdateBlocked,
 }
 
 impl ConditionKind {
@@ -197,6 +215,7 @@ impl ConditionKind {
             Self::InfrastructureReady => "InfrastructureReady",
             Self::InfrastructureFailed => "InfrastructureFailed",
             Self::WaitingForInfrastructure => "WaitingForInfrastructure",
+            Self::UpdateBlocked => "UpdateBlocked",
         }
     }
 }

@@ -9,7 +9,10 @@ mod world;
 
 use std::time::Duration;
 
-use drover_core::{Phase, spec::Group};
+use drover_core::{
+    Phase,
+    spec::{Amount, Group, Update},
+};
 use uuid::Uuid;
 use world::{
     Crash, World,
@@ -55,12 +58,33 @@ fn random_groups(world: &mut World) -> Vec<Group> {
             if platforms.len() > 1 && world.rng.bool() {
                 group.choices[0].max = Some(world.rng.u32(0..4));
             }
+            if world.rng.u8(0..3) > 0 {
+                group.update = random_update(world);
+                if group.budget().surge + group.budget().unavailable == 0 {
+                    group.update = Update::default();
+                }
+            }
+            group.remediation.create_first = world.rng.u8(0..4) == 0;
             if world.rng.u8(0..4) == 0 {
                 group.max_in_flight = Some(world.rng.u32(1..3));
             }
             group
         })
         .collect()
+}
+
+fn random_update(world: &mut World) -> Update {
+    let amount = |world: &mut World| match world.rng.u8(0..3) {
+        0 => None,
+        1 => Some(Amount::Count(world.rng.u32(0..4))),
+        _ => Some(Amount::Percent(world.rng.u32(0..=100))),
+    };
+    Update {
+        max_surge: amount(world),
+        max_unavailable: amount(world),
+        min_ready: Duration::from_secs(world.rng.u64(0..3) * 20),
+        ..Update::default()
+    }
 }
 
 fn foreign() -> Thing {

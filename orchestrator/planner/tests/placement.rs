@@ -187,18 +187,18 @@ fn what_is_replaced_by_its_user_leaves_its_machine_first() {
     let planned = step(&mut world);
     assert_eq!(
         removals(&planned),
-        [(1, RemovalReason::User)],
+        [(2, RemovalReason::User)],
         "one at a time"
     );
     assert!(asked(&planned).is_empty(), "never more than wanted");
-    gone(&mut world, 1);
+    gone(&mut world, 2);
     let planned = step(&mut world);
-    assert_eq!(asked(&planned)[0].1, ["m1"], "in its place");
+    assert_eq!(asked(&planned)[0].1, ["m2"], "in its place");
     world.now += 1;
     assert_eq!(removals(&world.plan()), [], "not before it is Ready");
     answer(&mut world, &planned, &well);
     let planned = step(&mut world);
-    assert_eq!(removals(&planned), [(2, RemovalReason::User)]);
+    assert_eq!(removals(&planned), [(1, RemovalReason::User)]);
 }
 
 #[test]

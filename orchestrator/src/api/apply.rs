@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use drover_core::{
-    Error, Reason, Result, error::Violation, name, node::Request, spec::UpdateStrategy,
-};
+use drover_convert::value::to_timestamp;
+use drover_core::{Error, Reason, Result, error::Violation, name, node::Request, spec::Group};
 use drover_planner::{Call, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
@@ -16,7 +15,7 @@ use super::{
     Api,
     check::Checked,
     clusters::{expect, find_group, hypothetical, refuse_deleting},
-    status,
+    rollout, status,
 };
 use crate::{
     cluster::{Cluster, Inner, Resolved, stored_spec},
@@ -178,11 +177,43 @@ impl Api {
         match request.subject {
             Some(Subject::Name(name)) => {
                 let cluster = self.find(&name)?;
-                let plan = self.preview(&cluster);
+                let former = self.former(&cluster).await?;
+                let plan = self.preview_with(&cluster, &former);
                 Ok(pb::PlanClusterResponse {
                     plan: Some(plan),
                     warnings: Vec::new(),
                     revision: self.shared.revision(),
+                    cluster: Some(self.shown(&cluster)),
+                })
+            }
+            Some(Subject::Scale(request)) => {
+                let cluster = self.find(&request.cluster)?;
+                let former = self.former(&cluster).await?;
+                let (desired, spec) = self.scaled(&cluster, &cluster.inner.lock(), &request)?;
+                Ok(self.supposed(&cluster, desired, Some(spec), &former))
+            }
+            Some(Subject::Delete(request)) => {
+                let cluster = self.find(&request.name)?;
+                let desired = self.deleted(&cluster.inner.lock(), &request)?;
+                Ok(self.supposed(&cluster, desired, None, &[]))
+            }
+            Some(Subject::Restart(request)) => {
+                let cluster = self.find(&request.cluster)?;
+                let former = self.former(&cluster).await?;
+                let desired = {
+                    let inner = cluster.inner.lock();
+                    refuse_deleting(&inner, &cluster.name)?;
+                    rollout::restarted(&inner, request.group.as_deref())?.0
+                };
+                Ok(self.supposed(&cluster, desired, None, &former))
+            }
+            Some(Subject::Undo(request)) => {
+                let (_, answer) = self.undo_as(request, true).await?;
+                Ok(pb::PlanClusterResponse {
+                    plan: answer.plan,
+                    warnings: answer.warnings,
+                    revision: answer.revision,
+                    cluster: answer.cluster,
                 })
             }
             Some(Subject::Cluster(cluster)) => {
@@ -197,12 +228,42 @@ impl Api {
                     plan: answer.plan,
                     warnings: answer.warnings,
                     revision: answer.revision,
+                    cluster: answer.cluster,
                 })
             }
             None => Err(Error::invalid(
                 "subject",
                 "neither name nor cluster is given",
             )),
+        }
+    }
+
+    /// What would be done if this were wanted of a cluster.
+    fn supposed(
+        &self,
+        cluster: &Cluster,
+        desired: Versioned<Desired>,
+        spec: Option<Arc<Resolved>>,
+        former: &[Group],
+    ) -> pb::PlanClusterResponse {
+        let mut shown = self.shown(cluster);
+        shown.generation = desired.value.generation;
+        shown.spec = stored_spec(&desired.value.spec).ok();
+        shown.delete_time = desired
+            .value
+            .delete_time_ms
+            .map(|time| to_timestamp(u64::try_from(time).unwrap_or(0)));
+        let mut copy = {
+            let inner = cluster.inner.lock();
+            let spec = spec.unwrap_or_else(|| inner.spec.clone());
+            what_if(&inner, desired, spec)
+        };
+        let plan = self.forecast(cluster, &mut copy, former);
+        pb::PlanClusterResponse {
+            plan: Some(plan),
+            warnings: Vec::new(),
+            revision: self.shared.revision(),
+            cluster: Some(shown),
         }
     }
 
@@ -264,7 +325,7 @@ impl Api {
         };
         let mut plan = {
             let mut inner = cluster.inner.lock();
-            let plan = self.forecast(&cluster, &mut inner);
+            let plan = self.forecast(&cluster, &mut inner, &[]);
             if !validate_only {
                 self.shared.changed(&cluster, &mut inner);
             }
@@ -291,12 +352,12 @@ impl Api {
         validate_only: bool,
     ) -> Result<pb::ApplyClusterResponse> {
         let data = self.user_data_of_change(cluster, &checked).await?;
+        let former = self.former(cluster).await?;
         let (desired, same) = {
             let inner = cluster.inner.lock();
             refuse_kept(&checked.spec, remove_groups)?;
             refuse_removed(&inner, &checked.resolved, remove_groups)?;
             refuse_shrinking(&inner, &checked.resolved)?;
-            refuse_outdating(&inner, &checked.resolved)?;
             crate::infrastructure::check::refuse_removed(&inner, &checked.resolved)?;
             let mut desired = inner.desired.clone();
             let same = desired.value.labels == checked.labels
@@ -319,7 +380,7 @@ impl Api {
             let inner = cluster.inner.lock();
             let mut copy = what_if(&inner, desired.clone(), checked.resolved.clone());
             drop(inner);
-            self.forecast(cluster, &mut copy)
+            self.forecast(cluster, &mut copy, &former)
         };
         let mut shown = self.shown(cluster);
         let revision = if validate_only || same {
@@ -346,7 +407,7 @@ impl Api {
     }
 
     /// All that would be done at once for a record, put together from as many plans as that takes.
-    fn forecast(&self, cluster: &Cluster, inner: &mut Inner) -> pb::Plan {
+    fn forecast(&self, cluster: &Cluster, inner: &mut Inner, former: &[Group]) -> pb::Plan {
         let now = self.shared.now();
         let before = inner.state.clone();
         let mut whole = Plan::default();
@@ -371,6 +432,9 @@ impl Api {
             let again = plan.again;
             whole.ops.extend(plan.ops);
             whole.report.extend(plan.report);
+            if round == 0 {
+                whole.renewals = plan.renewals;
+            }
             if !again {
                 break;
             }
@@ -378,7 +442,9 @@ impl Api {
         let generation = inner.desired.value.generation;
         inner.state = before;
         names.uid = cluster.uid;
-        status::plan(&whole, &names, inner.head.revision, generation, now)
+        let mut plan = status::plan(&whole, &names, inner.head.revision, generation, now);
+        plan.renewals = rollout::renewals(&whole.renewals, &names, inner.groups(), former);
+        plan
     }
 }
 
@@ -463,42 +529,4 @@ fn refuse_shrinking(inner: &Inner, resolved: &Resolved) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Without rolling updates, a change that outdates living nodes has to say that it waits for them to go.
-fn refuse_outdating(inner: &Inner, resolved: &Resolved) -> Result<()> {
-    let mut wrong = Vec::new();
-    for group in resolved
-        .groups
-        .iter()
-        .filter(|group| group.update == UpdateStrategy::Unset)
-    {
-        let outdated = inner
-            .state
-            .nodes
-            .iter()
-            .filter(|node| node.group == group.path && node.removal.is_none())
-            .filter(|node| {
-                let hosts = &group.placement.hosts;
-                let moved = !hosts.is_empty() && !hosts.contains(&node.host);
-                let mut choices = group.choices.iter();
-                moved || choices.all(|choice| choice.spec_hash != node.spec_hash)
-            })
-            .count();
-        if outdated > 0 {
-            let description = format!(
-                "{outdated} nodes would have to be replaced, and rolling updates are not available in this version; \
-                 with `update: {{strategy: OnDelete}}` they are replaced when they go for another reason"
-            );
-            wrong.push(Violation {
-                field: group.field.clone(),
-                description,
-            });
-        }
-    }
-    if wrong.is_empty() {
-        Ok(())
-    } else {
-        Err(Error::violations(wrong))
-    }
 }

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_convert::error::to_rpc_status;
-use drover_core::{Error, Reason, Result, spec::MAX_NODES};
+use drover_core::{
+    Error, Reason, Result,
+    spec::{Group, MAX_NODES},
+};
 use drover_planner::{BackOffKind, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
 use drover_store::{Desired, Pause, UserData, Versioned};
@@ -12,6 +15,7 @@ use prost::Message;
 use super::{
     Api,
     paging::{self, Page},
+    rollout,
     status::{self, Visible},
 };
 use crate::{
@@ -85,16 +89,29 @@ impl Api {
     ) -> Result<pb::DeleteClusterResponse> {
         let cluster = self.find_to_change(&request.name)?;
         let _change = cluster.change.lock().await;
+        let desired = self.deleted(&cluster.inner.lock(), &request)?;
+        let revision = self.store(&cluster, desired, None).await?;
+        Ok(pb::DeleteClusterResponse {
+            cluster: Some(self.shown(&cluster)),
+            revision,
+        })
+    }
+
+    /// What is wanted once a deletion is asked for.
+    pub(super) fn deleted(
+        &self,
+        inner: &Inner,
+        request: &pb::DeleteClusterRequest,
+    ) -> Result<Versioned<Desired>> {
         let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
         let desired = {
-            let inner = cluster.inner.lock();
             // The deletion itself raised it; who asks again may still name the one before.
             let asked_before = inner.state.deleting
                 && request
                     .expected_generation
                     .is_some_and(|g| g.checked_add(1) == Some(inner.desired.value.generation));
             if !asked_before {
-                expect(&inner, request.expected_generation)?;
+                expect(inner, request.expected_generation)?;
             }
             if !inner.state.deleting
                 && let Some(group) = inner.spec.groups.iter().find(|group| group.protection)
@@ -108,11 +125,7 @@ impl Api {
             }
             desired
         };
-        let revision = self.store(&cluster, desired, None).await?;
-        Ok(pb::DeleteClusterResponse {
-            cluster: Some(self.shown(&cluster)),
-            revision,
-        })
+        Ok(desired)
     }
 
     pub(super) async fn pause(
@@ -161,6 +174,25 @@ impl Api {
         &self,
         request: pb::ScaleGroupRequest,
     ) -> Result<pb::ScaleGroupResponse> {
+        let cluster = self.find_to_change(&request.cluster)?;
+        let _change = cluster.change.lock().await;
+        let (desired, spec) = self.scaled(&cluster, &cluster.inner.lock(), &request)?;
+        let revision = self.store(&cluster, desired, Some(spec)).await?;
+        let plan = self.preview(&cluster);
+        Ok(pb::ScaleGroupResponse {
+            cluster: Some(self.shown(&cluster)),
+            plan: Some(plan),
+            revision,
+        })
+    }
+
+    /// What is wanted once a group has another size.
+    pub(super) fn scaled(
+        &self,
+        cluster: &Cluster,
+        inner: &Inner,
+        request: &pb::ScaleGroupRequest,
+    ) -> Result<(Versioned<Desired>, Arc<Resolved>)> {
         if request.standby.is_some_and(|standby| standby > 0) {
             return Err(Error::invalid(
                 "standby",
@@ -170,12 +202,9 @@ impl Api {
         if request.size.is_none() && request.standby.is_none() {
             return Err(Error::invalid("size", "neither size nor standby is given"));
         }
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
-        let (desired, spec) = {
-            let inner = cluster.inner.lock();
-            expect(&inner, request.expected_generation)?;
-            refuse_deleting(&inner, &cluster.name)?;
+        let answer = {
+            expect(inner, request.expected_generation)?;
+            refuse_deleting(inner, &cluster.name)?;
             let mut desired = inner.desired.clone();
             let mut spec = stored_spec(&desired.value.spec)?;
             let group = find_group(&mut spec.groups, &request.group)
@@ -210,13 +239,7 @@ impl Api {
             }
             (desired, resolved)
         };
-        let revision = self.store(&cluster, desired, Some(spec)).await?;
-        let plan = self.preview(&cluster);
-        Ok(pb::ScaleGroupResponse {
-            cluster: Some(self.shown(&cluster)),
-            plan: Some(plan),
-            revision,
-        })
+        Ok(answer)
     }
 
     pub(super) async fn replace(
@@ -358,6 +381,7 @@ impl Api {
         if same {
             return Ok(self.shared.revision());
         }
+        self.keep_revision(cluster, &desired.value).await?;
         self.shared.hooks.reach(Point::BeforeApply).await;
         let value = desired.value.clone();
         let stored = self
@@ -402,16 +426,24 @@ impl Api {
 
     /// What would be done next for a stored cluster.
     pub(super) fn preview(&self, cluster: &Cluster) -> pb::Plan {
+        self.preview_with(cluster, &[])
+    }
+
+    /// The same, with groups of earlier specs to say what causes an update.
+    pub(super) fn preview_with(&self, cluster: &Cluster, former: &[Group]) -> pb::Plan {
         let mut inner = cluster.inner.lock();
         let now = self.shared.now();
         let plan = pass::plan(&self.shared, &mut inner, now, true);
-        status::plan(
+        let mut shown = status::plan(
             &plan,
             &inner.state,
             inner.head.revision,
             inner.state.generation,
             now,
-        )
+        );
+        shown.renewals =
+            rollout::renewals(&plan.renewals, &inner.state, &inner.spec.groups, former);
+        shown
     }
 }
 

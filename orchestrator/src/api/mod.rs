@@ -10,6 +10,7 @@ mod nodes;
 mod paging;
 mod platforms;
 mod refusal;
+mod rollout;
 mod service;
 pub(crate) mod status;
 mod suggest;

@@ -65,6 +65,8 @@ impl ClusterService for Api {
         resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = resume;
         scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = scale;
         replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = replace;
+        restart_group(pb::RestartGroupRequest) -> pb::RestartGroupResponse = restart;
+        undo_cluster(pb::UndoClusterRequest) -> pb::UndoClusterResponse = undo;
         abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandon;
     }
 
@@ -72,6 +74,7 @@ impl ClusterService for Api {
         plan_cluster(pb::PlanClusterRequest) -> pb::PlanClusterResponse = plan;
         get_cluster(pb::GetClusterRequest) -> pb::GetClusterResponse = get;
         list_clusters(pb::ListClustersRequest) -> pb::ListClustersResponse = list;
+        list_revisions(pb::ListRevisionsRequest) -> pb::ListRevisionsResponse = revisions;
         watch_clusters(pb::WatchClustersRequest) -> Self::WatchClustersStream = watch_clusters;
         stream_node_logs(pb::StreamNodeLogsRequest) -> Self::StreamNodeLogsStream = logs;
         exec_node(Streaming<pb::ExecNodeRequest>) -> Self::ExecNodeStream = exec;

@@ -6,7 +6,12 @@ use drover_convert::{
     node::{Around, to_node},
     value::{to_timestamp, to_timestamp_opt},
 };
-use drover_core::{Millis, Node, NodeState, Sym, error::cut, node::RemovalReason, spec::Group};
+use drover_core::{
+    Millis, Node, NodeState, Sym,
+    error::cut,
+    node::RemovalReason,
+    spec::{Group, UpdateStrategy},
+};
 use drover_planner::{Call, ConditionKind, Note, Op, Plan, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
 
@@ -48,15 +53,8 @@ fn sees(visible: &Visible, node: &Node) -> bool {
 }
 
 fn outdated(groups: &[Group], node: &Node) -> bool {
-    groups
-        .iter()
-        .find(|group| group.path == node.group)
-        .is_none_or(|group| {
-            group
-                .choices
-                .iter()
-                .all(|choice| choice.spec_hash != node.spec_hash)
-        })
+    let group = groups.iter().find(|group| group.path == node.group);
+    group.is_none_or(|group| !group.makes(node))
 }
 
 pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &Node) -> pb::Node {
@@ -169,6 +167,7 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::NoCapacity
         | ConditionKind::RemediationBlocked
         | ConditionKind::ProbeUnreachable
+        | ConditionKind::UpdateBlocked
         | ConditionKind::Failed
         | ConditionKind::InfrastructureFailed
         | ConditionKind::Paused => true,
@@ -340,13 +339,15 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         .filter(|node| node.group == group.path)
     {
         let seen = sees(visible, node);
-        let current = group
-            .choices
-            .iter()
-            .any(|choice| choice.spec_hash == node.spec_hash);
+        let current = group.makes(node);
         status.present += 1;
         status.ready += u32::from(seen && node.state == NodeState::Ready && node.removal.is_none());
         status.updated += u32::from(current);
+        let serves = seen && node.state == NodeState::Ready && node.removal.is_none();
+        status.updated_ready += u32::from(current && serves && !node.marked);
+        let rolls = group.update.strategy == UpdateStrategy::Rolling;
+        let dead = node.is_dead() || node.removal.is_some();
+        status.renewing += u32::from(!dead && (node.marked || !current && rolls));
         status.unknown += u32::from(!seen);
     }
     let back_offs = inner
@@ -359,6 +360,10 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         .filter(|next| *next > visible.now)
         .max()
         .and_then(to_timestamp_opt);
+    if let Some(rollout) = inner.state.rollouts.get(&group.path) {
+        status.update_start_time = to_timestamp_opt(rollout.started);
+        status.update_progress_time = to_timestamp_opt(rollout.progress);
+    }
     let ready = holds(&inner.state, &group.path, ConditionKind::Ready).is_some()
         && status.ready >= status.size;
     status.conditions.push(condition(
@@ -476,6 +481,8 @@ pub(crate) fn plan(
         plan_time: Some(to_timestamp(now)),
         actions,
         report,
+        // Whoever knows earlier specs adds them.
+        renewals: Vec::new(),
         omitted: u32::try_from(omitted).unwrap_or(u32::MAX),
     }
 }
@@ -496,7 +503,12 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         })
     };
     match op {
-        Op::Request { request, nodes, .. } => {
+        Op::Request {
+            request,
+            nodes,
+            reason,
+            ..
+        } => {
             let names: Vec<String> = nodes.iter().take(10).map(Node::name).collect();
             let single = match nodes.as_slice() {
                 [node] => Some((node.id(state.uid), node.name())),
@@ -509,7 +521,7 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
                 node_name: single.map(|(_, name)| name),
                 platform: request.platform.to_string(),
                 count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
-                reason: "ScaleUp".to_owned(),
+                reason: (*reason).to_owned(),
                 message: names.join(", "),
                 ..pb::Action::default()
             })
@@ -517,6 +529,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         Op::Remove { slot, reason } => {
             let word = match reason.as_str() {
                 "Surplus" => "ScaleDown",
+                // Nobody marked it: its group or cluster goes, and nothing comes in its place.
+                "User" if state.node(*slot).is_some_and(|node| !node.marked) => "Delete",
                 word => word,
             };
             about(*slot, pb::ActionKind::Deprovision, word, "")
@@ -559,6 +573,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         | Op::MadeNothing { .. }
         | Op::BackOff { .. }
         | Op::Condition { .. }
+        | Op::Restamp { .. }
+        | Op::Rollout { .. }
         | Op::Observed { .. } => None,
     }
 }

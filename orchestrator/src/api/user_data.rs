@@ -195,16 +195,19 @@ impl Api {
         }
     }
 
-    /// What an apply brings, and what nothing needs any more after it: neither the new spec, nor the one before, nor a
-    /// request that may be sent again.
+    /// What an apply brings, and what nothing needs any more after it: neither the new spec, nor one that it can go back
+    /// to, nor a request that may be sent again.
     pub(super) async fn user_data_of_change(
         &self,
         cluster: &Cluster,
         checked: &Checked,
     ) -> Result<UserData> {
         let mut data = checked.user_data.to_store();
-        let named = |spec| digests(spec).into_iter().map(|(digest, ..)| digest);
+        let named = |spec: &pb::ClusterSpec| digests(spec).into_iter().map(|(digest, ..)| digest);
         let mut kept: BTreeSet<String> = named(&checked.spec).collect();
+        for spec in self.kept_specs(cluster).await? {
+            kept.extend(named(&spec));
+        }
         {
             let inner = cluster.inner.lock();
             kept.extend(named(&stored_spec(&inner.desired.value.spec)?));

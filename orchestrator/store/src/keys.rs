@@ -40,6 +40,8 @@ pub enum Name {
     Secret(String),
     /// User data of a cluster, by its SHA-256 (64 hexadecimal digits).
     UserData(Uuid, String),
+    /// A spec that a cluster had, by its generation.
+    Revision(Uuid, u64),
     /// A deleted cluster.
     Tombstone(Uuid),
     /// A chunk of events from this number on.
@@ -122,6 +124,10 @@ impl Key {
                 let (uid, rest) = split_uid(rest)?;
                 Some(Name::Events(uid, number(rest.strip_prefix(b"/")?)?))
             }
+            b"v/" => {
+                let (uid, rest) = split_uid(rest)?;
+                Some(Name::Revision(uid, number(rest.strip_prefix(b"/")?)?))
+            }
             b"c/" => {
                 let (uid, rest) = split_uid(rest)?;
                 match rest.split_at_checked(2)? {
@@ -181,6 +187,9 @@ impl From<&Name> for Key {
             Name::Platform(name) => join(b"p/", &[name.as_bytes()]),
             Name::Secret(name) => join(b"s/", &[name.as_bytes()]),
             Name::UserData(uid, digest) => join(b"u/", &[uid.as_bytes(), b"/", digest.as_bytes()]),
+            Name::Revision(uid, generation) => {
+                join(b"v/", &[uid.as_bytes(), b"/", &generation.to_be_bytes()])
+            }
             Name::Tombstone(uid) => join(b"t/", &[uid.as_bytes()]),
             Name::Events(uid, first) => join(LOG, &[uid.as_bytes(), b"/", &first.to_be_bytes()]),
         }
@@ -206,6 +215,11 @@ pub(crate) fn cluster(uid: Uuid) -> Key {
 /// Beginning of the keys of the user data of one cluster.
 pub(crate) fn user_data(uid: Uuid) -> Key {
     join(b"u/", &[uid.as_bytes(), b"/"])
+}
+
+/// Beginning of the keys of the specs that one cluster had.
+pub(crate) fn revisions(uid: Uuid) -> Key {
+    join(b"v/", &[uid.as_bytes(), b"/"])
 }
 
 /// Beginning of the keys of all platforms, secrets, tombstones, owners or replicas.
@@ -239,6 +253,7 @@ impl fmt::Display for Name {
             Self::Platform(name) => write!(f, "p/{name}"),
             Self::Secret(name) => write!(f, "s/{name}"),
             Self::UserData(uid, digest) => write!(f, "u/{uid}/{digest}"),
+            Self::Revision(uid, generation) => write!(f, "v/{uid}/{generation}"),
             Self::Tombstone(uid) => write!(f, "t/{uid}"),
             Self::Events(uid, first) => write!(f, "z/{uid}/{first}"),
         }
@@ -282,6 +297,7 @@ mod tests {
             Name::Platform("eu".into()),
             Name::Secret("db".into()),
             Name::UserData(uid, "0f/".into()),
+            Name::Revision(uid, 0x2f2f_2f2f_2f2f_2f2f),
             Name::Tombstone(uid),
             Name::Events(uid, u64::MAX),
         ] {

@@ -41,4 +41,4 @@ pub fn describe_metrics() {
     }
 }
 
-pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, Tombstone};
+pub use value::{Desired, EventRow, Head, NewEvent, Pause, PlatformRow, RevisionRow, Tombstone};

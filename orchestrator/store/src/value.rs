@@ -57,6 +57,18 @@ pub struct Pause {
     pub time_ms: i64,
 }
 
+/// A spec that a cluster had.
+#[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
+pub struct RevisionRow {
+    /// The encoded spec. Never shown: it may hold what its user keeps to himself.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub spec: Bytes,
+    /// When it was applied, in ms since 1970.
+    #[prost(int64, tag = "2")]
+    pub apply_time_ms: i64,
+}
+
 /// What the owner of a cluster knows of it as a whole.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]

@@ -160,7 +160,7 @@ async fn every_call_is_for_the_roles_that_the_table_says_and_for_nobody_else() {
             assert_eq!(answer.unwrap_err().code(), Code::Unauthenticated, "{path}");
         }
     }
-    assert_eq!(calls, 26 * Role::ALL.len());
+    assert_eq!(calls, 29 * Role::ALL.len());
     door.stop().await;
 }
 

@@ -18,6 +18,7 @@ mod reads;
 mod registry;
 mod replicante;
 mod restart;
+mod rollout;
 mod scope;
 mod support;
 mod unsupported;

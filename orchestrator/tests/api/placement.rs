@@ -142,7 +142,7 @@ async fn machines_are_refused_where_they_cannot_be_had() {
     );
     world.apply(on("orders", 1, &["m1", "m2"])).await.unwrap();
     world.ready("orders").await;
-    // Scaled beyond its machines, and taken off the machine that it is on.
+    // Scaled beyond its machines.
     let request = pb::ScaleGroupRequest {
         cluster: "orders".to_owned(),
         group: "db".to_owned(),
@@ -151,10 +151,21 @@ async fn machines_are_refused_where_they_cannot_be_had() {
     };
     let scaled = world.clusters().scale_group(request).await;
     invalid(scaled, "spec.groups[0].placement.hosts");
-    invalid(
-        world.apply(on("orders", 1, &["m2"])).await,
-        "spec.groups[0]",
-    );
+    // Taken off the machine that it is on, it goes to the other one.
+    let mut strict = on("orders", 1, &["m2"]);
+    let count = pb::count_or_percent::Amount::Count(0);
+    strict.spec.as_mut().unwrap().groups[0].update = Some(pb::UpdatePolicy {
+        max_unavailable: Some(pb::CountOrPercent {
+            amount: Some(count),
+        }),
+        ..Default::default()
+    });
+    let field = "spec.groups[0].update.max_unavailable";
+    invalid(world.apply(strict).await, field);
+    world.apply(on("orders", 1, &["m2"])).await.unwrap();
+    world.ready("orders").await;
+    let nodes = world.nodes("orders").await;
+    assert_eq!(nodes[0].host_id.as_deref(), Some("m2"), "{nodes:?}");
     world.stop().await;
 }
 

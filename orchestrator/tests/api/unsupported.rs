@@ -9,6 +9,27 @@ use drover_proto::{
 
 use crate::support::{World, document, invalid, refused, registration};
 
+fn count(count: u32) -> Option<pb::CountOrPercent> {
+    let amount = Some(pb::count_or_percent::Amount::Count(count));
+    Some(pb::CountOrPercent { amount })
+}
+
+fn percent(percent: u32) -> Option<pb::CountOrPercent> {
+    let amount = Some(pb::count_or_percent::Amount::Percent(percent));
+    Some(pb::CountOrPercent { amount })
+}
+
+fn update(
+    max_surge: Option<pb::CountOrPercent>,
+    max_unavailable: Option<pb::CountOrPercent>,
+) -> Option<pb::UpdatePolicy> {
+    Some(pb::UpdatePolicy {
+        max_surge,
+        max_unavailable,
+        ..Default::default()
+    })
+}
+
 fn group(spec: &mut ClusterSpec) -> &mut GroupSpec {
     &mut spec.groups[0]
 }
@@ -133,29 +154,43 @@ const CASES: &[Case] = &[
         };
         group(s).health = probe(platform::health_policy::Probe::Http(http));
     }),
-    ("spec.remediation.create_first", |s| {
-        s.remediation = Some(pb::RemediationPolicy {
-            create_first: Some(true),
-            ..Default::default()
-        });
+    ("spec.update.max_surge", |s| {
+        s.update = update(count(0), count(0));
     }),
-    ("spec.update", |s| {
-        s.update = Some(pb::UpdatePolicy {
-            strategy: pb::UpdateStrategy::Rolling.into(),
-            ..Default::default()
-        });
+    ("spec.groups[0].update.max_surge", |s| {
+        group(s).update = update(percent(0), count(0));
     }),
-    ("spec.groups[0].update", |s| {
-        group(s).update = Some(pb::UpdatePolicy::default());
+    ("spec.groups[0].update.max_surge", |s| {
+        group(s).update = update(percent(101), count(0));
     }),
-    ("spec.groups[0].update", |s| {
+    ("spec.groups[0].update.max_unavailable", |s| {
+        group(s).update = update(count(1), percent(250));
+    }),
+    // 30 % of one node are none, and none more is allowed.
+    ("spec.groups[0].update.max_unavailable", |s| {
+        group(s).update = update(count(0), percent(30));
+    }),
+    ("spec.groups[0].update.max_unavailable", |s| {
+        group(s).update = update(count(0), None);
+    }),
+    ("spec.groups[0].update.max_surge", |s| {
         group(s).update = Some(pb::UpdatePolicy {
-            strategy: pb::UpdateStrategy::OnDelete.into(),
-            max_surge: Some(pb::CountOrPercent {
-                amount: Some(pb::count_or_percent::Amount::Count(1)),
-            }),
+            max_surge: Some(pb::CountOrPercent::default()),
             ..Default::default()
         });
+    }),
+    ("spec.groups[0].update.progress_deadline", |s| {
+        group(s).update = Some(pb::UpdatePolicy {
+            progress_deadline: Some(prost_types::Duration::default()),
+            ..Default::default()
+        });
+    }),
+    ("spec.groups[0].update.max_surge", |s| {
+        let mut policy = update(count(1), None);
+        if let Some(policy) = &mut policy {
+            policy.strategy = pb::UpdateStrategy::OnDelete.into();
+        }
+        group(s).update = policy;
     }),
     ("spec.orphan_policy", |s| {
         s.orphan_policy = pb::OrphanPolicy::Adopt.into();

@@ -132,9 +132,10 @@ async fn a_digest_stands_for_what_is_stored_of_the_cluster_alone() {
     world.apply(back.clone()).await.unwrap();
     let node = world.nodes("orders").await.remove(0);
     assert_eq!((node.outdated, node.spec_hash), (false, before));
-    // Two changes on, and nothing that could be sent needs it: it goes.
-    world.apply(with("third")).await.unwrap();
-    world.apply(with("fourth")).await.unwrap();
+    // Ten changes on, nothing that could be sent or gone back to needs it: it goes.
+    for at in 0..12 {
+        world.apply(with(&format!("data {at}"))).await.unwrap();
+    }
     refused(world.apply(back).await, Reason::DigestNotStored);
     world.stop().await;
 }

@@ -75,6 +75,9 @@ pub(crate) enum Command {
     Status,
     /// Change the size of a group
     Scale(ScaleArgs),
+    /// How updates go on, earlier specs, going back, replacing all nodes
+    #[command(subcommand)]
+    Rollout(RolloutCommand),
     /// Replace a node, within the update policy of its group
     Replace {
         /// CLUSTER/NODE
@@ -273,6 +276,67 @@ pub(crate) struct ScaleArgs {
     /// Generation that the cluster must have
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,
+    /// Say what would be done and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum RolloutCommand {
+    /// How far the update of a cluster or group is; 1 if it is stuck
+    Status(RolloutStatusArgs),
+    /// Specs that a cluster had, newest first
+    History {
+        cluster: String,
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+    /// Go back to an earlier spec; sizes stay as they are
+    Undo(UndoArgs),
+    /// Replace all nodes of a cluster or group, within its update policy
+    Restart {
+        /// CLUSTER or CLUSTER/GROUP
+        #[arg(value_name = "CLUSTER[/GROUP]")]
+        target: String,
+        /// Say what would be done and change nothing
+        #[arg(long)]
+        dry_run: bool,
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RolloutStatusArgs {
+    /// CLUSTER or CLUSTER/GROUP
+    #[arg(value_name = "CLUSTER[/GROUP]")]
+    pub(crate) target: String,
+    /// Wait until it is over, or stuck
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// How long to wait
+    #[arg(long, default_value = "1h", value_parser = duration, value_name = "DURATION")]
+    pub(crate) timeout: std::time::Duration,
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UndoArgs {
+    pub(crate) cluster: String,
+    /// Revision to go back to [default: the one before the present spec]
+    #[arg(long, value_name = "N")]
+    pub(crate) to_revision: Option<u64>,
+    /// Generation that the cluster must have
+    #[arg(long, value_name = "N")]
+    pub(crate) expect_generation: Option<u64>,
+    /// Say what would be done and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -295,6 +359,11 @@ pub(crate) struct DeleteArgs {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+    /// Say what would be done and change nothing; clusters only
+    #[arg(long, conflicts_with = "wait")]
+    pub(crate) dry_run: bool,
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: Format,
 }
 
 #[derive(Clone, Debug, Args)]

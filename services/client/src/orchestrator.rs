@@ -81,6 +81,9 @@ impl OrchestratorClient {
             resume_cluster(ResumeClusterRequest) -> ResumeClusterResponse;
             scale_group(ScaleGroupRequest) -> ScaleGroupResponse;
             replace_node(ReplaceNodeRequest) -> ReplaceNodeResponse;
+            restart_group(RestartGroupRequest) -> RestartGroupResponse;
+            list_revisions(ListRevisionsRequest) -> ListRevisionsResponse;
+            undo_cluster(UndoClusterRequest) -> UndoClusterResponse;
             abandon_platform(AbandonPlatformRequest) -> AbandonPlatformResponse;
             get_node(GetNodeRequest) -> GetNodeResponse;
             list_nodes(ListNodesRequest) -> ListNodesResponse;

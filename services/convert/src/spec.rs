@@ -6,7 +6,8 @@ use drover_core::{
     error::Violation,
     spec::{
         Amount, Bootstrap, ClusterSpec, GroupSpec, Health, Object, OrphanPolicy, Placement,
-        PlatformChoice, Port, Probe, Remediation, RemovalOrder, Settings, Spread, UpdateStrategy,
+        PlatformChoice, Port, Probe, Remediation, RemovalOrder, Settings, Spread, Update,
+        UpdateStrategy,
     },
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as platform};
@@ -226,14 +227,8 @@ impl Reader {
                 .health
                 .as_ref()
                 .map(|health| self.health(at, health, unsupported)),
-            remediation: from
-                .remediation
-                .as_ref()
-                .map(|r| self.remediation(at, r, unsupported)),
-            update: from
-                .update
-                .as_ref()
-                .map(|update| self.update(at, update, unsupported)),
+            remediation: from.remediation.as_ref().map(|r| self.remediation(at, r)),
+            update: from.update.as_ref().map(|update| self.update(at, update)),
             max_in_flight: from.max_in_flight,
             grace: self.span(&format!("{at}.termination_grace_period"), from.grace),
             removal_order: self.removal_order(at, from.removal_order),
@@ -430,70 +425,78 @@ impl Reader {
         self.take(result.map(Some)).unwrap_or_default()
     }
 
-    fn remediation(
-        &mut self,
-        at: &str,
-        from: &pb::RemediationPolicy,
-        unsupported: &mut Unsupported,
-    ) -> Remediation {
-        lacks(
-            unsupported,
-            from.create_first == Some(true),
-            "remediation.create_first",
-            "create-first replacement",
-        );
+    fn remediation(&mut self, at: &str, from: &pb::RemediationPolicy) -> Remediation {
         let default = Remediation::default();
-        let max_unhealthy = match from.max_unhealthy.as_ref().map(|amount| amount.amount) {
-            None => default.max_unhealthy,
-            Some(Some(pb::count_or_percent::Amount::Count(count))) => Amount::Count(count),
-            Some(Some(pb::count_or_percent::Amount::Percent(percent))) => Amount::Percent(percent),
-            Some(None) => {
-                self.refuse(
-                    format!("{at}.remediation.max_unhealthy"),
-                    "expected a count or a percentage",
-                );
-                default.max_unhealthy
-            }
-        };
+        let max_unhealthy = self.amount(
+            &format!("{at}.remediation.max_unhealthy"),
+            from.max_unhealthy.as_ref(),
+        );
         Remediation {
             enabled: from.enabled.unwrap_or(default.enabled),
-            max_unhealthy,
+            max_unhealthy: max_unhealthy.unwrap_or(default.max_unhealthy),
             max_retries: from.max_retries.unwrap_or(default.max_retries),
+            create_first: from.create_first.unwrap_or(default.create_first),
         }
     }
 
-    fn update(
-        &mut self,
-        at: &str,
-        from: &pb::UpdatePolicy,
-        unsupported: &mut Unsupported,
-    ) -> UpdateStrategy {
-        match pb::UpdateStrategy::try_from(from.strategy) {
-            Ok(pb::UpdateStrategy::OnDelete) => {
-                let rolling = from.max_surge.is_some()
-                    || from.max_unavailable.is_some()
-                    || from.min_ready.is_some()
-                    || from.progress_deadline.is_some();
-                lacks(
-                    unsupported,
-                    rolling,
-                    "update",
-                    "rolling update (with OnDelete only the strategy is said)",
-                );
-                UpdateStrategy::OnDelete
+    fn amount(&mut self, field: &str, from: Option<&pb::CountOrPercent>) -> Option<Amount> {
+        match from?.amount {
+            Some(pb::count_or_percent::Amount::Count(count)) => Some(Amount::Count(count)),
+            Some(pb::count_or_percent::Amount::Percent(percent)) => Some(Amount::Percent(percent)),
+            None => {
+                self.refuse(field, "expected a count or a percentage");
+                None
             }
+        }
+    }
+
+    fn update(&mut self, at: &str, from: &pb::UpdatePolicy) -> Update {
+        let at = format!("{at}.update");
+        let strategy = match pb::UpdateStrategy::try_from(from.strategy) {
+            Ok(pb::UpdateStrategy::OnDelete) => UpdateStrategy::OnDelete,
             Ok(pb::UpdateStrategy::Unspecified | pb::UpdateStrategy::Rolling) => {
-                lacks(unsupported, true, "update", "rolling update");
-                UpdateStrategy::Unset
+                UpdateStrategy::Rolling
             }
             Err(_) => {
                 self.refuse(
-                    format!("{at}.update.strategy"),
+                    format!("{at}.strategy"),
                     "expected RollingUpdate or OnDelete",
                 );
-                UpdateStrategy::Unset
+                UpdateStrategy::Rolling
+            }
+        };
+        let default = Update::default();
+        let update = Update {
+            strategy,
+            max_surge: self.amount(&format!("{at}.max_surge"), from.max_surge.as_ref()),
+            max_unavailable: self.amount(
+                &format!("{at}.max_unavailable"),
+                from.max_unavailable.as_ref(),
+            ),
+            min_ready: self
+                .span(&format!("{at}.min_ready"), &from.min_ready)
+                .unwrap_or(default.min_ready),
+            progress_deadline: self
+                .span(&format!("{at}.progress_deadline"), &from.progress_deadline)
+                .unwrap_or(default.progress_deadline),
+        };
+        // What would never be heeded is refused, not ignored.
+        if strategy == UpdateStrategy::OnDelete {
+            for (field, set) in [
+                ("max_surge", from.max_surge.is_some()),
+                ("max_unavailable", from.max_unavailable.is_some()),
+                ("min_ready", from.min_ready.is_some()),
+                ("progress_deadline", from.progress_deadline.is_some()),
+            ] {
+                if set {
+                    self.refuse(
+                        format!("{at}.{field}"),
+                        "is for RollingUpdate; with OnDelete only the strategy is said",
+                    );
+                }
             }
         }
+        update
     }
 }
 

@@ -87,6 +87,8 @@ pub enum RemovalReason {
     Dead,
     /// Its probes fail, or it did not start in time.
     Sick,
+    /// It is not what its group wants any more.
+    Outdated,
     /// More than wanted.
     Surplus,
     /// Of ours, and without a record.
@@ -101,6 +103,7 @@ impl RemovalReason {
             Self::User => "User",
             Self::Dead => "Dead",
             Self::Sick => "Sick",
+            Self::Outdated => "Outdated",
             Self::Surplus => "Surplus",
             Self::Orphan => "Orphan",
         }

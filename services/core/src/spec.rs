@@ -26,8 +26,11 @@ pub const MAX_SPEC: usize = 128 * 1024;
 pub const MAX_CHOICES: usize = 32;
 /// Most nodes of a cluster.
 pub const MAX_NODES: u32 = 10_000;
-/// Raised when the hash below covers other fields, so that a changed formula never looks like a changed spec.
-const HASH_VERSION: u8 = 1;
+/// A formula of what makes a node, and the version that its hashes begin with.
+type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
+/// The formulas that nodes may carry hashes of, oldest first; the last one is used for new nodes. One that covers other
+/// fields is added at the end and the others stay, so that a changed formula never looks like a changed spec.
+const FORMULAS: [Formula; 1] = [(1, cover)];
 
 /// What is wanted of a cluster: the outermost group and what only a cluster has.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -89,7 +92,7 @@ pub struct Settings {
     /// What becomes of sick nodes.
     pub remediation: Option<Remediation>,
     /// How changes reach existing nodes.
-    pub update: Option<UpdateStrategy>,
+    pub update: Option<Update>,
     /// Most nodes of a group being made or removed at a time, on each platform.
     pub max_in_flight: Option<u32>,
     /// Time that a node gets to stop by itself.
@@ -247,6 +250,8 @@ pub struct Remediation {
     pub max_unhealthy: Amount,
     /// Attempts to make a node before the group is Failed and goes on at the slow cadence.
     pub max_retries: u32,
+    /// Whether the new node is made before the sick one goes. Not on named machines.
+    pub create_first: bool,
 }
 
 impl Default for Remediation {
@@ -255,18 +260,81 @@ impl Default for Remediation {
             enabled: true,
             max_unhealthy: Amount::Percent(40),
             max_retries: 3,
+            create_first: false,
+        }
+    }
+}
+
+impl Amount {
+    /// So many of a group of this size, the fraction of a node left out.
+    #[must_use]
+    pub fn down(self, size: u32) -> u32 {
+        match self {
+            Self::Count(count) => count,
+            Self::Percent(percent) => {
+                let share = u64::from(size) * u64::from(percent) / 100;
+                u32::try_from(share).unwrap_or(u32::MAX)
+            }
+        }
+    }
+
+    /// So many of a group of this size, the fraction of a node counted as one.
+    #[must_use]
+    pub fn up(self, size: u32) -> u32 {
+        match self {
+            Self::Count(count) => count,
+            Self::Percent(percent) => {
+                let share = (u64::from(size) * u64::from(percent)).div_ceil(100);
+                u32::try_from(share).unwrap_or(u32::MAX)
+            }
         }
     }
 }
 
 /// How changes reach existing nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// Whether they do so by themselves.
+    pub strategy: UpdateStrategy,
+    /// Nodes above the size while updating; a percentage rounds up. Absent: 1. On named machines there are none.
+    pub max_surge: Option<Amount>,
+    /// Nodes below the size while updating; a percentage rounds down. Absent: 0, on named machines 1.
+    pub max_unavailable: Option<Amount>,
+    /// Time that a new node must be Ready before it counts as available.
+    pub min_ready: Duration,
+    /// Time without progress after which an update is said to be blocked.
+    pub progress_deadline: Duration,
+}
+
+impl Default for Update {
+    fn default() -> Self {
+        Self {
+            strategy: UpdateStrategy::Rolling,
+            max_surge: None,
+            max_unavailable: None,
+            min_ready: Duration::ZERO,
+            progress_deadline: Duration::from_secs(600),
+        }
+    }
+}
+
+/// How outdated nodes are replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateStrategy {
-    /// Not said: a change that outdates living nodes is refused.
+    /// A few at a time.
     #[default]
-    Unset,
+    Rolling,
     /// Only when a node goes for another reason.
     OnDelete,
+}
+
+/// How many nodes of a group may be renewed at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// So many more than the size may be there.
+    pub surge: u32,
+    /// So many of the size may be missing.
+    pub unavailable: u32,
 }
 
 /// Which nodes go first when all else is equal.
@@ -315,7 +383,7 @@ pub struct Group {
     /// What becomes of sick nodes.
     pub remediation: Remediation,
     /// How changes reach existing nodes.
-    pub update: UpdateStrategy,
+    pub update: Update,
     /// Most nodes being made or removed at a time, on each platform.
     pub max_in_flight: Option<u32>,
     /// Time that a node gets to stop by itself.
@@ -348,6 +416,78 @@ pub struct Choice {
     pub pool: Sym,
     /// Hash of what makes a node by this choice; nodes that carry another one are outdated.
     pub spec_hash: Sym,
+    /// The same by the formulas of earlier versions, oldest first: nodes that carry one of these are as wanted, and get
+    /// the present one.
+    pub former_hashes: Vec<Sym>,
+}
+
+impl Group {
+    /// Whether a node can be replaced only after it is gone: on a named machine there is room for one.
+    #[must_use]
+    pub fn delete_first(&self) -> bool {
+        !self.placement.hosts.is_empty()
+    }
+
+    /// How many of its nodes may be renewed at a time.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        let size = self.size.unwrap_or(1);
+        let update = match self.update.strategy {
+            UpdateStrategy::Rolling => self.update,
+            // What is replaced by name alone goes the gentle way.
+            UpdateStrategy::OnDelete => Update::default(),
+        };
+        if self.delete_first() {
+            let unavailable = update.max_unavailable.unwrap_or(Amount::Count(1));
+            return Budget {
+                surge: 0,
+                unavailable: unavailable.down(size),
+            };
+        }
+        let surge = update.max_surge.unwrap_or(Amount::Count(1));
+        let unavailable = update.max_unavailable.unwrap_or(Amount::Count(0));
+        Budget {
+            surge: surge.up(size),
+            unavailable: unavailable.down(size),
+        }
+    }
+
+    /// Whether a node is as this group wants it, by what made it and by where it is.
+    #[must_use]
+    pub fn makes(&self, node: &crate::Node) -> bool {
+        let hosts = &self.placement.hosts;
+        (hosts.is_empty() || hosts.contains(&node.host))
+            && self.choice_of(&node.spec_hash).is_some()
+    }
+
+    /// The first choice that makes nodes with this hash. A hash by a formula that this version does not know says
+    /// nothing, and passes as the first choice's: what cannot be compared is never replaced for it.
+    #[must_use]
+    pub fn choice_of(&self, hash: &str) -> Option<&Choice> {
+        let known = self.choices.iter().find(|choice| choice.is_hash(hash));
+        known.or_else(|| self.choices.first().filter(|_| is_of_unknown_formula(hash)))
+    }
+}
+
+impl Choice {
+    /// Whether a hash is of what this choice makes, by the present formula or an earlier one.
+    #[must_use]
+    pub fn is_hash(&self, hash: &str) -> bool {
+        *self.spec_hash == *hash || self.former_hashes.iter().any(|former| **former == *hash)
+    }
+}
+
+/// Whether a hash was made by a version with another formula than the known ones: `h2-…` where only `h1-…` is known.
+fn is_of_unknown_formula(hash: &str) -> bool {
+    let version = hash
+        .strip_prefix('h')
+        .and_then(|rest| rest.split_once('-'))
+        .and_then(|(version, _)| version.parse::<u32>().ok());
+    version.is_some_and(|version| {
+        FORMULAS
+            .iter()
+            .all(|(known, _)| u32::from(*known) != version)
+    })
 }
 
 impl ClusterSpec {
@@ -397,9 +537,19 @@ pub fn merge(outer: &Object, inner: &Object) -> Object {
     merged
 }
 
-/// Hash of the fields that make a node, over sorted keys: at most 63 characters, fit for a label.
-fn spec_hash(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Sym {
-    let mut hash = Sha256::new();
+/// Hash of the fields that make a node, over sorted keys, by every formula, oldest first: at most 63 characters each, fit
+/// for a label.
+fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
+    let by = |(version, formula): &Formula| {
+        let mut hash = Sha256::new();
+        hash.update([*version]);
+        formula(&mut hash, cluster, group, choice);
+        format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
+    };
+    FORMULAS.iter().map(by).collect()
+}
+
+fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
     let fields: [&str; 5] = [
         &cluster.software,
         &group.version,
@@ -407,21 +557,18 @@ fn spec_hash(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Sym {
         &choice.class,
         &group.role,
     ];
-    hash.update([HASH_VERSION]);
     for field in fields {
         hash.update((field.len() as u64).to_be_bytes());
         hash.update(field);
     }
-    digest_object(&mut hash, &group.attributes);
-    digest_object(&mut hash, &choice.properties);
+    digest_object(hash, &group.attributes);
+    digest_object(hash, &choice.properties);
     // Only where there is some, so that what was hashed before it existed keeps its hash.
     if let Some(bootstrap) = &group.bootstrap {
         hash.update(b"b");
         hash.update(&bootstrap.sha256);
         hash.update([u8::from(bootstrap.render)]);
     }
-    let hex = hex(&hash.finalize()[..16]);
-    format!("h{HASH_VERSION}-{hex}").into()
 }
 
 /// What capacity a choice takes: its class, and a hash of its properties if it has any (spot or on demand, zone).

@@ -22,7 +22,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "UpToDate",
         "cluster",
         "All nodes match the present spec.",
-        "False: replace the others, one by one, with `drover replace CLUSTER/NODE`.",
+        "False: an update is under way (`drover rollout status NAME`), or the others wait for their end (`OnDelete`): `drover rollout restart NAME`.",
     ),
     (
         "ScalingUp",
@@ -53,6 +53,12 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "cluster",
         "A platform could not make or release a piece of infrastructure; it is tried again. The message has its words.",
         "Correct what the message says (permission, quota, a value); `drover reconcile NAME --reset-back-off` tries at once.",
+    ),
+    (
+        "UpdateBlocked",
+        "group",
+        "Nodes are to be replaced and it does not go on: no capacity for a surge, a platform that refuses the new spec, or new nodes that do not become ready. The old nodes stay.",
+        "What the message says; or `drover rollout undo NAME`; without capacity, `maxUnavailable` above 0.",
     ),
     (
         "WaitingForInfrastructure",

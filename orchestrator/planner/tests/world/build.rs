@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use drover_core::{
     Millis, Sym,
-    spec::{Choice, Group, Placement, Remediation, RemovalOrder, UpdateStrategy},
+    spec::{Amount, Choice, Group, Placement, Remediation, RemovalOrder, Update, UpdateStrategy},
 };
 use drover_planner::{Limits, PlatformView};
 
@@ -53,7 +53,7 @@ pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
         bootstrap: None,
         health: None,
         remediation: Remediation::default(),
-        update: UpdateStrategy::OnDelete,
+        update: on_delete(),
         max_in_flight: None,
         grace: Duration::from_secs(30),
         removal_order: RemovalOrder::Newest,
@@ -72,7 +72,32 @@ pub fn choice(platform: &str, version: &str) -> Choice {
         version_requirement: String::new(),
         pool: "".into(),
         spec_hash: format!("{version}-{platform}").into(),
+        former_hashes: Vec::new(),
     }
+}
+
+pub fn on_delete() -> Update {
+    Update {
+        strategy: UpdateStrategy::OnDelete,
+        ..Update::default()
+    }
+}
+
+/// A rolling update within this budget.
+pub fn rolling(surge: u32, unavailable: u32) -> Update {
+    Update {
+        max_surge: Some(Amount::Count(surge)),
+        max_unavailable: Some(Amount::Count(unavailable)),
+        ..Update::default()
+    }
+}
+
+/// A group of which every choice makes this version.
+pub fn at_version(mut group: Group, version: &str) -> Group {
+    for one in &mut group.choices {
+        *one = choice(&one.platform, version);
+    }
+    group
 }
 
 pub fn sym(text: &str) -> Sym {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use drover_core::{NodeState, Phase, node::RemovalReason};
+use drover_core::{NodeState, Phase, node::RemovalReason, spec::UpdateStrategy};
 use drover_planner::{Call, Op, Plan};
 
 use super::{World, backend::Thing, build};
@@ -30,18 +30,19 @@ impl World {
         let from = self
             .now
             .saturating_sub(build::CALL + build::CREATION + 5_000);
+        let any = self.state.nodes.iter().any(|n| n.marked);
         let mut most = 0;
         let mut last = 0;
-        for (at, path, size) in &self.sizes {
+        for (at, path, plain, marked) in &self.sizes {
             if **path == *group {
+                let now = if any { *marked } else { *plain };
                 if *at >= from {
-                    most = most.max(last).max(*size);
+                    most = most.max(last).max(now);
                 }
-                last = *size;
+                last = now;
             }
         }
-        let marked = self.state.nodes.iter().any(|n| n.marked);
-        most.max(last) + usize::from(marked)
+        most.max(last)
     }
 
     /// After something came into being: never more than wanted, never two in one place.
@@ -80,10 +81,16 @@ impl World {
             };
             let view = &self.views[&node.platform];
             assert!(view.visible, "{node:?} cannot be seen and is removed");
-            if matches!(reason, RemovalReason::Sick | RemovalReason::Surplus) {
+            if matches!(
+                reason,
+                RemovalReason::Sick | RemovalReason::Outdated | RemovalReason::Surplus
+            ) {
                 assert!(!node.seen.unlisted && node.node_id.is_some(), "{node:?}");
             }
-            let voluntary = matches!(reason, RemovalReason::Surplus | RemovalReason::User);
+            let voluntary = matches!(
+                reason,
+                RemovalReason::Surplus | RemovalReason::User | RemovalReason::Outdated
+            );
             if voluntary && node.state == NodeState::Ready && self.is_up(node) {
                 let left = self
                     .state
@@ -92,11 +99,12 @@ impl World {
                     .filter(|n| n.group == node.group && !leaving.contains(&n.slot))
                     .filter(|n| self.is_up(n))
                     .count();
-                let machines = !group.placement.hosts.is_empty();
-                // On a named machine the old one goes first, one at a time.
-                let first = usize::from(machines && *reason == RemovalReason::User);
+                let fewer = match reason {
+                    RemovalReason::Surplus => 0,
+                    _ => group.budget().unavailable as usize,
+                };
                 assert!(
-                    left + first >= group.size.unwrap() as usize,
+                    left + fewer >= group.size.unwrap() as usize,
                     "{left} stay Ready, {reason:?} {node:?}"
                 );
             }
@@ -131,6 +139,12 @@ impl World {
         assert_eq!(self.leftovers(), wanted, "leftovers");
         assert_eq!(self.state.nodes.len(), wanted, "{:?}", self.state.nodes);
         assert!(self.state.requests.is_empty());
+        assert!(self.state.rollouts.iter().next().is_none());
+        for node in &self.state.nodes {
+            let group = self.groups.iter().find(|g| g.path == node.group).unwrap();
+            let stays = group.update.strategy == UpdateStrategy::OnDelete;
+            assert!(stays || group.makes(node), "outdated: {node:?}");
+        }
         for node in &self.state.nodes {
             assert_eq!(node.state, NodeState::Ready, "{node:?}");
         }

@@ -21,7 +21,7 @@ use drover_core::{
     error::Reason,
     infrastructure::{Observed, Wanted},
     node::{Answer, Call as Attempt, Outcome, ProbeResult, Seen},
-    spec::{Group, OrphanPolicy},
+    spec::{Group, OrphanPolicy, UpdateStrategy},
 };
 use drover_planner::{Call, Input, Op, Orphan, Plan, PlatformView, State, apply, plan};
 use uuid::Uuid;
@@ -79,8 +79,9 @@ pub struct World {
     pub passes: usize,
     /// Requests that were recorded, each with its time.
     pub requested: Vec<Millis>,
-    /// Sizes that each group had, and since when.
-    sizes: Vec<(Millis, Sym, usize)>,
+    /// The most nodes that each group might have, and since when.
+    /// With what is replaced by name alone, and without.
+    sizes: Vec<(Millis, Sym, usize, usize)>,
     /// Nodes of this group on its way to Ready die after so long.
     pub lifetime: Option<Millis>,
     queue: BTreeMap<(Millis, u64), Event>,
@@ -134,12 +135,32 @@ impl World {
 
     /// Wants these groups from now on.
     pub fn want(&mut self, groups: Vec<Group>) {
+        if std::env::var_os("PLANNER_TRACE").is_some() {
+            for g in &groups {
+                let hash = g.choices.first().map(|c| &*c.spec_hash);
+                eprintln!(
+                    "at {}: want {} x{:?} {hash:?} {:?}",
+                    self.now - 1_000_000_000,
+                    g.path,
+                    g.size,
+                    g.budget()
+                );
+            }
+        }
         let gone: Vec<Sym> = self.groups.iter().map(|g| g.path.clone()).collect();
         self.sizes
-            .extend(gone.into_iter().map(|path| (self.now, path, 0)));
+            .extend(gone.into_iter().map(|path| (self.now, path, 0, 0)));
         for group in &groups {
-            let size = group.size.unwrap_or(1) as usize;
-            self.sizes.push((self.now, group.path.clone(), size));
+            let mut most = group.size.unwrap_or(1) as usize;
+            if group.update.strategy == UpdateStrategy::Rolling {
+                most += group.budget().surge as usize;
+            }
+            if group.remediation.create_first && most == group.size.unwrap_or(1) as usize {
+                most += 1;
+            }
+            let marked = most.max(group.size.unwrap_or(1) as usize + group.budget().surge as usize);
+            self.sizes
+                .push((self.now, group.path.clone(), most, marked));
         }
         self.groups = groups;
         self.state.generation += 1;
@@ -269,6 +290,7 @@ impl World {
         let planned = self.plan_at(self.now, false);
         let mut explained = self.plan_at(self.now, true);
         explained.report.clear();
+        explained.renewals.clear();
         assert_eq!(planned, explained, "a plan is a function of its input");
         self.trace(&planned);
         self.check(&planned);

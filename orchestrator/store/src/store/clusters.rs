@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, vec};
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result, spec::MAX_SPEC};
+use prost::Message;
 use uuid::Uuid;
 
 use super::{
@@ -13,8 +14,8 @@ use super::{
 };
 use crate::{
     backend::{CommitError, Entry, Expect, Lane, Op, PAGE, Range, Revision, Scan, Txn},
-    keys::{self, Name},
-    value::{Desired, Head, marked, new_txn_id},
+    keys::{self, Key, Name},
+    value::{Desired, Head, RevisionRow, marked, new_txn_id},
 };
 
 /// Everything that is stored about a cluster, events aside.
@@ -302,6 +303,69 @@ impl Store {
                 _ => None,
             })
             .collect())
+    }
+
+    /// Specs that a cluster had, by generation, oldest first.
+    pub async fn revisions(&self, uid: Uuid) -> Result<Vec<(u64, RevisionRow)>> {
+        let range = Range::prefix(&keys::revisions(uid));
+        let entries = self.backend.scan(range, 8).await?.collect().await?;
+        entries
+            .iter()
+            .map(|entry| match entry.key.parse() {
+                Some(Name::Revision(_, generation)) => {
+                    Ok((generation, decode::<RevisionRow>(entry)?.value))
+                }
+                _ => Err(damaged(&entry.key)),
+            })
+            .collect()
+    }
+
+    /// Keeps a spec that is about to be replaced, and of those before it the newest, `most` in all. Written again it is
+    /// the same: it may come before a change that then fails.
+    pub async fn keep_revision(
+        &self,
+        uid: Uuid,
+        generation: u64,
+        row: RevisionRow,
+        most: usize,
+    ) -> Result<()> {
+        let kept = self.revisions(uid).await?;
+        let older = kept
+            .iter()
+            .map(|(old, _)| *old)
+            .filter(|old| *old != generation);
+        let older: Vec<u64> = older.collect();
+        let surplus = (older.len() + 1).saturating_sub(most);
+        let mut txn = Txn {
+            max_wait: Some(API_WAIT),
+            ..Txn::default()
+        }
+        .put(
+            Key::from(Name::Revision(uid, generation)),
+            Bytes::from(row.encode_to_vec()),
+        );
+        txn.ops
+            .extend(older.into_iter().take(surplus).map(|old| Op::Delete {
+                key: Key::from(Name::Revision(uid, old)),
+            }));
+        // Of unknown outcome: the change that follows is refused or repeats it.
+        self.backend.commit(txn, Lane::Bulk).await?;
+        Ok(())
+    }
+
+    /// Deletes the specs that a cluster had: it is about to be finished.
+    pub async fn drop_revisions(&self, uid: Uuid) -> Result<()> {
+        let kept = self.revisions(uid).await?;
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let mut txn = Txn::default();
+        txn.ops
+            .extend(kept.into_iter().take(MAX_DROPS).map(|(old, _)| Op::Delete {
+                key: Key::from(Name::Revision(uid, old)),
+            }));
+        self.backend.commit(txn, Lane::Bulk).await?;
+        Ok(())
     }
 
     /// Deletes all user data of a cluster: it is about to be finished, and nothing is made for it any more.

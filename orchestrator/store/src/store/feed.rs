@@ -222,6 +222,7 @@ fn typed(change: &Change, revision: Revision) -> Option<Changed> {
         | Name::Meta
         | Name::ClusterName(_)
         | Name::UserData(..)
+        | Name::Revision(..)
         | Name::Events(..) => {
             return None;
         }

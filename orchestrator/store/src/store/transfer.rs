@@ -10,7 +10,10 @@ use super::{Store, mark_restored, read_meta};
 use crate::{
     backend::{Backend, CommitError, Entry, Lane, PAGE, Range, Revision, Txn},
     keys::{Key, Name},
-    value::{Chunk, Desired, Epoch, Head, Meta, NewEvent, Owner, PlatformRow, Replica, Tombstone},
+    value::{
+        Chunk, Desired, Epoch, Head, Meta, NewEvent, Owner, PlatformRow, Replica, RevisionRow,
+        Tombstone,
+    },
 };
 
 /// Shows, for people, what only the orchestrator can read: the value of a node, request or resource, the spec of a
@@ -316,6 +319,10 @@ fn show(name: &Name, bytes: &[u8], decoder: Decoder<'_>) -> Option<Value> {
             })
         }
         Name::Secret(_) | Name::UserData(..) => length(bytes),
+        Name::Revision(..) => {
+            let r = RevisionRow::decode(bytes).ok()?;
+            json!({"applyTimeMs": r.apply_time_ms, "spec": opaque(&r.spec)})
+        }
         Name::Tombstone(_) => {
             let t = Tombstone::decode(bytes).ok()?;
             json!({

@@ -4,11 +4,12 @@ use drover_core::Reason;
 use drover_proto::orchestrator::v1::{
     DeleteClusterRequest, DeleteSecretRequest, PauseClusterRequest, ReconcileClusterRequest,
     ReplaceNodeRequest, ResumeClusterRequest, ScaleGroupRequest, UnregisterPlatformRequest,
+    plan_cluster_request::Subject,
 };
 use tokio::time::Instant;
 
 use super::{
-    apply, report,
+    apply, report, rollout,
     target::{self, Kind, Target},
     wait,
 };
@@ -17,7 +18,7 @@ use crate::{
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
     manifest::Manifests,
-    output,
+    output::{self, Format, json},
 };
 
 pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
@@ -29,9 +30,16 @@ pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
         standby: args.standby,
         expected_generation: args.expect_generation,
     };
+    if args.dry_run {
+        return rollout::dry_run(client, &cluster, Subject::Scale(request), args.output).await;
+    }
     let answer = client
         .call(client.api.scale_group(request, CALL_TIMEOUT))
         .await?;
+    if args.output == Format::Json {
+        output::print(&json::pretty(&answer)?)?;
+        return Ok(Exit::Done);
+    }
     let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
     let tally = answer
         .plan
@@ -125,6 +133,20 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     let things = chosen(client, &args).await?;
     if things.is_empty() {
         eprintln!("nothing found");
+        return Ok(Exit::Done);
+    }
+    if args.dry_run {
+        for (kind, name) in &things {
+            if *kind == Kind::Cluster {
+                let request = DeleteClusterRequest {
+                    name: name.clone(),
+                    expected_generation: None,
+                };
+                rollout::dry_run(client, name, Subject::Delete(request), args.output).await?;
+            } else {
+                output::line(&format!("{}/{name} deleted (dry run)", kind.word()))?;
+            }
+        }
         return Ok(Exit::Done);
     }
     if !args.yes {

@@ -11,6 +11,7 @@ pub(crate) mod offline;
 mod plan;
 mod probe;
 mod report;
+mod rollout;
 mod target;
 mod tree;
 pub(crate) mod wait;
@@ -36,6 +37,7 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Describe(args) => describe::run(&client()?, args).await,
         Command::Status => describe::status(&client()?).await,
         Command::Scale(args) => edit::scale(&client()?, args).await,
+        Command::Rollout(command) => rollout::run(&client()?, command).await,
         Command::Replace { node } => edit::replace(&client()?, &node).await,
         Command::Pause { cluster, reason } => edit::pause(&client()?, &cluster, &reason).await,
         Command::Resume { cluster } => edit::resume(&client()?, &cluster).await,

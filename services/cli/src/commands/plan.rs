@@ -122,8 +122,13 @@ async fn documents(client: &Client, filenames: &[String], format: Format) -> Out
     Ok(changes)
 }
 
-fn summary(plan: &Plan) -> String {
-    format!("Plan: {}.", report::Tally::of(plan).words())
+pub(crate) fn summary(plan: &Plan) -> String {
+    let mut line = format!("Plan: {}", report::Tally::of(plan).words());
+    for renewal in &plan.renewals {
+        line.push_str(&format!("; {}", report::budget(renewal)));
+    }
+    line.push('.');
+    line
 }
 
 /// The cluster as it is now, if it is there.

@@ -1,7 +1,8 @@
 //! Plans in words: how many nodes come and go, and what happens to each.
 
 use drover_proto::orchestrator::v1::{
-    Action, ActionKind, Cluster, GroupSpec, Plan, PlanActivity, StorageRetention,
+    Action, ActionKind, Cluster, GroupRenewal, GroupSpec, NodeRenewal, Plan, PlanActivity,
+    StorageRetention,
 };
 
 use crate::{
@@ -35,6 +36,15 @@ impl Tally {
                 _ => {}
             }
         }
+        for renewal in &plan.renewals {
+            let begun = plan
+                .actions
+                .iter()
+                .filter(|action| is_removal_of(action, renewal))
+                .count();
+            let begun = u32::try_from(begun).unwrap_or(u32::MAX);
+            tally.replace += renewal.node_count.saturating_sub(begun);
+        }
         tally
     }
 
@@ -49,6 +59,33 @@ impl Tally {
             self.create, self.replace, self.delete
         )
     }
+}
+
+/// Whether an action of now removes a node that the renewal counts too.
+fn is_removal_of(action: &Action, renewal: &GroupRenewal) -> bool {
+    action.kind() == ActionKind::Deprovision
+        && renewal
+            .nodes
+            .iter()
+            .any(|node| action.node.as_deref() == Some(&node.node))
+}
+
+/// Within which limits nodes of a group are replaced: `db: at most 4 nodes, at least 3 available, at most 51m`.
+pub(crate) fn budget(renewal: &GroupRenewal) -> String {
+    let most = renewal.size + renewal.max_surge;
+    let least = renewal.size.saturating_sub(renewal.max_unavailable);
+    let mut words = format!(
+        "{}: at most {}, at least {least} available",
+        renewal.group,
+        count(most as usize, "node"),
+    );
+    let longest = renewal
+        .longest_duration
+        .and_then(|duration| std::time::Duration::try_from(duration).ok());
+    if let Some(longest) = longest {
+        words.push_str(&format!(", {} at most if none fails", age::short(longest)));
+    }
+    words
 }
 
 /// Nodes that a cluster wants, and where: `3 nodes on local`.
@@ -198,11 +235,7 @@ pub(crate) fn plan(
                 other => other.into(),
             };
         }
-        match item.storage() {
-            StorageRetention::Retain => why.push_str(" · data kept"),
-            StorageRetention::Delete => why.push_str(" · data deleted"),
-            StorageRetention::Unspecified => {}
-        }
+        why.push_str(data(item.storage()));
         let place = if item.platform.is_empty() {
             verb.to_owned()
         } else {
@@ -210,10 +243,15 @@ pub(crate) fn plan(
         };
         lines.push([symbol.into(), subject(item), place, why]);
     }
+    for renewal in &plan.renewals {
+        renewed(plan, renewal, &mut lines);
+    }
     for note in plan
         .report
         .iter()
         .filter(|note| note.activity() == PlanActivity::Waiting)
+        // Said with the node already, in the order in which they go.
+        .filter(|note| !(note.reason == "Budget" && is_renewed(plan, note.node.as_deref())))
     {
         let who = note.node.clone().unwrap_or_else(|| {
             if note.group.is_empty() {
@@ -255,6 +293,57 @@ pub(crate) fn plan(
         out.push_str(&format!("  and {} more\n", plan.omitted));
     }
     out
+}
+
+/// Most nodes of a group that a plan for people names.
+const MAX_NAMED: usize = 30;
+
+/// The nodes of a group that are replaced later, in the order in which they go.
+fn renewed(plan: &Plan, renewal: &GroupRenewal, lines: &mut Vec<[String; 4]>) {
+    let begun = |node: &&NodeRenewal| {
+        let of_node = |action: &Action| {
+            action.kind() == ActionKind::Deprovision && action.node.as_deref() == Some(&node.node)
+        };
+        !plan.actions.iter().any(of_node)
+    };
+    let later: Vec<&NodeRenewal> = renewal.nodes.iter().filter(begun).collect();
+    for node in later.iter().take(MAX_NAMED) {
+        let mut why = match node.causes.as_slice() {
+            [] if node.reason == "User" => "asked for".to_owned(),
+            [] => "made from an older spec".to_owned(),
+            causes => format!("{} changed", causes.join(", ")),
+        };
+        why.push_str(data(node.storage()));
+        lines.push([
+            "-/+".into(),
+            node.node_name.clone(),
+            format!("replace on {}", node.platform),
+            why,
+        ]);
+    }
+    let more = (renewal.node_count as usize).saturating_sub(renewal.nodes.len())
+        + later.len().saturating_sub(MAX_NAMED);
+    if more > 0 {
+        lines.push([
+            "-/+".into(),
+            format!("{more} more in {}", renewal.group),
+            "replace".into(),
+            String::new(),
+        ]);
+    }
+}
+
+fn is_renewed(plan: &Plan, node: Option<&str>) -> bool {
+    let mut nodes = plan.renewals.iter().flat_map(|renewal| &renewal.nodes);
+    node.is_some_and(|id| nodes.any(|node| node.node == id))
+}
+
+fn data(storage: StorageRetention) -> &'static str {
+    match storage {
+        StorageRetention::Retain => " · data kept",
+        StorageRetention::Delete => " · data DELETED",
+        StorageRetention::Unspecified => "",
+    }
 }
 
 #[cfg(test)]
@@ -338,6 +427,57 @@ mod tests {
         assert_eq!(
             shown,
             "  ~  spec.groups.web.size  3 -> 5\n  -  db-2                  delete  standby lowered, newest first · data kept\n"
+        );
+    }
+
+    #[test]
+    fn a_plan_names_who_is_replaced_why_and_within_which_limits() {
+        let node = |name: &str, causes: &[&str]| NodeRenewal {
+            node: format!("{name}-x"),
+            node_name: name.into(),
+            platform: "local".into(),
+            reason: "Outdated".into(),
+            causes: causes.iter().map(|cause| (*cause).to_owned()).collect(),
+            ..Default::default()
+        };
+        let mut begun = act(ActionKind::Deprovision, "db-2", "Outdated");
+        begun.node = Some("db-2-x".into());
+        let mut surge = act(ActionKind::Provision, "db-3", "Update");
+        surge.platform = "local".into();
+        let shown = Plan {
+            actions: vec![begun, surge],
+            renewals: vec![GroupRenewal {
+                group: "db".into(),
+                size: 3,
+                max_surge: 1,
+                max_unavailable: 1,
+                nodes: vec![
+                    node("db-2", &[]),
+                    node("db-1", &["attributes.max", "version"]),
+                    node("db-0", &[]),
+                ],
+                node_count: 3,
+                longest_duration: Some(prost_types::Duration {
+                    seconds: 3060,
+                    nanos: 0,
+                }),
+            }],
+            ..Default::default()
+        };
+        assert_eq!(
+            Tally::of(&shown).words(),
+            "0 to create, 3 to replace, 0 to delete"
+        );
+        let text = plan(&shown, &[], std::time::SystemTime::now());
+        assert!(
+            text.contains("db-1  replace on local  attributes.max, version changed"),
+            "{text}"
+        );
+        assert_eq!(text.matches("db-2").count(), 1, "{text}");
+        let line = super::super::plan::summary(&shown);
+        assert_eq!(
+            line,
+            "Plan: 0 to create, 3 to replace, 0 to delete; db: at most 4 nodes, at least 2 available, 51m at most if none fails."
         );
     }
 

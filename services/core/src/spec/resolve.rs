@@ -3,8 +3,8 @@
 use std::{collections::HashSet, time::Duration};
 
 use super::{
-    Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES, Settings,
-    merge, pool, spec_hash,
+    Amount, Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES,
+    Settings, Update, merge, pool, spec_hashes,
 };
 use crate::{
     error::{Error, Violation},
@@ -240,12 +240,16 @@ impl Walk<'_> {
                 version_requirement: choice.version_requirement.clone(),
                 pool: name::sym(""),
                 spec_hash: name::sym(""),
+                former_hashes: Vec::new(),
             };
             choice.pool = pool(&choice.class, &choice.properties);
-            choice.spec_hash = spec_hash(self.cluster, &group, &choice);
+            let mut hashes = spec_hashes(self.cluster, &group, &choice);
+            choice.spec_hash = hashes.pop().unwrap_or_default();
+            choice.former_hashes = hashes;
             group.choices.push(choice);
         }
         self.check_hosts(at, &group);
+        self.check_budget(at, &group, spec.settings.update.is_some());
         self.groups.push(group);
     }
 
@@ -259,6 +263,55 @@ impl Walk<'_> {
                 format!("{at}.placement.hosts"),
                 "machines can be named in a group of nodes only",
             );
+        }
+    }
+
+    /// An update has to be able to begin: nodes above the size, or nodes below it.
+    fn check_budget(&mut self, at: &str, group: &Group, own: bool) {
+        let budget = group.budget();
+        let size = group.size.unwrap_or(1);
+        if size == 0 || budget.surge + budget.unavailable > 0 || both_zero(&group.update) {
+            return;
+        }
+        let description = if group.delete_first() {
+            format!(
+                "named machines are replaced one after the other has gone: with {size} nodes this leaves none of them \
+                 unavailable; expected at least 1"
+            )
+        } else {
+            format!(
+                "with {size} nodes neither one more nor one less is allowed, so nothing could ever be replaced; raise \
+                 max_surge or max_unavailable"
+            )
+        };
+        let field = if own {
+            format!("{at}.update.max_unavailable")
+        } else {
+            at.to_owned()
+        };
+        self.refuse(field, description);
+    }
+
+    fn check_update(&mut self, at: &str, update: &Update) {
+        for (field, amount) in [
+            ("max_surge", update.max_surge),
+            ("max_unavailable", update.max_unavailable),
+        ] {
+            if let Some(Amount::Percent(percent @ 101..)) = amount {
+                self.refuse(
+                    format!("{at}.update.{field}"),
+                    format!("{percent} percent; expected 0 to 100 percent"),
+                );
+            }
+        }
+        if both_zero(update) {
+            self.refuse(
+                format!("{at}.update.max_surge"),
+                "is 0, and so is max_unavailable: nothing could ever be replaced; raise one of them",
+            );
+        }
+        if update.progress_deadline.is_zero() {
+            self.refuse(format!("{at}.update.progress_deadline"), "must be above 0");
         }
     }
 
@@ -343,7 +396,7 @@ impl Walk<'_> {
             }
         }
         if let Some(remediation) = &settings.remediation {
-            if let super::Amount::Percent(101..) = remediation.max_unhealthy {
+            if let Amount::Percent(101..) = remediation.max_unhealthy {
                 self.refuse(
                     format!("{at}.remediation.max_unhealthy"),
                     "expected 0 to 100 percent",
@@ -355,6 +408,9 @@ impl Walk<'_> {
                     "expected at least 1",
                 );
             }
+        }
+        if let Some(update) = &settings.update {
+            self.check_update(at, update);
         }
         for (index, spread) in settings
             .placement
@@ -377,6 +433,12 @@ impl Walk<'_> {
             }
         }
     }
+}
+
+/// Whether it says that nothing may ever be replaced.
+fn both_zero(update: &Update) -> bool {
+    let zero = |amount| matches!(amount, Some(Amount::Count(0) | Amount::Percent(0)));
+    zero(update.max_surge) && zero(update.max_unavailable)
 }
 
 fn inherit(outer: &Settings, inner: &Settings) -> Settings {

@@ -1,0 +1,371 @@
+//! Renewal: nodes that are outdated, or that their user marked, go one after the other, within the budget of their group.
+
+use drover_core::{
+    Millis, NodeState, Sym,
+    node::RemovalReason,
+    spec::{Budget, Group, UpdateStrategy},
+};
+
+use crate::{
+    BackOffKey, BackOffKind, ConditionKey, ConditionKind, Op, Planner, Renewal, Rollout,
+    observe::{millis, seconds},
+};
+
+/// What there is of a group while some of it is renewed.
+struct Progress {
+    /// Those to be renewed that do not leave yet.
+    left: Vec<usize>,
+    /// As wanted and available for as long as the update asks for.
+    ready: usize,
+    /// As wanted and not available yet, or leaving: what the update has set going.
+    pending: usize,
+}
+
+impl Planner<'_> {
+    /// Removes nodes that are to be renewed, as the budget allows. Answers how many nodes more than the size may be there
+    /// for that.
+    pub(crate) fn renew(&mut self, group: usize) -> usize {
+        self.restamp(group);
+        let progress = self.progress(group);
+        self.follow_rollout(group, &progress);
+        let spec = &self.input.groups[group];
+        if progress.left.is_empty() {
+            return 0;
+        }
+        let budget = spec.budget();
+        self.explain_renewal(group, budget, &progress.left);
+        self.block_by_back_off(group);
+        if let Some(reason) = self.frozen() {
+            self.note(&spec.path, None, false, reason, || {
+                format!(
+                    "{} to be replaced; they stay while nothing may be made instead",
+                    progress.left.len()
+                )
+            });
+            return 0;
+        }
+        if let Some(why) = self.lacks.clone() {
+            self.wait_for_infrastructure(&spec.path, &why);
+            return 0;
+        }
+        self.remove_renewed(group, budget, progress);
+        let waits = self
+            .own(group)
+            .any(|at| self.is_renewed(at) && !self.marks[at].leaving);
+        if waits { budget.surge as usize } else { 0 }
+    }
+
+    fn remove_renewed(&mut self, group: usize, budget: Budget, progress: Progress) {
+        let spec = &self.input.groups[group];
+        let floor = Self::size(spec).saturating_sub(budget.unavailable as usize);
+        let pace = (budget.surge + budget.unavailable).max(1) as usize;
+        let mut pending = progress.pending;
+        let mut available = self.seasoned(group);
+        let removable: Vec<usize> = progress
+            .left
+            .into_iter()
+            .filter(|&at| self.is_removable(at))
+            // What nobody asked for by name goes only if it is known what becomes of it.
+            .filter(|&at| {
+                let node = &self.state.nodes[at];
+                node.marked || self.marks[at].fresh && node.is_resolved()
+            })
+            .collect();
+        let count = removable.len();
+        for at in self.removal_order(group, removable, count) {
+            let node = &self.state.nodes[at];
+            let (slot, platform) = (node.slot, node.platform.clone());
+            let counts = usize::from(self.is_seasoned(group, at));
+            let others = available - counts;
+            // What ran may run on, and only its probes be cut off: such go as slowly as those that serve.
+            let ran = node.state == NodeState::Unhealthy && *node.reason != *"StartTimeout";
+            if self.may_serve(at) && others < floor {
+                self.note(&spec.path, Some(slot), false, "Budget", || {
+                    if budget.surge > 0 {
+                        "replaced when its successor is Ready".into()
+                    } else {
+                        "replaced when all others are Ready".into()
+                    }
+                });
+                continue;
+            }
+            if !self.may_serve(at) && ran && pending >= pace {
+                self.note(&spec.path, Some(slot), false, "Budget", || {
+                    "replaced when those before it are Ready".into()
+                });
+                continue;
+            }
+            if self.full() || !self.may_fly(group, &platform) {
+                return;
+            }
+            let reason = if self.state.nodes[at].marked {
+                RemovalReason::User
+            } else {
+                RemovalReason::Outdated
+            };
+            self.intend(at, reason);
+            (pending, available) = (pending + 1, available - counts);
+        }
+    }
+
+    /// Whether a node is to be renewed: it is marked, or outdated where changes reach nodes by themselves.
+    pub(crate) fn is_renewed(&self, at: usize) -> bool {
+        let Some(group) = self.input.groups.get(usize::from(self.marks[at].group)) else {
+            return false;
+        };
+        let mark = &self.marks[at];
+        !mark.forgotten
+            && !mark.dead
+            && (self.state.nodes[at].marked
+                || group.update.strategy == UpdateStrategy::Rolling && self.is_outdated(at))
+    }
+
+    /// Whether a node is available, and has been for as long as an update of its group asks for.
+    fn is_seasoned(&self, group: usize, at: usize) -> bool {
+        let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
+        let min_ready = millis(self.input.groups[group].update.min_ready);
+        mark.available
+            && !mark.leaving
+            && (min_ready == 0
+                || node.state == NodeState::Ready && self.input.now >= node.state_time + min_ready)
+    }
+
+    fn seasoned(&self, group: usize) -> usize {
+        self.own(group)
+            .filter(|&at| self.is_seasoned(group, at))
+            .count()
+    }
+
+    fn progress(&mut self, group: usize) -> Progress {
+        let mut progress = Progress {
+            left: Vec::new(),
+            ready: 0,
+            pending: 0,
+        };
+        let min_ready = millis(self.input.groups[group].update.min_ready);
+        let mut soon = Millis::MAX;
+        for at in self.own(group) {
+            let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
+            if mark.dead {
+                continue;
+            }
+            if mark.leaving {
+                progress.pending += 1;
+            } else if self.is_renewed(at) {
+                progress.left.push(at);
+            } else if self.is_seasoned(group, at) {
+                progress.ready += 1;
+            } else {
+                progress.pending += 1;
+                if mark.available && node.state == NodeState::Ready {
+                    soon = soon.min(node.state_time + min_ready);
+                }
+            }
+        }
+        let path = &self.input.groups[group].path;
+        let rolls = !progress.left.is_empty() || self.state.rollouts.contains_key(path);
+        if soon != Millis::MAX && rolls {
+            self.wake(soon);
+        }
+        progress
+    }
+
+    /// Records how far a renewal is: when it began, and when it came on last.
+    fn follow_rollout(&mut self, group: usize, progress: &Progress) {
+        let spec = &self.input.groups[group];
+        let before = self.state.rollouts.get(&spec.path);
+        let counts = (progress.ready as u32, progress.left.len() as u32);
+        let (ready, left) = counts;
+        let now = self.input.now;
+        let target = spec.choices.first().map(|choice| choice.spec_hash.clone());
+        let target = target.unwrap_or_default();
+        let to = match before {
+            // The last of them leaves, and what came instead has to show that it works.
+            _ if left == 0 && (progress.pending == 0 || before.is_none()) => None,
+            Some(same) if same.target == target => {
+                let mut same = same.clone();
+                if left != same.left || ready > same.ready {
+                    (same.progress, same.left) = (now, left);
+                    same.ready = same.ready.max(ready);
+                }
+                Some(same)
+            }
+            _ => Some(Rollout {
+                target,
+                started: now,
+                progress: now,
+                ready,
+                left,
+            }),
+        };
+        if before != to.as_ref() {
+            self.op(Op::Rollout {
+                group: spec.path.clone(),
+                to,
+            });
+        }
+    }
+
+    /// States that an update is blocked if it has not come on for too long. After all else that may say why.
+    pub(crate) fn judge_update(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let left: Vec<usize> = self
+            .own(group)
+            .filter(|&at| self.is_renewed(at) && !self.marks[at].leaving)
+            .collect();
+        let Some(rollout) = self.state.rollouts.get(&spec.path) else {
+            return;
+        };
+        if left.is_empty() || self.plan.ops.iter().any(|op| is_rollout(op, &spec.path)) {
+            return;
+        }
+        let due = rollout.progress + millis(spec.update.progress_deadline);
+        if self.input.now < due {
+            self.wake(due);
+            return;
+        }
+        let mut message = format!(
+            "{} of {} are not updated and nothing has come on for {}",
+            left.len(),
+            Self::size(spec),
+            seconds(millis(spec.update.progress_deadline)),
+        );
+        let slow = self.own(group).find(|&at| {
+            let mark = &self.marks[at];
+            !mark.leaving && !mark.dead && !mark.available && !self.is_renewed(at)
+        });
+        if let Some(at) = slow {
+            let node = &self.state.nodes[at];
+            let words = [&*node.reason, &*node.message];
+            let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+            message.push_str(&format!("; {} does not become ready", node.name()));
+            if !words.is_empty() {
+                message.push_str(&format!(" ({})", words.join(": ")));
+            }
+        }
+        self.block_update(&spec.path, "ProgressDeadline", &message);
+    }
+
+    /// An update that new nodes cannot be made for stands still, and its old nodes with it.
+    fn block_by_back_off(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let mut blocked = None;
+        for choice in &spec.choices {
+            let key = BackOffKey::of(&spec.path, &choice.spec_hash, &choice.platform);
+            let Some(back_off) = self.back_off(&key) else {
+                // Another choice may still do.
+                return;
+            };
+            let reason = match back_off.kind {
+                BackOffKind::Rejected => "Rejected",
+                BackOffKind::Credentials => "CREDENTIALS_REFUSED",
+                BackOffKind::Failure if back_off.failures >= spec.remediation.max_retries => {
+                    "Failed"
+                }
+                BackOffKind::Failure | BackOffKind::NoCapacity => return,
+            };
+            blocked = blocked.or_else(|| {
+                let message = format!("{}: {}", choice.platform, back_off.message);
+                Some((reason, message))
+            });
+        }
+        if let Some((reason, message)) = blocked {
+            self.block_update(&spec.path, reason, &message);
+        }
+    }
+
+    /// States that an update is blocked.
+    pub(crate) fn block_update(&mut self, group: &Sym, reason: &'static str, message: &str) {
+        let key = ConditionKey {
+            group: group.clone(),
+            kind: ConditionKind::UpdateBlocked,
+        };
+        self.hold(key, reason, message);
+        self.note(group, None, false, "UpdateBlocked", || message.to_owned());
+    }
+
+    /// A hash by an earlier formula becomes the present one: the formula has changed, not the node.
+    fn restamp(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let old: Vec<(u64, Sym)> = self
+            .own(group)
+            .filter(|&at| !self.marks[at].leaving && !self.is_open(self.state.nodes[at].request))
+            .filter_map(|at| {
+                let node = &self.state.nodes[at];
+                let mut choices = spec.choices.iter();
+                let choice = choices.find(|choice| choice.is_hash(&node.spec_hash))?;
+                let new = &choice.spec_hash;
+                (*new != node.spec_hash).then(|| (node.slot, new.clone()))
+            })
+            .collect();
+        for (slot, spec_hash) in old {
+            if self.full() {
+                return;
+            }
+            self.op(Op::Restamp { slot, spec_hash });
+        }
+    }
+
+    /// Whether nodes of a group are being renewed, as this plan leaves it.
+    pub(crate) fn rolls(&self, path: &Sym) -> bool {
+        let changed = self.plan.ops.iter().rev().find_map(|op| match op {
+            Op::Rollout { group, to } if group == path => Some(to.is_some()),
+            _ => None,
+        });
+        changed.unwrap_or_else(|| self.state.rollouts.contains_key(path))
+    }
+
+    /// Ends the record of updates of groups that are gone.
+    pub(crate) fn drop_rollouts(&mut self) {
+        let gone: Vec<Sym> = self
+            .state
+            .rollouts
+            .keys()
+            .filter(|path| !self.paths.contains_key(&***path))
+            .cloned()
+            .collect();
+        for group in gone {
+            self.op(Op::Rollout { group, to: None });
+        }
+    }
+
+    fn explain_renewal(&mut self, group: usize, budget: Budget, left: &[usize]) {
+        if !self.input.explain {
+            return;
+        }
+        let spec = &self.input.groups[group];
+        let order = self.removal_order(group, left.to_vec(), left.len());
+        let order = order.into_iter().map(|at| self.state.nodes[at].slot);
+        let at_most = self.longest(group, spec, budget, left.len());
+        let renewal = Renewal {
+            group: spec.path.clone(),
+            budget,
+            size: Self::size(spec) as u32,
+            order: order.collect(),
+            at_most,
+        };
+        self.plan.renewals.push(renewal);
+    }
+
+    /// How long so many nodes take at most, if none fails: each round as long as a node may take.
+    fn longest(&self, group: usize, spec: &Group, budget: Budget, count: usize) -> Millis {
+        let platform = spec.choices.first().map(|choice| &choice.platform);
+        let view = platform.and_then(|platform| self.input.platforms.get(platform));
+        let provision = spec
+            .provision_timeout
+            .map(millis)
+            .or_else(|| view.map(|view| view.provision_timeout))
+            .unwrap_or_default();
+        let health = self.health(group as u16);
+        let each = provision
+            + millis(health.startup_timeout)
+            + millis(spec.update.min_ready)
+            + millis(spec.grace);
+        let together = (budget.surge + budget.unavailable).max(1) as usize;
+        each * count.div_ceil(together) as u64
+    }
+}
+
+fn is_rollout(op: &Op, path: &Sym) -> bool {
+    matches!(op, Op::Rollout { group, to: Some(_) } if group == path)
+}

@@ -1,0 +1,415 @@
+//! Updates: the specs that a cluster had, going back to one of them, replacing all nodes, and what a plan says of nodes
+//! that are to be replaced.
+
+use std::collections::BTreeSet;
+
+use drover_convert::value::{to_duration, to_timestamp};
+use drover_core::{
+    Error, Node, Result, Sym,
+    spec::{Choice, Group, Object},
+};
+use drover_planner::{Renewal, State};
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{Desired, RevisionRow, Versioned};
+
+use super::{
+    Api,
+    clusters::{expect, find_group, refuse_deleting},
+};
+use crate::cluster::{Cluster, Inner, Resolved, Restart, Restarts, stored_spec};
+
+/// Specs that are kept of a cluster beside the present one.
+const MAX_REVISIONS: usize = 10;
+/// Most nodes that a plan names of one group.
+const MAX_NAMED: usize = 1_000;
+
+impl Api {
+    pub(super) async fn revisions(
+        &self,
+        request: pb::ListRevisionsRequest,
+    ) -> Result<pb::ListRevisionsResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let cluster = self.find(&request.cluster)?;
+        let kept = self.kept(&cluster).await?;
+        let specs: Vec<Resolved> = kept
+            .iter()
+            .map(|(_, row)| Resolved::from_stored(&row.spec))
+            .collect::<Result<_>>()?;
+        let mut revisions = Vec::new();
+        for (at, (generation, row)) in kept.iter().enumerate() {
+            let before = at.checked_sub(1).map(|before| &specs[before]);
+            let changes = before.map_or_else(Vec::new, |before| changes(before, &specs[at]));
+            revisions.push(pb::ClusterRevision {
+                generation: *generation,
+                apply_time: Some(to_timestamp(u64::try_from(row.apply_time_ms).unwrap_or(0))),
+                spec: Some(stored_spec(&row.spec)?),
+                changes,
+            });
+        }
+        revisions.reverse();
+        Ok(pb::ListRevisionsResponse {
+            revisions,
+            revision: self.shared.revision(),
+        })
+    }
+
+    /// The specs that a cluster had, oldest first, the present one last.
+    async fn kept(&self, cluster: &Cluster) -> Result<Vec<(u64, RevisionRow)>> {
+        let mut kept = self.shared.store.revisions(cluster.uid).await?;
+        let desired = cluster.inner.lock().desired.value.clone();
+        // One that was kept for a change that then failed is the present one still.
+        kept.retain(|(generation, _)| *generation < desired.generation);
+        let present = RevisionRow {
+            spec: desired.spec,
+            apply_time_ms: desired.apply_time_ms,
+        };
+        let same =
+            |old: &RevisionRow| -> Result<bool> {
+                Ok(without_sizes(stored_spec(&old.spec)?)
+                    == without_sizes(stored_spec(&present.spec)?))
+            };
+        // Of a spec that came back the newest is enough.
+        if let Some((_, newest)) = kept.last()
+            && same(newest)?
+        {
+            kept.pop();
+        }
+        kept.push((desired.generation, present));
+        Ok(kept)
+    }
+
+    /// The groups of all specs that are kept, newest first, to find out what made a node.
+    pub(super) async fn former(&self, cluster: &Cluster) -> Result<Vec<Group>> {
+        let kept = self.kept(cluster).await?;
+        let mut groups = Vec::new();
+        for (_, row) in kept.iter().rev() {
+            groups.extend(Resolved::from_stored(&row.spec)?.groups);
+        }
+        Ok(groups)
+    }
+
+    /// Keeps the present spec before another one takes its place.
+    pub(super) async fn keep_revision(&self, cluster: &Cluster, next: &Desired) -> Result<()> {
+        let present = cluster.inner.lock().desired.value.clone();
+        if present.generation >= next.generation || present.spec == next.spec {
+            return Ok(());
+        }
+        let before = without_sizes(stored_spec(&present.spec)?);
+        if before == without_sizes(stored_spec(&next.spec)?) {
+            return Ok(());
+        }
+        let row = RevisionRow {
+            spec: present.spec,
+            apply_time_ms: present.apply_time_ms,
+        };
+        let store = &self.shared.store;
+        store
+            .keep_revision(cluster.uid, present.generation, row, MAX_REVISIONS)
+            .await
+    }
+
+    /// The specs that are kept beside the present one, for what they refer to.
+    pub(super) async fn kept_specs(&self, cluster: &Cluster) -> Result<Vec<pb::ClusterSpec>> {
+        let kept = self.shared.store.revisions(cluster.uid).await?;
+        kept.iter().map(|(_, row)| stored_spec(&row.spec)).collect()
+    }
+
+    pub(super) async fn undo(
+        &self,
+        request: pb::UndoClusterRequest,
+    ) -> Result<pb::UndoClusterResponse> {
+        let (from_generation, answer) = self.undo_as(request, false).await?;
+        Ok(pb::UndoClusterResponse {
+            cluster: answer.cluster,
+            from_generation,
+            plan: answer.plan,
+            warnings: answer.warnings,
+            revision: answer.revision,
+        })
+    }
+
+    /// Goes back to an earlier spec, or says what that would do.
+    pub(super) async fn undo_as(
+        &self,
+        request: pb::UndoClusterRequest,
+        validate_only: bool,
+    ) -> Result<(u64, pb::ApplyClusterResponse)> {
+        let cluster = if validate_only {
+            self.find(&request.name)?
+        } else {
+            self.find_to_change(&request.name)?
+        };
+        let (labels, present) = {
+            let inner = cluster.inner.lock();
+            expect(&inner, request.expected_generation)?;
+            refuse_deleting(&inner, &cluster.name)?;
+            let value = &inner.desired.value;
+            (value.labels.clone(), value.generation)
+        };
+        let kept = self.kept(&cluster).await?;
+        let wanted = match request.to_generation {
+            Some(generation) => kept.iter().find(|(kept, _)| *kept == generation),
+            None => kept.iter().rev().find(|(kept, _)| *kept != present),
+        };
+        let Some((generation, row)) = wanted else {
+            let numbers: Vec<String> = kept.iter().map(|(kept, _)| kept.to_string()).collect();
+            let asked = request
+                .to_generation
+                .map_or("an earlier spec".to_owned(), |generation| {
+                    format!("revision {generation}")
+                });
+            let name = format!("{}: {asked} (kept: {})", cluster.name, numbers.join(", "));
+            return Err(Error::not_found("revision", name));
+        };
+        let mut spec = stored_spec(&row.spec)?;
+        let mut now = stored_spec(&cluster.inner.lock().desired.value.spec)?;
+        keep_present_sizes(&mut spec.groups, "", &mut now.groups);
+        let apply = pb::ApplyClusterRequest {
+            cluster: Some(pb::Cluster {
+                name: cluster.name.to_string(),
+                labels: labels.into_iter().collect(),
+                spec: Some(spec),
+                ..pb::Cluster::default()
+            }),
+            validate_only,
+            // Nobody may have changed it since it was read.
+            expected_generation: Some(present),
+            ..pb::ApplyClusterRequest::default()
+        };
+        Ok((*generation, self.apply(apply).await?))
+    }
+
+    pub(super) async fn restart(
+        &self,
+        request: pb::RestartGroupRequest,
+    ) -> Result<pb::RestartGroupResponse> {
+        let cluster = self.find_to_change(&request.cluster)?;
+        let _change = cluster.change.lock().await;
+        let (desired, node_count) = {
+            let inner = cluster.inner.lock();
+            refuse_deleting(&inner, &cluster.name)?;
+            restarted(&inner, request.group.as_deref())?
+        };
+        let revision = self.store(&cluster, desired, None).await?;
+        let plan = self.preview(&cluster);
+        Ok(pb::RestartGroupResponse {
+            cluster: Some(self.shown(&cluster)),
+            node_count,
+            plan: Some(plan),
+            revision,
+        })
+    }
+}
+
+/// What is wanted once all present nodes of a group are marked, and how many those are.
+pub(super) fn restarted(inner: &Inner, group: Option<&str>) -> Result<(Versioned<Desired>, u32)> {
+    let inside = |path: &str| {
+        group.is_none_or(|group| path == group || path.starts_with(&format!("{group}/")))
+    };
+    let paths: BTreeSet<Sym> = inner
+        .spec
+        .groups
+        .iter()
+        .map(|group| group.path.clone())
+        .filter(|path| inside(path))
+        .collect();
+    if paths.is_empty() {
+        return Err(Error::not_found("group", group.unwrap_or_default()));
+    }
+    let mut desired = inner.desired.clone();
+    let mut restarts = Restarts::of(&desired.value)?;
+    restarts.groups.retain(|old| {
+        let known = inner
+            .spec
+            .groups
+            .iter()
+            .any(|group| *group.path == old.group);
+        known && !paths.contains(&*old.group)
+    });
+    restarts.groups.extend(paths.iter().map(|path| Restart {
+        group: path.to_string(),
+        before_slot: inner.state.next_slot,
+    }));
+    restarts.put(&mut desired.value);
+    let own = |node: &&Node| paths.contains(&node.group) && node.removal.is_none();
+    let count = inner.state.nodes.iter().filter(own).count();
+    Ok((desired, u32::try_from(count).unwrap_or(u32::MAX)))
+}
+
+/// Sizes are no part of a revision: what was scaled since stays so.
+fn keep_present_sizes(groups: &mut [pb::GroupSpec], outer: &str, now: &mut [pb::GroupSpec]) {
+    for group in groups {
+        let path = if outer.is_empty() {
+            group.name.clone()
+        } else {
+            format!("{outer}/{}", group.name)
+        };
+        if let Some(present) = find_group(now, &path)
+            && present.groups.is_empty()
+            && group.groups.is_empty()
+        {
+            group.size = present.size;
+            group.standby = present.standby;
+        }
+        keep_present_sizes(&mut group.groups, &path, now);
+    }
+}
+
+fn without_sizes(mut spec: pb::ClusterSpec) -> pb::ClusterSpec {
+    fn clear(groups: &mut [pb::GroupSpec]) {
+        for group in groups {
+            (group.size, group.standby) = (None, None);
+            clear(&mut group.groups);
+        }
+    }
+    clear(&mut spec.groups);
+    spec
+}
+
+/// What a plan says of nodes that are to be replaced. `former` are groups of earlier specs, newest first.
+pub(super) fn renewals(
+    renewals: &[Renewal],
+    state: &State,
+    groups: &[Group],
+    former: &[Group],
+) -> Vec<pb::GroupRenewal> {
+    let one = |renewal: &Renewal| {
+        let group = groups.iter().find(|group| group.path == renewal.group);
+        let nodes = renewal.order.iter().take(MAX_NAMED).filter_map(|slot| {
+            let node = state.node(*slot)?;
+            Some(pb::NodeRenewal {
+                node: node.id(state.uid),
+                node_name: node.name(),
+                platform: node.platform.to_string(),
+                reason: if node.marked { "User" } else { "Outdated" }.to_owned(),
+                causes: group.map_or_else(Vec::new, |group| causes(node, group, former)),
+                storage: pb::StorageRetention::Unspecified.into(),
+            })
+        });
+        pb::GroupRenewal {
+            group: renewal.group.to_string(),
+            size: renewal.size,
+            max_surge: renewal.budget.surge,
+            max_unavailable: renewal.budget.unavailable,
+            nodes: nodes.collect(),
+            node_count: u32::try_from(renewal.order.len()).unwrap_or(u32::MAX),
+            longest_duration: Some(to_duration(std::time::Duration::from_millis(
+                renewal.at_most,
+            ))),
+        }
+    };
+    renewals.iter().map(one).collect()
+}
+
+/// What of its group differs from what made a node.
+fn causes(node: &Node, group: &Group, former: &[Group]) -> Vec<String> {
+    let mut causes = Vec::new();
+    let hosts = &group.placement.hosts;
+    if !hosts.is_empty() && !hosts.contains(&node.host) {
+        causes.push("placement.hosts".to_owned());
+    }
+    if group.choice_of(&node.spec_hash).is_some() {
+        return causes;
+    }
+    let made = former.iter().filter(|old| old.path == group.path);
+    let found = made
+        .filter_map(|old| {
+            Some((
+                old,
+                old.choices.iter().find(|c| c.is_hash(&node.spec_hash))?,
+            ))
+        })
+        .next();
+    let Some((old, choice)) = found else {
+        return causes;
+    };
+    let same = |new: &&Choice| new.platform == choice.platform;
+    if let Some(new) = group.choices.iter().find(same).or(group.choices.first()) {
+        differences(old, choice, group, new, &mut causes);
+    }
+    causes
+}
+
+fn differences(old: &Group, was: &Choice, new: &Group, is: &Choice, out: &mut Vec<String>) {
+    for (name, differs) in [
+        ("platform", was.platform != is.platform),
+        ("nodeClass", was.class != is.class),
+        ("version", old.version != new.version),
+        ("role", old.role != new.role),
+        ("bootstrap", old.bootstrap != new.bootstrap),
+    ] {
+        if differs {
+            out.push(name.to_owned());
+        }
+    }
+    keys("attributes", &old.attributes, &new.attributes, out);
+    keys("properties", &was.properties, &is.properties, out);
+    if out.is_empty() && was.spec_hash != is.spec_hash {
+        out.push("store.software".to_owned());
+    }
+}
+
+fn keys(name: &str, old: &Object, new: &Object, out: &mut Vec<String>) {
+    let all: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    for key in all {
+        if old.get(key) != new.get(key) {
+            out.push(format!("{name}.{key}"));
+        }
+    }
+}
+
+/// What differs between two specs, group by group.
+fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
+    let mut changes = Vec::new();
+    if before.software != after.software {
+        changes.push("store.software".to_owned());
+    }
+    for new in &after.groups {
+        let Some(old) = before.groups.iter().find(|old| old.path == new.path) else {
+            changes.push(format!("{}: added", new.path));
+            continue;
+        };
+        let mut own = Vec::new();
+        if let (Some(was), Some(is)) = (old.choices.first(), new.choices.first()) {
+            differences(old, was, new, is, &mut own);
+            own.retain(|field| field != "store.software");
+        }
+        let choices = |group: &Group| -> Vec<(Sym, Option<u32>)> {
+            let choices = group.choices.iter();
+            choices.map(|c| (c.platform.clone(), c.max)).collect()
+        };
+        for (name, differs) in [
+            ("platforms", choices(old) != choices(new)),
+            ("placement", old.placement != new.placement),
+            ("health", old.health != new.health),
+            ("remediation", old.remediation != new.remediation),
+            ("update", old.update != new.update),
+            ("maxInFlight", old.max_in_flight != new.max_in_flight),
+            ("terminationGracePeriod", old.grace != new.grace),
+            ("removalOrder", old.removal_order != new.removal_order),
+            ("deletionProtection", old.protection != new.protection),
+            (
+                "provisionTimeout",
+                old.provision_timeout != new.provision_timeout,
+            ),
+            ("stableAfter", old.stable_after != new.stable_after),
+        ] {
+            if differs {
+                own.push(name.to_owned());
+            }
+        }
+        changes.extend(
+            own.into_iter()
+                .map(|field| format!("{}: {field}", new.path)),
+        );
+    }
+    for old in &before.groups {
+        if !after.groups.iter().any(|new| new.path == old.path) {
+            changes.push(format!("{}: removed", old.path));
+        }
+    }
+    if changes.is_empty() && before.infrastructure != after.infrastructure {
+        changes.push("infrastructure".to_owned());
+    }
+    changes
+}

@@ -1,0 +1,440 @@
+//! `rollout`: how far an update is, the specs that a cluster had, going back to one, replacing all nodes.
+
+use std::{ops::ControlFlow, time::SystemTime};
+
+use drover_proto::orchestrator::v1::{
+    Cluster, ClusterRevision, GetClusterRequest, GroupStatus, ListRevisionsRequest,
+    PlanClusterRequest, RestartGroupRequest, UndoClusterRequest, plan_cluster_request::Subject,
+};
+
+use super::{plan, report, target};
+use crate::{
+    cli::{RolloutCommand, RolloutStatusArgs, UndoArgs},
+    client::{CALL_TIMEOUT, Change, Client},
+    failure::{Exit, Failure, Outcome},
+    manifest::yaml,
+    output::{self, Format, Table, age, json},
+};
+
+/// Reasons of a blocked update that time alone does not mend.
+const STUCK: [&str; 3] = ["ProgressDeadline", "Rejected", "Failed"];
+
+pub(crate) async fn run(client: &Client, command: RolloutCommand) -> Outcome {
+    match command {
+        RolloutCommand::Status(args) => status(client, args).await,
+        RolloutCommand::History { cluster, output } => history(client, &cluster, output).await,
+        RolloutCommand::Undo(args) => undo(client, args).await,
+        RolloutCommand::Restart {
+            target,
+            dry_run,
+            output,
+        } => restart(client, &target, dry_run, output).await,
+    }
+}
+
+/// How far an update is.
+#[derive(Debug, PartialEq, Eq)]
+enum Progress {
+    Complete,
+    OnDelete,
+    Updating,
+    Blocked(String, String),
+}
+
+impl Progress {
+    fn of(cluster: &Cluster, group: &GroupStatus) -> Self {
+        let seen = cluster
+            .status
+            .as_ref()
+            .is_some_and(|status| status.observed_generation >= cluster.generation);
+        let blocked = group
+            .conditions
+            .iter()
+            .find(|c| c.r#type == "UpdateBlocked" && c.status == Some(true));
+        if let Some(blocked) = blocked.filter(|_| seen) {
+            return Self::Blocked(blocked.reason.clone(), blocked.message.clone());
+        }
+        let wanted = group.size + group.standby;
+        let there = group.present == wanted && group.ready >= group.size;
+        if !seen || group.renewing > 0 || group.update_start_time.is_some() || !there {
+            Self::Updating
+        } else if group.updated < group.present {
+            Self::OnDelete
+        } else {
+            Self::Complete
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Complete => "Complete",
+            Self::OnDelete => "OnDelete",
+            Self::Updating => "Updating",
+            Self::Blocked(..) => "Blocked",
+        }
+    }
+}
+
+async fn status(client: &Client, args: RolloutStatusArgs) -> Outcome {
+    let (name, path) = split(&args.target);
+    let mut cluster = get(client, name).await?;
+    if args.wait {
+        cluster = wait(client, cluster, path, args.timeout).await?;
+    }
+    let groups = chosen(&cluster, path)?;
+    match args.output {
+        Format::Json => {
+            output::print(&json::pretty(&cluster.status.clone().unwrap_or_default())?)?;
+        }
+        Format::Yaml => {
+            let status = cluster.status.clone().unwrap_or_default();
+            output::print(&yaml::write(&json::to_yaml(&json::value(&status)?)))?;
+        }
+        Format::Name => {
+            for group in &groups {
+                output::line(&format!("group/{name}/{}", group.path))?;
+            }
+        }
+        Format::Table | Format::Wide => {
+            let mut table = Table::new(&[
+                "GROUP", "STATUS", "UPDATED", "READY", "LEFT", "SINCE", "MESSAGE",
+            ]);
+            let now = SystemTime::now();
+            for group in &groups {
+                let progress = Progress::of(&cluster, group);
+                table.rows.push(vec![
+                    group.path.clone(),
+                    progress.word().into(),
+                    format!("{}/{}", group.updated_ready, group.size + group.standby),
+                    format!("{}/{}", group.ready, group.size),
+                    group.renewing.to_string(),
+                    age::since(group.update_start_time.as_ref(), now),
+                    message(group, &progress),
+                ]);
+            }
+            output::print(&table.render(true, output::colours()))?;
+        }
+    }
+    let stuck = groups
+        .iter()
+        .any(|group| is_stuck(&Progress::of(&cluster, group)));
+    Ok(if stuck { Exit::Failed } else { Exit::Done })
+}
+
+fn message(group: &GroupStatus, progress: &Progress) -> String {
+    match progress {
+        Progress::Blocked(reason, message) => format!("{reason}: {message}"),
+        Progress::OnDelete => format!(
+            "{} outdated, replaced when they go for another reason",
+            group.present.saturating_sub(group.updated)
+        ),
+        Progress::Complete | Progress::Updating => String::new(),
+    }
+}
+
+fn is_stuck(progress: &Progress) -> bool {
+    matches!(progress, Progress::Blocked(reason, _) if STUCK.contains(&reason.as_str()))
+}
+
+/// Waits until all that is asked about is as wanted, or stuck.
+async fn wait(
+    client: &Client,
+    cluster: Cluster,
+    path: Option<&str>,
+    timeout: std::time::Duration,
+) -> Outcome<Cluster> {
+    let name = cluster.name.clone();
+    let mut last = cluster;
+    let mut said = String::new();
+    let watch = client.watch_clusters(Some(&name), None, |change| match change {
+        Change::Upsert(cluster) => {
+            last = cluster.clone();
+            let groups = chosen(&last, path).unwrap_or_default();
+            let of = |group: &&GroupStatus| Progress::of(&last, group);
+            if groups.iter().any(|group| is_stuck(&of(group)))
+                || groups
+                    .iter()
+                    .all(|group| matches!(of(group), Progress::Complete | Progress::OnDelete))
+            {
+                return ControlFlow::Break(true);
+            }
+            let words: Vec<String> = groups
+                .iter()
+                .map(|group| {
+                    let wanted = group.size + group.standby;
+                    format!("{} {} of {wanted} updated", group.path, group.updated_ready)
+                })
+                .collect();
+            let words = words.join(", ");
+            if words != said {
+                eprintln!("{words}");
+                said = words;
+            }
+            ControlFlow::Continue(())
+        }
+        Change::Removal(_) => ControlFlow::Break(false),
+        Change::Complete => ControlFlow::Continue(()),
+    });
+    match tokio::time::timeout(timeout, watch).await {
+        Ok(Ok(true)) => Ok(last),
+        Ok(Ok(false)) => Err(Failure::new(
+            Exit::NotFound,
+            format!("error: there is no cluster {name:?}"),
+        )),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(Failure::new(
+            Exit::TimedOut,
+            format!("error: the update of {name} is not over; see: drover rollout status {name}"),
+        )),
+    }
+}
+
+async fn history(client: &Client, cluster: &str, format: Format) -> Outcome {
+    let name = target::cluster(cluster).to_owned();
+    let request = ListRevisionsRequest {
+        cluster: name.clone(),
+        min_revision: None,
+    };
+    let answer = client
+        .call(client.api.list_revisions(request, CALL_TIMEOUT))
+        .await?;
+    match format {
+        Format::Json => output::print(&json::pretty(&answer)?)?,
+        Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?,
+        Format::Name => {
+            for revision in &answer.revisions {
+                output::line(&revision.generation.to_string())?;
+            }
+        }
+        Format::Table | Format::Wide => {
+            let mut table = Table::new(&["REVISION", "AGE", "CHANGES"]);
+            let now = SystemTime::now();
+            for (at, revision) in answer.revisions.iter().enumerate() {
+                table.rows.push(vec![
+                    revision.generation.to_string(),
+                    age::since(revision.apply_time.as_ref(), now),
+                    changes(revision, at == 0, at + 1 == answer.revisions.len()),
+                ]);
+            }
+            output::print(&table.render(true, output::colours()))?;
+            if answer.revisions.len() > 1 {
+                eprintln!("go back: drover rollout undo {name} --to-revision N");
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn changes(revision: &ClusterRevision, present: bool, oldest: bool) -> String {
+    let mut words = revision.changes.join(", ");
+    if words.is_empty() {
+        words = if oldest {
+            "oldest kept"
+        } else {
+            "none that groups have"
+        }
+        .into();
+    }
+    if present {
+        words.push_str(" (present)");
+    }
+    words
+}
+
+async fn undo(client: &Client, args: UndoArgs) -> Outcome {
+    let name = target::cluster(&args.cluster).to_owned();
+    let request = UndoClusterRequest {
+        name: name.clone(),
+        to_generation: args.to_revision,
+        expected_generation: args.expect_generation,
+    };
+    if args.dry_run {
+        return dry_run(client, &name, Subject::Undo(request), args.output).await;
+    }
+    let answer = client
+        .call(client.api.undo_cluster(request, CALL_TIMEOUT))
+        .await?;
+    if args.output == Format::Json {
+        output::print(&json::pretty(&answer)?)?;
+        return Ok(Exit::Done);
+    }
+    for warning in &answer.warnings {
+        eprintln!("warning: cluster/{name}: {warning}");
+    }
+    let tally = report::Tally::of(&answer.plan.unwrap_or_default());
+    let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
+    output::line(&format!(
+        "cluster/{name} back to revision {} (generation {generation}): {}",
+        answer.from_generation,
+        tally.words()
+    ))?;
+    Ok(Exit::Done)
+}
+
+async fn restart(client: &Client, target: &str, dry: bool, format: Format) -> Outcome {
+    let (name, path) = split(target);
+    let request = RestartGroupRequest {
+        cluster: name.to_owned(),
+        group: path.map(str::to_owned),
+    };
+    if dry {
+        return dry_run(client, name, Subject::Restart(request), format).await;
+    }
+    let answer = client
+        .call(client.api.restart_group(request, CALL_TIMEOUT))
+        .await?;
+    if format == Format::Json {
+        output::print(&json::pretty(&answer)?)?;
+        return Ok(Exit::Done);
+    }
+    output::line(&format!(
+        "{} will be replaced: {}",
+        target::cluster(target),
+        output::count(answer.node_count as usize, "node")
+    ))?;
+    eprintln!("watch it: drover rollout status {target} --wait");
+    Ok(Exit::Done)
+}
+
+/// Shows what a change would do.
+pub(crate) async fn dry_run(
+    client: &Client,
+    name: &str,
+    subject: Subject,
+    format: Format,
+) -> Outcome {
+    let before = get(client, name).await?;
+    let request = PlanClusterRequest {
+        subject: Some(subject),
+        min_revision: None,
+    };
+    let answer = client
+        .call(client.api.plan_cluster(request, CALL_TIMEOUT))
+        .await?;
+    match format {
+        Format::Json => output::print(&json::pretty(&answer)?)?,
+        Format::Yaml => output::print(&yaml::write(&json::to_yaml(&json::value(&answer)?)))?,
+        Format::Table | Format::Wide | Format::Name => {
+            let shown = answer.plan.unwrap_or_default();
+            let after = answer.cluster.unwrap_or_default();
+            for warning in &answer.warnings {
+                eprintln!("warning: cluster/{name}: {warning}");
+            }
+            let to = after.generation;
+            let line = if to == before.generation {
+                format!("cluster/{name}  generation {to}, nothing changes in its spec (dry run)")
+            } else {
+                format!(
+                    "cluster/{name}  generation {} -> {to} (dry run)",
+                    before.generation
+                )
+            };
+            output::line(&line)?;
+            let differences = report::differences(&before, &after)?;
+            output::print(&report::plan(&shown, &differences, SystemTime::now()))?;
+            output::line(&plan::summary(&shown))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn get(client: &Client, name: &str) -> Outcome<Cluster> {
+    let request = GetClusterRequest {
+        name: name.to_owned(),
+        min_revision: None,
+    };
+    let answer = client
+        .call(client.api.get_cluster(request, CALL_TIMEOUT))
+        .await?;
+    Ok(answer.cluster.unwrap_or_default())
+}
+
+/// `orders/data/hot`: the cluster, and the path of a group.
+fn split(target: &str) -> (&str, Option<&str>) {
+    let target = target::cluster(target);
+    match target.split_once('/') {
+        Some((name, path)) => (name, Some(path)),
+        None => (target, None),
+    }
+}
+
+fn chosen<'a>(cluster: &'a Cluster, path: Option<&str>) -> Outcome<Vec<&'a GroupStatus>> {
+    let groups = cluster.status.iter().flat_map(|status| &status.groups);
+    let inside = |group: &&GroupStatus| {
+        path.is_none_or(|path| group.path == path || group.path.starts_with(&format!("{path}/")))
+    };
+    let found: Vec<&GroupStatus> = groups.filter(inside).collect();
+    match path {
+        Some(path) if found.is_empty() => Err(Failure::new(
+            Exit::NotFound,
+            format!("error: cluster {} has no group {path:?}", cluster.name),
+        )),
+        _ => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_proto::{common::v1::Condition, orchestrator::v1::ClusterStatus};
+
+    use super::*;
+
+    fn cluster(observed_generation: u64) -> Cluster {
+        Cluster {
+            generation: 2,
+            status: Some(ClusterStatus {
+                observed_generation,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn group(change: impl Fn(&mut GroupStatus)) -> GroupStatus {
+        let mut group = GroupStatus {
+            path: "db".into(),
+            size: 3,
+            ready: 3,
+            present: 3,
+            updated: 3,
+            updated_ready: 3,
+            ..Default::default()
+        };
+        change(&mut group);
+        group
+    }
+
+    #[test]
+    fn an_update_is_over_when_all_nodes_are_as_wanted() {
+        let of = |change: &dyn Fn(&mut GroupStatus)| Progress::of(&cluster(2), &group(change));
+        assert_eq!(of(&|_| {}), Progress::Complete);
+        assert_eq!(of(&|g| g.renewing = 1), Progress::Updating);
+        assert_eq!(of(&|g| g.present = 4), Progress::Updating);
+        assert_eq!(of(&|g| g.ready = 2), Progress::Updating);
+        assert_eq!(of(&|g| g.updated = 1), Progress::OnDelete);
+        assert_eq!(
+            Progress::of(&cluster(1), &group(|_| {})),
+            Progress::Updating
+        );
+        let blocked = |reason: &str| {
+            let reason = reason.to_owned();
+            of(&move |g| {
+                g.conditions.push(Condition {
+                    r#type: "UpdateBlocked".into(),
+                    status: Some(true),
+                    reason: reason.clone(),
+                    ..Default::default()
+                });
+            })
+        };
+        assert!(is_stuck(&blocked("ProgressDeadline")));
+        assert!(!is_stuck(&blocked("NoCapacity")), "it may have some again");
+    }
+
+    #[test]
+    fn a_target_is_a_cluster_or_a_group_of_it() {
+        assert_eq!(split("orders"), ("orders", None));
+        assert_eq!(split("cluster/orders"), ("orders", None));
+        assert_eq!(split("orders/data/hot"), ("orders", Some("data/hot")));
+    }
+}
