@@ -19,7 +19,7 @@ use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskT
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{Permit, defect, expired, methods::Method, refusal, stopping};
+use super::{Permit, TraceId, defect, expired, methods::Method, refusal, stopping};
 use crate::{Shutdown, access::Lease, audit::Entry, crowd::Busy};
 
 /// Counts a call when it ends, however it ends.
@@ -97,12 +97,18 @@ impl Record {
         if let Some(entry) = self.audit.take() {
             entry.end(code, code_name(code), elapsed);
         }
+        let mut trace_id = None;
         if let Some(mut trace) = self.trace.take() {
+            trace_id = Some(TraceId::from(trace.context()));
             rpc::end_server(&mut trace, code, message);
         }
         let _entered = self.span.enter();
         match code {
             // Nobody else knows of these; everything else is between the caller and the handler.
+            Code::Internal | Code::Unknown | Code::DataLoss if self.span.is_disabled() => {
+                let (method, trace_id) = (&self.method.full, trace_id.map(tracing::field::display));
+                tracing::error!(%method, trace_id, ?code, message, ?elapsed, "a call failed");
+            }
             Code::Internal | Code::Unknown | Code::DataLoss => {
                 tracing::error!(?code, message, ?elapsed, "a call failed");
             }

@@ -452,15 +452,27 @@ impl Shared {
     }
 }
 
+/// What everything that is logged during a call belongs to. Calls that change nothing have none unless somebody debugs: it
+/// costs as much as such a call, of which there are many and little to say.
 fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing::Span {
+    let peer = peer.map(tracing::field::display);
     // All at once: what is recorded later is formatted with everything else anew.
-    tracing::info_span!(
-        "call",
-        service = method.service,
-        method = method.name,
-        trace_id = %trace_id,
-        peer = peer.map(tracing::field::display)
-    )
+    macro_rules! span {
+        ($level:ident) => {
+            tracing::$level!(
+                "call",
+                service = method.service,
+                method = method.name,
+                trace_id = %trace_id,
+                peer
+            )
+        };
+    }
+    if method.permission.is_some_and(Permission::is_read) {
+        span!(debug_span)
+    } else {
+        span!(info_span)
+    }
 }
 
 fn expired() -> Error {
