@@ -4,7 +4,7 @@
 mod real;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -110,7 +110,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const NEWS: Duration = Duration::from_secs(2);
 
 /// Nodes of `rolled` that are up, as the platform shows them in this moment, and how many live.
-async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, usize)> {
+async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, BTreeMap<String, String>)> {
     let request = DiscoverRequest {
         cluster_id: "rolled".to_owned(),
         ..Default::default()
@@ -119,7 +119,8 @@ async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, usize)> {
     let nodes: Vec<Node> = found.ok()?.nodes;
     let lives = |node: &&Node| !matches!(node.phase(), NodePhase::Failed | NodePhase::Terminated);
     let up = |node: &&Node| node.phase() == NodePhase::Running && node.ready == Some(true);
-    let living = nodes.iter().filter(lives).count();
+    let shown = |node: &Node| (node.node_id.clone(), format!("{:?}", node.phase()));
+    let living = nodes.iter().filter(lives).map(shown).collect();
     let up = nodes.iter().filter(up).map(|node| node.node_id.clone());
     Some((up.collect(), living))
 }
@@ -184,8 +185,8 @@ async fn updates_keep_floor_and_ceiling_while_nodes_and_the_orchestrator_are_kil
                 let killed = deaths.lock().unwrap().clone();
                 let recent = |at: &&SystemTime| at.elapsed().is_ok_and(|gone| gone < NEWS);
                 let recent = killed.iter().filter(recent).count();
-                if living > 6 || up.len() + recent < 4 {
-                    let words = format!("{} up, {living} live, {recent} just killed", up.len());
+                if living.len() > 6 || up.len() + recent < 4 {
+                    let words = format!("{} up, {recent} just killed, of {living:?}", up.len());
                     found.lock().unwrap().push(words);
                 }
             }

@@ -155,6 +155,22 @@ fn describe() {
     );
     metrics::counter!("drover_audit_dropped_total").increment(0);
     describe_counter!(
+        "drover_audit_omitted_total",
+        "Refusals that are not in the audit log because there were too many."
+    );
+    metrics::counter!("drover_audit_omitted_total").increment(0);
+    describe_gauge!("drover_connections", "Connections that are open.");
+    describe_counter!(
+        "drover_connections_displaced_total",
+        "Idle connections that were ended because others came."
+    );
+    metrics::counter!("drover_connections_displaced_total").increment(0);
+    describe_counter!(
+        "drover_connections_refused_total",
+        "Connections that were refused: all there may be had calls in flight."
+    );
+    metrics::counter!("drover_connections_refused_total").increment(0);
+    describe_counter!(
         "drover_otlp_spans_exported_total",
         "Spans that a collector took."
     );

@@ -326,7 +326,7 @@ async fn pings_and_settings_that_nobody_reads_the_answers_of_are_not_collected()
         stream.write_all(HELLO).await.unwrap();
         let mut written = 0_usize;
         // Until the server reads no more of it, or ends it: both will do.
-        while written < 64 << 20
+        while written < 256 << 20
             && let Ok(Ok(())) = timeout(Duration::from_millis(500), stream.write_all(&flood)).await
         {
             written += flood.len();
@@ -334,7 +334,8 @@ async fn pings_and_settings_that_nobody_reads_the_answers_of_are_not_collected()
         is_answered(address).await;
     }
     let grown = memory().saturating_sub(before);
-    assert!(grown < 32 << 20, "{grown}");
+    // Other tests of this process take something at the same time.
+    assert!(grown < 128 << 20, "{grown}");
 }
 
 #[tokio::test]
