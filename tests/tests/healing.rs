@@ -125,6 +125,32 @@ async fn look(platform: &PlatformClient) -> Option<(BTreeSet<String>, BTreeMap<S
     Some((up.collect(), living))
 }
 
+/// What is wrong between two looks. A list is not of one moment: what is in both lived in between, what is up in neither
+/// was not.
+async fn violation(
+    platform: &PlatformClient,
+    killed: &Mutex<BTreeMap<String, SystemTime>>,
+) -> Option<String> {
+    let (mut up, mut living) = look(platform).await?;
+    let wrong = |up: &BTreeSet<String>, living: &BTreeMap<String, String>| {
+        let killed = killed.lock().unwrap().clone();
+        let recent = |at: &&SystemTime| at.elapsed().is_ok_and(|gone| gone < NEWS);
+        let recent = killed.values().filter(recent).count();
+        // Dead, whatever is still tidied up after it.
+        let living: Vec<_> = living
+            .iter()
+            .filter(|(node, _)| !killed.contains_key(*node))
+            .collect();
+        (living.len() > 6 || up.len() + recent < 4)
+            .then(|| format!("{} up, {recent} just killed, of {living:?}", up.len()))
+    };
+    wrong(&up, &living)?;
+    let again = look(platform).await?;
+    up.extend(again.0);
+    living.retain(|node, _| again.1.contains_key(node));
+    wrong(&up, &living)
+}
+
 async fn roll(world: &World, wave: usize) -> drover_core::Result<()> {
     let count = |count| {
         let amount = Some(pb::count_or_percent::Amount::Count(count));
@@ -175,20 +201,14 @@ async fn updates_keep_floor_and_ceiling_while_nodes_and_the_orchestrator_are_kil
     let mut world = World::new().await;
     roll(&world, 0).await.unwrap();
     world.ready("rolled", 5).await;
-    let killed: Arc<Mutex<Vec<SystemTime>>> = Arc::default();
+    let killed: Arc<Mutex<BTreeMap<String, SystemTime>>> = Arc::default();
     let violations: Arc<Mutex<Vec<String>>> = Arc::default();
     let platform = PlatformClient::new(connect(&world.platform.endpoint().parse().unwrap()));
     let (deaths, found) = (killed.clone(), violations.clone());
     let sampler = tokio::spawn(async move {
         loop {
-            if let Some((up, living)) = look(&platform).await {
-                let killed = deaths.lock().unwrap().clone();
-                let recent = |at: &&SystemTime| at.elapsed().is_ok_and(|gone| gone < NEWS);
-                let recent = killed.iter().filter(recent).count();
-                if living.len() > 6 || up.len() + recent < 4 {
-                    let words = format!("{} up, {recent} just killed, of {living:?}", up.len());
-                    found.lock().unwrap().push(words);
-                }
+            if let Some(violation) = violation(&platform, &deaths).await {
+                found.lock().unwrap().push(violation);
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -209,8 +229,8 @@ async fn updates_keep_floor_and_ceiling_while_nodes_and_the_orchestrator_are_kil
             })
             .await;
         if wave % 3 == 1 {
-            let (pid, _) = world.processes().into_iter().next().unwrap();
-            killed.lock().unwrap().push(SystemTime::now());
+            let (pid, node) = world.processes().into_iter().next().unwrap();
+            killed.lock().unwrap().insert(node, SystemTime::now());
             kill_9(pid);
         }
         if wave % 3 == 2 {
