@@ -80,6 +80,10 @@ impl Drop for World {
         // It may have ended by itself.
         let _ = self.prometheus.kill();
         let _ = self.prometheus.wait();
+        self.orchestrator.kill();
+        self.platform.kill();
+        let here = fs::canonicalize(self.directory.path()).unwrap();
+        real::end_nodes(&here.join("state"));
     }
 }
 

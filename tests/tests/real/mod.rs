@@ -490,15 +490,19 @@ impl Drop for World {
     fn drop(&mut self) {
         self.orchestrator.kill();
         self.platform.kill();
-        let state = self.state();
-        // Launchers may be on their way. Without their directory they leave.
-        let _ = fs::remove_dir_all(&state);
-        for _ in 0..3 {
-            for pid in processes_of(&state).into_keys() {
-                kill_9(pid);
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        end_nodes(&self.state());
+    }
+}
+
+/// Ends the nodes of a platform that runs no more; they would outlive it.
+pub fn end_nodes(state: &Path) {
+    // Launchers may be on their way. Without their directory they leave.
+    let _ = fs::remove_dir_all(state);
+    for _ in 0..3 {
+        for pid in processes_of(state).into_keys() {
+            kill_9(pid);
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
