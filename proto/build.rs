@@ -16,6 +16,7 @@ const ROOTS: &[&str] = &[
     "drover/platform/v1/inventory_service.proto",
     "drover/platform/v1/node_access_service.proto",
     "drover/platform/v1/platform_service.proto",
+    "drover/platform/v1/storage_service.proto",
     "google/rpc/error_details.proto",
     "google/rpc/status.proto",
 ];

@@ -1,33 +1,31 @@
 //! Calls to platforms: exactly what a plan says, each as a task of its own. What they answer is taken in by the next
 //! pass; nothing is decided here.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
 use drover_core::{
-    Class, Error, Millis, Reason, Result, Sym,
+    Class, Error, Millis, Node, Reason, Result, Sym,
     node::{Answer, Call as Attempt, Outcome, Request},
+    storage::Retention,
 };
 use drover_planner::Call;
 use drover_proto::platform::v1 as wire;
 use drover_telemetry::{context, current, span};
+use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use crate::{
     clock,
     cluster::{Cluster, Inner},
+    exec,
     hooks::Point,
-    infrastructure, intake,
+    infrastructure, intake, order,
     platform::Verdict,
-    probes,
     queue::Urgency,
     request,
     shared::{Registered, Shared},
-    trace,
+    template, trace, turn,
     witness::Subject,
 };
 
@@ -35,18 +33,15 @@ use crate::{
 const FAILURE_DOMAIN: &str = "failure_domain";
 /// Deadline of a Deprovision call: the platform answers when it has begun, not when it is done.
 const DEPROVISION_TIMEOUT: Duration = Duration::from_secs(30);
-/// Deadline of a complete read.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
 /// A removal that was accepted is asked for again after its grace and this much more.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(30);
 /// First wait after a removal failed; it doubles.
 const RETRY_FIRST: Millis = 500;
 /// Longest wait after a removal or a read failed.
 const RETRY_MOST: Millis = 60_000;
-/// Wait between two reads that look for the same absence.
-const CONFIRM_PAUSE: Millis = 2_000;
-/// How long an agent may take to prove that its node lives.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
+
+mod adopt;
+mod confirm;
 
 /// Makes a call, as a task of its own.
 pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, urgency: Urgency) {
@@ -58,7 +53,10 @@ pub(crate) fn start(shared: &Arc<Shared>, cluster: &Arc<Cluster>, call: &Call, u
                 provision(&shared, &cluster, request, deadline, urgency).await
             }
             Call::Deprovision { slot } => deprovision(&shared, &cluster, slot, urgency).await,
-            Call::Confirm { platform } => confirm(&shared, &cluster, &platform).await,
+            Call::Turn { slot } => turn::turn(&shared, &cluster, slot).await,
+            Call::Drain { slot, until } => drain(&shared, &cluster, slot, until).await,
+            Call::Adopt { slot } => adopt::adopt(&shared, &cluster, slot, urgency).await,
+            Call::Confirm { platform } => confirm::confirm(&shared, &cluster, &platform).await,
             Call::Infrastructure {
                 platform,
                 uid,
@@ -86,6 +84,19 @@ pub(crate) fn reach(
     }
     let client = registered.platform.client().ok_or_else(|| not_sent(name))?;
     Ok((registered, client))
+}
+
+/// The same once it is its turn to be called. The permit is its place among the calls; it ends with it.
+pub(crate) async fn turn_at(
+    shared: &Shared,
+    name: &str,
+    uid: &str,
+    urgency: Urgency,
+) -> Result<(Arc<Registered>, PlatformClient, OwnedSemaphorePermit)> {
+    let (registered, client) = reach(shared, name, uid)?;
+    let permit = registered.platform.permit(urgency, || shared.now()).await;
+    let permit = permit.ok_or_else(|| not_sent(name))?;
+    Ok((registered, client, permit))
 }
 
 /// A call that was never made: it made nothing, and may be repeated as it is.
@@ -133,20 +144,14 @@ async fn provision(
     let began = shared.now();
     let traced = trace::call("provision", &platform);
     let answer = span::within(traced.as_ref(), async {
-        let (registered, client) = reach(shared, &platform, &uid)?;
-        let permit = registered
-            .platform
-            .permit(urgency, || shared.now())
-            .await
-            .ok_or_else(|| not_sent(&platform))?;
+        let (registered, client, permit) = turn_at(shared, &platform, &uid, urgency).await?;
         let left = shared.clock.until(deadline);
         if left < Duration::from_millis(500) {
             return Err(not_sent(&platform));
         }
-        let (mut message, digest) = request::decode(&body)?;
+        let (mut message, reference) = request::decode(&body)?;
         if let Some(bootstrap) = &mut message.bootstrap {
-            let data = shared.store.user_data(cluster.uid, &digest).await?;
-            let data = data.ok_or_else(|| digest_not_stored(&digest))?;
+            let data = request::user_data(shared, cluster.uid, &reference).await?;
             *bootstrap = request::bootstrap(&data, bootstrap.render);
         }
         message.fence = Some(shared.fence(cluster.uid));
@@ -162,6 +167,7 @@ async fn provision(
     trace::called(traced, answer.as_ref().err());
     let now = shared.now();
     let mut shown = Vec::new();
+    let mut rendered = None;
     let outcome = match answer {
         Ok((registered, answer)) => {
             let domains = answer.nodes.iter().map(|n| n.failure_domain.as_str());
@@ -169,6 +175,8 @@ async fn provision(
                 registered.platform.has_again(&pool, domains);
             }
             shown.clone_from(&answer.nodes);
+            rendered =
+                template::said(shared, &registered, cluster, id, &answer.template_digest).await;
             outcomes(answer, count)
         }
         Err(error) => Err(error),
@@ -185,6 +193,7 @@ async fn provision(
         taken: false,
         outcome,
     });
+    request.rendered = rendered;
     for node in &shown {
         intake::show(
             shared,
@@ -316,12 +325,7 @@ async fn deprovision(
     let (platform, uid, grace, mut message) = {
         let inner = cluster.inner.lock();
         let node = inner.state.node(slot)?;
-        let grace = inner
-            .spec
-            .groups
-            .iter()
-            .find(|group| group.path == node.group)
-            .map(|group| group.grace);
+        let grace = order::grace(&inner, &node.group);
         let message = wire::DeprovisionRequest {
             expected_platform_uid: node.platform_uid.to_string(),
             request_id: Uuid::now_v7().to_string(),
@@ -334,6 +338,7 @@ async fn deprovision(
                 .removal
                 .map_or("", |removal| removal.reason.as_str())
                 .to_owned(),
+            retain_storage: node.fate_of_storage() == Some(Retention::Retain),
             ..wire::DeprovisionRequest::default()
         };
         (
@@ -345,12 +350,7 @@ async fn deprovision(
     };
     let traced = trace::call("deprovision", &platform);
     let answer = span::within(traced.as_ref(), async {
-        let (registered, client) = reach(shared, &platform, &uid)?;
-        let permit = registered
-            .platform
-            .permit(urgency, || shared.now())
-            .await
-            .ok_or_else(|| not_sent(&platform))?;
+        let (registered, client, permit) = turn_at(shared, &platform, &uid, urgency).await?;
         message.fence = Some(shared.fence(cluster.uid));
         message.expected_instance_id = registered.platform.identity().1;
         if registered.platform.has(wire::Capability::GracePeriod) {
@@ -367,11 +367,7 @@ async fn deprovision(
     trace::called(traced, answer.as_ref().err());
     let now = shared.now();
     let mut inner = cluster.inner.lock();
-    if let Some(witness) = &inner.witness {
-        witness.answered(Subject::Slot(slot), answer.as_ref().err());
-    }
-    let node = inner.state.node_mut(slot)?;
-    node.call.in_flight = false;
+    let node = heard(&mut inner, slot, answer.as_ref().err())?;
     match answer {
         Ok(_) => {
             let patience = REMOVAL_PATIENCE + grace.unwrap_or_default();
@@ -392,6 +388,43 @@ async fn deprovision(
     Some(urgency)
 }
 
+/// The node that a call was about, which has ended.
+fn heard<'a>(inner: &'a mut Inner, slot: u64, error: Option<&Error>) -> Option<&'a mut Node> {
+    if let Some(witness) = &inner.witness {
+        witness.answered(Subject::Slot(slot), error);
+    }
+    let node = inner.state.node_mut(slot)?;
+    node.call.in_flight = false;
+    Some(node)
+}
+
+/// Runs the hook in a node before its removal.
+async fn drain(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    slot: u64,
+    until: Millis,
+) -> Option<Urgency> {
+    let hook = order::pre_stop(&cluster.inner.lock(), slot);
+    let ran = match &hook {
+        None => Ok(()),
+        Some(hook) => exec::run_hook(shared, cluster, slot, hook, shared.clock.until(until)).await,
+    };
+    let now = shared.now();
+    let mut inner = cluster.inner.lock();
+    let node = inner.state.node_mut(slot)?;
+    node.call.in_flight = false;
+    match ran {
+        Err(error) if exec::is_open(&error) => retry_later(&mut node.call, &error, now),
+        // A template may suggest what another platform cannot do; what a user says was refused then.
+        Err(error) if error.reason() == Reason::CapabilityMissing => {
+            node.hook = Some(Box::new(Ok(())));
+        }
+        ran => node.hook = Some(Box::new(ran.map_err(|error| error.message().into()))),
+    }
+    Some(Urgency::Urgent)
+}
+
 pub(crate) fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
     let most = (RETRY_FIRST << call.failures.min(16)).min(RETRY_MOST);
     let wait = error
@@ -399,180 +432,4 @@ pub(crate) fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
         .map_or_else(|| fastrand::u64(most / 2..=most), clock::millis);
     call.failures = call.failures.saturating_add(1);
     call.next = now + wait.min(RETRY_MOST);
-}
-
-/// Reads a platform completely for one cluster: what neither list nor look-up by id shows is missing.
-async fn confirm(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Option<Urgency> {
-    let began = shared.now();
-    let traced = trace::call("confirm", platform);
-    let read = span::within(traced.as_ref(), read(shared, cluster, platform)).await;
-    trace::called(traced, read.as_ref().err());
-    shared.hooks.reach(Point::AfterConfirm).await;
-    let now = shared.now();
-    let mut inner = cluster.inner.lock();
-    let call = inner.state.confirms.or_default(platform.clone());
-    call.in_flight = false;
-    match read {
-        Ok(read) => {
-            *call = Attempt {
-                in_flight: false,
-                failures: 0,
-                next: now + CONFIRM_PAUSE,
-            };
-            take_in(shared, cluster, &mut inner, platform, &read, began, now);
-        }
-        Err(error) => retry_later(call, &error, now),
-    }
-    Some(Urgency::Urgent)
-}
-
-/// What a complete read showed.
-struct Read {
-    uid: String,
-    nodes: Vec<wire::Node>,
-    /// So many of them, the first ones, were listed; the others were found by id.
-    listed: usize,
-    warnings: Vec<wire::Warning>,
-    /// Ids of nodes whose agents proved that they live.
-    alive: HashSet<String>,
-}
-
-async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Result<Read> {
-    let registered = shared.require_platform(platform)?;
-    let (uid, instance) = registered.platform.identity();
-    let client = registered
-        .platform
-        .client()
-        .ok_or_else(|| not_sent(platform))?;
-    let permit = registered
-        .platform
-        .permit(Urgency::Bulk, || shared.now())
-        .await
-        .ok_or_else(|| not_sent(platform))?;
-    shared.hooks.reach(Point::BeforeConfirm).await;
-    let message = wire::DiscoverRequest {
-        expected_platform_uid: uid.clone(),
-        expected_instance_id: instance,
-        cluster_id: cluster.name.to_string(),
-        ..wire::DiscoverRequest::default()
-    };
-    let listed = client.discover_all(message.clone(), CONFIRM_TIMEOUT).await;
-    judged(shared, &registered, listed.as_ref().err());
-    let listed = listed?;
-    let shown: HashSet<&str> = listed
-        .nodes
-        .iter()
-        .map(|node| node.node_id.as_str())
-        .collect();
-    let (missing, agents) = missing(cluster, platform, &uid, &shown);
-    let (mut nodes, mut warnings) = (listed.nodes, listed.warnings);
-    let listed = nodes.len();
-    if !missing.is_empty() {
-        // Looked for by id too: some backends list late what they know already.
-        let message = wire::DiscoverRequest {
-            node_ids: missing,
-            ..message
-        };
-        let found = client.discover_all(message, CONFIRM_TIMEOUT).await?;
-        nodes.extend(found.nodes);
-        warnings.extend(found.warnings);
-    }
-    drop(permit);
-    let asked = agents.into_iter().map(|(id, address)| async move {
-        let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT).await;
-        alive.then_some(id)
-    });
-    let alive = futures::future::join_all(asked)
-        .await
-        .into_iter()
-        .flatten()
-        .collect();
-    Ok(Read {
-        uid,
-        nodes,
-        listed,
-        warnings,
-        alive,
-    })
-}
-
-/// Ids of recorded nodes that a list lacks, and the agents of those that nobody asked to go.
-fn missing(
-    cluster: &Cluster,
-    platform: &Sym,
-    uid: &str,
-    shown: &HashSet<&str>,
-) -> (Vec<String>, Vec<(String, String)>) {
-    let inner = cluster.inner.lock();
-    let (mut ids, mut agents) = (Vec::new(), Vec::new());
-    for node in inner
-        .state
-        .nodes
-        .iter()
-        .filter(|n| n.platform == *platform && *n.platform_uid == *uid)
-    {
-        if let Some(id) = node.node_id.as_deref().filter(|id| !shown.contains(id)) {
-            ids.push(id.to_owned());
-            if node.removal.is_none() && !node.seen.agent_address.is_empty() {
-                agents.push((node.id(cluster.uid), node.seen.agent_address.to_string()));
-            }
-        }
-    }
-    (ids, agents)
-}
-
-fn take_in(
-    shared: &Shared,
-    cluster: &Cluster,
-    inner: &mut crate::cluster::Inner,
-    platform: &Sym,
-    read: &Read,
-    began: Millis,
-    now: Millis,
-) {
-    let mut shown = HashSet::new();
-    for (at, node) in read.nodes.iter().enumerate() {
-        if let Some((owner, request, index)) = drover_convert::node::slot(node)
-            && owner == cluster.uid
-        {
-            shown.insert((request, index));
-        }
-        intake::show(
-            shared,
-            cluster,
-            inner,
-            platform,
-            node,
-            (began, now),
-            at < read.listed,
-        );
-    }
-    let uid = cluster.uid;
-    for node in inner
-        .state
-        .nodes
-        .iter_mut()
-        .filter(|n| n.platform == *platform && *n.platform_uid == *read.uid)
-    {
-        if shown.contains(&(node.request, node.index)) {
-            continue;
-        }
-        let id = node.node_id.as_deref();
-        // A warning that could be about this very node explains why it is missing.
-        let explained = read.warnings.iter().any(|warning| {
-            let cluster_fits = warning
-                .cluster_id
-                .as_deref()
-                .is_none_or(|c| c == &*cluster.name);
-            let node_fits = warning
-                .id
-                .as_deref()
-                .is_none_or(|w| id.is_none_or(|id| id == w));
-            cluster_fits && node_fits
-        });
-        if !explained {
-            node.seen.missing_from = began;
-            node.seen.silent = !read.alive.contains(&node.id(uid));
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! One cluster in memory: what is wanted, what is recorded, what is observed, behind one lock.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -9,9 +9,12 @@ use bytes::Bytes;
 use drover_core::{
     Error, Millis, Result, Sym,
     infrastructure::Wanted,
-    spec::{ClusterSpec, Group, Health, OrphanPolicy},
+    spec::{
+        ClusterSpec, Group, GroupSpec, Health, MAX_GROUPS, OrphanPolicy, Probe, SecretRef,
+        Settings, UserDataSource,
+    },
 };
-use drover_planner::State;
+use drover_planner::{Leaving, State};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use drover_store::{ClusterRow, Desired, Head, Versioned};
 use parking_lot::Mutex;
@@ -20,6 +23,8 @@ use uuid::Uuid;
 
 use crate::{
     codec::{self, Interner},
+    platform::has,
+    template,
     witness::Witness,
 };
 
@@ -38,8 +43,21 @@ pub(crate) struct Cluster {
     pub(crate) reconciling: tokio::sync::Mutex<()>,
 }
 
-/// The generation and etags that defaults of health were made from, and the defaults, by group.
-type Defaults = (u64, Vec<Sym>, Arc<Vec<Option<Health>>>);
+/// What templates suggest for groups that say nothing.
+#[derive(Debug)]
+pub(crate) struct Defaults {
+    /// The generation and etags that it was made from.
+    made_of: (u64, Vec<Sym>),
+    health: Arc<Vec<Option<Health>>>,
+    /// The groups with what is suggested of their order, and the templates of their choices. Absent: nothing is.
+    groups: Option<Arc<Vec<Group>>>,
+    /// Nobody was told yet that other templates are known than before.
+    news: bool,
+    /// How the nodes of each group are asked for their health. Absent: as it happens to be.
+    asked: Vec<(Sym, Option<Probe>)>,
+    /// Nodes are not probed yet as `health` says.
+    unprobed: bool,
+}
 
 /// What is known of a cluster.
 #[derive(Debug)]
@@ -52,10 +70,14 @@ pub(crate) struct Inner {
     pub(crate) bodies: HashMap<Uuid, Bytes>,
     /// First slot of each request.
     pub(crate) first_slots: HashMap<Uuid, u64>,
-    /// Defaults of health from templates, and what they were made from.
+    /// Defaults from templates.
     pub(crate) defaults: Option<Defaults>,
+    /// Groups that are wanted no more and still have nodes.
+    pub(crate) leaving: Arc<Vec<Leaving>>,
     /// Who asked for a pass and wants to know what became of it.
     pub(crate) witness: Option<Arc<Witness>>,
+    /// Why what is to be done cannot be stored, which is why it is not done; since when. None: it can, as far as known.
+    pub(crate) unstored: Option<(Error, Millis)>,
     /// Raised by every change that a reader could see.
     pub(crate) version: u64,
     /// Its record is gone.
@@ -64,6 +86,24 @@ pub(crate) struct Inner {
 
 /// Key of the restarts among what else a user wants.
 const RESTARTS: &str = "restarts";
+
+/// Key of the number of the last order to adopt.
+const ADOPT: &str = "adopt";
+
+/// The number of the last order to adopt what is shown of a cluster and has no record. 0: there was none.
+pub(crate) fn adopt_order(desired: &Desired) -> u64 {
+    let bytes = desired.extra.get(ADOPT);
+    let bytes = bytes.and_then(|bytes| bytes.as_slice().try_into().ok());
+    bytes.map_or(0, u64::from_be_bytes)
+}
+
+/// Orders that.
+pub(crate) fn order_adoption(desired: &mut Desired) {
+    let order = adopt_order(desired) + 1;
+    desired
+        .extra
+        .insert(ADOPT.to_owned(), order.to_be_bytes().to_vec());
+}
 
 /// Groups of which all nodes up to a slot are to be replaced.
 #[derive(Clone, PartialEq, Message)]
@@ -101,6 +141,36 @@ impl Restarts {
     }
 }
 
+/// Key of the repairs among what else a user wants.
+const REPAIRS: &str = "repairs";
+
+/// Ids of nodes on which somebody works.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Repairs {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) nodes: Vec<String>,
+}
+
+impl Repairs {
+    pub(crate) fn of(desired: &Desired) -> Result<Self> {
+        match desired.extra.get(REPAIRS) {
+            None => Ok(Self::default()),
+            Some(bytes) => Self::decode(bytes.as_slice())
+                .map_err(|_| Error::internal("the stored repairs cannot be read")),
+        }
+    }
+
+    pub(crate) fn put(&self, desired: &mut Desired) {
+        if self.nodes.is_empty() {
+            desired.extra.remove(REPAIRS);
+        } else {
+            desired
+                .extra
+                .insert(REPAIRS.to_owned(), self.encode_to_vec());
+        }
+    }
+}
+
 /// A spec with everything inherited.
 #[derive(Debug)]
 pub(crate) struct Resolved {
@@ -111,6 +181,29 @@ pub(crate) struct Resolved {
     pub(crate) infrastructure: Vec<Wanted>,
     pub(crate) orphans: OrphanPolicy,
     pub(crate) orphan_grace: Millis,
+    /// What it names of secrets, used by a group or not.
+    pub(crate) secrets: BTreeSet<SecretRef>,
+}
+
+/// What a spec names of secrets.
+fn secrets(spec: &ClusterSpec) -> BTreeSet<SecretRef> {
+    let mut found = BTreeSet::new();
+    let mut add = |settings: &Settings| {
+        let source = settings.bootstrap.as_ref().map(|own| &own.source);
+        if let Some(UserDataSource::Secret(of)) = source {
+            found.insert(of.clone());
+        }
+        if let Some((_, tls)) = settings.health.as_ref().and_then(|own| own.probe.tls()) {
+            found.extend(tls.secrets().into_iter().map(|(_, of)| of));
+        }
+    };
+    add(&spec.settings);
+    let mut open: Vec<&GroupSpec> = spec.groups.iter().collect();
+    while let Some(group) = open.pop() {
+        add(&group.settings);
+        open.extend(&group.groups);
+    }
+    found
 }
 
 impl Resolved {
@@ -127,6 +220,7 @@ impl Resolved {
                 .collect(),
             orphans: spec.orphans,
             orphan_grace: spec.orphan_grace.map_or(ORPHAN_GRACE, crate::clock::millis),
+            secrets: secrets(spec),
         })
     }
 
@@ -187,7 +281,8 @@ impl Cluster {
         state.nodes.reserve_exact(nodes.len());
         for node in nodes {
             let before = state.nodes.last();
-            let node = codec::decode_node(node.slot, &node.value, interner, before)?;
+            let mut node = codec::decode_node(node.slot, &node.value, interner, before)?;
+            node.resume_turn();
             state.nodes.push(node);
         }
         state.nodes.sort_by_key(|node| node.slot);
@@ -207,7 +302,9 @@ impl Cluster {
             state,
             bodies,
             defaults: None,
+            leaving: Arc::default(),
             witness: None,
+            unstored: None,
             version: 1,
             finished: false,
         };
@@ -242,7 +339,9 @@ impl Cluster {
             bodies: HashMap::new(),
             first_slots: HashMap::new(),
             defaults: None,
+            leaving: Arc::default(),
             witness: None,
+            unstored: None,
             version: 1,
             finished: false,
         };
@@ -277,16 +376,45 @@ fn first_slots(state: &State) -> HashMap<Uuid, u64> {
 impl Inner {
     /// Takes over into the record what the user said.
     pub(crate) fn follow_desired(&mut self) {
+        self.follow_storage();
         let desired = &self.desired.value;
         self.state.generation = desired.generation;
         self.state.deleting = desired.delete_time_ms.is_some();
         self.state.paused = desired.paused.is_some();
+        // What cannot be read goes in no order.
+        self.leaving = Arc::new(crate::order::leaving(desired).unwrap_or_default());
+        self.state.adopt = adopt_order(desired);
         let uid = self.state.uid;
         // What cannot be read restarts nothing.
         let restarts = Restarts::of(desired).unwrap_or_default();
+        let repairs = Repairs::of(desired).unwrap_or_default();
+        self.state.repairs.clear();
+        if !repairs.nodes.is_empty() {
+            let nodes = self.state.nodes.iter();
+            let repaired = nodes.filter(|node| repairs.nodes.contains(&node.id(uid)));
+            self.state.repairs = repaired.map(|node| node.slot).collect();
+        }
         for node in &mut self.state.nodes {
             node.marked = restarts.has(node)
                 || !desired.marks.is_empty() && desired.marks.contains(&node.id(uid));
+        }
+    }
+
+    /// Remembers what groups say of their storage, for when they are gone. Durable with the next step: before the first
+    /// node is asked for.
+    fn follow_storage(&mut self) {
+        let policies = &mut self.state.storage;
+        for group in &self.spec.groups {
+            if let Some(storage) = &group.storage {
+                policies.insert(group.path.clone(), storage.policy);
+            }
+        }
+        if policies.len() > 2 * MAX_GROUPS {
+            let (groups, nodes) = (&self.spec.groups, &self.state.nodes);
+            policies.retain(|path, _| {
+                groups.iter().any(|group| group.path == *path)
+                    || nodes.iter().any(|node| node.group == *path)
+            });
         }
     }
 
@@ -308,72 +436,131 @@ impl Inner {
         }
     }
 
+    /// The groups of the spec with their templates, and what these suggest of their order. None: as they stand in the spec.
+    pub(crate) fn wanted(&self) -> Option<Arc<Vec<Group>>> {
+        let generation = self.desired.value.generation;
+        let defaults = self.defaults.as_ref();
+        let current = defaults.filter(|defaults| defaults.made_of.0 == generation);
+        current.and_then(|defaults| defaults.groups.clone())
+    }
+
     /// Defaults of health that the templates of the groups' platforms give.
     pub(crate) fn health_defaults(
         &mut self,
         handshakes: &BTreeMap<Sym, Arc<wire::Platform>>,
     ) -> Arc<Vec<Option<Health>>> {
-        let etags: Vec<Sym> = self
-            .spec
-            .groups
-            .iter()
-            .filter_map(|group| handshakes.get(&group.choices.first()?.platform))
-            .map(|handshake| handshake.etag.as_str().into())
-            .collect();
         let generation = self.desired.value.generation;
-        if let Some((at, same, defaults)) = &self.defaults
-            && *at == generation
-            && *same == etags
-        {
-            return defaults.clone();
+        let etags = || {
+            let choices = self.spec.groups.iter().flat_map(|group| &group.choices);
+            let handshakes = choices.filter_map(|choice| handshakes.get(&choice.platform));
+            handshakes.map(|handshake| handshake.etag.as_str())
+        };
+        let same = |(of, tags): &(u64, Vec<Sym>)| {
+            *of == generation && etags().eq(tags.iter().map(|tag| &**tag))
+        };
+        if let Some(same) = self.defaults.as_ref().filter(|it| same(&it.made_of)) {
+            return same.health.clone();
         }
-        let mut defaults: Vec<Option<Health>> = self
-            .spec
-            .groups
-            .iter()
-            .map(|group| self.template_health(group, handshakes))
-            .collect();
-        if defaults.iter().all(Option::is_none) {
-            defaults = Vec::new();
+        let made_of = (generation, etags().map(Sym::from).collect());
+        let mut health = Vec::new();
+        let mut groups = self.spec.groups.clone();
+        let mut filled = false;
+        for group in &mut groups {
+            let defaults = self.template_defaults(group, handshakes);
+            let first = group.choices.first();
+            let handshake = first.and_then(|first| handshakes.get(&first.platform));
+            let can_exec = handshake.is_some_and(|it| has(it, wire::Capability::NodeExec));
+            health.push(defaults.and_then(|defaults| suggested_health(defaults, can_exec)));
+            filled |= defaults.is_some_and(|defaults| crate::order::fill_in(group, defaults));
+            filled |= template::fill_in(group, &self.spec.software, handshakes);
         }
-        let defaults = Arc::new(defaults);
-        self.defaults = Some((generation, etags, Arc::clone(&defaults)));
-        defaults
+        if health.iter().all(Option::is_none) {
+            health = Vec::new();
+        }
+        let health = Arc::new(health);
+        let before = self.defaults.as_ref();
+        let told = before.and_then(|before| before.groups.as_ref());
+        let told = told.map_or_else(Vec::new, |told| template::known(told));
+        let news = before.is_some_and(|before| before.news) || told != template::known(&groups);
+        // Whoever runs already is not shown to begin to run again.
+        let unprobed = before.is_some_and(|before| before.unprobed || before.health != health);
+        let asked = self.asked(&health);
+        let was = before.map_or_else(Vec::new, |before| before.asked.clone());
+        self.forget_other_probes(&was, &asked);
+        self.defaults = Some(Defaults {
+            made_of,
+            health: Arc::clone(&health),
+            groups: filled.then(|| Arc::new(groups)),
+            news,
+            asked,
+            unprobed,
+        });
+        health
     }
 
-    fn template_health(
+    fn asked(&self, defaults: &[Option<Health>]) -> Vec<(Sym, Option<Probe>)> {
+        let groups = self.spec.groups.iter().enumerate();
+        groups
+            .map(|(at, group)| {
+                let suggested = || defaults.get(at).and_then(Option::as_ref);
+                let health = group.health.as_ref().or_else(suggested);
+                (group.path.clone(), health.map(|it| it.probe.clone()))
+            })
+            .collect()
+    }
+
+    /// What other probes have shown says nothing of those that are made now.
+    fn forget_other_probes(&mut self, was: &[(Sym, Option<Probe>)], now: &[(Sym, Option<Probe>)]) {
+        let other = |(path, probe): &&(Sym, Option<Probe>)| {
+            let mut was = was.iter();
+            was.any(|(before, old)| before == path && old != probe)
+        };
+        for (path, _) in now.iter().filter(other) {
+            for node in &mut self.state.nodes {
+                if node.group == *path {
+                    (node.probe.good, node.probe.bad) = (0, 0);
+                    node.probe.message = Box::default();
+                }
+            }
+        }
+    }
+
+    fn template_defaults<'a>(
         &self,
         group: &Group,
-        handshakes: &BTreeMap<Sym, Arc<wire::Platform>>,
-    ) -> Option<Health> {
+        handshakes: &'a BTreeMap<Sym, Arc<wire::Platform>>,
+    ) -> Option<&'a wire::TemplateDefaults> {
         let handshake = handshakes.get(&group.choices.first()?.platform)?;
-        let entry = handshake.templates.iter().find(|entry| {
-            let version = group.version.is_empty()
-                || drover_templates::Requirement::parse(&entry.version_requirement)
-                    .is_ok_and(|requirement| requirement.accepts(&group.version));
-            !entry.addon
-                && (entry.store == self.spec.software || entry.store == "*")
-                && version
-                && matches(entry, group)
-        })?;
-        drover_convert::spec::health_policy("health", entry.defaults.as_ref()?.health.as_ref()?)
-            .ok()
+        let entry = template::entry(handshake, &self.spec.software, group)?;
+        entry.defaults.as_ref()
+    }
+
+    /// Whether other templates are known of its groups than when that was asked last.
+    pub(crate) fn take_template_news(&mut self) -> bool {
+        let defaults = self.defaults.as_mut();
+        defaults.is_some_and(|defaults| std::mem::take(&mut defaults.news))
+    }
+
+    /// Whether templates suggest another health of its groups than when that was asked last.
+    pub(crate) fn take_health_news(&mut self) -> bool {
+        let defaults = self.defaults.as_mut();
+        defaults.is_some_and(|defaults| std::mem::take(&mut defaults.unprobed))
     }
 }
 
-/// Whether the attributes of a group are among those that a template asks for.
-fn matches(entry: &wire::TemplateEntry, group: &Group) -> bool {
-    let Some(matchers) = &entry.matchers else {
-        return true;
-    };
-    let Ok(matchers) = drover_convert::value::object("matchers", matchers) else {
-        return false;
-    };
-    matchers
-        .iter()
-        .all(|(key, wanted)| match (wanted, group.attributes.get(key)) {
-            (serde_json::Value::Array(any), Some(value)) => any.contains(value),
-            (wanted, Some(value)) => wanted == value,
-            (_, None) => false,
-        })
+/// When a node counts as healthy, as its template says.
+fn suggested_health(defaults: &wire::TemplateDefaults, can_exec: bool) -> Option<Health> {
+    let suggested = defaults.health.as_ref()?;
+    let mut health = drover_convert::spec::health_policy("health", suggested).ok()?;
+    // A platform has no say in who is shown which secret.
+    if let Some((_, tls)) = health.probe.tls()
+        && !tls.secrets().is_empty()
+    {
+        return None;
+    }
+    if matches!(health.probe, Probe::Exec { .. }) && !can_exec {
+        // Nobody asked for it by name, so the platform's own readiness has to do.
+        health.probe = Probe::Phase;
+    }
+    Some(health)
 }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use drover_core::{
     Error, Millis, Node, NodeState, Result, Sym,
-    node::{Call, ProbeResult, Removal, RemovalReason, Request, Seen},
+    node::{Call, Former, ProbeResult, Removal, RemovalReason, Request, Role, Seen},
+    storage::{Policy, Retention},
 };
 use drover_planner::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Rollout, SmallMap,
@@ -14,6 +15,11 @@ use drover_planner::{
 use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
+
+mod rows;
+
+use rows::*;
+pub(crate) use rows::{Used, UsedList};
 
 /// Strings that many records share, each kept once.
 #[derive(Debug, Default)]
@@ -49,171 +55,6 @@ impl Interner {
     }
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct NodeRow {
-    #[prost(bytes = "bytes", tag = "1")]
-    request: Bytes,
-    #[prost(uint32, tag = "2")]
-    index: u32,
-    #[prost(uint32, tag = "3")]
-    ordinal: u32,
-    #[prost(uint64, tag = "4")]
-    sequence: u64,
-    #[prost(string, tag = "5")]
-    group: String,
-    #[prost(string, tag = "6")]
-    platform: String,
-    #[prost(string, tag = "7")]
-    platform_uid: String,
-    #[prost(string, tag = "8")]
-    class: String,
-    #[prost(string, tag = "9")]
-    version: String,
-    #[prost(string, tag = "10")]
-    spec_hash: String,
-    #[prost(uint32, tag = "11")]
-    attempts: u32,
-    #[prost(uint64, tag = "12")]
-    create_time: u64,
-    #[prost(uint32, tag = "13")]
-    state: u32,
-    #[prost(uint64, tag = "14")]
-    state_time: u64,
-    #[prost(string, tag = "15")]
-    reason: String,
-    #[prost(string, tag = "16")]
-    message: String,
-    #[prost(bool, tag = "17")]
-    stable: bool,
-    #[prost(string, optional, tag = "18")]
-    node_id: Option<String>,
-    #[prost(uint32, tag = "19")]
-    removal: u32,
-    #[prost(uint64, tag = "20")]
-    removal_since: u64,
-    #[prost(uint64, tag = "21")]
-    settled: u64,
-    #[prost(uint64, tag = "22")]
-    maybe_until: u64,
-    #[prost(string, tag = "23")]
-    host: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RequestRow {
-    #[prost(bytes = "bytes", tag = "1")]
-    id: Bytes,
-    #[prost(uint64, tag = "2")]
-    sequence: u64,
-    #[prost(string, tag = "3")]
-    group: String,
-    #[prost(string, tag = "4")]
-    platform: String,
-    #[prost(string, tag = "5")]
-    platform_uid: String,
-    #[prost(string, tag = "6")]
-    class: String,
-    #[prost(string, tag = "7")]
-    spec_hash: String,
-    #[prost(uint64, tag = "8")]
-    first_sent: u64,
-    #[prost(uint64, tag = "9")]
-    deadline: u64,
-    #[prost(uint32, tag = "10")]
-    attempts: u32,
-    #[prost(uint32, tag = "11")]
-    made_nothing: u32,
-    #[prost(bytes = "bytes", tag = "15")]
-    body: Bytes,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct HeadState {
-    #[prost(message, repeated, tag = "1")]
-    back_offs: Vec<BackOffRow>,
-    #[prost(message, repeated, tag = "2")]
-    conditions: Vec<ConditionRow>,
-    #[prost(message, repeated, tag = "3")]
-    used: Vec<Used>,
-    #[prost(message, repeated, tag = "4")]
-    rollouts: Vec<RolloutRow>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct RolloutRow {
-    #[prost(string, tag = "1")]
-    group: String,
-    #[prost(string, tag = "2")]
-    target: String,
-    #[prost(uint64, tag = "3")]
-    started: u64,
-    #[prost(uint64, tag = "4")]
-    progress: u64,
-    #[prost(uint32, tag = "5")]
-    ready: u32,
-    #[prost(uint32, tag = "6")]
-    left: u32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct BackOffRow {
-    #[prost(string, tag = "1")]
-    group: String,
-    #[prost(string, tag = "2")]
-    spec_hash: String,
-    #[prost(string, tag = "3")]
-    platform: String,
-    #[prost(uint32, tag = "4")]
-    kind: u32,
-    #[prost(uint32, tag = "5")]
-    failures: u32,
-    #[prost(uint64, tag = "6")]
-    last: u64,
-    #[prost(uint64, tag = "7")]
-    next: u64,
-    #[prost(string, tag = "8")]
-    etag: String,
-    #[prost(string, tag = "9")]
-    message: String,
-    /// Empty: not of one machine.
-    #[prost(string, tag = "10")]
-    host: String,
-    #[prost(bool, tag = "11")]
-    capacity: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct ConditionRow {
-    #[prost(string, tag = "1")]
-    group: String,
-    #[prost(uint32, tag = "2")]
-    kind: u32,
-    #[prost(string, tag = "3")]
-    reason: String,
-    #[prost(string, tag = "4")]
-    message: String,
-    #[prost(uint64, tag = "5")]
-    since: u64,
-}
-
-/// A backend that a cluster used.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct Used {
-    #[prost(string, tag = "1")]
-    pub(crate) platform: String,
-    #[prost(string, tag = "2")]
-    pub(crate) uid: String,
-}
-
-/// What is kept of a deleted cluster: backends that it used, and its last generation.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct UsedList {
-    #[prost(message, repeated, tag = "1")]
-    pub(crate) used: Vec<Used>,
-    #[prost(uint64, tag = "2")]
-    pub(crate) generation: u64,
-}
-
 const STATES: [NodeState; 8] = [
     NodeState::Requested,
     NodeState::Provisioning,
@@ -225,16 +66,20 @@ const STATES: [NodeState; 8] = [
     NodeState::Failed,
 ];
 
-const REMOVALS: [RemovalReason; 6] = [
+/// Active is 0 and not stored.
+const ROLES: [Role; 3] = [Role::Promoting, Role::Demoting, Role::Standby];
+
+const REMOVALS: [RemovalReason; 7] = [
     RemovalReason::User,
     RemovalReason::Dead,
     RemovalReason::Sick,
     RemovalReason::Surplus,
     RemovalReason::Orphan,
     RemovalReason::Outdated,
+    RemovalReason::Lifetime,
 ];
 
-const KINDS: [ConditionKind; 16] = [
+const KINDS: [ConditionKind; 17] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -251,6 +96,7 @@ const KINDS: [ConditionKind; 16] = [
     ConditionKind::InfrastructureFailed,
     ConditionKind::WaitingForInfrastructure,
     ConditionKind::UpdateBlocked,
+    ConditionKind::PromotionFailed,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [
@@ -293,6 +139,7 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         class: node.class.to_string(),
         version: node.version.to_string(),
         spec_hash: node.spec_hash.to_string(),
+        template: node.template.to_string(),
         attempts: node.attempts,
         create_time: node.create_time,
         state: number(&STATES, &node.state),
@@ -308,6 +155,16 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
         settled: node.settled,
         maybe_until: node.maybe_until,
         host: node.host.to_string(),
+        role: number(&ROLES, &node.role),
+        storage: node.storage,
+        retain: node.removal.is_some_and(|removal| removal.retain),
+        drain: node.removal.map_or(0, |removal| removal.drain),
+        agent_address: node.seen.agent_address.to_string(),
+        adoption: node.adoption.as_deref().map(|former| FormerRow {
+            owner: former.owner.to_string(),
+            request: former.request.to_string(),
+            index: former.index,
+        }),
     }
     .encode_to_vec()
     .into()
@@ -325,7 +182,13 @@ pub(crate) fn decode_node(
         reason => Some(Removal {
             reason: item(&REMOVALS, reason).ok_or_else(|| damaged("node"))?,
             since: row.removal_since,
+            retain: row.retain,
+            drain: row.drain,
         }),
+    };
+    let role = match row.role {
+        0 => Role::Active,
+        role => item(&ROLES, role).ok_or_else(|| damaged("node"))?,
     };
     Ok(Node {
         slot,
@@ -340,6 +203,7 @@ pub(crate) fn decode_node(
         host: interner.get(&row.host),
         version: interner.like(&row.version, before.map(|node| &node.version)),
         spec_hash: interner.like(&row.spec_hash, before.map(|node| &node.spec_hash)),
+        template: interner.like(&row.template, before.map(|node| &node.template)),
         attempts: row.attempts,
         create_time: row.create_time,
         state: item(&STATES, row.state).ok_or_else(|| damaged("node"))?,
@@ -348,13 +212,28 @@ pub(crate) fn decode_node(
         message: row.message.into(),
         marked: false,
         stable: row.stable,
+        role,
+        storage: row.storage,
         node_id: row.node_id.map(Into::into),
         removal,
         settled: row.settled,
         maybe_until: row.maybe_until,
-        seen: Seen::default(),
+        adoption: row.adoption.map(|former| {
+            Box::new(Former {
+                owner: former.owner.into(),
+                request: former.request.into(),
+                index: former.index,
+            })
+        }),
+        // A node that is not listed is only given up if its agent is silent, whoever asks.
+        seen: Seen {
+            agent_address: row.agent_address.into(),
+            ..Seen::default()
+        },
         probe: ProbeResult::default(),
         call: Call::default(),
+        turn: None,
+        hook: None,
     })
 }
 
@@ -394,6 +273,7 @@ pub(crate) fn decode_request(bytes: &Bytes, interner: &Interner) -> Result<(Requ
         sent: false,
         call: Call::default(),
         answer: None,
+        rendered: None,
     };
     Ok((request, row.body))
 }
@@ -412,6 +292,7 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 last: back_off.last,
                 next: back_off.next,
                 etag: back_off.etag.to_string(),
+                template: back_off.template.to_string(),
                 message: back_off.message.to_string(),
                 host: match &key.subject {
                     Subject::Host(host) => host.to_string(),
@@ -451,6 +332,25 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 left: rollout.left,
             })
             .collect(),
+        storage: state
+            .storage
+            .iter()
+            .map(|(group, policy)| PolicyRow {
+                group: group.to_string(),
+                replaced: policy.replaced == Retention::Delete,
+                scaled: policy.scaled == Retention::Delete,
+                deleted: policy.deleted == Retention::Delete,
+            })
+            .collect(),
+        grown: state
+            .grown
+            .iter()
+            .map(|(group, most)| GrownRow {
+                group: group.to_string(),
+                most: *most,
+            })
+            .collect(),
+        adopted: state.adopted,
     }
     .encode_to_vec()
     .into()
@@ -458,6 +358,7 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
 
 pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) -> Result<()> {
     let head = HeadState::decode(bytes).map_err(|_| damaged("head"))?;
+    state.adopted = head.adopted;
     state.backoffs = head
         .back_offs
         .into_iter()
@@ -481,6 +382,7 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
                 last: row.last,
                 next: row.next,
                 etag: interner.get(&row.etag),
+                template: interner.get(&row.template),
                 message: row.message.into(),
             };
             Ok((key, back_off))
@@ -517,6 +419,23 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
             (interner.get(&row.group), rollout)
         })
         .collect();
+    state.storage = head
+        .storage
+        .into_iter()
+        .map(|row| {
+            let policy = Policy {
+                replaced: Retention::of(!row.replaced),
+                scaled: Retention::of(!row.scaled),
+                deleted: Retention::of(!row.deleted),
+            };
+            (interner.get(&row.group), policy)
+        })
+        .collect();
+    state.grown = head
+        .grown
+        .into_iter()
+        .map(|row| (interner.get(&row.group), row.most))
+        .collect();
     state.used = head
         .used
         .into_iter()
@@ -526,61 +445,4 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_durable_part_of_a_node_survives() {
-        let interner = Interner::default();
-        for (at, state) in STATES.iter().enumerate() {
-            let node = Node {
-                slot: 7,
-                request: Uuid::from_u128(3),
-                index: 2,
-                ordinal: 5,
-                sequence: 9,
-                group: "data/hot".into(),
-                platform: "local".into(),
-                platform_uid: "u".into(),
-                class: "c".into(),
-                host: "m-1".into(),
-                version: "1".into(),
-                spec_hash: "h".into(),
-                attempts: 2,
-                create_time: 11,
-                state: *state,
-                state_time: 12,
-                reason: "Sick".into(),
-                message: "why".into(),
-                marked: false,
-                stable: true,
-                node_id: Some("i-1".into()),
-                removal: REMOVALS.get(at).map(|reason| Removal {
-                    reason: *reason,
-                    since: 4,
-                }),
-                settled: 13,
-                maybe_until: 14,
-                seen: Seen::default(),
-                probe: ProbeResult::default(),
-                call: Call::default(),
-            };
-            assert_eq!(
-                decode_node(7, &encode_node(&node), &interner, None).unwrap(),
-                node
-            );
-        }
-    }
-
-    #[test]
-    fn damaged_rows_are_refused_and_never_panic() {
-        let interner = Interner::default();
-        let mut random = fastrand::Rng::with_seed(1);
-        for _ in 0..10_000 {
-            let bytes: Vec<u8> = (0..random.usize(0..64)).map(|_| random.u8(..)).collect();
-            let _ = decode_node(1, &bytes, &interner, None);
-            let _ = decode_request(&bytes.clone().into(), &interner);
-            let _ = decode_head(&bytes, &mut State::default(), &interner);
-        }
-    }
-}
+mod tests;

@@ -2,12 +2,16 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use drover_client::{Authorities, ClientSettings, Target, connect};
-use drover_core::{Error, Result};
+use drover_client::{Authorities, Bearer, Channel, ClientSettings, Identity, Target, connect};
+use drover_core::{
+    Error, Reason, Result, name,
+    spec::{SecretRef, TLS_CERT, TLS_KEY},
+};
 use drover_proto::orchestrator::v1 as pb;
+use drover_store::Store;
 use serde::{Deserialize, Serialize};
 
-use crate::Connector;
+use crate::{Connector, shared::Shared};
 
 /// How platforms with `https` endpoints are called. The files are PEM and read again when they change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +36,7 @@ impl PlatformTlsSettings {
         self
     }
 
-    fn of(&self, tls: &pb::PlatformTls) -> ClientSettings {
+    fn of(&self, tls: &pb::PlatformTls, identity: Option<Identity>) -> ClientSettings {
         let authorities = match (&self.ca, tls.ca_pem.as_str()) {
             (Some(path), "") => Authorities::File(path.clone()),
             (None, "") => Authorities::System,
@@ -40,7 +44,10 @@ impl PlatformTlsSettings {
         };
         ClientSettings {
             authorities,
-            certificate: self.cert.clone().zip(self.key.clone()),
+            certificate: identity.or_else(|| {
+                let own = self.cert.clone().zip(self.key.clone());
+                own.map(Identity::from)
+            }),
             server_name: Some(tls.server_name.clone()).filter(|name| !name.is_empty()),
         }
     }
@@ -55,18 +62,106 @@ pub(crate) fn connector(settings: PlatformTlsSettings) -> Result<Connector> {
         ));
     }
     if settings != PlatformTlsSettings::default() {
-        let ours = settings.of(&pb::PlatformTls::default());
+        let ours = settings.of(&pb::PlatformTls::default(), None);
         ours.check_files()
             .map_err(|why| Error::invalid("platform_tls", why.to_string()))?;
     }
-    Ok(Arc::new(move |spec: &pb::PlatformSpec| {
+    Ok(Arc::new(move |spec: &pb::PlatformSpec, identity| {
         let target: Target = spec.endpoint.parse()?;
         if !target.is_encrypted() {
             return Ok(connect(&target));
         }
         let tls = spec.tls.clone().unwrap_or_default();
-        Ok(connect(&target.with_tls(settings.of(&tls))?))
+        Ok(connect(&target.with_tls(settings.of(&tls, identity))?))
     }))
+}
+
+/// Key of a secret that holds a bearer token.
+const TOKEN: &str = "token";
+
+/// Field of a registration that names the secret with its token.
+const TOKEN_FIELD: &str = "platform.spec.token_secret";
+/// Field of a registration that names the secret with the client certificate.
+const CERTIFICATE_FIELD: &str = "platform.spec.tls.client_certificate_secret";
+
+/// What a registration names of secrets, each with the field that does.
+pub(crate) fn named(spec: &pb::PlatformSpec) -> Vec<(&'static str, SecretRef)> {
+    let of = |name: &str, key: &str| SecretRef {
+        name: name.to_owned(),
+        key: key.to_owned(),
+    };
+    let mut found = Vec::new();
+    if !spec.token_secret.is_empty() {
+        found.push((TOKEN_FIELD, of(&spec.token_secret, TOKEN)));
+    }
+    if let Some(name) = certificate_secret(spec) {
+        for key in [TLS_CERT, TLS_KEY] {
+            found.push((CERTIFICATE_FIELD, of(name, key)));
+        }
+    }
+    found
+}
+
+fn certificate_secret(spec: &pb::PlatformSpec) -> Option<&str> {
+    let name = spec.tls.as_ref()?.client_certificate_secret.as_str();
+    (!name.is_empty()).then_some(name)
+}
+
+/// What a registration names of secrets.
+pub(crate) fn secrets(spec: &pb::PlatformSpec) -> Vec<SecretRef> {
+    named(spec).into_iter().map(|(_, of)| of).collect()
+}
+
+/// A way to a platform, with the certificate and the token that its registration names. Errors: the endpoint is none; a
+/// secret is not there, or does not hold what it should (`Precondition`, with the field).
+pub(crate) async fn to_platform(shared: &Shared, spec: &pb::PlatformSpec) -> Result<Channel> {
+    let identity = match certificate_secret(spec) {
+        Some(name) => Some(identity(&shared.store, name).await.map_err(|error| {
+            let why = error.message().to_owned();
+            error.with_violation(CERTIFICATE_FIELD, why)
+        })?),
+        None => None,
+    };
+    let channel = (shared.connector)(spec, identity)?;
+    if spec.token_secret.is_empty() {
+        return Ok(channel);
+    }
+    let of = SecretRef {
+        name: spec.token_secret.clone(),
+        key: TOKEN.to_owned(),
+    };
+    let found = crate::secrets::read(&shared.store, &of).await?;
+    let token = std::str::from_utf8(&found.content).unwrap_or_default();
+    let token = token.trim();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let message = format!("secret {of} holds no token");
+        let error = Error::new(Reason::Precondition, message.as_str());
+        return Err(error.with_violation(TOKEN_FIELD, message));
+    }
+    Ok(channel.with_bearer(Bearer::Token(token.to_owned())))
+}
+
+/// The client certificate in a secret, and its key. Errors: there is no such secret, it lacks one of them, or holds
+/// something else (`Precondition`).
+pub(crate) async fn identity(store: &Store, name: &str) -> Result<Identity> {
+    let missing = |what: &str| Error::new(Reason::SecretNotFound, what.to_owned());
+    // Read at once: one of an old pair and one of a new pair do not belong together.
+    let secret = crate::secrets::content(store, name).await?;
+    let (content, _) = secret.ok_or_else(|| missing(&format!("there is no secret {name:?}")))?;
+    let [cert, key] = [TLS_CERT, TLS_KEY].map(|key| {
+        let found = content.get(key).map(|found| found.content.to_vec().into());
+        found.ok_or_else(|| missing(&format!("secret {name:?} has no key {key:?}")))
+    });
+    let identity = Identity::Pem(cert?, key?);
+    let alone = ClientSettings {
+        authorities: Authorities::Any,
+        certificate: Some(identity.clone()),
+        server_name: None,
+    };
+    alone
+        .check()
+        .map_err(|why| Error::new(Reason::Precondition, format!("secret {name:?}: {why}")))?;
+    Ok(identity)
 }
 
 /// What is wrong with the TLS settings of a registration.
@@ -82,12 +177,10 @@ pub(crate) fn check(spec: &pb::PlatformSpec) -> Result<()> {
             format!("is for https endpoints, and {:?} is none", spec.endpoint),
         );
     }
-    if !tls.client_certificate_secret.is_empty() {
-        return wrong(
-            ".client_certificate_secret",
-            "secrets are not available in this version; leave the field out: the orchestrator shows its own certificate"
-                .to_owned(),
-        );
+    if !tls.client_certificate_secret.is_empty()
+        && let Err(why) = name::check_name(&tls.client_certificate_secret)
+    {
+        return wrong(".client_certificate_secret", why);
     }
     if !tls.ca_pem.is_empty()
         && let Err(why) = drover_client::check_authorities(&tls.ca_pem)

@@ -1,6 +1,9 @@
 //! What happened, from the operations of a plan.
 
-use drover_core::{Millis, NodeState, node::RemovalReason};
+use drover_core::{
+    Millis, NodeState,
+    node::{RemovalReason, Role},
+};
 use drover_planner::{Condition, ConditionKey, ConditionKind, Op, Rollout, State};
 use drover_proto::orchestrator::v1::EventSeverity;
 use drover_store::NewEvent;
@@ -50,6 +53,7 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::Forget { .. }
         | Op::Close { .. }
         | Op::TakeOrphan { .. } => true,
+        Op::Turn { role, .. } => *role == Role::Promoting,
         Op::Infrastructure { change, .. } => change.is_action(),
         Op::Enter { .. }
         | Op::Learn { .. }
@@ -58,8 +62,23 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::BackOff { .. }
         | Op::Condition { .. }
         | Op::Restamp { .. }
+        | Op::Template { .. }
         | Op::Rollout { .. }
+        | Op::Drain { .. }
+        | Op::Grown { .. }
+        | Op::Own { .. }
+        | Op::Adopted { .. }
+        | Op::Rebind { .. }
         | Op::Observed { .. } => false,
+    }
+}
+
+/// What becomes of the storage of a node, for people. Empty: it has none.
+fn data(state: &State, slot: u64, retain: bool) -> &'static str {
+    match state.node(slot) {
+        Some(node) if node.storage && retain => " · data kept",
+        Some(node) if node.storage => " · data DELETED",
+        _ => "",
     }
 }
 
@@ -122,17 +141,44 @@ impl Maker<'_> {
                 event.group = Some(request.group.to_string());
                 event.platform = Some(request.platform.to_string());
             }
-            Op::Remove { slot, reason } => {
+            Op::Remove {
+                slot,
+                reason,
+                retain,
+            } => {
                 let severity = match reason {
-                    RemovalReason::User | RemovalReason::Surplus | RemovalReason::Outdated => Info,
+                    RemovalReason::User
+                    | RemovalReason::Surplus
+                    | RemovalReason::Outdated
+                    | RemovalReason::Lifetime => Info,
                     RemovalReason::Dead | RemovalReason::Sick | RemovalReason::Orphan => Warning,
                 };
                 self.node(
                     *slot,
                     severity,
                     "NodeDeprovisioning",
-                    format!("is removed: {}", reason.as_str()),
+                    format!(
+                        "is removed: {}{}",
+                        reason.as_str(),
+                        data(self.state, *slot, *retain)
+                    ),
                 );
+            }
+            Op::Drain {
+                slot,
+                until: 0,
+                failed,
+            } => {
+                if let Some(failed) = failed {
+                    let message = format!("preStop: {failed}; its removal goes on");
+                    self.node(*slot, Warning, "DrainFailed", message);
+                }
+            }
+            Op::Drain { slot, until, .. } => {
+                #[expect(clippy::cast_precision_loss, reason = "a span for people")]
+                let most = until.saturating_sub(self.now) as f64 / 1000.0;
+                let message = format!("its preStop hook has {most} s");
+                self.node(*slot, Info, "NodeDraining", message);
             }
             Op::Forget {
                 slot,
@@ -162,10 +208,23 @@ impl Maker<'_> {
                     node.group.to_string(),
                     node.platform.to_string(),
                 );
-                let event = self.add(Warning, "OrphanSeen", node.message.to_string());
+                let (severity, word) = match &node.removal {
+                    Some(_) => (Warning, "OrphanSeen"),
+                    // Told when it is ours.
+                    None if node.is_adopting() => return,
+                    None => (Info, "NodeAdopted"),
+                };
+                let backend = node.node_id.as_deref().unwrap_or_default();
+                let message = format!("{backend} {}", node.message);
+                let event = self.add(severity, word, message);
                 event.node = Some(id);
                 event.group = Some(group);
                 event.platform = Some(platform);
+            }
+            Op::Turn { slot, role } => self.turn(*slot, *role),
+            Op::Own { slot } => {
+                let message = "belongs to this cluster now".to_owned();
+                self.node(*slot, Info, "NodeAdopted", message);
             }
             Op::Condition { key, to } => self.condition(key, to.as_ref()),
             Op::Rollout { group, to } => self.rollout(group, to.as_ref()),
@@ -206,7 +265,30 @@ impl Maker<'_> {
             | Op::MadeNothing { .. }
             | Op::Close { .. }
             | Op::Restamp { .. }
+            | Op::Template { .. }
+            | Op::Grown { .. }
+            | Op::Adopted { .. }
+            | Op::Rebind { .. }
             | Op::BackOff { .. } => {}
+        }
+    }
+
+    fn turn(&mut self, slot: u64, role: Role) {
+        use EventSeverity::{Info, Warning};
+        let before = self.state.node(slot).map(|node| node.role);
+        let (severity, reason, message) = match role {
+            Role::Promoting => (Info, "NodePromoting", "is to become active"),
+            Role::Active => (Info, "NodePromoted", "is active"),
+            Role::Demoting => (
+                Warning,
+                "NodeDemoting",
+                "refuses to become active; another standby is tried",
+            ),
+            // Who was to be active for a while is what it was.
+            Role::Standby => (Info, "NodeDemoted", "is standby again"),
+        };
+        if before != Some(role) {
+            self.node(slot, severity, reason, message.to_owned());
         }
     }
 
@@ -266,7 +348,14 @@ impl Maker<'_> {
                 } else {
                     ""
                 };
-                let message = format!("{} nodes are to be replaced{over}", to.left);
+                let mut nodes = self.state.nodes.iter();
+                let cause = if nodes.any(|node| *node.group == *group && to.changes_template(node))
+                {
+                    "; their template changed"
+                } else {
+                    ""
+                };
+                let message = format!("{} nodes are to be replaced{cause}{over}", to.left);
                 ("UpdateStarted", message)
             }
             (Some(before), None) if before.left > 0 => (
@@ -331,6 +420,8 @@ impl Maker<'_> {
             (ConditionKind::ProbeUnreachable, false) => (Info, "ProbeUnreachableEnded"),
             (ConditionKind::UpdateBlocked, true) => (Warning, "UpdateBlocked"),
             (ConditionKind::UpdateBlocked, false) => (Info, "UpdateBlockedEnded"),
+            (ConditionKind::PromotionFailed, true) => (Warning, "PromotionFailed"),
+            (ConditionKind::PromotionFailed, false) => (Info, "PromotionFailedEnded"),
             (ConditionKind::Failed, true) => (Warning, "Failed"),
             (ConditionKind::Failed, false) => (Info, "FailedEnded"),
         };
@@ -341,199 +432,4 @@ impl Maker<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use drover_core::{
-        Node,
-        node::{Call, ProbeResult, Request, Seen},
-    };
-    use uuid::Uuid;
-
-    use super::*;
-
-    fn node(slot: u64, state: NodeState) -> Node {
-        Node {
-            slot,
-            request: Uuid::from_u128(3),
-            index: 0,
-            ordinal: u32::try_from(slot).unwrap(),
-            sequence: 1,
-            group: "data/hot".into(),
-            platform: "local".into(),
-            platform_uid: "u".into(),
-            class: "".into(),
-            host: "".into(),
-            version: "".into(),
-            spec_hash: "h".into(),
-            attempts: 1,
-            create_time: 1_000,
-            state,
-            state_time: 1_000,
-            reason: "".into(),
-            message: Box::default(),
-            marked: false,
-            stable: false,
-            node_id: Some("i-1".into()),
-            removal: None,
-            settled: 0,
-            maybe_until: 0,
-            seen: Seen {
-                provider_id: "local://host/7".into(),
-                ..Seen::default()
-            },
-            probe: ProbeResult::default(),
-            call: Call::default(),
-        }
-    }
-
-    fn told(state: &State, ops: &[Op]) -> Vec<NewEvent> {
-        of(ops, state, "ann", Steps::new(4, 9), 3_500)
-    }
-
-    fn enter(state: NodeState, reason: &'static str, message: &str) -> Op {
-        Op::Enter {
-            slot: 0,
-            state,
-            reason,
-            message: message.into(),
-            stable: false,
-        }
-    }
-
-    #[test]
-    fn a_state_is_told_once_with_what_helps() {
-        let state = State {
-            nodes: vec![node(0, NodeState::Starting)],
-            ..State::default()
-        };
-        let events = told(&state, &[enter(NodeState::Ready, "", "")]);
-        assert_eq!(
-            (events[0].reason.as_str(), events[0].message.as_str()),
-            ("NodeReady", "local://host/7 2.50 s")
-        );
-        assert_eq!(events[0].group.as_deref(), Some("data/hot"));
-        assert!(
-            events[0]
-                .node
-                .as_deref()
-                .is_some_and(|id| id.starts_with("data-hot-0-"))
-        );
-        assert!(told(&state, &[enter(NodeState::Starting, "Other", "words")]).is_empty());
-        let events = told(
-            &state,
-            &[enter(NodeState::Unhealthy, "ProbeFailed", "tcp: refused")],
-        );
-        assert_eq!(
-            (events[0].reason.as_str(), events[0].message.as_str()),
-            ("NodeUnhealthy", "ProbeFailed: tcp: refused")
-        );
-        assert_eq!(events[0].severity, i32::from(EventSeverity::Warning));
-    }
-
-    #[test]
-    fn events_name_the_step_that_did_it_as_the_plan_does() {
-        let state = State {
-            nodes: vec![node(0, NodeState::Ready), node(1, NodeState::Ready)],
-            ..State::default()
-        };
-        let ops = [
-            Op::Observed { generation: 4 },
-            Op::Remove {
-                slot: 0,
-                reason: RemovalReason::Surplus,
-            },
-            enter(NodeState::Failed, "Terminated", ""),
-            Op::Forget {
-                slot: 1,
-                reason: "Terminated",
-                message: "by its own word".into(),
-                lost: true,
-            },
-        ];
-        let steps: Vec<(String, Option<String>)> = told(&state, &ops)
-            .into_iter()
-            .map(|event| (event.reason, event.step))
-            .collect();
-        let named =
-            |reason: &str, step: Option<&str>| (reason.to_owned(), step.map(ToOwned::to_owned));
-        assert_eq!(
-            steps,
-            [
-                named("ClusterCreated", None),
-                named("NodeDeprovisioning", Some("4.9.1")),
-                named("NodeFailed", None),
-                named("NodeLost", Some("4.9.2")),
-            ]
-        );
-    }
-
-    #[test]
-    fn many_nodes_of_one_request_are_one_event_of_bounded_length() {
-        let request = Request {
-            id: Uuid::from_u128(3),
-            sequence: 1,
-            group: "data/hot".into(),
-            platform: "local".into(),
-            platform_uid: "u".into(),
-            class: "".into(),
-            spec_hash: "h".into(),
-            first_sent: 0,
-            deadline: 0,
-            attempts: 1,
-            made_nothing: 0,
-            sent: true,
-            call: Call::default(),
-            answer: None,
-        };
-        let nodes = (0..45)
-            .map(|slot| node(slot, NodeState::Requested))
-            .collect();
-        let op = Op::Request {
-            request: Box::new(request),
-            nodes,
-            group: 0,
-            choice: 0,
-            reason: "ScaleUp",
-        };
-        let events = told(&State::default(), &[op]);
-        assert_eq!((events.len(), events[0].count), (1, 1));
-        assert!(
-            events[0].message.ends_with("data-hot-9, 35 more"),
-            "{}",
-            events[0].message
-        );
-        assert!(events[0].node.is_none());
-    }
-
-    #[test]
-    fn a_condition_is_told_when_it_begins_and_when_it_ends_and_not_when_its_words_change() {
-        let key = ConditionKey {
-            group: "db".into(),
-            kind: ConditionKind::NoCapacity,
-        };
-        let holds = Condition {
-            reason: "NoCapacity".into(),
-            message: "none left".into(),
-            since: 1,
-        };
-        let change = |to: Option<Condition>| Op::Condition {
-            key: key.clone(),
-            to,
-        };
-        let mut state = State::default();
-        assert_eq!(
-            told(&state, &[change(Some(holds.clone()))])[0].reason,
-            "NoCapacity"
-        );
-        state.conditions.insert(key.clone(), holds.clone());
-        let reworded = Condition {
-            message: "still none".into(),
-            ..holds
-        };
-        assert!(told(&state, &[change(Some(reworded))]).is_empty());
-        let ended = told(&state, &[change(None)]);
-        assert_eq!(
-            (ended[0].reason.as_str(), ended[0].group.as_deref()),
-            ("NoCapacityEnded", Some("db"))
-        );
-    }
-}
+mod tests;

@@ -9,6 +9,7 @@ use futures::StreamExt;
 use tokio::time::{Instant, timeout};
 
 use crate::{
+    connect,
     intake::{self, Foreign},
     platform::{Registration, has},
     queue::Urgency,
@@ -80,7 +81,8 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
 /// One connection, from its handshake until it breaks.
 async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<()> {
     let registration = registered.platform.registration();
-    let channel = (shared.connector)(&registration.spec)?.to_platform(&registered.platform.name);
+    let channel = connect::to_platform(shared, &registration.spec).await?;
+    let channel = channel.to_platform(&registered.platform.name);
     let client = PlatformClient::new(channel);
     let handshake = client.get_platform(HANDSHAKE_TIMEOUT).await?;
     accept(shared, registered, &registration, &handshake).await?;
@@ -117,8 +119,9 @@ async fn accept(
     }
     if !registration.uid.is_empty() {
         let message = format!(
-            "it is another backend than before ({} instead of {}); register it with rebind_uid if it is the same",
-            handshake.uid, registration.uid
+            "it is another backend than before ({} instead of {}); put that back, or: drover rebind {name} {} if it is \
+             the same one, drover abandon CLUSTER --platform {name} if the old one is gone",
+            handshake.uid, registration.uid, handshake.uid
         );
         return Err(Error::new(Reason::PlatformMismatch, message));
     }
@@ -199,6 +202,10 @@ async fn take(
         Event::Started(_) => {}
         Event::Upserts(upserts) => {
             intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign);
+            if state.complete {
+                // The platform has them by now; a watch may last for months.
+                state.foreign.clear();
+            }
         }
         Event::Removals(removals) => intake::removals(shared, registered, &removals.nodes),
         Event::SnapshotComplete(mark) => {
@@ -234,7 +241,7 @@ async fn take(
 }
 
 /// The catalogue or something else changed: whoever was refused may be accepted now.
-async fn refresh(
+pub(crate) async fn refresh(
     shared: &Arc<Shared>,
     registered: &Arc<Registered>,
     client: &PlatformClient,
@@ -273,7 +280,6 @@ async fn poll(
     let mut visible = false;
     loop {
         let began = shared.now();
-        intake::begin(shared, registered);
         let message = wire::DiscoverRequest {
             expected_platform_uid: uid.to_owned(),
             expected_instance_id: instance.to_owned(),

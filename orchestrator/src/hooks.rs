@@ -15,6 +15,18 @@ pub enum Point {
     BeforeDeprovision,
     /// It was answered; nobody has taken that in.
     AfterDeprovision,
+    /// An UpdateNode call is about to be made.
+    BeforeTurn,
+    /// It was answered; nobody has taken that in.
+    AfterTurn,
+    /// A hook is about to be run in a node.
+    BeforeHook,
+    /// It has ended, or its time is over; nobody has taken that in.
+    AfterHook,
+    /// An UpdateNode call that adopts is about to be made.
+    BeforeAdopt,
+    /// It was answered; nobody has taken that in.
+    AfterAdopt,
     /// An EnsureInfrastructure call is about to be made.
     BeforeEnsure,
     /// It was answered; nobody has taken that in.

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use drover_core::{Millis, Phase, Sym};
-use drover_planner::Orphan;
+use drover_core::{Millis, Phase, Sym, node::Former};
+use drover_planner::{Foreign as ForeignNode, Orphan};
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
@@ -13,8 +13,8 @@ use crate::{
     shared::{Registered, Shared},
 };
 
-/// What a platform shows that is none of ours: clusters, their owners, how many nodes.
-pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, u32>>;
+/// What a platform shows that is none of ours: clusters, their nodes by the platform's id, and whose those are.
+pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Takes in nodes that are there, or changed.
 pub(crate) fn upserts(
@@ -41,6 +41,12 @@ pub(crate) fn upserts(
             }
             continue;
         };
+        for node in own {
+            // It may have been adopted.
+            registered
+                .platform
+                .remove_foreign(&node.cluster_id, &node.node_id);
+        }
         let mut inner = cluster.inner.lock();
         let mut urgency = None;
         for node in own {
@@ -91,6 +97,12 @@ pub(crate) fn show(
     else {
         return orphan(shared, inner, platform, node, request, index, now);
     };
+    let id = node.node_id.as_str();
+    if !inner.state.orphans.is_empty() || !inner.state.foreign.is_empty() {
+        let key = (platform.clone(), id.into());
+        inner.state.orphans.remove(&key);
+        inner.state.foreign.remove(&key);
+    }
     let record = &mut inner.state.nodes[at];
     if record.seen.vanished {
         record.seen.vanished = false;
@@ -157,18 +169,38 @@ fn orphan(
         return None;
     }
     let uid = shared.platform(platform)?.platform.identity().0;
-    let key = (platform.clone(), node.node_id.as_str().into());
-    if inner.state.orphans.contains_key(&key) {
+    let key: (Sym, Box<str>) = (platform.clone(), node.node_id.as_str().into());
+    let mut intern = |text: &str| shared.interner.get(text);
+    if let Some(known) = inner.state.orphans.get_mut(&key) {
+        known.last = now;
+        drover_convert::node::observe(&mut known.seen, node, now, &mut intern);
         return None;
     }
+    let pending = inner.state.nodes.iter().any(|record| {
+        record.is_adopting()
+            && record.platform == *platform
+            && record.node_id.as_deref() == Some(&node.node_id)
+    });
+    if pending {
+        // It gets another slot of this cluster.
+        return None;
+    }
+    let mut seen = Box::default();
+    drover_convert::node::observe(&mut seen, node, now, &mut intern);
     let orphan = Orphan {
         request,
         index,
         sequence: node.sequence,
         group: shared.interner.get(&node.group),
         ordinal: node.ordinal.unwrap_or(0),
+        role: drover_convert::node::role(node),
         platform_uid: shared.interner.get(&uid),
         since: now,
+        last: now,
+        spec_hash: shared.interner.get(&node.spec_hash),
+        class: shared.interner.get(&node.node_class),
+        version: shared.interner.get(&node.version),
+        seen,
     };
     inner.state.orphans.insert(key, orphan);
     Some(Urgency::Bulk)
@@ -195,23 +227,67 @@ fn stray(
         .as_ref()
         .map(|slot| slot.owner.clone())
         .unwrap_or_default();
-    *foreign
-        .entry(node.cluster_id.clone())
-        .or_default()
-        .entry(owner.clone())
-        .or_default() += 1;
-    registered.platform.add_foreign(&node.cluster_id, &owner);
+    if drover_convert::node::phase(node.phase) == Phase::Terminated {
+        registered
+            .platform
+            .remove_foreign(&node.cluster_id, &node.node_id);
+    } else {
+        let nodes = foreign.entry(node.cluster_id.clone()).or_default();
+        nodes.insert(node.node_id.clone(), owner.clone());
+        registered
+            .platform
+            .add_foreign(&node.cluster_id, &node.node_id, owner);
+    }
     if let Ok(cluster) = shared.find(&node.cluster_id) {
-        let new = cluster
-            .inner
-            .lock()
-            .state
-            .foreign
-            .insert(registered.platform.name.clone());
+        let uid = registered.platform.identity().0;
+        let mut inner = cluster.inner.lock();
+        let new = foreign_node(
+            shared,
+            &mut inner,
+            &registered.platform.name,
+            &uid,
+            node,
+            now,
+        );
+        drop(inner);
         if new {
             shared.queue.push(cluster.uid, Urgency::Bulk);
         }
     }
+}
+
+/// Takes in a node of the cluster's id that is not its own. Answers whether it is new.
+pub(crate) fn foreign_node(
+    shared: &Shared,
+    inner: &mut Inner,
+    platform: &Sym,
+    uid: &str,
+    node: &wire::Node,
+    now: Millis,
+) -> bool {
+    let key = (platform.clone(), node.node_id.as_str().into());
+    if drover_convert::node::phase(node.phase) == Phase::Terminated {
+        return inner.state.foreign.remove(&key).is_some();
+    }
+    let slot = node.slot.clone().unwrap_or_default();
+    let foreign = ForeignNode {
+        former: Former {
+            owner: slot.owner.into(),
+            request: slot.request_id.into(),
+            index: slot.index,
+        },
+        group: shared.interner.get(&node.group),
+        ordinal: node.ordinal,
+        role: drover_convert::node::role(node),
+        class: shared.interner.get(&node.node_class),
+        version: shared.interner.get(&node.version),
+        host: shared
+            .interner
+            .get(node.host_id.as_deref().unwrap_or_default()),
+        platform_uid: shared.interner.get(uid),
+        last: now,
+    };
+    inner.state.foreign.insert(key, foreign).is_none()
 }
 
 /// Takes in nodes that are no longer seen.
@@ -221,14 +297,19 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
     for removed in nodes {
         let confirmed = removed.evidence == i32::from(wire::RemovalEvidence::Confirmed);
         shared.tombstones.gone(platform, &removed.node_id);
+        registered
+            .platform
+            .remove_foreign(&removed.cluster_id, &removed.node_id);
         let Ok(cluster) = shared.find(&removed.cluster_id) else {
             continue;
         };
         let mut inner = cluster.inner.lock();
-        inner
-            .state
-            .orphans
-            .remove(&(platform.clone(), removed.node_id.as_str().into()));
+        let key = (platform.clone(), removed.node_id.as_str().into());
+        inner.state.orphans.remove(&key);
+        if inner.state.foreign.remove(&key).is_some() {
+            shared.changed(&cluster, &mut inner);
+            shared.queue.push(cluster.uid, Urgency::Bulk);
+        }
         let node = inner.state.nodes.iter_mut().find(|node| {
             let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
             node.platform == *platform && *id == *removed.node_id
@@ -253,15 +334,16 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
     }
 }
 
-/// A snapshot begins: orphans are those that it will show. Their grace begins anew, since nobody watched meanwhile.
+/// A watch begins: the grace of orphans begins anew, since nobody watched meanwhile. They stay known until its snapshot
+/// is complete, as what they hold back must not be free in between.
 pub(crate) fn begin(shared: &Shared, registered: &Registered) {
+    let now = shared.now();
     for cluster in shared.all() {
-        cluster
-            .inner
-            .lock()
-            .state
-            .orphans
-            .retain(|(platform, _), _| *platform != registered.platform.name);
+        for ((platform, _), orphan) in &mut cluster.inner.lock().state.orphans {
+            if *platform == registered.platform.name {
+                orphan.since = now;
+            }
+        }
     }
 }
 
@@ -289,6 +371,7 @@ pub(crate) fn snapshot(
             }
             uses = true;
             if node.seen.last < began
+                && !node.is_adopting()
                 && (node.seen.last > 0 || node.node_id.is_some())
                 && !node.seen.unlisted
             {
@@ -303,12 +386,11 @@ pub(crate) fn snapshot(
                 vanished += usize::from(node.seen.vanished);
             }
         }
-        let here = foreign.contains_key(&*cluster.name);
-        uses |= if here {
-            inner.state.foreign.insert(platform.clone())
-        } else {
-            inner.state.foreign.remove(platform)
-        };
+        let before = inner.state.foreign.len() + inner.state.orphans.len();
+        let shown = |name: &Sym, last: Millis| name != platform || last >= began;
+        (inner.state.foreign).retain(|(name, _), one| shown(name, one.last));
+        (inner.state.orphans).retain(|(name, _), one| shown(name, one.last));
+        uses |= before > 0;
         if uses {
             shared.changed(&cluster, &mut inner);
             drop(inner);

@@ -6,33 +6,44 @@
 
 mod api;
 mod calls;
+mod carry;
 mod changes;
 mod clock;
 mod cluster;
 mod codec;
 mod connect;
 mod events;
+mod exec;
 mod figures;
+#[cfg(test)]
+mod fixture;
 mod follow;
 mod hooks;
 mod infrastructure;
 mod intake;
+mod order;
 mod pass;
 mod platform;
 mod probes;
 mod queue;
+mod rebind;
 mod registry;
 mod request;
+mod secrets;
 mod shared;
 mod show;
+mod step;
 mod sweep;
+mod tally;
+mod template;
 mod trace;
+mod turn;
 mod witness;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use drover_core::Result;
-use drover_store::Store;
+use drover_store::{Keyring, Store};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -58,6 +69,18 @@ pub struct Settings {
     pub data_dir: PathBuf,
     /// How platforms with `https` endpoints are called.
     pub platform_tls: PlatformTlsSettings,
+    /// How secrets are kept.
+    pub secrets: SecretsSettings,
+}
+
+/// How secrets are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SecretsSettings {
+    /// File with the keys that secrets and user data are encrypted with in the store: 32 bytes in base64 a line
+    /// (`openssl rand -base64 32`), mode 0600. The first key encrypts, all decrypt; at the start what another one
+    /// encrypted is encrypted anew. Default: none; then no secret can be stored, and user data is stored as it is.
+    pub key_file: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -65,8 +88,17 @@ impl Default for Settings {
         Self {
             data_dir: PathBuf::from("drover-data"),
             platform_tls: PlatformTlsSettings::default(),
+            secrets: SecretsSettings::default(),
         }
     }
+}
+
+/// A new key, as a line of the file that `secrets.key_file` names.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn new_key() -> Result<String> {
+    Keyring::generate()
 }
 
 /// A running orchestrator.
@@ -79,17 +111,31 @@ impl Orchestrator {
     /// Opens the store and begins to keep what it holds.
     ///
     /// # Errors
-    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` cannot be used.
+    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`
+    /// cannot be used; the store is encrypted with other keys.
     pub async fn open(settings: &Settings) -> Result<Self> {
         let connector = connect::connector(settings.platform_tls.clone())?;
+        let keys = settings.secrets.key_file.as_ref();
+        let keys = keys.map(Keyring::read).transpose()?;
         let store = Store::open_directory(&settings.data_dir).await?;
+        if let Some(keys) = keys {
+            let file = keys.file().display().to_string();
+            let changed = store.unlock(keys).await?;
+            if changed > 0 {
+                tracing::info!(
+                    file,
+                    changed,
+                    "secrets and user data were encrypted with the first key"
+                );
+            }
+        }
         Self::start(store, connector, Hooks::default()).await
     }
 
     /// Begins to keep what a store holds, reaching platforms in a way of the caller's.
     ///
     /// # Errors
-    /// The store is owned by another process, or cannot be read.
+    /// The store is owned by another process, cannot be read, or is encrypted and was not given its keys.
     pub async fn start(store: Store, connector: Connector, hooks: Hooks) -> Result<Self> {
         let shards = store.take_all().await?;
         let shared = Arc::new(Shared {
@@ -106,6 +152,7 @@ impl Orchestrator {
             leaks: infrastructure::Leaks::default(),
             changes: Arc::default(),
             probes: probes::Probes::default(),
+            secrets: secrets::Secrets::default(),
             figures: figures::Figures::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -115,6 +162,7 @@ impl Orchestrator {
             hooks,
         });
         figures::describe();
+        secrets::load(&shared).await?;
         load(&shared).await?;
         registry::load(&shared).await?;
         for cluster in shared.all() {

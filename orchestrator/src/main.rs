@@ -20,6 +20,24 @@ struct Flags {
     #[command(flatten)]
     #[serde(skip_serializing_if = "PlatformFlags::is_empty")]
     platform_tls: PlatformFlags,
+    /// How secrets are kept
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "SecretsFlags::is_empty")]
+    secrets: SecretsFlags,
+}
+
+/// Flags of how secrets are kept.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+struct SecretsFlags {
+    /// File with the keys that secrets and user data are encrypted with [default: none]
+    #[arg(long = "secrets-key-file", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl SecretsFlags {
+    fn is_empty(&self) -> bool {
+        self.key_file.is_none()
+    }
 }
 
 /// Flags of how platforms are called.

@@ -1,35 +1,39 @@
 //! One pass over a cluster: plan, make it durable, take it over into memory, call.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use drover_core::{Millis, Node, NodeState, Reason, Result, Sym};
-use drover_planner::{Call, Input, Op, Plan, PlatformView, State};
-use drover_store::{Desired, Head, Lane, Revision, Step, StepDone};
+use drover_core::{Millis, Reason, Result, Sym, spec::Group};
+use drover_planner::{Input, Leaving, Op, Plan, PlatformView, State};
+use drover_store::{Desired, Head, Lane, Revision, Step};
 use drover_telemetry::Span;
 use prost::Message;
 use uuid::Uuid;
 
 use crate::{
     api::status,
-    calls,
+    calls, carry,
     cluster::{Cluster, Inner, Resolved},
     codec, events,
     hooks::Point,
-    infrastructure,
     queue::{Turn, Urgency},
     request,
     shared::Shared,
+    step::{encode_step, mark_called, take_over},
+    tally,
     trace::PassTrace,
     witness::{Planned, Witness},
 };
 
 /// Wait after the store could not take a step: long enough to let it recover, short enough to go on soon.
 const STORE_RETRY: Duration = Duration::from_secs(1);
+/// A cluster rests for so many times what its planning took: one that is large, and changes all the time, is planned for
+/// many changes at once, and takes no more than this part of a processor.
+const REST: u32 = 19;
+/// A shorter rest is none.
+const MIN_REST: Duration = Duration::from_millis(1);
+/// Longest rest.
+const MAX_REST: Duration = Duration::from_millis(100);
 /// Plans in one pass before others get their turn.
 const MAX_ROUNDS: usize = 64;
 
@@ -44,8 +48,13 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             };
             let worker = shared.clone();
             shared.spawn(async move {
-                pass(&worker, &cluster, turn).await;
-                worker.queue.done(uid);
+                let rest = (pass(&worker, &cluster, turn).await * REST).min(MAX_REST);
+                if rest < MIN_REST {
+                    return worker.queue.done(uid);
+                }
+                worker.queue.rest(uid);
+                tokio::time::sleep(rest).await;
+                worker.queue.rested(uid);
             });
         }
         let timer = shared.queue.next_timer().map(|at| shared.clock.instant(at));
@@ -63,14 +72,16 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, turn: Turn) {
+/// Answers how long planning has taken, without what it waited for.
+async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, turn: Turn) -> Duration {
     let urgency = turn.urgency;
     let mut trace = PassTrace::begin(cluster, turn);
     let broken = rounds(shared, cluster, urgency, &mut trace).await.err();
-    trace.end(broken.as_ref());
+    let planned = trace.end(broken.as_ref());
     if let Some(witness) = &cluster.inner.lock().witness {
         witness.planned(broken);
     }
+    planned
 }
 
 async fn rounds(
@@ -81,7 +92,13 @@ async fn rounds(
 ) -> Result<()> {
     for _ in 0..MAX_ROUNDS {
         match round(shared, cluster, urgency, trace).await {
-            Ok(Round::Done) => return Ok(()),
+            Ok(Round::Done) => {
+                let mut inner = cluster.inner.lock();
+                if inner.unstored.take().is_some() {
+                    inner.version += 1;
+                }
+                return Ok(());
+            }
             Ok(Round::Again) => {}
             Err(error) if error.reason() == Reason::Fenced => {
                 tracing::error!(cluster = %cluster.name, "this process lost its clusters to another and stops");
@@ -91,6 +108,7 @@ async fn rounds(
             Err(error) => {
                 // Nothing was done. The same plan is made again once the store may be able to keep it.
                 tracing::warn!(cluster = %cluster.name, %error, "a step could not be stored");
+                not_stored(shared, cluster, &error);
                 shared.queue.wake(
                     cluster.uid,
                     Some(shared.now() + crate::clock::millis(STORE_RETRY)),
@@ -101,6 +119,14 @@ async fn rounds(
     }
     shared.queue.push(cluster.uid, Urgency::Bulk);
     Ok(())
+}
+
+/// Says on the cluster that a step could not be stored. That itself is stored nowhere.
+fn not_stored(shared: &Shared, cluster: &Cluster, error: &drover_core::Error) {
+    let mut inner = cluster.inner.lock();
+    let since = inner.unstored.take().map(|(_, since)| since);
+    inner.unstored = Some((error.clone(), since.unwrap_or_else(|| shared.now())));
+    inner.version += 1;
 }
 
 enum Round {
@@ -127,7 +153,10 @@ async fn round(
     trace: &mut PassTrace,
 ) -> Result<Round> {
     let now = shared.now();
-    let Some(prepared) = prepare(shared, cluster, now)? else {
+    let began = tokio::time::Instant::now();
+    let prepared = prepare(shared, cluster, now);
+    trace.has_planned(began.elapsed());
+    let Some(prepared) = prepared? else {
         return Ok(Round::Done);
     };
     let span = trace.does(&prepared.plan);
@@ -217,17 +246,24 @@ fn plan_with(
     now: Millis,
     explain: bool,
 ) -> Plan {
-    let defaults = if inner.spec.groups.iter().all(|group| group.health.is_some()) {
-        Arc::new(Vec::new())
+    let handshakes = shared.handshakes(&inner.spec.groups);
+    let defaults = inner.health_defaults(&handshakes);
+    let wanted = inner.wanted();
+    let known: &[Group] = wanted.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    let (groups, leaving): (&[Group], Arc<Vec<Leaving>>) = if inner.state.deleting {
+        let all = known.iter().map(Leaving::of);
+        let all = all.chain(inner.leaving.iter().cloned());
+        (&[], Arc::new(all.collect()))
     } else {
-        inner.health_defaults(&shared.handshakes())
+        (known, inner.leaving.clone())
     };
     let input = Input {
         now,
         process_start: shared.clock.start(),
-        groups: inner.groups(),
+        groups,
         infrastructure: &inner.spec.infrastructure,
         health_defaults: &defaults,
+        leaving: &leaving,
         orphans: inner.spec.orphans,
         orphan_grace: inner.spec.orphan_grace,
         orphan_hold: shared.store.restored_hold(),
@@ -245,6 +281,12 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     }
     let explain = inner.witness.is_some();
     let plan = plan(shared, &mut inner, now, explain);
+    if inner.take_template_news() {
+        shared.changed(cluster, &mut inner);
+    }
+    if inner.take_health_news() {
+        shared.probes.track_all(shared, cluster.uid, &mut inner);
+    }
     let witness = inner.witness.clone().map(|witness| {
         let shown = status::plan(
             &plan,
@@ -288,7 +330,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
         } = op
         {
             let body = request::build(cluster, &inner, request, nodes, *group, *choice);
-            let body = request::encode(&body, &inner.spec.groups[*group]);
+            let body = request::encode(&body, &inner.spec.groups[*group], &shared.secrets);
             bodies.push((request.id, body));
         }
     }
@@ -313,259 +355,15 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     }))
 }
 
-/// The rows that operations change, made on a copy of what they touch.
-pub(crate) fn encode_step(
-    inner: &Inner,
-    ops: &[Op],
-    bodies: &[(Uuid, Bytes)],
-    now: Millis,
-) -> Step {
-    let mut slots = BTreeSet::new();
-    let mut requests = BTreeSet::new();
-    for op in ops {
-        match op {
-            Op::Enter { slot, .. }
-            | Op::Learn { slot, .. }
-            | Op::Remove { slot, .. }
-            | Op::Restamp { slot, .. }
-            | Op::Forget { slot, .. } => {
-                slots.insert(*slot);
-            }
-            Op::Close { request, .. } => {
-                requests.insert(*request);
-                slots.extend(
-                    inner
-                        .state
-                        .nodes
-                        .iter()
-                        .filter(|n| n.request == *request)
-                        .map(|n| n.slot),
-                );
-            }
-            Op::Attempt { request, .. } | Op::MadeNothing { request } => {
-                requests.insert(*request);
-            }
-            Op::Request { request, nodes, .. } => {
-                requests.insert(request.id);
-                slots.extend(nodes.iter().map(|node| node.slot));
-            }
-            Op::TakeOrphan { node } => {
-                slots.insert(node.slot);
-            }
-            Op::BackOff { .. }
-            | Op::Condition { .. }
-            | Op::Rollout { .. }
-            | Op::Observed { .. }
-            | Op::Infrastructure { .. } => {}
-        }
-    }
-    let below = infrastructure::codec::touched(ops);
-    let state = &inner.state;
-    let mut touched = State {
-        uid: state.uid,
-        observed_generation: state.observed_generation,
-        next_slot: state.next_slot,
-        next_sequence: state.next_sequence,
-        nodes: slots
-            .iter()
-            .filter_map(|slot| state.node(*slot))
-            .cloned()
-            .collect(),
-        requests: requests
-            .iter()
-            .filter_map(|id| Some((*id, state.requests.get(id)?.clone())))
-            .collect(),
-        backoffs: state.backoffs.clone(),
-        conditions: state.conditions.clone(),
-        rollouts: state.rollouts.clone(),
-        used: state.used.clone(),
-        ..State::default()
-    };
-    drover_planner::apply(&mut touched, ops, now);
-    let body = |id: &Uuid| {
-        bodies
-            .iter()
-            .find(|(own, _)| own == id)
-            .map(|(_, body)| body)
-            .or_else(|| inner.bodies.get(id))
-            .cloned()
-    };
-    let mut head = inner.head.value.clone();
-    head.next_slot = touched.next_slot;
-    head.next_sequence = touched.next_sequence;
-    head.observed_generation = touched.observed_generation;
-    head.state = codec::encode_head(&touched);
-    let mut step = Step {
-        expect_head: inner.head.revision,
-        expect_desired: Some(inner.desired.revision),
-        head,
-        put_nodes: touched
-            .nodes
-            .iter()
-            .map(|node| (node.slot, codec::encode_node(node)))
-            .collect(),
-        delete_nodes: slots
-            .into_iter()
-            .filter(|slot| touched.at(*slot).is_none())
-            .collect(),
-        put_requests: touched
-            .requests
-            .values()
-            .map(|r| {
-                (
-                    r.id.to_string(),
-                    codec::encode_request(r, &body(&r.id).unwrap_or_default()),
-                )
-            })
-            .collect(),
-        delete_requests: requests
-            .iter()
-            .filter(|id| !touched.requests.contains_key(*id) && state.requests.contains_key(*id))
-            .map(Uuid::to_string)
-            .collect(),
-        ..Step::default()
-    };
-    infrastructure::codec::fill(&mut step, &below, state, &touched);
-    step
-}
-
-/// What is durable becomes what memory shows.
-pub(crate) fn take_over(
-    shared: &Shared,
-    cluster: &Cluster,
-    plan: &Plan,
-    bodies: Vec<(Uuid, Bytes)>,
-    done: StepDone,
-    now: Millis,
-) {
-    let mut inner = cluster.inner.lock();
-    let before = tally(&inner.state.nodes, &plan.ops);
-    drover_planner::apply(&mut inner.state, &plan.ops, now);
-    let after = tally(&inner.state.nodes, &plan.ops);
-    inner.head = drover_store::Versioned {
-        value: done.head,
-        revision: done.revision,
-    };
-    inner.bodies.extend(bodies);
-    for op in &plan.ops {
-        match op {
-            Op::BackOff { key, to: Some(_) } => {
-                let platform = key.platform.to_string();
-                metrics::counter!("drover_back_offs_total", "platform" => platform).increment(1);
-            }
-            Op::Close { request, .. } => {
-                inner.bodies.remove(request);
-            }
-            Op::Request { request, nodes, .. } => {
-                if let Some(first) = nodes.first() {
-                    inner.first_slots.insert(request.id, first.slot);
-                }
-            }
-            _ => {}
-        }
-    }
-    if plan.ops.iter().any(|op| matches!(op, Op::Forget { .. })) {
-        let living: BTreeSet<Uuid> = inner.state.nodes.iter().map(|node| node.request).collect();
-        inner
-            .first_slots
-            .retain(|request, _| living.contains(request));
-    }
-    if inner.bodies.is_empty() {
-        // Most clusters have none for most of their life.
-        inner.bodies.shrink_to_fit();
-    }
-    mark_called(&mut inner, &plan.calls);
-    shared.changed(cluster, &mut inner);
-    shared.wrote(done.revision);
-    drop(inner);
-    count(shared, before, after);
-}
-
-/// Calls that are about to be made, so that no other pass makes them too.
-fn mark_called(inner: &mut Inner, calls: &[Call]) {
-    for call in calls {
-        match call {
-            Call::Provision { request, .. } => {
-                if let Some(request) = inner.state.requests.get_mut(request) {
-                    request.call.in_flight = true;
-                }
-            }
-            Call::Deprovision { slot } => {
-                if let Some(node) = inner.state.node_mut(*slot) {
-                    node.call.in_flight = true;
-                }
-            }
-            Call::Confirm { platform } => {
-                inner.state.confirms.or_default(platform.clone()).in_flight = true;
-            }
-            Call::Infrastructure { platform, uid, .. } => {
-                let key = (platform.clone(), uid.clone());
-                if let Some(record) = inner.state.infrastructure.get_mut(&key) {
-                    record.call.in_flight = true;
-                }
-            }
-        }
-    }
-}
-
-type Tally = BTreeMap<Sym, (i64, i64)>;
-
-/// Nodes and sick nodes by platform, among those that operations touch.
-fn tally(nodes: &[Node], ops: &[Op]) -> Tally {
-    let mut tally = Tally::new();
-    let mut add = |node: &Node| {
-        let (total, sick) = tally.entry(node.platform.clone()).or_default();
-        *total += 1;
-        *sick += i64::from(node.state == NodeState::Unhealthy);
-    };
-    let find = |slot: u64| {
-        nodes
-            .binary_search_by_key(&slot, |node| node.slot)
-            .ok()
-            .map(|at| &nodes[at])
-    };
-    let mut seen = BTreeSet::new();
-    for op in ops {
-        let slots: Vec<u64> = match op {
-            Op::Enter { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => {
-                vec![*slot]
-            }
-            Op::Request { nodes, .. } => nodes.iter().map(|node| node.slot).collect(),
-            Op::TakeOrphan { node } => vec![node.slot],
-            _ => Vec::new(),
-        };
-        for slot in slots {
-            if seen.insert(slot)
-                && let Some(node) = find(slot)
-            {
-                add(node);
-            }
-        }
-    }
-    tally
-}
-
-fn count(shared: &Shared, before: Tally, after: Tally) {
-    let mut change = after;
-    for (platform, (total, sick)) in before {
-        let entry = change.entry(platform).or_default();
-        entry.0 -= total;
-        entry.1 -= sick;
-    }
-    for (platform, (total, sick)) in change {
-        if (total, sick) != (0, 0)
-            && let Some(registered) = shared.platform(&platform)
-        {
-            registered.platform.count(total, sick);
-        }
-    }
-}
-
 /// Reads a cluster anew after a step whose fate is not known.
 async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     let Some(row) = shared.store.load_cluster(cluster.uid).await? else {
-        cluster.inner.lock().finished = true;
+        let mut inner = cluster.inner.lock();
+        let gone = tally::all(&inner.state.nodes);
+        inner.finished = true;
+        drop(inner);
         shared.drop_cluster(cluster);
+        tally::count(shared, gone, tally::Tally::new());
         return Ok(());
     };
     let fresh = Cluster::load(row, &shared.interner)?.inner.into_inner();
@@ -576,22 +374,14 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     inner.spec = fresh.spec;
     inner.bodies = fresh.bodies;
     inner.first_slots = fresh.first_slots;
-    inner.state.orphans = old.orphans;
-    for (key, before) in old.infrastructure.iter() {
-        if let Some(record) = inner.state.infrastructure.get_mut(key) {
-            record.sent = before.sent;
-            record.call = before.call;
-        }
-    }
-    inner.state.foreign = old.foreign;
-    for mut node in old.nodes {
-        if let Some(new) = inner.state.node_mut(node.slot) {
-            new.seen = std::mem::take(&mut node.seen);
-            new.probe = std::mem::take(&mut node.probe);
-        }
-    }
+    let before = tally::all(&old.nodes);
+    carry::over(old, &mut inner.state);
+    let after = tally::all(&inner.state.nodes);
+    shared.probes.track_all(shared, cluster.uid, &mut inner);
     inner.follow_desired();
     shared.changed(cluster, &mut inner);
+    drop(inner);
+    tally::count(shared, before, after);
     Ok(())
 }
 

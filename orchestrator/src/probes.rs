@@ -1,4 +1,7 @@
-//! Network probes of nodes: gRPC health, HTTP, TCP. One schedule for all of them, no task or timer a node.
+//! Probes of nodes: gRPC health, HTTP, TCP, and commands inside them. One schedule for all of them, no task or timer a node.
+
+mod exec;
+pub(crate) mod tls;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,10 +13,13 @@ use drover_core::{
     Millis, NodeState, Phase, Sym,
     spec::{Health, Port, Probe},
 };
-use drover_proto::agent::v1::{GetInfoRequest, agent_service_client::AgentServiceClient};
+use drover_proto::{
+    agent::v1::{GetInfoRequest, agent_service_client::AgentServiceClient},
+    platform::v1 as wire,
+};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::TcpStream,
     sync::{Notify, Semaphore},
     time::timeout,
@@ -23,7 +29,13 @@ use tonic_health::pb::{
 };
 use uuid::Uuid;
 
-use crate::{clock, cluster::Inner, queue::Urgency, shared::Shared};
+use self::tls::{Secure, Spoken};
+use crate::{
+    clock,
+    cluster::{Cluster, Inner},
+    queue::Urgency,
+    shared::Shared,
+};
 
 /// Probes a second, over all nodes. Beyond it intervals stretch.
 const BUDGET: u64 = 1_000;
@@ -33,6 +45,14 @@ const CONCURRENCY: usize = 256;
 const EAGER: Millis = 25;
 /// Longest wait between probes of a node that has just started: somebody waits for it.
 const EAGER_MOST: Millis = 200;
+/// The same of a command: it costs a process, and a platform more than one call.
+const EAGER_COMMAND: Millis = 250;
+/// Longest wait between commands of a node that has just started.
+const EAGER_COMMAND_MOST: Millis = 1_000;
+/// Bytes of an answer of HTTP until after its status.
+const HTTP_STATUS: usize = 12;
+/// What whoever speaks TLS answers a request in plaintext with begins with.
+const TLS_ALERT: &[u8] = &[0x15, 3];
 /// Probes of a node that has not answered yet after which it is probed at its interval.
 const EAGER_TRIES: u32 = 50;
 
@@ -41,6 +61,7 @@ const EAGER_TRIES: u32 = 50;
 pub(crate) struct Probes {
     schedule: Mutex<Schedule>,
     changed: Notify,
+    tls: tls::Kept,
 }
 
 #[derive(Debug, Default)]
@@ -51,12 +72,24 @@ struct Schedule {
 
 /// What to ask, and where.
 struct Target {
+    cluster: Uuid,
     health: Health,
     /// The platform itself says that it is not ready yet: no need to ask.
     early: bool,
     address: Option<String>,
     id: String,
     platform: Sym,
+    /// How its platform knows it, for a command. None: it is not known there yet.
+    inside: Option<wire::NodeTarget>,
+}
+
+/// Why a probe failed.
+#[derive(Debug, PartialEq, Eq)]
+enum Failed {
+    /// The node is not well, or does not answer.
+    Node(String),
+    /// It could not be asked, which says nothing of it.
+    Way(String),
 }
 
 impl Probes {
@@ -132,11 +165,9 @@ fn health(shared: &Shared, inner: &mut Inner, group: usize) -> Option<Health> {
     if let Some(health) = inner.spec.groups.get(group)?.health.clone() {
         return Some(health);
     }
-    inner
-        .health_defaults(&shared.handshakes())
-        .get(group)
-        .cloned()
-        .flatten()
+    let handshakes = shared.handshakes(&inner.spec.groups);
+    let defaults = inner.health_defaults(&handshakes);
+    defaults.get(group).cloned().flatten()
 }
 
 /// Probes as the schedule says, until the orchestrator stops.
@@ -178,21 +209,36 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     }
 }
 
-fn target(shared: &Shared, cluster: Uuid, slot: u64) -> Option<Target> {
-    let cluster = shared.cluster(cluster)?;
+/// What to ask of a node. None: nothing, and it is not probed any more until it is tracked again.
+fn target(shared: &Shared, uid: Uuid, slot: u64) -> Option<Target> {
+    let Some(cluster) = shared.cluster(uid) else {
+        shared.probes.drop(uid, slot);
+        return None;
+    };
     let mut inner = cluster.inner.lock();
+    let target = target_of(shared, &cluster, &mut inner, slot);
+    if target.is_none() {
+        // Under the lock under which it is tracked, or it would be forgotten just when it is to be probed again.
+        shared.probes.drop(uid, slot);
+    }
+    target
+}
+
+fn target_of(shared: &Shared, cluster: &Cluster, inner: &mut Inner, slot: u64) -> Option<Target> {
     let node = inner.state.node(slot)?;
     if node.removal.is_some() || node.state == NodeState::Failed || node.seen.gone {
         return None;
     }
     let path = node.group.clone();
     let group = inner.spec.groups.iter().position(|g| g.path == path)?;
-    let health = health(shared, &mut inner, group)?;
+    let health = health(shared, inner, group)?;
     let node = inner.state.node(slot)?;
     let port = match &health.probe {
         Probe::Phase => return None,
+        Probe::Exec { .. } => None,
         Probe::Grpc { port, .. } | Probe::Http { port, .. } | Probe::Tcp { port } => port.clone(),
     };
+    let inside = crate::exec::target(cluster, node);
     let agent = node
         .seen
         .agent_address
@@ -216,36 +262,66 @@ fn target(shared: &Shared, cluster: Uuid, slot: u64) -> Option<Target> {
     };
     let early = node.seen.ready == Some(false) && !node.probe.answered;
     Some(Target {
+        cluster: cluster.uid,
         health,
         early,
         address,
         id: node.id(cluster.uid),
         platform: node.platform.clone(),
+        inside,
     })
+}
+
+async fn outcome(shared: &Shared, target: &Target) -> Result<(), Failed> {
+    let health = &target.health;
+    let asked = match (&health.probe, &target.address) {
+        (Probe::Exec { command }, _) => exec::ask(shared, target, command, health.timeout).await,
+        (_, None) => return Err(Failed::Node(no_address(health))),
+        (probe, Some(address)) => {
+            let secure = match probe.tls() {
+                Some((_, tls)) => {
+                    let kept = &shared.probes.tls;
+                    let secure = kept.get(&shared.secrets, &shared.store, tls);
+                    secure.await.map(Some)
+                }
+                None => Ok(None),
+            };
+            match secure {
+                Ok(secure) => ask(health, address, &target.id, secure.as_ref()).await,
+                Err(failed) => Err(failed),
+            }
+        }
+    };
+    let result = if asked.is_ok() { "ok" } else { "failed" };
+    metrics::counter!("drover_probes_total", "result" => result).increment(1);
+    asked
+}
+
+/// What a node lacks that cannot be asked.
+fn no_address(health: &Health) -> String {
+    let port = match &health.probe {
+        Probe::Grpc { port, .. } | Probe::Http { port, .. } | Probe::Tcp { port } => port.as_ref(),
+        Probe::Phase | Probe::Exec { .. } => None,
+    };
+    match port {
+        Some(Port::Name(name)) => format!("it shows no port {name:?} to probe"),
+        _ => "it shows no address to probe".to_owned(),
+    }
 }
 
 async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     let Some(target) = target(shared, uid, slot) else {
-        shared.probes.drop(uid, slot);
         return;
     };
     if target.early {
         shared.probes.again(uid, slot, shared.now() + EAGER, tries);
         return;
     }
-    let outcome = match &target.address {
-        Some(address) => {
-            let began = tokio::time::Instant::now();
-            let outcome = ask(&target.health, address, &target.id).await;
-            let result = if outcome.is_ok() { "ok" } else { "failed" };
-            metrics::counter!("drover_probes_total", "result" => result).increment(1);
-            metrics::histogram!("drover_probe_duration_seconds")
-                .record(began.elapsed().as_secs_f64());
-            outcome
-        }
-        None => Err("it shows no address to probe".to_owned()),
-    };
+    let began = tokio::time::Instant::now();
+    let outcome = outcome(shared, &target).await;
+    metrics::histogram!("drover_probe_duration_seconds").record(began.elapsed().as_secs_f64());
     let Some(cluster) = shared.cluster(uid) else {
+        shared.probes.drop(uid, slot);
         return;
     };
     // Whoever cannot see the platform is likely to be cut off from its nodes, too: that says nothing of them.
@@ -268,15 +344,22 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
             probe.message = Box::default();
             good < health.success_threshold && good + 1 >= health.success_threshold
         }
-        Err(why) if !visible => {
+        Err(Failed::Way(why)) => {
             (probe.good, probe.bad) = (0, 0);
             probe.message = why.into();
             false
         }
-        Err(why) => {
+        Err(Failed::Node(why)) if !visible => {
+            (probe.good, probe.bad) = (0, 0);
+            probe.message = why.into();
+            false
+        }
+        Err(Failed::Node(why)) => {
             probe.bad = probe.bad.saturating_add(1);
             probe.good = 0;
-            let count = format!("{why}, {} of {}", probe.bad, health.failure_threshold);
+            // A node that starts is asked on and on; more than enough is enough.
+            let bad_now = (bad + 1).min(health.failure_threshold);
+            let count = format!("{why}, {bad_now} of {}", health.failure_threshold);
             probe.message = count.into();
             bad < health.failure_threshold && bad + 1 >= health.failure_threshold
         }
@@ -290,7 +373,11 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     let interval = clock::millis(health.interval);
     let eager = !answered && tries < EAGER_TRIES;
     let wait = if eager {
-        (EAGER << tries.min(16)).min(EAGER_MOST).min(interval)
+        let (first, most) = match health.probe {
+            Probe::Exec { .. } => (EAGER_COMMAND, EAGER_COMMAND_MOST),
+            _ => (EAGER, EAGER_MOST),
+        };
+        (first << tries.min(16)).min(most).min(interval)
     } else {
         interval
     };
@@ -308,26 +395,44 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     );
 }
 
-/// Asks a node. The error says why it is not well.
-async fn ask(health: &Health, address: &str, id: &str) -> Result<(), String> {
+/// Asks a node, over TLS if `secure` says how. The error says why it is not well.
+async fn ask(
+    health: &Health,
+    address: &str,
+    id: &str,
+    secure: Option<&Secure>,
+) -> Result<(), Failed> {
     let asked = async {
         match &health.probe {
-            Probe::Phase => Ok(()),
+            Probe::Phase | Probe::Exec { .. } => Ok(()),
             Probe::Tcp { .. } => TcpStream::connect(address)
                 .await
                 .map(drop)
-                .map_err(|e| format!("tcp {address}: {}", plain(&e))),
-            Probe::Http { path, .. } => http(address, path)
+                .map_err(|e| Failed::Node(plain(&e)).of(&format!("tcp {address}"))),
+            Probe::Http { path, .. } => {
+                let scheme = if secure.is_some() { "https" } else { "http" };
+                let answer = http(address, path, secure).await;
+                answer.map_err(|failed| failed.of(&format!("{scheme} {address}{path}")))
+            }
+            Probe::Grpc { service, .. } => grpc(address, service, id, secure)
                 .await
-                .map_err(|e| format!("http {address}{path}: {e}")),
-            Probe::Grpc { service, .. } => grpc(address, service, id)
-                .await
-                .map_err(|e| format!("grpc {address}: {e}")),
+                .map_err(|failed| failed.of(&format!("grpc {address}"))),
         }
     };
-    timeout(health.timeout, asked)
-        .await
-        .unwrap_or_else(|_| Err(format!("{address}: no answer within {:?}", health.timeout)))
+    timeout(health.timeout, asked).await.unwrap_or_else(|_| {
+        let why = format!("{address}: no answer within {:?}", health.timeout);
+        Err(Failed::Node(why))
+    })
+}
+
+impl Failed {
+    /// The same with what was asked in front.
+    fn of(self, asked: &str) -> Self {
+        match self {
+            Self::Node(why) => Self::Node(format!("{asked}: {why}")),
+            Self::Way(why) => Self::Way(format!("{asked}: {why}")),
+        }
+    }
 }
 
 fn plain(error: &std::io::Error) -> String {
@@ -337,22 +442,57 @@ fn plain(error: &std::io::Error) -> String {
     }
 }
 
-async fn http(address: &str, path: &str) -> Result<(), String> {
+async fn http(address: &str, path: &str, secure: Option<&Secure>) -> Result<(), Failed> {
+    let node = |error: &std::io::Error| Failed::Node(plain(error));
+    let stream = TcpStream::connect(address).await.map_err(|e| node(&e))?;
+    let line = match secure {
+        None => status_line(stream, address, path)
+            .await
+            .map_err(|e| node(&e)),
+        Some(secure) => {
+            let Spoken { stream, words } = tls::speak(stream, address, secure).await?;
+            let line = status_line(stream, address, path).await;
+            line.map_err(|e| words.of(&e))
+        }
+    }?;
+    judge(&line).map_err(Failed::Node)
+}
+
+/// Asks for a path, and reads the begin of the answer. Shorter: it was closed before.
+async fn status_line(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    address: &str,
+    path: &str,
+) -> std::io::Result<Vec<u8>> {
     /// A status line is all that is read.
     const STATUS_LINE: usize = 64;
-    let mut stream = TcpStream::connect(address).await.map_err(|e| plain(&e))?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream
-        .write_all(request.as_bytes())
-        .await
-        .map_err(|e| plain(&e))?;
+    let written = async {
+        stream.write_all(request.as_bytes()).await?;
+        stream.flush().await
+    };
+    let written = written.await;
     let mut line = Vec::with_capacity(STATUS_LINE);
-    while line.len() < 12 {
-        if stream.read_buf(&mut line).await.map_err(|e| plain(&e))? == 0 {
-            return Err("it closed the connection without an answer".to_owned());
+    while line.len() < HTTP_STATUS {
+        match stream.read_buf(&mut line).await {
+            // Whoever closes a connection may have said why before.
+            Ok(0) => return written.map(|()| line),
+            Ok(_) => {}
+            Err(error) => return Err(error),
         }
     }
-    let text = String::from_utf8_lossy(&line);
+    Ok(line)
+}
+
+/// Whether the begin of an answer is good.
+fn judge(line: &[u8]) -> Result<(), String> {
+    if line.starts_with(TLS_ALERT) {
+        return Err("it speaks TLS there: set http.tls".to_owned());
+    }
+    if line.len() < HTTP_STATUS {
+        return Err("it closed the connection without an answer".to_owned());
+    }
+    let text = String::from_utf8_lossy(line);
     let code = text
         .strip_prefix("HTTP/1.")
         .and_then(|rest| rest.get(2..5))
@@ -364,10 +504,18 @@ async fn http(address: &str, path: &str) -> Result<(), String> {
     }
 }
 
-async fn grpc(address: &str, service: &str, id: &str) -> Result<(), String> {
-    let target = format!("http://{address}")
-        .parse()
-        .map_err(|e: drover_core::Error| e.message().to_owned())?;
+async fn grpc(
+    address: &str,
+    service: &str,
+    id: &str,
+    secure: Option<&Secure>,
+) -> Result<(), Failed> {
+    let scheme = if secure.is_some() { "https" } else { "http" };
+    let target = format!("{scheme}://{address}").parse::<drover_client::Target>();
+    let mut target = target.map_err(|e| Failed::Node(e.message().to_owned()))?;
+    if let Some(secure) = secure {
+        target.tls = secure.settings.clone();
+    }
     let channel = drover_client::connect(&target);
     let request = HealthCheckRequest {
         service: service.to_owned(),
@@ -376,15 +524,16 @@ async fn grpc(address: &str, service: &str, id: &str) -> Result<(), String> {
         .check(request)
         .await
         .map_err(|status| {
-            if drover_client::is_unreachable(&drover_client::to_error(&status)) {
-                "cannot be reached".to_owned()
-            } else {
-                format!("{:?}: {}", status.code(), status.message())
+            let unreachable = drover_client::is_unreachable(&drover_client::to_error(&status));
+            match (unreachable, secure) {
+                (true, Some(_)) => tls::judged(status.message().to_owned()),
+                (true, None) => Failed::Node("cannot be reached".to_owned()),
+                (false, _) => answered(&status),
             }
         })?;
     let status = answer.into_inner().status();
     if status != ServingStatus::Serving {
-        return Err(format!("{status:?}"));
+        return Err(Failed::Node(format!("{status:?}")));
     }
     // Another node may have taken over the address: its good health says nothing of this one.
     match AgentServiceClient::new(channel)
@@ -392,11 +541,18 @@ async fn grpc(address: &str, service: &str, id: &str) -> Result<(), String> {
         .await
     {
         Ok(info) if info.get_ref().node_id == id || info.get_ref().node_id.is_empty() => Ok(()),
-        Ok(info) => Err(format!("it is another node ({})", info.get_ref().node_id)),
+        Ok(info) => {
+            let why = format!("it is another node ({})", info.get_ref().node_id);
+            Err(Failed::Node(why))
+        }
         // It has no agent of ours.
         Err(status) if status.code() == tonic::Code::Unimplemented => Ok(()),
-        Err(status) => Err(format!("{:?}: {}", status.code(), status.message())),
+        Err(status) => Err(answered(&status)),
     }
+}
+
+fn answered(status: &tonic::Status) -> Failed {
+    Failed::Node(format!("{:?}: {}", status.code(), status.message()))
 }
 
 /// Whether an agent at this address proves that the node of this id lives.
@@ -415,177 +571,4 @@ pub(crate) async fn agent_says(address: &str, id: &str, within: Duration) -> boo
 }
 
 #[cfg(test)]
-mod tests {
-    use drover_proto::agent::v1::{
-        GetInfoResponse,
-        agent_service_server::{AgentService, AgentServiceServer},
-    };
-    use tokio::net::TcpListener;
-
-    use super::*;
-
-    struct Agent(&'static str);
-
-    #[tonic::async_trait]
-    impl AgentService for Agent {
-        async fn get_info(
-            &self,
-            _: tonic::Request<GetInfoRequest>,
-        ) -> Result<tonic::Response<GetInfoResponse>, tonic::Status> {
-            Ok(tonic::Response::new(GetInfoResponse {
-                node_id: self.0.to_owned(),
-                ..Default::default()
-            }))
-        }
-    }
-
-    fn health(probe: Probe) -> Health {
-        Health {
-            probe,
-            timeout: Duration::from_millis(500),
-            ..Health::default()
-        }
-    }
-
-    async fn listener() -> (TcpListener, String) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        (listener, address)
-    }
-
-    /// Answers every connection with these bytes and closes it.
-    async fn answering(bytes: &'static [u8]) -> String {
-        let (listener, address) = listener().await;
-        tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let mut request = [0; 1024];
-                let _ = stream.read(&mut request).await;
-                let _ = stream.write_all(bytes).await;
-            }
-        });
-        address
-    }
-
-    /// Accepts connections and says nothing.
-    async fn silent() -> String {
-        let (listener, address) = listener().await;
-        tokio::spawn(async move {
-            let mut kept = Vec::new();
-            while let Ok((stream, _)) = listener.accept().await {
-                kept.push(stream);
-            }
-        });
-        address
-    }
-
-    /// A port at which nobody listens.
-    async fn refusing() -> String {
-        listener().await.1
-    }
-
-    async fn grpc_server(
-        agent: Option<&'static str>,
-        status: Option<tonic_health::ServingStatus>,
-    ) -> String {
-        let (listener, address) = listener().await;
-        let (reporter, service) = tonic_health::server::health_reporter();
-        if let Some(status) = status {
-            reporter.set_service_status("db", status).await;
-        }
-        let agent = agent.map(|id| AgentServiceServer::new(Agent(id)));
-        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-        let server = tonic::transport::Server::builder()
-            .add_service(service)
-            .add_optional_service(agent);
-        tokio::spawn(server.serve_with_incoming(incoming));
-        address
-    }
-
-    #[tokio::test]
-    async fn tcp_is_well_if_somebody_listens() {
-        let probe = health(Probe::Tcp { port: None });
-        assert_eq!(ask(&probe, &silent().await, "n").await, Ok(()));
-        let refused = ask(&probe, &refusing().await, "n").await.unwrap_err();
-        assert!(refused.contains("connection refused"), "{refused}");
-    }
-
-    #[tokio::test]
-    async fn http_is_well_below_400_and_says_what_it_saw() {
-        let probe = health(Probe::Http {
-            port: None,
-            path: "/healthz".into(),
-        });
-        for good in [
-            &b"HTTP/1.1 200 OK\r\n\r\n"[..],
-            b"HTTP/1.0 302 Found\r\n\r\n",
-        ] {
-            assert_eq!(ask(&probe, &answering(good).await, "n").await, Ok(()));
-        }
-        for (answer, word) in [
-            (&b"HTTP/1.1 503 Unavailable\r\n\r\n"[..], "status 503"),
-            (b"SSH-2.0-OpenSSH_9.6", "does not speak HTTP"),
-            (
-                b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8\xf7\xf6\xf5\xf4",
-                "does not speak HTTP",
-            ),
-            (b"", "closed the connection"),
-        ] {
-            let why = ask(&probe, &answering(answer).await, "n")
-                .await
-                .unwrap_err();
-            assert!(why.contains(word), "{why}");
-        }
-        let why = ask(&probe, &silent().await, "n").await.unwrap_err();
-        assert!(why.contains("no answer within"), "{why}");
-        let why = ask(&probe, &refusing().await, "n").await.unwrap_err();
-        assert!(why.contains("connection refused"), "{why}");
-    }
-
-    #[tokio::test]
-    async fn grpc_is_well_if_it_serves_and_is_not_another_node() {
-        use tonic_health::ServingStatus::{NotServing, Serving};
-        let probe = health(Probe::Grpc {
-            port: None,
-            service: "db".into(),
-        });
-        for agent in [None, Some("db-0-aaaaa"), Some("")] {
-            let address = grpc_server(agent, Some(Serving)).await;
-            assert_eq!(
-                ask(&probe, &address, "db-0-aaaaa").await,
-                Ok(()),
-                "{agent:?}"
-            );
-        }
-        for (agent, status, word) in [
-            (Some("db-0-bbbbb"), Some(Serving), "another node"),
-            (Some("db-0-aaaaa"), Some(NotServing), "NotServing"),
-            (Some("db-0-aaaaa"), None, "NotFound"),
-        ] {
-            let why = ask(&probe, &grpc_server(agent, status).await, "db-0-aaaaa")
-                .await
-                .unwrap_err();
-            assert!(why.contains(word), "{why}");
-        }
-        let why = ask(&probe, &silent().await, "n").await.unwrap_err();
-        assert!(why.contains("no answer within"), "{why}");
-        assert!(ask(&probe, &refusing().await, "n").await.is_err());
-    }
-
-    #[tokio::test]
-    async fn only_the_agent_of_the_very_node_proves_that_it_lives() {
-        let second = Duration::from_secs(1);
-        let address = grpc_server(Some("db-0-aaaaa"), None).await;
-        assert!(agent_says(&format!("grpc://{address}"), "db-0-aaaaa", second).await);
-        assert!(!agent_says(&format!("grpc://{address}"), "db-0-bbbbb", second).await);
-        assert!(!agent_says(&format!("http://{address}"), "db-0-aaaaa", second).await);
-        assert!(!agent_says(&address, "db-0-aaaaa", second).await);
-        assert!(
-            !agent_says(
-                &format!("grpc://{}", refusing().await),
-                "db-0-aaaaa",
-                second
-            )
-            .await
-        );
-    }
-}
+mod tests;

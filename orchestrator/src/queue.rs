@@ -80,6 +80,10 @@ enum Place {
         lane: Urgency,
         again: Option<Urgency>,
     },
+    /// Planned a moment ago, and not in bulk again before its rest is over.
+    Resting {
+        again: bool,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -119,10 +123,16 @@ impl Queue {
             }
             match inner.places.get(&cluster).copied() {
                 None => inner.enqueue(cluster, urgency),
-                Some(Place::Queued(Urgency::Bulk, _)) if urgency == Urgency::Urgent => {
+                Some(Place::Queued(Urgency::Bulk, _) | Place::Resting { .. })
+                    if urgency == Urgency::Urgent =>
+                {
                     inner.enqueue(cluster, urgency);
                 }
                 Some(Place::Queued(..)) => return,
+                Some(Place::Resting { .. }) => {
+                    inner.places.insert(cluster, Place::Resting { again: true });
+                    return;
+                }
                 Some(Place::Running { lane, again }) => {
                     let again = again.max(Some(urgency));
                     inner.places.insert(cluster, Place::Running { lane, again });
@@ -166,6 +176,9 @@ impl Queue {
             match inner.places.get(&cluster).copied() {
                 None => inner.enqueue(cluster, Urgency::Bulk),
                 Some(Place::Queued(..)) => {}
+                Some(Place::Resting { .. }) => {
+                    inner.places.insert(cluster, Place::Resting { again: true });
+                }
                 Some(Place::Running { lane, again }) => {
                     let again = again.max(Some(Urgency::Bulk));
                     inner.places.insert(cluster, Place::Running { lane, again });
@@ -213,6 +226,36 @@ impl Queue {
         self.changed.notify_one();
     }
 
+    /// A worker is done with a cluster for which bulk triggers are to be collected until [`Self::rested`].
+    pub(crate) fn rest(&self, cluster: Uuid) {
+        let mut inner = self.inner.lock();
+        if let Some(Place::Running { lane, again }) = inner.places.remove(&cluster) {
+            inner.running[lane as usize] -= 1;
+            if again == Some(Urgency::Urgent) {
+                inner.enqueue(cluster, Urgency::Urgent);
+            } else {
+                let again = again.is_some();
+                inner.places.insert(cluster, Place::Resting { again });
+            }
+        }
+        drop(inner);
+        self.changed.notify_one();
+    }
+
+    /// The rest of a cluster is over.
+    pub(crate) fn rested(&self, cluster: Uuid) {
+        let mut inner = self.inner.lock();
+        let Some(Place::Resting { again }) = inner.places.get(&cluster).copied() else {
+            return;
+        };
+        inner.places.remove(&cluster);
+        if again {
+            inner.enqueue(cluster, Urgency::Bulk);
+            drop(inner);
+            self.changed.notify_one();
+        }
+    }
+
     /// When the next timer is due.
     pub(crate) fn next_timer(&self) -> Option<Millis> {
         self.inner.lock().timers.first().map(|(at, _)| *at)
@@ -229,7 +272,7 @@ impl Queue {
         inner
             .places
             .values()
-            .filter(|place| matches!(place, Place::Queued(..)))
+            .filter(|place| matches!(place, Place::Queued(..) | Place::Resting { again: true }))
             .count()
     }
 
@@ -305,6 +348,32 @@ mod tests {
         assert_eq!(pop(&queue, 0), Some((id(1), Urgency::Urgent)));
         queue.done(id(1));
         assert_eq!(pop(&queue, 0), None);
+    }
+
+    #[test]
+    fn triggers_are_collected_while_a_cluster_rests_and_urgent_ones_end_its_rest() {
+        let queue = Queue::default();
+        queue.push(id(1), Urgency::Bulk);
+        assert!(pop(&queue, 0).is_some());
+        queue.push(id(1), Urgency::Bulk);
+        queue.rest(id(1));
+        queue.push(id(1), Urgency::Bulk);
+        queue.wake(id(1), Some(5));
+        assert_eq!(pop(&queue, 10), None);
+        assert_eq!(queue.depth(), 1);
+        queue.rested(id(1));
+        assert_eq!(pop(&queue, 10), Some((id(1), Urgency::Bulk)));
+        queue.rest(id(1));
+        queue.push(id(1), Urgency::Urgent);
+        assert_eq!(pop(&queue, 10), Some((id(1), Urgency::Urgent)));
+        queue.rested(id(1));
+        queue.push(id(1), Urgency::Urgent);
+        queue.rest(id(1));
+        assert_eq!(pop(&queue, 10), Some((id(1), Urgency::Urgent)));
+        queue.rest(id(1));
+        queue.rested(id(1));
+        assert_eq!(pop(&queue, 10), None);
+        assert!(queue.inner.lock().places.is_empty());
     }
 
     #[test]

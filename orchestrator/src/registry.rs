@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     connect, follow,
     platform::{Platform, Registration},
+    rebind,
     shared::{Registered, Shared},
 };
 
@@ -113,8 +114,8 @@ pub(crate) fn check(name: &str, spec: Option<&pb::PlatformSpec>) -> Result<pb::P
     name::check_name(name).map_err(|why| Error::invalid("platform.name", why))?;
     let spec = spec.cloned().unwrap_or_default();
     if !spec.token_secret.is_empty() {
-        let why = "secrets are not available in this version; leave the field out";
-        return Err(Error::invalid("platform.spec.token_secret", why));
+        name::check_name(&spec.token_secret)
+            .map_err(|why| Error::invalid("platform.spec.token_secret", why))?;
     }
     if spec.endpoint.len() > MAX_ENDPOINT {
         return Err(Error::invalid(
@@ -162,7 +163,8 @@ pub(crate) async fn register(
     }
     if before.uid != uid {
         refuse_taken(shared, name, &uid)?;
-        rebind_records(shared, name, &before.uid, &uid)?;
+        // The registration last: until it has the new uid, what was moved and what was not are both unknown.
+        rebind::records(shared, name, &before.uid, &uid).await?;
     }
     let registration = Registration {
         spec,
@@ -179,28 +181,24 @@ pub(crate) async fn register(
     Ok((pb::ApplyOutcome::Configured, registered))
 }
 
-/// Records that refer to a backend under its old uid would have to be rewritten; that is not available yet.
-fn rebind_records(shared: &Shared, name: &str, old: &str, new: &str) -> Result<()> {
-    let used = shared.all().iter().any(|cluster| {
-        let inner = cluster.inner.lock();
-        inner
-            .state
-            .nodes
-            .iter()
-            .any(|node| *node.platform == *name && *node.platform_uid == *old)
-            || inner
-                .state
-                .infrastructure
-                .keys()
-                .any(|(platform, uid)| **platform == *name && **uid == *old)
-    });
-    if used {
-        let message = format!(
-            "clusters have nodes on {name} under uid {old}; taking them over as {new} is not available in this version"
-        );
-        return Err(Error::new(Reason::Unimplemented, message));
+/// Connects the platforms anew that name a secret, which was changed.
+pub(crate) async fn secret_changed(shared: &Arc<Shared>, secret: &str) {
+    let _registering = shared.registering.lock().await;
+    let named: Vec<_> = shared
+        .platforms
+        .read()
+        .iter()
+        .filter(|(_, registered)| {
+            let spec = registered.platform.registration().spec;
+            connect::secrets(&spec).iter().any(|of| of.name == secret)
+        })
+        .map(|(name, registered)| (name.clone(), registered.clone()))
+        .collect();
+    for (name, registered) in named {
+        registered.stop.cancel();
+        let revision = *registered.revision.lock();
+        start(shared, &name, registered.platform.registration(), revision);
     }
-    Ok(())
 }
 
 /// Removes a registration that nothing needs.
@@ -237,10 +235,10 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
         }
     }
     if let Some(first) = users.first() {
-        let message = format!(
-            "{} clusters need {name}, the first of them {first}",
-            users.len()
-        );
+        let message = match users.len() {
+            1 => format!("cluster {first} needs {name}"),
+            many => format!("{many} clusters need {name}, the first of them {first}"),
+        };
         return Err(Error::new(Reason::PlatformInUse, message)
             .with_metadata("clusters", users[..users.len().min(10)].join(",")));
     }

@@ -3,14 +3,20 @@
 use bytes::Bytes;
 use drover_convert::{spec::to_placement, value::to_struct};
 use drover_core::{
-    Error, Node, NodeState, Result,
+    Error, Node, NodeState, Reason, Result,
     node::Request,
-    spec::{Choice, Group},
+    spec::{Choice, Group, SecretRef, UserDataSource},
 };
 use drover_proto::platform::v1 as wire;
 use prost::Message;
+use uuid::Uuid;
 
-use crate::cluster::{Cluster, Inner};
+use crate::{
+    calls::digest_not_stored,
+    cluster::{Cluster, Inner},
+    secrets::{self, Secrets},
+    shared::Shared,
+};
 
 /// Most peers that a request names: what one step of the store can hold beside its nodes.
 const MAX_PEERS: usize = 500;
@@ -26,14 +32,7 @@ pub(crate) fn build(
 ) -> wire::ProvisionRequest {
     let spec = &inner.spec.groups[group];
     let choice = &spec.choices[choice];
-    let slots = nodes.iter().map(|node| wire::Slot {
-        index: Some(node.index),
-        id: node.id(cluster.uid),
-        name: node.name(),
-        ordinal: Some(node.ordinal),
-        role: wire::NodeRole::Active.into(),
-        host_id: (!node.host.is_empty()).then(|| node.host.to_string()),
-    });
+    let slots = nodes.iter().map(|node| slot(cluster, node));
     let living = |node: &&Node| node.removal.is_none() && node.state != NodeState::Failed;
     let mut peers: Vec<&Node> = inner.state.nodes.iter().filter(living).collect();
     // The group itself first: where not all fit, its own are those that a node has to know.
@@ -54,36 +53,105 @@ pub(crate) fn build(
             user_data: None,
             render: bootstrap.render,
         }),
+        storage: spec.storage.as_ref().map(drover_convert::spec::to_storage),
         infrastructure: crate::infrastructure::outputs(&inner.state, &request.platform),
         ..wire::ProvisionRequest::default()
     }
 }
 
-/// What a stored request says beside the message that is sent: fields that no platform knows, behind it.
+/// A slot as platforms are told it.
+pub(crate) fn slot(cluster: &Cluster, node: &Node) -> wire::Slot {
+    wire::Slot {
+        index: Some(node.index),
+        id: node.id(cluster.uid),
+        name: node.name(),
+        ordinal: Some(node.ordinal),
+        role: drover_convert::node::to_role(node.role).into(),
+        host_id: (!node.host.is_empty()).then(|| node.host.to_string()),
+    }
+}
+
+/// What a stored request says beside the message that is sent, so that it is sent again byte for byte or not at all: fields
+/// that no platform knows, behind it.
 #[derive(Clone, PartialEq, Message)]
-struct Reference {
+pub(crate) struct Reference {
+    /// SHA-256 of its user data. Empty: it has none, or that of a secret.
     #[prost(string, tag = "1001")]
-    user_data: String,
+    pub(crate) user_data: String,
+    /// Name of the secret with its user data. Empty: none.
+    #[prost(string, tag = "1002")]
+    secret: String,
+    /// Key in it.
+    #[prost(string, tag = "1003")]
+    secret_key: String,
+    /// What the content of that key was known by.
+    #[prost(bytes = "bytes", tag = "1004")]
+    secret_version: Bytes,
 }
 
 /// A request as it is stored: the message, with a reference to its user data.
-pub(crate) fn encode(message: &wire::ProvisionRequest, group: &Group) -> Bytes {
+pub(crate) fn encode(message: &wire::ProvisionRequest, group: &Group, secrets: &Secrets) -> Bytes {
     let mut stored = message.encode_to_vec();
     if let Some(bootstrap) = &group.bootstrap {
-        let reference = Reference {
-            user_data: bootstrap.sha256.clone(),
+        let reference = match &bootstrap.source {
+            UserDataSource::Sha256(digest) => Reference {
+                user_data: digest.clone(),
+                ..Reference::default()
+            },
+            UserDataSource::Secret(of) => Reference {
+                user_data: String::new(),
+                secret: of.name.clone(),
+                secret_key: of.key.clone(),
+                secret_version: secrets.version(of),
+            },
         };
         stored.extend(reference.encode_to_vec());
     }
     stored.into()
 }
 
-/// A stored request, and the digest of its user data. Empty: it has none.
-pub(crate) fn decode(stored: &Bytes) -> Result<(wire::ProvisionRequest, String)> {
+/// A stored request, and what it refers to.
+pub(crate) fn decode(stored: &Bytes) -> Result<(wire::ProvisionRequest, Reference)> {
     let damaged = |_| Error::internal("the stored request cannot be read");
     let message = wire::ProvisionRequest::decode(stored.clone()).map_err(damaged)?;
     let reference = Reference::decode(stored.clone()).map_err(damaged)?;
-    Ok((message, reference.user_data))
+    Ok((message, reference))
+}
+
+/// The very user data that a request was made with. Errors: it is not there any more, so the request cannot be sent
+/// again as it was.
+pub(crate) async fn user_data(
+    shared: &Shared,
+    cluster: Uuid,
+    reference: &Reference,
+) -> Result<Bytes> {
+    if reference.secret.is_empty() {
+        let digest = &reference.user_data;
+        let data = shared.store.user_data(cluster, digest).await?;
+        return data.ok_or_else(|| digest_not_stored(digest));
+    }
+    let of = SecretRef {
+        name: reference.secret.clone(),
+        key: reference.secret_key.clone(),
+    };
+    let found = secrets::read(&shared.store, &of).await?;
+    if found.version != reference.secret_version {
+        let message = format!(
+            "secret {of} was changed since this request was made; nodes are asked for anew, with what it holds now"
+        );
+        return Err(Error::new(Reason::DigestNotStored, message));
+    }
+    Ok(found.content)
+}
+
+/// A stored request as it is for a backend with another uid.
+pub(crate) fn for_backend(stored: &Bytes, uid: &str) -> Result<Bytes> {
+    let (mut message, reference) = decode(stored)?;
+    uid.clone_into(&mut message.expected_platform_uid);
+    let mut stored = message.encode_to_vec();
+    // Nothing of it, if it is empty.
+    stored.extend(reference.encode_to_vec());
+    Ok(stored.into())
 }
 
 /// User data as platforms are told it: as text where it is text.
@@ -128,7 +196,7 @@ fn peer(node: &Node) -> wire::Peer {
         name: node.name(),
         group: node.group.to_string(),
         ordinal: node.ordinal,
-        role: wire::NodeRole::Active.into(),
+        role: drover_convert::node::to_role(node.role).into(),
         endpoints: node
             .seen
             .endpoints

@@ -7,8 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use drover_client::Channel;
-use drover_core::{Error, Millis, Result, Sym};
+use drover_client::{Channel, Identity};
+use drover_core::{Error, Millis, Result, Sym, spec::Group};
 use drover_planner::PlatformView;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use drover_store::{Revision, Shards, Store};
@@ -25,11 +25,13 @@ use crate::{
     platform::Platform,
     probes::Probes,
     queue::{Queue, Urgency},
+    secrets::Secrets,
     sweep::Tombstones,
 };
 
 /// How a channel to a platform is made from its registration.
-pub type Connector = Arc<dyn Fn(&pb::PlatformSpec) -> Result<Channel> + Send + Sync>;
+pub type Connector =
+    Arc<dyn Fn(&pb::PlatformSpec, Option<Identity>) -> Result<Channel> + Send + Sync>;
 
 /// The state of the orchestrator.
 pub(crate) struct Shared {
@@ -48,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) leaks: crate::infrastructure::Leaks,
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Probes,
+    pub(crate) secrets: Secrets,
     pub(crate) figures: Figures,
     pub(crate) tasks: TaskTracker,
     /// Asks tasks to end.
@@ -184,11 +187,13 @@ impl Shared {
         views
     }
 
-    pub(crate) fn handshakes(&self) -> BTreeMap<Sym, Arc<wire::Platform>> {
+    /// What the platforms that groups may be on say of themselves.
+    pub(crate) fn handshakes(&self, groups: &[Group]) -> BTreeMap<Sym, Arc<wire::Platform>> {
         let platforms = self.platforms.read();
-        platforms
-            .iter()
-            .filter_map(|(name, p)| Some((name.clone(), p.platform.handshake()?)))
+        let choices = groups.iter().flat_map(|group| &group.choices);
+        let handshake = |name: &Sym| platforms.get(name)?.platform.handshake();
+        choices
+            .filter_map(|choice| Some((choice.platform.clone(), handshake(&choice.platform)?)))
             .collect()
     }
 

@@ -18,8 +18,9 @@ pub fn show(name: &Name, bytes: &[u8]) -> Option<Value> {
                 "name": node.name(), "request": node.request, "index": node.index, "sequence": node.sequence,
                 "group": *node.group, "platform": *node.platform, "platformUid": *node.platform_uid,
                 "nodeId": node.node_id, "state": format!("{:?}", node.state), "stateTimeMs": node.state_time,
-                "reason": *node.reason, "message": node.message, "specHash": *node.spec_hash,
-                "removal": node.removal.map(|removal| removal.reason.as_str()), "settledMs": node.settled,
+                "reason": *node.reason, "message": node.message, "specHash": *node.spec_hash, "template": *node.template,
+                "role": format!("{:?}", node.role), "removal": node.removal.map(|removal| removal.reason.as_str()),
+                "storage": node.storage, "storageKept": node.removal.map(|removal| removal.retain), "settledMs": node.settled,
             })
         }),
         Name::Request(..) => {

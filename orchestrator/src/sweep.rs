@@ -207,7 +207,9 @@ async fn sweep(shared: &Arc<Shared>) {
         let Some(registered) = shared.platform(&platform) else {
             continue;
         };
-        let Some(client) = registered.platform.client() else {
+        // One that does not answer would hold up everything else, once for each node.
+        let visible = registered.platform.is_visible(shared.now());
+        let Some(client) = registered.platform.client().filter(|_| visible) else {
             continue;
         };
         let Some(slot) = late.node.slot.clone() else {
@@ -226,13 +228,22 @@ async fn sweep(shared: &Arc<Shared>) {
             index: slot.index,
             node_id: node_id.clone(),
             reason: "Orphan".to_owned(),
+            // It may have taken over what was kept, and what its cluster said of that is not known any more.
+            retain_storage: registered.platform.has(wire::Capability::RetainStorage),
             ..wire::DeprovisionRequest::default()
         };
         tracing::info!(%platform, %node_id, cluster = %late.node.cluster_id, "removing a late node of a deleted cluster");
-        if let Err(error) = client.deprovision(message, TIMEOUT).await {
-            tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
-            if error.class() == Class::Cannot {
+        match client.deprovision(message, TIMEOUT).await {
+            // Nobody may have been watching when it went. Shown again, it is late again.
+            Ok(answer) if answer.state() == wire::DeprovisionState::Gone => {
                 shared.tombstones.gone(&platform, &node_id);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
+                if error.class() == Class::Cannot {
+                    shared.tombstones.gone(&platform, &node_id);
+                }
             }
         }
     }

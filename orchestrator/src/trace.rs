@@ -1,6 +1,6 @@
 //! What of the orchestrator's work is a span: the wait in the queue, a pass that does something, its calls.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drover_convert::error::reason_name;
 use drover_core::{Error, Sym};
@@ -18,6 +18,7 @@ pub(crate) struct PassTrace {
     span: Option<Span>,
     changes: usize,
     calls: usize,
+    planned: Duration,
 }
 
 impl PassTrace {
@@ -46,7 +47,13 @@ impl PassTrace {
             span,
             changes: 0,
             calls: 0,
+            planned: Duration::ZERO,
         }
+    }
+
+    /// It has planned for so long.
+    pub(crate) fn has_planned(&mut self, span: Duration) {
+        self.planned += span;
     }
 
     /// It is about to carry out a plan, as a part of this.
@@ -58,8 +65,9 @@ impl PassTrace {
         })
     }
 
-    /// It is over; with an error, what it did is not known to be durable.
-    pub(crate) fn end(self, error: Option<&Error>) {
+    /// It is over; with an error, what it did is not known to be durable. Answers how long it has planned.
+    pub(crate) fn end(self, error: Option<&Error>) -> Duration {
+        let planned = self.planned;
         let outcome = match error {
             Some(_) => "failed",
             None if self.changes + self.calls > 0 => "done",
@@ -69,7 +77,7 @@ impl PassTrace {
         metrics::histogram!("drover_pass_duration_seconds")
             .record(self.began.elapsed().as_secs_f64());
         let Some(mut span) = self.span.filter(Span::is_recorded) else {
-            return;
+            return planned;
         };
         span.set("drover.cluster.name", self.cluster.name.to_string());
         span.set("drover.cluster.uid", self.cluster.uid.to_string());
@@ -79,6 +87,7 @@ impl PassTrace {
         if let Some(error) = error {
             span.fail(reason_name(error.reason()), error.message());
         }
+        planned
     }
 }
 

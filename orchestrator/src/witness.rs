@@ -1,6 +1,6 @@
 //! What became of one pass over a cluster, for whoever asked for it.
 
-use drover_core::Error;
+use drover_core::{Error, node::Role};
 use drover_planner::{Op, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 use parking_lot::Mutex;
@@ -60,6 +60,12 @@ impl Planned {
                 if state.node(*slot).is_some_and(|node| node.node_id.is_some()) =>
             {
                 Some(Outcome::Open(Subject::Slot(*slot)))
+            }
+            Op::Turn { slot, role } if *role == Role::Promoting => {
+                Some(Outcome::Open(Subject::Slot(*slot)))
+            }
+            Op::TakeOrphan { node } if node.removal.is_none() && !node.is_adopting() => {
+                Some(Outcome::Done)
             }
             Op::TakeOrphan { node } => Some(Outcome::Open(Subject::Slot(node.slot))),
             Op::Infrastructure {

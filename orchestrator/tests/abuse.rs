@@ -209,7 +209,7 @@ async fn idle_connections_over_mutual_tls_take_little_and_give_way() {
     ];
     let tls = ClientSettings {
         authorities: Authorities::File(authority.ca()),
-        certificate: Some((own.cert.clone(), own.key.clone())),
+        certificate: Some((own.cert.clone(), own.key.clone()).into()),
         ..Default::default()
     };
     let orchestrator = Orchestrator::start(directory.path(), &more, Some(tls)).await;

@@ -19,6 +19,7 @@ use drover_platform_cloud::{
 };
 use drover_proto::orchestrator::v1::{
     self as pb, platform_registry_service_client::PlatformRegistryServiceClient,
+    secret_service_client::SecretServiceClient, secret_value::Value,
 };
 use drover_server::{Running, ServerSettings, Shutdown, settings::TlsSettings};
 
@@ -51,6 +52,7 @@ async fn orchestrator(directory: &Path, own: Option<&Pair>) -> Orchestrator {
             cert: own.map(|own| own.cert.clone()),
             key: own.map(|own| own.key.clone()),
         },
+        ..Settings::default()
     };
     Orchestrator::open(&settings).await.unwrap()
 }
@@ -166,7 +168,83 @@ async fn an_own_certificate_that_cannot_be_read_keeps_the_orchestrator_from_star
             key: Some(authority.path("gone.key")),
             ..Default::default()
         },
+        ..Settings::default()
     };
     let error = Orchestrator::open(&settings).await.unwrap_err();
     assert!(error.message().contains("gone.key"), "{error}");
+}
+
+#[tokio::test]
+async fn a_platform_is_shown_the_certificate_of_a_secret_and_its_next_one_without_a_restart() {
+    let (authority, strange) = (Authority::new("ours"), Authority::new("strange"));
+    let (platform, running) = platform(&authority.server(), &authority).await;
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys");
+    std::fs::write(&keys, "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n").unwrap();
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&keys, private).unwrap();
+    let mut settings = Settings {
+        data_dir: directory.path().join("store"),
+        ..Settings::default()
+    };
+    settings.secrets.key_file = Some(keys);
+    let orchestrator = Orchestrator::open(&settings).await.unwrap();
+    let mut secrets = SecretServiceClient::new(in_process(orchestrator.routes()));
+    let mut put = async |authority: &Authority| {
+        let wanted = Wanted::client("own", "spiffe://drover/orchestrator/test");
+        let (cert, key) = authority.make(&wanted);
+        let text = |text| pb::SecretValue {
+            value: Some(Value::Text(text)),
+        };
+        let request = pb::ApplySecretRequest {
+            name: "own".into(),
+            data: [
+                ("tls.crt".into(), text(cert)),
+                ("tls.key".into(), text(key)),
+            ]
+            .into(),
+            ..Default::default()
+        };
+        secrets.apply_secret(request).await.unwrap();
+    };
+    put(&authority).await;
+    let mut client = PlatformRegistryServiceClient::new(in_process(orchestrator.routes()));
+    let tls = pb::PlatformTls {
+        ca_pem: authority.pem.clone(),
+        client_certificate_secret: "own".into(),
+        ..Default::default()
+    };
+    let request = registration(format!("https://{}", running.address()), tls);
+    let answer = client
+        .register_platform(request)
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(answer.warnings.is_empty(), "{:?}", answer.warnings);
+    let mut until = async |phase: pb::PlatformPhase, words: &str| {
+        let reached = async {
+            loop {
+                let request = pb::GetPlatformRequest {
+                    name: "sim".into(),
+                    ..Default::default()
+                };
+                let shown = client.get_platform(request).await.unwrap().into_inner();
+                let status = shown.platform.unwrap().status.unwrap();
+                if status.phase() == phase && status.message.contains(words) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, reached).await.expect(words);
+    };
+    until(pb::PlatformPhase::Ready, "").await;
+    put(&strange).await;
+    let refused = "the server refuses the client's certificate";
+    until(pb::PlatformPhase::Unreachable, refused).await;
+    put(&authority).await;
+    until(pb::PlatformPhase::Ready, "").await;
+    orchestrator.shutdown().await;
+    platform.shutdown().await;
+    running.shutdown().await;
 }

@@ -54,6 +54,12 @@ impl<'a> Placer<'a> {
         }
     }
 
+    /// Nodes of the group in a domain.
+    pub(crate) fn of_group(&self, domain: &str) -> u32 {
+        let at = self.domains.iter().position(|known| known.name == domain);
+        at.map_or(0, |at| self.group[at])
+    }
+
     /// Everything that was chosen and not taken back is there now.
     pub(crate) fn confirm(&mut self) {
         self.sure_group.clone_from(&self.group);

@@ -1,180 +1,25 @@
 //! The common layer under the failures and delays that only the simulated backend can have on demand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{collections::BTreeMap, time::Duration};
+#[path = "simulated/reads.rs"]
+mod reads;
+#[path = "simulated/world.rs"]
+mod world;
 
-use drover_client::Channel;
+use std::time::Duration;
+
 use drover_convert::error::{from_rpc_status, from_status};
-use drover_core::{Error, Reason};
-use drover_platform_cloud::{
-    PlatformServer,
-    drivers::simulated::{
-        Death, DomainSettings, Fault, HostSettings, Operation, SimulatedHandle, SimulatedSettings,
-    },
+use drover_core::Reason;
+use drover_platform_cloud::drivers::simulated::{
+    Fault, HostSettings, Operation, SimulatedSettings,
 };
+use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 use drover_proto::platform::v1::{
-    ClusterContext, DeprovisionRequest, DiscoverRequest, Fence, FenceRequest, GetPlatformRequest,
-    Node, NodePhase, NodeRole, Placement, ProvisionRequest, ProvisionResponse, ResolvedGroup, Slot,
-    Spread, UnsatisfiableAction, WatchNodesRequest, platform_service_client::PlatformServiceClient,
-    watch_nodes_response::Event,
+    Fence, FenceRequest, NodePhase, ProvisionRequest, UnsatisfiableAction,
 };
-use futures::future::join_all;
+use drover_proto::platform::v1::{Node, Placement};
 use tokio::time::Instant;
-use tonic::Request;
-use uuid::Uuid;
-
-struct World {
-    server: PlatformServer,
-    uid: String,
-    store_id: Uuid,
-    owner: Uuid,
-}
-
-impl World {
-    async fn new(settings: SimulatedSettings) -> Self {
-        let server = PlatformServer::open(settings.into()).await.unwrap();
-        let mut world = Self {
-            server,
-            uid: String::new(),
-            store_id: Uuid::new_v4(),
-            owner: Uuid::new_v4(),
-        };
-        let platform = world
-            .client()
-            .get_platform(GetPlatformRequest {})
-            .await
-            .unwrap()
-            .into_inner()
-            .platform;
-        world.uid = platform.unwrap().uid;
-        world
-    }
-
-    fn client(&self) -> PlatformServiceClient<Channel> {
-        PlatformServiceClient::new(drover_client::in_process(self.server.routes()))
-    }
-
-    fn simulated(&self) -> &SimulatedHandle {
-        self.server.simulated().unwrap()
-    }
-
-    fn fence(&self) -> Fence {
-        Fence {
-            store_id: self.store_id.to_string(),
-            shard: 0,
-            epoch: 1,
-        }
-    }
-
-    fn request(&self, cluster: &str, first: u32, count: u32) -> ProvisionRequest {
-        let request_id = Uuid::new_v4();
-        let slots = (0..count).map(|index| Slot {
-            index: Some(index),
-            id: format!(
-                "db-{}-{}",
-                first + index,
-                &request_id.simple().to_string()[..5]
-            ),
-            name: format!("db-{}", first + index),
-            ordinal: Some(first + index),
-            role: NodeRole::Active.into(),
-            host_id: None,
-        });
-        ProvisionRequest {
-            expected_platform_uid: self.uid.clone(),
-            fence: Some(self.fence()),
-            owner: self.owner.to_string(),
-            request_id: request_id.to_string(),
-            sequence: 1,
-            slots: slots.collect(),
-            cluster: Some(ClusterContext {
-                id: cluster.to_owned(),
-                ..ClusterContext::default()
-            }),
-            group: Some(ResolvedGroup {
-                path: "db".to_owned(),
-                ..ResolvedGroup::default()
-            }),
-            spec_hash: "v1-0".to_owned(),
-            ..ProvisionRequest::default()
-        }
-    }
-
-    async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse, Error> {
-        let answer = self.client().provision(request.clone()).await;
-        answer
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
-    }
-
-    async fn provision_within(
-        &self,
-        request: &ProvisionRequest,
-        limit: Duration,
-    ) -> Result<ProvisionResponse, Error> {
-        let mut message = Request::new(request.clone());
-        message.set_timeout(limit);
-        let answer = self.client().provision(message).await;
-        answer
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
-    }
-
-    fn removal(&self, request: &ProvisionRequest, node: &Node) -> DeprovisionRequest {
-        DeprovisionRequest {
-            expected_platform_uid: self.uid.clone(),
-            fence: Some(self.fence()),
-            request_id: Uuid::new_v4().to_string(),
-            owner: request.owner.clone(),
-            cluster_id: node.cluster_id.clone(),
-            node_request_id: request.request_id.clone(),
-            index: node.slot.as_ref().and_then(|slot| slot.index),
-            node_id: node.node_id.clone(),
-            ..DeprovisionRequest::default()
-        }
-    }
-
-    async fn discover(&self, request: DiscoverRequest) -> Result<Vec<Node>, Error> {
-        let answer = self
-            .client()
-            .discover(request)
-            .await
-            .map_err(|status| from_status(&status))?;
-        Ok(answer.into_inner().nodes)
-    }
-}
-
-fn placed(when_unsatisfiable: UnsatisfiableAction, request: &mut ProvisionRequest) {
-    let spread = Spread {
-        topology_key: "zone".to_owned(),
-        when_unsatisfiable: when_unsatisfiable.into(),
-        ..Spread::default()
-    };
-    request.group.as_mut().unwrap().placement = Some(Placement {
-        spread: vec![spread],
-        ..Placement::default()
-    });
-}
-
-fn zones(capacities: &[(&str, Option<u32>)]) -> SimulatedSettings {
-    let zone = |(name, capacity): &(&str, Option<u32>)| DomainSettings {
-        name: (*name).to_owned(),
-        capacity: *capacity,
-        ..DomainSettings::default()
-    };
-    SimulatedSettings {
-        failure_domains: capacities.iter().map(zone).collect(),
-        ..SimulatedSettings::default()
-    }
-}
-
-fn by_zone(nodes: &[Node]) -> BTreeMap<String, usize> {
-    let mut counts = BTreeMap::new();
-    for node in nodes {
-        *counts.entry(node.failure_domain.clone()).or_default() += 1;
-    }
-    counts
-}
+use world::{World, by_zone, placed, zones};
 
 #[tokio::test(start_paused = true)]
 async fn no_create_starts_after_the_deadline() {
@@ -327,6 +172,7 @@ async fn a_named_machine_is_one_node_s_at_a_time_and_belongs_to_one_owner() {
         id: id.to_owned(),
         failure_domain: zone.to_owned(),
         claimed_by: by.to_owned(),
+        ..HostSettings::default()
     };
     let world = World::new(SimulatedSettings {
         hosts: vec![
@@ -374,6 +220,64 @@ async fn a_named_machine_is_one_node_s_at_a_time_and_belongs_to_one_owner() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn machines_are_chosen_by_their_labels_and_spread() {
+    let host = |id: &str, zone: &str, disk: &str| HostSettings {
+        id: id.to_owned(),
+        failure_domain: zone.to_owned(),
+        labels: [("disk".to_owned(), disk.to_owned())].into(),
+        ..HostSettings::default()
+    };
+    let world = World::new(SimulatedSettings {
+        hosts: vec![
+            host("a1", "a", "ssd"),
+            host("a2", "a", "ssd"),
+            host("a3", "a", "hdd"),
+            host("b1", "b", "ssd"),
+        ],
+        ..zones(&[("a", None), ("b", None)])
+    })
+    .await;
+    let select = |request: &mut ProvisionRequest, operator: LabelOperator| {
+        let requirement = LabelRequirement {
+            key: "disk".to_owned(),
+            operator: operator.into(),
+            values: vec!["hdd".to_owned()],
+        };
+        request.group.as_mut().unwrap().placement = Some(Placement {
+            selector: Some(LabelSelector {
+                match_expressions: vec![requirement],
+                ..LabelSelector::default()
+            }),
+            ..Placement::default()
+        });
+    };
+    let hosts = |nodes: &[Node]| {
+        let hosts = nodes.iter().filter_map(|node| node.host_id.clone());
+        hosts.collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut two = world.request("x", 0, 2);
+    select(&mut two, LabelOperator::NotIn);
+    let made = world.provision(&two).await.unwrap();
+    assert_eq!(hosts(&made.nodes), ["a1", "b1"].map(str::to_owned).into());
+    let mut more = world.request("x", 2, 2);
+    select(&mut more, LabelOperator::NotIn);
+    let made = world.provision(&more).await.unwrap();
+    assert_eq!(hosts(&made.nodes), ["a2".to_owned()].into());
+    let failed = from_rpc_status(made.failures[0].error.as_ref().unwrap());
+    assert_eq!(failed.reason(), Reason::NoCapacity, "{failed}");
+    let mut slow = world.request("y", 0, 1);
+    select(&mut slow, LabelOperator::In);
+    let made = world.provision(&slow).await.unwrap();
+    assert_eq!(hosts(&made.nodes), ["a3".to_owned()].into());
+    // Without machines that have labels it cannot be asked for.
+    let plain = World::new(SimulatedSettings::default()).await;
+    let mut request = plain.request("x", 0, 1);
+    select(&mut request, LabelOperator::In);
+    let error = plain.provision(&request).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::CapabilityMissing);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_required_spread_fails_where_a_preferred_one_goes_on() {
     let world = World::new(zones(&[("a", Some(1)), ("b", None)])).await;
     let mut preferred = world.request("x", 0, 4);
@@ -390,113 +294,6 @@ async fn a_required_spread_fails_where_a_preferred_one_goes_on() {
         (answer.nodes.len(), answer.failures.len()),
         (1, 3),
         "a has no room, so b takes one more at most"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_unreachable_backend_is_an_error_and_does_not_look_fresh() {
-    let world = World::new(SimulatedSettings::default()).await;
-    let request = world.request("a", 0, 2);
-    let nodes = world.provision(&request).await.unwrap().nodes;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let watch = WatchNodesRequest {
-        heartbeat_interval: Some(prost_types::Duration {
-            seconds: 1,
-            nanos: 0,
-        }),
-        ..WatchNodesRequest::default()
-    };
-    let mut watch = world
-        .client()
-        .watch_nodes(watch)
-        .await
-        .unwrap()
-        .into_inner();
-    while !matches!(
-        watch.message().await.unwrap().unwrap().event,
-        Some(Event::SnapshotComplete(_))
-    ) {}
-    world.simulated().pause_backend(true);
-    world.simulated().kill(&nodes[0].node_id, Death::Vanished);
-    let error = world
-        .discover(DiscoverRequest::default())
-        .await
-        .unwrap_err();
-    assert_eq!(error.reason(), Reason::Unavailable, "never a short list");
-    assert_eq!(
-        world
-            .provision(&world.request("b", 0, 1))
-            .await
-            .unwrap_err()
-            .reason(),
-        Reason::Unavailable
-    );
-    let mut beats = Vec::new();
-    while beats.len() < 3 {
-        match watch.message().await.unwrap().unwrap().event {
-            Some(Event::Heartbeat(mark)) => beats.push(mark.observe_time.unwrap()),
-            other => panic!("nothing is seen of an unreachable backend: {other:?}"),
-        }
-    }
-    assert_eq!(
-        beats[0], beats[2],
-        "a live stream does not make old data look fresh"
-    );
-    world.simulated().pause_backend(false);
-    let removed = loop {
-        match watch.message().await.unwrap().unwrap().event {
-            Some(Event::Removals(removals)) => break removals.nodes,
-            Some(Event::Heartbeat(_)) => {}
-            other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(removed[0].node_id, nodes[0].node_id);
-}
-
-#[tokio::test(start_paused = true)]
-async fn frozen_visibility_shows_the_past() {
-    let world = World::new(SimulatedSettings::default()).await;
-    world.simulated().freeze_visibility(true);
-    let request = world.request("a", 0, 2);
-    assert_eq!(world.provision(&request).await.unwrap().nodes.len(), 2);
-    assert_eq!(
-        world.discover(DiscoverRequest::default()).await.unwrap(),
-        vec![]
-    );
-    assert_eq!(
-        world.provision(&request).await.unwrap().nodes.len(),
-        2,
-        "a repeat still finds them"
-    );
-    world.simulated().freeze_visibility(false);
-    assert_eq!(
-        world
-            .discover(DiscoverRequest::default())
-            .await
-            .unwrap()
-            .len(),
-        2
-    );
-    assert_eq!(world.simulated().doubles(), vec![]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn dead_nodes_are_listed_as_they_died() {
-    let world = World::new(SimulatedSettings::default()).await;
-    let request = world.request("a", 0, 3);
-    let nodes = world.provision(&request).await.unwrap().nodes;
-    for (node, how) in nodes
-        .iter()
-        .zip([Death::Failed, Death::Terminated, Death::Vanished])
-    {
-        assert!(world.simulated().kill(&node.node_id, how));
-    }
-    let listed = world.discover(DiscoverRequest::default()).await.unwrap();
-    let phases: Vec<_> = listed.iter().map(Node::phase).collect();
-    assert_eq!(phases, vec![NodePhase::Failed, NodePhase::Terminated]);
-    assert!(
-        !world.simulated().kill("sim-ffffffff", Death::Failed),
-        "there is no such node"
     );
 }
 
@@ -534,69 +331,6 @@ async fn a_fence_gives_up_on_a_call_that_does_not_end() {
         answer.unwrap().nodes.len(),
         1,
         "the call had begun before the fence"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn reads_that_wait_share_the_next_one() {
-    let settings = SimulatedSettings {
-        latency: Duration::from_secs(1),
-        ..SimulatedSettings::default()
-    };
-    let world = World::new(settings).await;
-    let begin = Instant::now();
-    let reads = (0..100).map(|at| {
-        let world = &world;
-        async move {
-            tokio::time::sleep(Duration::from_millis(at)).await;
-            world.discover(DiscoverRequest::default()).await.unwrap();
-        }
-    });
-    join_all(reads).await;
-    assert_eq!(
-        begin.elapsed().as_secs(),
-        2,
-        "one read for the first, one for all who came during it"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn page_tokens_expire_and_pages_end_at_a_mebibyte() {
-    let world = World::new(SimulatedSettings::default()).await;
-    for batch in 0..10 {
-        let mut request = world.request("a", 100 * batch, 100);
-        let long = |at: usize| (format!("k{at}"), "v".repeat(63));
-        request.cluster.as_mut().unwrap().labels = (0..60).map(long).collect();
-        world.provision(&request).await.unwrap();
-    }
-    let first = DiscoverRequest {
-        page_size: 1000,
-        ..DiscoverRequest::default()
-    };
-    let page = world
-        .client()
-        .discover(first.clone())
-        .await
-        .unwrap()
-        .into_inner();
-    assert!(
-        (1..1000).contains(&page.nodes.len()),
-        "the page is cut: {}",
-        page.nodes.len()
-    );
-    let next = DiscoverRequest {
-        page_token: page.next_page_token,
-        ..first
-    };
-    tokio::time::sleep(Duration::from_secs(30)).await;
-    assert!(
-        !world.discover(next.clone()).await.unwrap().is_empty(),
-        "a page can be asked for again"
-    );
-    tokio::time::sleep(Duration::from_secs(61)).await;
-    assert_eq!(
-        world.discover(next).await.unwrap_err().reason(),
-        Reason::PageTokenExpired
     );
 }
 
@@ -696,72 +430,4 @@ async fn errors_by_chance_never_make_two_nodes_of_a_slot() {
     }
     assert_eq!(world.simulated().doubles(), vec![]);
     assert_eq!(world.simulated().len(), 60);
-}
-
-/// Real time: 100,000 nodes through one watch.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_shows_all_of_many_nodes() {
-    const CLUSTERS: u32 = 2_000;
-    const SIZE: u32 = 10;
-    let world = std::sync::Arc::new(
-        World::new(SimulatedSettings {
-            ledger: false,
-            ..SimulatedSettings::default()
-        })
-        .await,
-    );
-    let mut watch = world
-        .client()
-        .watch_nodes(WatchNodesRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
-    let begin = Instant::now();
-    let maker = tokio::spawn({
-        let world = std::sync::Arc::clone(&world);
-        async move {
-            for cluster in 0..CLUSTERS {
-                let request = world.request(&format!("c{cluster}"), 0, SIZE);
-                world.provision(&request).await.unwrap();
-            }
-        }
-    });
-    let mut ready = std::collections::HashSet::new();
-    let mut messages = 0;
-    while ready.len() < (CLUSTERS * SIZE) as usize {
-        let message = tokio::time::timeout(Duration::from_secs(60), watch.message())
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
-        messages += 1;
-        if let Some(Event::Upserts(upserts)) = message.event {
-            assert!(upserts.nodes.len() <= 256);
-            ready.extend(
-                upserts
-                    .nodes
-                    .into_iter()
-                    .filter(|node| node.ready == Some(true))
-                    .map(|node| node.node_id),
-            );
-        }
-    }
-    maker.await.unwrap();
-    println!(
-        "{} nodes in {:?}, {messages} messages",
-        ready.len(),
-        begin.elapsed()
-    );
-    world.server.shutdown().await;
-    let end = loop {
-        match watch.message().await {
-            Ok(Some(_)) => {}
-            end => break end,
-        }
-    };
-    assert_eq!(
-        from_status(&end.unwrap_err()).reason(),
-        Reason::Unavailable,
-        "a shutdown ends the watch"
-    );
 }

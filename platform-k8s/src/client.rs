@@ -5,6 +5,7 @@ mod call;
 mod connection;
 mod kinds;
 mod meta;
+mod protobuf;
 mod stream;
 
 use std::{sync::Arc, time::Duration};
@@ -24,11 +25,13 @@ use tokio::{
 use crate::settings::Settings;
 
 pub(crate) use meta::nullable;
+pub(crate) use protobuf::{ObjectMeta, WireStatus, is_protobuf, object as read_protobuf};
 pub(crate) use stream::bytes;
 
 pub use call::Call;
 pub use kinds::{Kind, Kinds};
 pub use meta::{Meta, Object, OwnerReference};
+pub use protobuf::Readable;
 pub use stream::{Event, EventType, Events, ListQuery, Page, Shape};
 
 use connection::Connection;
@@ -36,17 +39,35 @@ use connection::Connection;
 const JSON: &str = "application/json";
 /// Server-side apply takes YAML, and JSON is YAML.
 const APPLY: &str = "application/apply-patch+yaml";
+const MERGE: &str = "application/merge-patch+json";
 /// Longest pause that a server can ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Pause when it names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The two ways to make an object.
-#[derive(Debug, Clone, Copy)]
-enum Write {
-    Create,
-    Apply,
+/// What is sent, and what is wanted for it.
+#[derive(Clone, Copy)]
+struct Media {
+    sent: &'static str,
+    wanted: &'static str,
 }
+
+const SEND_JSON: Media = Media {
+    sent: JSON,
+    wanted: JSON,
+};
+const SEND_METADATA: Media = Media {
+    sent: JSON,
+    wanted: stream::METADATA_ONLY,
+};
+const SEND_MERGE: Media = Media {
+    sent: MERGE,
+    wanted: stream::METADATA_ONLY,
+};
+const SEND_APPLY: Media = Media {
+    sent: APPLY,
+    wanted: JSON,
+};
 
 /// The API server. Cheap to clone.
 #[derive(Clone)]
@@ -74,6 +95,8 @@ pub struct Turn(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePe
 pub struct Delete {
     /// Only the object with this uid.
     pub uid: Option<String>,
+    /// Only this version of it.
+    pub version: Option<String>,
     /// Time to stop by itself. `None`: the object's own.
     pub grace: Option<Duration>,
     /// What depends on it goes first.
@@ -169,72 +192,95 @@ impl Api {
         let path = kind.path(namespace, Some(name));
         let request = self.request(Method::GET, &path, stream::METADATA_ONLY);
         match self.read(&call, &request).await {
-            Ok(body) => decode::<Object>(&call, &body).map(|object| Some(object.metadata)),
+            Ok(body) => read_object(&call, body).map(|object| Some(object.metadata)),
             Err(error) if error.reason() == Reason::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes an object that must not exist; answers it as it was made, `T` taking what it needs.
+    /// Makes an object that must not exist; answers its metadata.
     ///
     /// # Errors
     /// [`Reason::AlreadyExists`] if there is one of this name; others are those of [`crate::errors`].
-    pub async fn create<T: DeserializeOwned>(
+    pub async fn create(
         &self,
         turn: Turn,
         kind: &Kind,
         namespace: &str,
         object: &Value,
-        dry_run: bool,
-    ) -> Result<T> {
-        self.write(turn, Write::Create, kind, namespace, object, dry_run)
-            .await
+    ) -> Result<Object> {
+        let call = Call::new("create", kind, namespace, name_of(object));
+        // Its fields were tried out; a second look costs the server as much as the first.
+        let path = self.writing(kind, namespace, None, "&fieldValidation=Ignore");
+        let body = self
+            .change(turn, &call, Method::POST, &path, SEND_METADATA, object)
+            .await?;
+        read_object(&call, body)
     }
 
-    /// Server-side apply without force: makes the object or the fields of it that are ours.
+    /// What would stand in the way of [`Api::create`], fields that the kind does not have included. Makes nothing.
+    ///
+    /// # Errors
+    /// As those of [`Api::create`].
+    pub async fn try_create(
+        &self,
+        turn: Turn,
+        kind: &Kind,
+        namespace: &str,
+        object: &Value,
+    ) -> Result<()> {
+        let call = Call::new("create", kind, namespace, name_of(object));
+        let path = self.writing(kind, namespace, None, "&dryRun=All&fieldValidation=Strict");
+        self.change(turn, &call, Method::POST, &path, SEND_METADATA, object)
+            .await
+            .map(drop)
+    }
+
+    /// Server-side apply without force: makes the object or the fields of it that are ours; answers it whole.
     ///
     /// # Errors
     /// [`Reason::Conflict`] if a field is somebody else's; others are those of [`crate::errors`].
-    pub async fn apply<T: DeserializeOwned>(
+    pub async fn apply(
         &self,
         turn: Turn,
         kind: &Kind,
         namespace: &str,
         object: &Value,
-        dry_run: bool,
-    ) -> Result<T> {
-        self.write(turn, Write::Apply, kind, namespace, object, dry_run)
-            .await
-    }
-
-    async fn write<T: DeserializeOwned>(
-        &self,
-        turn: Turn,
-        how: Write,
-        kind: &Kind,
-        namespace: &str,
-        object: &Value,
-        dry_run: bool,
-    ) -> Result<T> {
-        let name = object
-            .pointer("/metadata/name")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
-        let (verb, method, at, media) = match how {
-            Write::Create => ("create", Method::POST, None, JSON),
-            Write::Apply => ("patch", Method::PATCH, Some(name), APPLY),
-        };
-        let call = Call::new(verb, kind, namespace, name);
-        let path = format!(
-            "{}?fieldManager={}{}",
-            kind.path(namespace, at),
-            escape(&self.inner.field_manager),
-            dry(dry_run)
-        );
+    ) -> Result<Value> {
+        let name = name_of(object);
+        let call = Call::new("patch", kind, namespace, name);
+        let path = self.writing(kind, namespace, Some(name), "");
         let body = self
-            .change(turn, &call, method, &path, media, object)
+            .change(turn, &call, Method::PATCH, &path, SEND_APPLY, object)
             .await?;
         decode(&call, &body)
+    }
+
+    fn writing(&self, kind: &Kind, namespace: &str, name: Option<&str>, more: &str) -> String {
+        let path = kind.path(namespace, name);
+        let manager = escape(&self.inner.field_manager);
+        format!("{path}?fieldManager={manager}{more}")
+    }
+
+    /// Changes parts of an object by a JSON merge patch; with `metadata.uid` or `metadata.resourceVersion` in it only the
+    /// object, or the version of it, that has it. Answers its metadata.
+    ///
+    /// # Errors
+    /// [`Reason::Conflict`] if it has another one; `NotFound`; others are those of [`crate::errors`].
+    pub async fn patch(
+        &self,
+        turn: Turn,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Object> {
+        let call = Call::new("patch", kind, namespace, name);
+        let path = self.writing(kind, namespace, Some(name), "");
+        let body = self
+            .change(turn, &call, Method::PATCH, &path, SEND_MERGE, patch)
+            .await?;
+        read_object(&call, body)
     }
 
     /// Deletes an object, or begins to.
@@ -254,6 +300,9 @@ impl Api {
         if let Some(uid) = &options.uid {
             body["preconditions"] = json!({"uid": uid});
         }
+        if let Some(version) = &options.version {
+            body["preconditions"]["resourceVersion"] = json!(version);
+        }
         if let Some(grace) = options.grace {
             body["gracePeriodSeconds"] = json!(grace.as_secs());
         }
@@ -265,7 +314,7 @@ impl Api {
         }
         let path = kind.path(namespace, Some(name));
         let deleted = self
-            .change(turn, &call, Method::DELETE, &path, JSON, &body)
+            .change(turn, &call, Method::DELETE, &path, SEND_JSON, &body)
             .await;
         match deleted {
             Ok(_) => Ok(Deletion::Accepted),
@@ -318,7 +367,7 @@ impl Api {
         let call = Call::path("create", path);
         let turn = self.turn().await;
         let answer = self
-            .change(turn, &call, Method::POST, path, JSON, &review)
+            .change(turn, &call, Method::POST, path, SEND_JSON, &review)
             .await;
         let answer = answer.and_then(|body| decode::<Value>(&call, &body));
         let allowed = answer.map(|it| it.pointer("/status/allowed").and_then(Value::as_bool));
@@ -383,7 +432,7 @@ impl Api {
         call: &Call,
         method: Method,
         path: &str,
-        content_type: &'static str,
+        media: Media,
         body: &impl Serialize,
     ) -> Result<Bytes> {
         let body = serde_json::to_vec(body).map_err(|_| {
@@ -392,8 +441,8 @@ impl Api {
         let wanted = Wanted {
             method,
             path: path.to_owned(),
-            accept: JSON.to_owned(),
-            content_type: Some(content_type),
+            accept: media.wanted.to_owned(),
+            content_type: Some(media.sent),
             body: Bytes::from(body),
         };
         let done = self.send(call, &wanted).await;
@@ -495,8 +544,19 @@ fn decode<T: DeserializeOwned>(call: &Call, body: &[u8]) -> Result<T> {
     serde_json::from_slice(body).map_err(|error| crate::errors::unreadable(call, &error))
 }
 
-fn dry(dry_run: bool) -> &'static str {
-    if dry_run { "&dryRun=All" } else { "" }
+/// The metadata of an object, in whichever encoding.
+fn read_object(call: &Call, body: Bytes) -> Result<Object> {
+    if !is_protobuf(&body) {
+        return decode(call, &body);
+    }
+    let read: protobuf::Partial =
+        read_protobuf(body).map_err(|error| crate::errors::unreadable_protobuf(call, &error))?;
+    Ok(read.into())
+}
+
+fn name_of(object: &Value) -> &str {
+    let name = object.pointer("/metadata/name");
+    name.and_then(Value::as_str).unwrap_or_default()
 }
 
 /// A text as a part of a path or query.

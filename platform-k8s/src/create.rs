@@ -14,15 +14,18 @@ use drover_platform::{
 use drover_proto::platform::v1::{Node, Slot};
 use futures::{StreamExt as _, stream};
 use parking_lot::Mutex;
+use serde::Deserialize as _;
 use serde_json::Value;
 use tracing::warn;
 
 use crate::{
     client::{Api, Delete, Kind, Meta, Object},
     delete::{Item, Remover},
-    labels,
+    discover, labels,
     objects::{self, Plan},
+    pod::{self, Pod},
     settings::Settings,
+    storage,
 };
 
 /// Most specs that are remembered as tried. Forgetting one costs a dry run.
@@ -37,9 +40,9 @@ pub trait Nodes: Send + Sync {
     /// A node is being made until the answer is dropped: a part of one is no sign of damage.
     fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync>;
 
-    /// A set was made whole. Its objects are in the order in which they were made, `anchor` is the last one as the API
-    /// server answered it. Answers the node.
-    fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node;
+    /// A set was made whole. Its objects are in the order in which they were made; `pod` is the last one, if that is a
+    /// pod. Answers the node.
+    fn made(&self, identity: &Identity, items: &[Item], pod: Option<&Pod>) -> Node;
 }
 
 /// Makes nodes.
@@ -93,7 +96,7 @@ impl Creator {
     /// # Errors
     /// As in [`crate::errors`] and [`Plan`].
     pub async fn check(&self, batch: &Batch) -> Result<()> {
-        let plan = self.plan(batch)?;
+        let plan = self.plan(batch).await?;
         let Some(slot) = batch.slots().next() else {
             return Ok(());
         };
@@ -122,7 +125,7 @@ impl Creator {
 
     /// Makes the nodes of a batch. One outcome a slot, in their order.
     pub async fn create(&self, batch: &Batch) -> Vec<Outcome> {
-        let plan = match self.plan(batch) {
+        let plan = match self.plan(batch).await {
             Ok(plan) => plan,
             Err(error) => return batch.slots().map(|_| ended(error.clone())).collect(),
         };
@@ -136,12 +139,22 @@ impl Creator {
             .await
     }
 
-    fn plan(&self, batch: &Batch) -> Result<Plan<'_>> {
+    async fn plan(&self, batch: &Batch) -> Result<Plan<'_>> {
         let default = match self.settings.namespaces.first() {
             Some(first) => first.clone(),
             None => self.api.default_namespace(),
         };
-        Plan::of(&batch.request, &self.settings, &default)
+        let plan = Plan::of(&batch.request, &self.settings, &default)?;
+        let Some(slot) = batch
+            .slots()
+            .next()
+            .filter(|_| batch.request.storage.is_some())
+        else {
+            return Ok(plan);
+        };
+        let identity = batch.identity(slot);
+        let inherited = storage::inherited(&self.api, plan.namespace(), &identity).await?;
+        Ok(plan.inheriting(inherited))
     }
 
     /// What has to be sent for a slot, in order.
@@ -203,10 +216,10 @@ impl Creator {
         let turn = self.api.turn().await;
         let answer = self
             .api
-            .create::<Object>(turn, &step.kind, &step.namespace, &body, true)
+            .try_create(turn, &step.kind, &step.namespace, &body)
             .await;
         match answer {
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) if error.message().contains("does not support dry run") => Ok(()),
             Err(error) if error.reason() == Reason::AlreadyExists => {
                 // A creation says it of the one node that it is about.
@@ -218,7 +231,11 @@ impl Creator {
                     .get_meta(&step.kind, &step.namespace, &step.name)
                     .await?;
                 match there {
-                    Some(meta) if !is_of(&meta, identity) => Err(self.taken(step, &meta)),
+                    Some(meta)
+                        if !is_of(&meta, identity) && !storage::is_storage_of(&meta, identity) =>
+                    {
+                        Err(self.taken(step, &meta))
+                    }
                     _ => Ok(()),
                 }
             }
@@ -234,7 +251,7 @@ impl Creator {
         };
         let _making = self.nodes.making(&identity.cluster_id, &identity.id);
         let mut progress = Progress::default();
-        let mut anchor = Value::Null;
+        let mut anchor = None;
         for step in &steps {
             let turn = self.api.turn().await;
             // A set that was begun is finished.
@@ -243,43 +260,48 @@ impl Creator {
             }
             let made = self
                 .api
-                .create::<Value>(turn, &step.kind, &step.namespace, &step.body, false)
+                .create(turn, &step.kind, &step.namespace, &step.body)
                 .await;
             let made = match made {
+                Ok(object) => Ok(Made::new(object, step)),
                 Err(error) if error.reason() == Reason::AlreadyExists => {
                     match self.complete(step, &identity).await {
-                        Ok(object) => {
+                        Ok(made) => {
                             progress.resumed = true;
-                            Ok(object)
+                            Ok(made)
                         }
                         Err(Incomplete::Taken(error)) => Err(error),
                         Err(Incomplete::Unsure(error)) => return Outcome::Unknown(error),
                     }
                 }
-                made => made,
+                Err(error) => Err(error),
             };
             match made {
-                Ok(object) => {
+                Ok(made) => {
                     progress.items.push(Item {
                         kind: Arc::clone(&step.kind),
-                        meta: meta_of(&object, step),
+                        meta: made.meta,
                     });
-                    anchor = object;
+                    anchor = made.pod;
                 }
                 Err(error) => return self.give_up(error, &identity, progress).await,
             }
         }
-        let node = self.nodes.made(&identity, &progress.items, &anchor);
+        let node = self.nodes.made(&identity, &progress.items, anchor.as_ref());
         Outcome::Made(Box::new(node))
     }
 
     /// Completes an object that is there already, if it is of this node.
-    async fn complete(&self, step: &Step, identity: &Identity) -> Result<Value, Incomplete> {
+    async fn complete(&self, step: &Step, identity: &Identity) -> Result<Made, Incomplete> {
         let meta = self
             .api
             .get_meta(&step.kind, &step.namespace, &step.name)
             .await?
             .ok_or_else(|| moved(step))?;
+        if storage::waits_for(&meta, identity) && !meta.is_deleting() {
+            let claim = storage::hand_on(&self.api, &step.kind, &meta, &step.body).await?;
+            return Ok(Made::new(claim, step));
+        }
         if !is_of(&meta, identity) {
             return Err(Incomplete::Taken(self.taken(step, &meta)));
         }
@@ -297,10 +319,10 @@ impl Creator {
         let turn = self.api.turn().await;
         let applied = self
             .api
-            .apply::<Value>(turn, &step.kind, &step.namespace, &body, false)
+            .apply(turn, &step.kind, &step.namespace, &body)
             .await;
         let error = match applied {
-            Ok(object) => return Ok(object),
+            Ok(object) => return Ok(Made::before(&object, step)),
             Err(error) => error,
         };
         if let Some(problem) = problem {
@@ -319,6 +341,7 @@ impl Creator {
             .api
             .get::<Value>(&step.kind, &step.namespace, &step.name)
             .await?;
+        let there = there.map(|object| Made::before(&object, step));
         there.ok_or_else(|| Incomplete::Unsure(moved(step)))
     }
 
@@ -358,6 +381,16 @@ impl Creator {
                 .collect();
         } else {
             items.reverse();
+        }
+        if progress.resumed {
+            // Storage that was kept is kept again. That of an attempt before goes the same way: it may have been kept.
+            let (kept, left): (Vec<Item>, Vec<Item>) = items
+                .into_iter()
+                .partition(|item| storage::can_be_kept(&item.kind, &item.meta));
+            for item in &kept {
+                storage::keep(&self.api, &item.kind, &item.meta, &self.settings.labels).await?;
+            }
+            items = left;
         }
         for item in &items {
             let options = Delete {
@@ -457,9 +490,45 @@ fn moved(step: &Step) -> Error {
     ))
 }
 
-fn meta_of(object: &Value, step: &Step) -> Meta {
-    let meta = object.get("metadata").cloned().unwrap_or_default();
-    let meta = serde_json::from_value(meta).unwrap_or_default();
+/// What is known of an object that is there.
+struct Made {
+    meta: Meta,
+    /// All of it, if it is a pod.
+    pod: Option<Pod>,
+}
+
+impl Made {
+    /// It was made just now, so that its state is known: a pod waits, and is as it was sent.
+    fn new(object: Object, step: &Step) -> Self {
+        let meta = named(object.metadata, step);
+        let pod = discover::is_pod(&step.kind).then(|| {
+            let sent = Pod::deserialize(&step.body).unwrap_or_default();
+            Pod {
+                metadata: meta.clone(),
+                status: pod::Status {
+                    phase: "Pending".to_owned(),
+                    ..pod::Status::default()
+                },
+                ..sent
+            }
+        });
+        Self { meta, pod }
+    }
+
+    /// It was there before.
+    fn before(object: &Value, step: &Step) -> Self {
+        let meta = object
+            .get("metadata")
+            .and_then(|it| Meta::deserialize(it).ok());
+        let pod = discover::is_pod(&step.kind).then(|| Pod::deserialize(object).ok());
+        Self {
+            meta: named(meta.unwrap_or_default(), step),
+            pod: pod.flatten(),
+        }
+    }
+}
+
+fn named(meta: Meta, step: &Step) -> Meta {
     Meta {
         name: step.name.clone(),
         namespace: step.namespace.clone(),
@@ -490,77 +559,4 @@ fn alone(step: &Step, all: &[Step]) -> Option<Value> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn step(kind: &str, name: &str, mut body: Value) -> Step {
-        body["metadata"]["name"] = name.into();
-        Step {
-            kind: Arc::new(Kind {
-                group: String::new(),
-                version: "v1".to_owned(),
-                plural: format!("{}s", kind.to_lowercase()),
-                kind: kind.to_owned(),
-                namespaced: true,
-                verbs: Vec::new(),
-            }),
-            namespace: "prod".to_owned(),
-            name: name.to_owned(),
-            label: format!("{kind} {name}"),
-            body,
-        }
-    }
-
-    #[test]
-    fn what_refers_to_another_object_of_its_set_is_tried_out_without_it() {
-        let all = [
-            step("ServiceAccount", "a", json!({})),
-            step("Role", "r", json!({})),
-            step("RoleBinding", "b", json!({"roleRef": {"name": "r"}})),
-            step("RoleBinding", "c", json!({"roleRef": {"name": "other"}})),
-            step("Pod", "p", json!({"spec": {"serviceAccountName": "a"}})),
-            step("Pod", "q", json!({"spec": {"serviceAccountName": "other"}})),
-        ];
-        let tried: Vec<_> = all.iter().map(|step| alone(step, &all)).collect();
-        assert_eq!(tried[2], None);
-        assert_eq!(tried[3].as_ref(), Some(&all[3].body));
-        let account = |at: usize| tried[at].as_ref().unwrap()["spec"]["serviceAccountName"].clone();
-        assert_eq!((account(4), account(5)), (json!("default"), json!("other")));
-    }
-
-    #[test]
-    fn an_object_is_of_a_slot_by_its_identity_alone() {
-        let identity = Identity {
-            owner: "o".to_owned(),
-            cluster_id: "c".to_owned(),
-            request_id: "r".to_owned(),
-            index: 3,
-            id: "n".to_owned(),
-            ..Identity::default()
-        };
-        let meta = |identity: &Identity| Meta {
-            annotations: [(
-                labels::IDENTITY.to_owned(),
-                serde_json::to_string(identity).unwrap(),
-            )]
-            .into(),
-            ..Meta::default()
-        };
-        assert!(is_of(&meta(&identity), &identity));
-        assert!(!is_of(&Meta::default(), &identity));
-        let change: [fn(&mut Identity); 5] = [
-            |it| it.owner.push('x'),
-            |it| it.cluster_id.push('x'),
-            |it| it.request_id.push('x'),
-            |it| it.index += 1,
-            |it| it.id.push('x'),
-        ];
-        for change in change {
-            let mut other = identity.clone();
-            change(&mut other);
-            assert!(!is_of(&meta(&other), &identity));
-        }
-    }
-}
+mod tests;

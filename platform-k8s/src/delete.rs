@@ -7,14 +7,17 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result};
-use drover_platform::driver::{Deleted, Deletion as Options, Target, lacks};
-use drover_proto::platform::v1::{Capability, DeprovisionState, Node};
+use drover_platform::driver::{Deleted, Deletion as Options, Target};
+use drover_proto::platform::v1::{DeprovisionState, Node};
 use futures::{StreamExt as _, stream};
 
 use crate::{
+    adopt,
     client::{Api, Delete, Deletion, Kind, ListQuery, Meta, Object, Shape},
-    labels::{self, Mark},
+    labels::{self, FormerSlot, Mark},
+    objects,
     settings::Settings,
+    storage,
 };
 
 /// Lists of one reading at once, within the turns of the client.
@@ -80,19 +83,89 @@ impl Remover {
         options: &Options,
         known: &[Place],
     ) -> Result<Deleted> {
-        if options.retain_storage {
-            return Err(lacks(Capability::RetainStorage));
+        let mut items = Vec::new();
+        if !options.retain_storage {
+            items = self.look(target, known).await?;
         }
+        // What is to be kept must not be overlooked.
+        if items.is_empty() {
+            items = self.read(&target.cluster_id, &target.node_id).await?;
+        }
+        let mut items = self.meant(target, items)?;
+        if items.is_empty() {
+            return Ok(deleted(DeprovisionState::Gone));
+        }
+        // Once what speaks for an adopted node is gone, nothing else would say whose its others are.
+        adopt::settle(&self.api, &self.settings.labels, &mut items).await?;
+        let mut retained = Vec::new();
+        if options.retain_storage {
+            (retained, items) = self.keep(items).await?;
+        }
+        self.remove(items, options.grace_period).await?;
+        Ok(Deleted {
+            retained_storage: retained,
+            ..deleted(DeprovisionState::Deprovisioning)
+        })
+    }
+
+    /// Takes the storage of a node from it before anything of it goes: wherever this ends, the data stays. Answers its ids
+    /// and what is left.
+    async fn keep(&self, items: Vec<Item>) -> Result<(Vec<String>, Vec<Item>)> {
+        let (kept, left): (Vec<Item>, Vec<Item>) = items
+            .into_iter()
+            .partition(|item| storage::can_be_kept(&item.kind, &item.meta));
+        let mut ids = Vec::with_capacity(kept.len());
+        for Item { kind, meta } in &kept {
+            if meta.is_deleting() {
+                return Err(Error::new(
+                    Reason::Precondition,
+                    format!(
+                        "claim {:?} in namespace {:?} is being deleted by somebody else and cannot be kept",
+                        meta.name, meta.namespace
+                    ),
+                ));
+            }
+            ids.push(storage::keep(&self.api, kind, meta, &self.settings.labels).await?);
+        }
+        Ok((ids, left))
+    }
+
+    /// The objects of a node, as they are now. `known`: where they are, if that is known.
+    pub(crate) async fn find(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
         let mut items = self.look(target, known).await?;
         if items.is_empty() {
             items = self.read(&target.cluster_id, &target.node_id).await?;
         }
-        let items = self.meant(target, items)?;
-        if items.is_empty() {
-            return Ok(deleted(DeprovisionState::Gone));
+        let mut items = self.meant(target, items)?;
+        adopt::settle(&self.api, &self.settings.labels, &mut items).await?;
+        Ok(items)
+    }
+
+    /// The pods without a node label that have this name, which is their node id.
+    pub(crate) async fn unlabelled(&self, target: &Target) -> Result<Vec<Item>> {
+        let keys = &self.settings.labels;
+        let labels = format!("{},!{}", keys.of_cluster(&target.cluster_id), keys.node);
+        let pods = self.kinds.iter().find(|kind| is_pod(kind));
+        let Some(kind) = pods.filter(|_| objects::is_path_segment(&target.node_id)) else {
+            return Ok(Vec::new());
+        };
+        let fields = format!("metadata.name={}", target.node_id);
+        let mut items = Vec::new();
+        for scope in self.settings.scopes() {
+            let query = ListQuery {
+                kind,
+                namespace: scope.unwrap_or_default(),
+                labels: &labels,
+                fields: &fields,
+                shape: Shape::Metadata,
+            };
+            let objects = self.api.list_all::<Object>(&query).await?;
+            items.extend(objects.into_iter().map(|object| Item {
+                kind: Arc::clone(kind),
+                meta: object.metadata,
+            }));
         }
-        self.remove(items, options.grace_period).await?;
-        Ok(deleted(DeprovisionState::Deprovisioning))
+        self.meant(target, items)
     }
 
     /// Reads these objects, as far as they are there and have both labels.
@@ -193,6 +266,14 @@ impl Remover {
                 .map(|it| target.matches(&it.node(&it.id)))
         };
         let ours = |mark: &Mark| matches!(verdict(mark), Some(Ok(())));
+        // What was adopted is whose that one object says, whatever the others still say.
+        let mut marks = marked.iter().map(|(_, mark)| mark);
+        let speaker = marks.find(|mark| mark.former.is_some());
+        if let Some(Err(error)) = speaker.and_then(verdict) {
+            return Err(error);
+        }
+        let former = speaker.and_then(|mark| mark.former.clone());
+        let former = former.unwrap_or_default();
         if !marked.iter().any(|(_, mark)| ours(mark)) {
             // The object that stands for the node speaks first.
             let mut verdicts: Vec<_> = marked
@@ -214,7 +295,7 @@ impl Remover {
         }
         // What bears both labels and says nothing else was made by what the template made.
         let belongs = |item: &Item, mark: &Mark| match verdict(mark) {
-            Some(verdict) => verdict.is_ok(),
+            Some(verdict) => verdict.is_ok() || was(mark, &former),
             None => self.says_the_same(&item.meta, target),
         };
         Ok(marked
@@ -262,6 +343,7 @@ impl Remover {
     async fn delete_one(&self, item: &Item, grace: Option<Duration>) -> Result<Deletion> {
         let options = Delete {
             uid: Some(item.meta.uid.clone()),
+            version: None,
             grace,
             foreground: true,
             dry_run: false,
@@ -272,6 +354,12 @@ impl Remover {
             .delete(turn, &item.kind, namespace, name, &options)
             .await
     }
+}
+
+/// Whether an object says that it is of one of these slots.
+fn was(mark: &Mark, former: &[FormerSlot]) -> bool {
+    let identity = mark.identity.as_ref();
+    identity.is_some_and(|identity| former.contains(&FormerSlot::of(identity)))
 }
 
 /// Whether an object is to be deleted by us now, and with which grace.
@@ -292,7 +380,7 @@ fn deletes(
 }
 
 /// Uid of what controls an object.
-fn controller(meta: &Meta) -> Option<&str> {
+pub(crate) fn controller(meta: &Meta) -> Option<&str> {
     let mut owners = meta.owner_references.iter();
     owners
         .find(|owner| owner.controller)

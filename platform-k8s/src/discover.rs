@@ -15,7 +15,7 @@ use prost_types::Timestamp;
 use crate::{
     address,
     client::{Api, Kind, ListQuery, Meta, Object, Shape},
-    group::{Groups, Member, PodPart, uid},
+    group::{Groups, Member, PodPart, Told, uid},
     labels::{self, LabelKeys, Mark},
     phase,
     pod::Pod,
@@ -45,6 +45,18 @@ pub(crate) struct Seen {
     pub(crate) identity: Option<Found>,
     /// The request that made it, as a uid. 0: none is known.
     pub(crate) request: u128,
+    /// Who the node is, if the object says so for the whole of an adopted node. `None`: it does not.
+    pub(crate) adopted: Option<Found>,
+}
+
+impl Seen {
+    /// Whether it is a pod that is told of the others.
+    pub(crate) fn listens(&self) -> bool {
+        self.member
+            .pod
+            .as_ref()
+            .is_some_and(|pod| pod.told.is_some())
+    }
 }
 
 impl Reader {
@@ -77,9 +89,12 @@ impl Reader {
             ours: mark.identity.is_some(),
             unschedulable: pod.is_unschedulable(),
             lost: false,
+            ended: matches!(pod.status.phase.as_str(), "Failed" | "Succeeded"),
+            told: told(&pod.metadata, &mark),
             found: found.clone().into(),
         };
         Some(Seen {
+            adopted: adopted(&mark, &found.node.node_id),
             cluster: found.node.cluster_id,
             node: found.node.node_id,
             request: request(&mark),
@@ -105,6 +120,7 @@ impl Reader {
         Some(Seen {
             cluster: mark.cluster.clone(),
             request: request(&mark),
+            adopted: adopted(&mark, &node),
             identity: mark.identity.as_ref().map(|identity| Found {
                 node: identity.node(&node),
                 fingerprint: identity.fingerprint.clone(),
@@ -208,6 +224,24 @@ impl Reader {
             provider_id: Some(format!("kubernetes://{}/{}", meta.namespace, meta.name)),
         }
     }
+}
+
+fn adopted(mark: &Mark, node_id: &str) -> Option<Found> {
+    let identity = mark.identity.as_ref().filter(|_| mark.former.is_some())?;
+    Some(Found {
+        node: identity.node(node_id),
+        fingerprint: String::new(),
+    })
+}
+
+/// What a pod of ours has been told, if it asks for it.
+fn told(meta: &Meta, mark: &Mark) -> Option<Box<Told>> {
+    mark.identity.as_ref()?;
+    let service = meta.annotations.get(labels::ACTIVE_SERVICE);
+    Some(Box::new(Told {
+        peers: uid(meta.annotations.get(labels::PEERS)?),
+        service: service.map(|name| name.as_str().into()),
+    }))
 }
 
 fn request(mark: &Mark) -> u128 {
@@ -421,6 +455,7 @@ impl Lost {
             },
             identity: None,
             request: 0,
+            adopted: None,
         }
     }
 }

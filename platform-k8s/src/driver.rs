@@ -7,13 +7,14 @@ use drover_convert::value::to_duration;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
     driver::{
-        Batch, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found, Listing, Live,
-        LogStream, Outcome, Target,
+        Batch, Change, Deleted, Deletion, Description, Driver, ExecInput, ExecOutput, Found,
+        Listing, Live, LogStream, Outcome, Target,
     },
     identity::{Identity, hex},
 };
 use drover_proto::platform::v1::{
-    Capability, ExecStart, FailureDomain, Limits, Node, NodeClass, StreamLogsRequest,
+    Capability, DeprovisionState, ExecStart, FailureDomain, KeptStorage, Limits, Node, NodeClass,
+    StreamLogsRequest,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -27,7 +28,9 @@ use crate::{
     discover::{self, Filter},
     labels,
     objects::MAX_BOOTSTRAP_BYTES,
+    pod::Pod,
     settings::{ClassSettings, Settings},
+    update::Updater,
     watch::{Known, Watches},
 };
 
@@ -46,6 +49,7 @@ pub struct KubernetesDriver {
     watches: Watches,
     remover: Arc<Remover>,
     creator: Creator,
+    updater: Updater,
     fixed: Description,
 }
 
@@ -81,6 +85,7 @@ impl KubernetesDriver {
             Arc::clone(&remover),
             Arc::new(Made(known)),
         );
+        let updater = Updater::new(api.clone(), settings.labels.clone(), Arc::clone(&remover));
         Ok(Self {
             api,
             settings,
@@ -88,6 +93,7 @@ impl KubernetesDriver {
             watches,
             remover,
             creator,
+            updater,
             fixed,
         })
     }
@@ -96,6 +102,24 @@ impl KubernetesDriver {
     #[must_use]
     pub fn known(&self) -> &Arc<Known> {
         self.watches.known()
+    }
+
+    /// Takes in whose a node is now before its watch tells.
+    async fn hear(&self, speaker: &Item) {
+        let Item { kind, meta } = speaker;
+        if !discover::is_pod(kind) {
+            let object = Object {
+                metadata: meta.clone(),
+                ..Object::default()
+            };
+            return self.known().changed_object(kind, &object);
+        }
+        let pod = self.api.get::<Pod>(kind, &meta.namespace, &meta.name).await;
+        if let Ok(Some(pod)) = pod
+            && pod.metadata.uid == meta.uid
+        {
+            self.known().changed_pod(&pod);
+        }
     }
 
     async fn read(&self, filter: &Filter) -> Result<Listing> {
@@ -201,6 +225,32 @@ impl Driver for KubernetesDriver {
         self.remover.delete(target, options, &known).await
     }
 
+    async fn update(&self, target: &Target, change: &Change) -> Result<Node> {
+        let known = self.known().places(&target.cluster_id, &target.node_id);
+        let (identity, speaker) = self.updater.update(target, change, &known).await?;
+        if let Some(speaker) = &speaker {
+            self.hear(speaker).await;
+        }
+        let found = self.known().by_node_id(&target.node_id).unwrap_or_default();
+        let mut found = found.into_iter().map(|found| found.node);
+        let node = found.find(|node| node.cluster_id == identity.cluster_id);
+        let mut node = node.unwrap_or_else(|| identity.node(&target.node_id));
+        if speaker.is_some() && node.slot != Some(identity.key()) {
+            node = identity.node(&target.node_id);
+        }
+        // The watch may show it a moment later.
+        (node.role, node.labels) = (identity.role, identity.labels);
+        Ok(node)
+    }
+
+    async fn kept_storage(&self) -> Result<Vec<KeptStorage>> {
+        crate::storage::list(&self.api, &self.settings).await
+    }
+
+    async fn delete_storage(&self, meant: &KeptStorage) -> Result<DeprovisionState> {
+        crate::storage::delete(&self.api, &self.settings, meant).await
+    }
+
     async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
         access::logs(&self.api, &self.pods, node, request).await
     }
@@ -226,22 +276,18 @@ impl Nodes for Made {
         Box::new(self.0.creating(cluster_id, node_id))
     }
 
-    fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node {
-        let last = items.len().saturating_sub(1);
-        for (at, item) in items.iter().enumerate() {
-            if discover::is_pod(&item.kind) {
-                if at == last
-                    && let Ok(pod) = serde::Deserialize::deserialize(anchor)
-                {
-                    self.0.made_pod(&pod);
-                }
-            } else {
+    fn made(&self, identity: &Identity, items: &[Item], pod: Option<&Pod>) -> Node {
+        for item in items {
+            if !discover::is_pod(&item.kind) {
                 let object = Object {
                     metadata: item.meta.clone(),
                     ..Object::default()
                 };
                 self.0.made_object(&item.kind, &object);
             }
+        }
+        if let Some(pod) = pod {
+            self.0.made_pod(pod);
         }
         self.0
             .node(&identity.cluster_id, &identity.id)
@@ -302,9 +348,10 @@ struct Version {
 async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
     let version: Version = api.read_path("/version", "application/json").await?;
     let (uid, scope) = identify(api, settings).await?;
-    let (logs, exec) = futures::join!(
+    let (logs, exec, patch) = futures::join!(
         may(api, settings, "get", "log"),
-        may(api, settings, "create", "exec")
+        may(api, settings, "create", "exec"),
+        may(api, settings, "patch", "")
     );
     Ok(Description {
         uid,
@@ -319,6 +366,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
             Capability::FailureDomains,
             Capability::GracePeriod,
             Capability::HostLabels,
+            Capability::RetainStorage,
             Capability::SpreadPreferred,
             Capability::SpreadRequired,
             Capability::Storage,
@@ -326,6 +374,8 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
         .into_iter()
         .chain(logs.then_some(Capability::NodeLogs))
         .chain(exec.then_some(Capability::NodeExec))
+        .chain(patch.then_some(Capability::UpdateNode))
+        .chain(patch.then_some(Capability::Adopt))
         .collect(),
         limits: limits(settings),
         failure_domains: Vec::new(),

@@ -10,7 +10,7 @@ use drover_core::{Error, Reason};
 use http::{HeaderMap, StatusCode, header};
 use serde::Deserialize;
 
-use crate::client::Call;
+use crate::client::{self, Call};
 
 /// Most bytes of an answer that says what is wrong.
 pub(crate) const MAX_STATUS: usize = 64 * 1024;
@@ -59,13 +59,20 @@ pub struct Cause {
 /// The error of an answer that is no success.
 #[must_use]
 pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) -> Error {
-    let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
+    let mut status = if client::is_protobuf(body) {
+        client::read_protobuf::<client::WireStatus>(body.clone())
+            .unwrap_or_default()
+            .into()
+    } else {
+        serde_json::from_slice::<Status>(body).unwrap_or_default()
+    };
     if status.message.is_empty() {
         // Something in between answers in plain text, at most a line of which says something.
         let text = String::from_utf8_lossy(body);
         let line = text.lines().next().unwrap_or_default().trim();
         let reason = code.canonical_reason().unwrap_or("an error");
-        status.message = if line.is_empty() || line.starts_with(['<', '{']) {
+        let silent = client::is_protobuf(body) || line.starts_with(['<', '{']);
+        status.message = if line.is_empty() || silent {
             reason.to_owned()
         } else {
             line.chars().take(256).collect()
@@ -229,6 +236,12 @@ pub fn unreadable(call: &Call, error: &serde_json::Error) -> Error {
         error.line(),
         error.column()
     ))
+}
+
+/// The same for one in protobuf.
+#[must_use]
+pub fn unreadable_protobuf(call: &Call, error: &prost::DecodeError) -> Error {
+    Error::unavailable(format!("{call}: the answer cannot be read ({error})"))
 }
 
 /// An error with everything below it, each said once.

@@ -1,7 +1,7 @@
 //! Objects put together to nodes: those with the same cluster and node id are one node.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -53,8 +53,21 @@ pub(crate) struct PodPart {
     pub(crate) unschedulable: bool,
     /// Whether its cluster label was taken away.
     pub(crate) lost: bool,
+    /// Whether all its containers have ended for good.
+    pub(crate) ended: bool,
+    /// `None`: it does not ask for it.
+    pub(crate) told: Option<Box<Told>>,
     /// The node as the pod shows it.
     pub(crate) found: Packed,
+}
+
+/// What a pod is told of the other nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The list that it has, as a [`uid`].
+    pub(crate) peers: u128,
+    /// Name of the service of the active nodes. `None`: its template asks for none.
+    pub(crate) service: Option<Box<str>>,
 }
 
 /// A node in little space: most of the time nobody looks at it.
@@ -83,6 +96,22 @@ impl Packed {
     }
 }
 
+/// What can be changed of a node while it runs.
+#[derive(Debug, PartialEq, Eq)]
+struct Standing {
+    role: i32,
+    labels: BTreeMap<String, String>,
+}
+
+impl Standing {
+    fn of(node: &Node) -> Self {
+        Self {
+            role: node.role,
+            labels: node.labels.clone(),
+        }
+    }
+}
+
 /// The objects of one node.
 #[derive(Default)]
 pub(crate) struct Group {
@@ -93,6 +122,10 @@ pub(crate) struct Group {
     had_pod: bool,
     /// The request that made it, as a [`uid`]. 0: none is known.
     request: u128,
+    /// What the object says that stands for the node without being a pod. `None`: there is none.
+    stands: Option<Box<Standing>>,
+    /// Who the node is since it was adopted, whatever its pods say. `None`: it was not.
+    adopted: Option<Box<Packed>>,
 }
 
 /// What is under way in this process for one node.
@@ -121,6 +154,7 @@ impl Groups {
             mut member,
             identity,
             request,
+            adopted,
         } = seen;
         member.namespace = self.name(&member.namespace);
         if let Some(pod) = &mut member.pod {
@@ -135,8 +169,14 @@ impl Groups {
             None => Arc::new(key),
         };
         let group = self.map.entry(Arc::clone(&key)).or_default();
-        if request != 0 {
+        if let Some(adopted) = adopted {
+            group.adopted = Some(Box::new(adopted.into()));
             group.request = request;
+        } else if request != 0 && group.adopted.is_none() {
+            group.request = request;
+        }
+        if let Some(found) = identity.as_ref().filter(|_| member.anchor) {
+            group.stands = Some(Box::new(Standing::of(&found.node)));
         }
         match &member.pod {
             Some(pod) => {
@@ -198,6 +238,12 @@ impl Groups {
         self.map.get(&key)
     }
 
+    /// Whether a pod of a node does not say what stands for the node.
+    pub(crate) fn has_stray(&self, key: &Key) -> bool {
+        let group = self.map.get(key);
+        group.is_some_and(|group| group.stray().is_some())
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<Key>, &Group)> {
         self.map.iter()
     }
@@ -242,27 +288,47 @@ impl Group {
         &self.members
     }
 
-    /// The pod that shows how the node is: the newest that is not on its way out, else the newest.
+    /// The pod that shows how the node is: the newest that is not on its way out, else the newest. Of those of one second
+    /// one that lives.
     pub(crate) fn pod(&self) -> Option<(&Member, &PodPart)> {
         self.pods()
-            .max_by_key(|(member, pod)| (!member.deleting, pod.created, member.uid))
+            .max_by_key(|(member, pod)| (!member.deleting, pod.created, !pod.ended, member.uid))
+    }
+
+    /// A pod that does not say what the object says that stands for the node, and that object.
+    pub(crate) fn stray(&self) -> Option<(&Member, &Member)> {
+        let stands = self.stands.as_deref()?;
+        let (member, pod) = self.pod().filter(|(member, _)| !member.deleting)?;
+        if !pod.ours || pod.lost || Standing::of(&pod.found.unpack().node) == *stands {
+            return None;
+        }
+        Some((member, self.workload()?))
+    }
+
+    /// What stands for the node without being a pod.
+    fn workload(&self) -> Option<&Member> {
+        let mut members = self.members.iter();
+        members.find(|it| it.anchor && it.pod.is_none() && !it.deleting)
     }
 
     /// The node. `None`: what there is does not make a node of ours or of anybody.
     pub(crate) fn node(&self, kinds: &[Arc<Kind>], under_way: UnderWay) -> Option<Found> {
-        let workload = self
-            .members
-            .iter()
-            .find(|it| it.anchor && it.pod.is_none() && !it.deleting);
+        let workload = self.workload();
         match (self.pod(), workload) {
             (Some((member, _)), Some(_)) if member.deleting && under_way.removing => self.shown(),
             (Some((member, _)), Some(workload)) if member.deleting => {
-                let mut found = self.shown()?;
-                let node = &mut found.node;
-                node.set_phase(NodePhase::Pending);
-                node.agent_address = None;
-                node.endpoints.clear();
-                node.message = format!("its pod is being replaced by {}", show(workload, kinds));
+                self.awaited("its pod is being replaced", workload, kinds)
+            }
+            // Called dead, it would have a successor beside the pod that takes its place.
+            (Some((_, pod)), Some(workload))
+                if pod.ended && !pod.lost && !under_way.removing && restarts(workload, kinds) =>
+            {
+                let mut found =
+                    self.awaited("its pod has ended and is replaced", workload, kinds)?;
+                let why = pod.found.unpack().node.message;
+                if !why.is_empty() {
+                    found.node.message.push_str(&format!("; {why}"));
+                }
                 Some(found)
             }
             (Some(_), _) => self.shown(),
@@ -270,9 +336,26 @@ impl Group {
         }
     }
 
+    /// The node while something makes another pod for it.
+    fn awaited(&self, why: &str, workload: &Member, kinds: &[Arc<Kind>]) -> Option<Found> {
+        let mut found = self.shown()?;
+        let node = &mut found.node;
+        node.set_phase(NodePhase::Pending);
+        node.ready = Some(false);
+        node.agent_address = None;
+        node.endpoints.clear();
+        node.message = format!("{why} by {}", show(workload, kinds));
+        Some(found)
+    }
+
     fn shown(&self) -> Option<Found> {
         let (_, pod) = self.pod()?;
         let mut found = pod.found.unpack();
+        self.own(&mut found);
+        if let Some(stands) = self.stands.as_ref().filter(|_| pod.ours) {
+            // What makes the pod anew may have in its template what the node was made with.
+            (found.node.role, found.node.labels) = (stands.role, stands.labels.clone());
+        }
         if pod.lost {
             found.node.set_phase(NodePhase::Unknown);
             found.node.ready = Some(false);
@@ -281,13 +364,30 @@ impl Group {
         Some(found)
     }
 
+    /// Makes of a node what it is since it was adopted.
+    fn own(&self, found: &mut Found) {
+        let Some(adopted) = &self.adopted else {
+            return;
+        };
+        let from = adopted.unpack().node;
+        found.fingerprint.clear();
+        let node = &mut found.node;
+        (node.id, node.name, node.ordinal) = (from.id, from.name, from.ordinal);
+        (node.group, node.slot, node.role) = (from.group, from.slot, from.role);
+        (node.store_id, node.sequence) = (from.store_id, from.sequence);
+        (node.spec_hash, node.version) = (from.spec_hash, from.version);
+        (node.node_class, node.labels) = (from.node_class, from.labels);
+    }
+
     fn without_pods(
         &self,
         workload: Option<&Member>,
         kinds: &[Arc<Kind>],
         under_way: UnderWay,
     ) -> Option<Found> {
-        let mut found = self.identity.as_ref()?.unpack();
+        let adopted = self.adopted.as_deref();
+        let mut found = self.identity.as_ref().or(adopted)?.unpack();
+        self.own(&mut found);
         let node = &mut found.node;
         node.ready = Some(false);
         let leaving = self.members.iter().all(|it| it.deleting)
@@ -372,6 +472,12 @@ fn bare(packed: &Packed) -> Found {
         },
         fingerprint: found.fingerprint,
     }
+}
+
+/// Whether something makes another pod in the place of one that has ended; what is only to be done once does not.
+fn restarts(workload: &Member, kinds: &[Arc<Kind>]) -> bool {
+    let kind = kinds.get(usize::from(workload.kind));
+    kind.is_some_and(|kind| kind.group != "batch")
 }
 
 fn show(member: &Member, kinds: &[Arc<Kind>]) -> String {

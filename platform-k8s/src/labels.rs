@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_platform::identity::{Identity, hex};
+use drover_proto::platform::v1::NodeRole;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -12,12 +13,24 @@ use crate::client::Meta;
 pub const GROUP: &str = "drover.dev/group";
 /// Label: UUID of the owning cluster record.
 pub const OWNER: &str = "drover.dev/owner";
+/// Label: role of the node now, `active` or `standby`.
+pub const ROLE: &str = "drover.dev/role";
 /// Label: request that made it.
 pub const REQUEST: &str = "drover.dev/request";
 /// Annotation: the whole [`Identity`] as JSON.
 pub const IDENTITY: &str = "drover.dev/identity";
 /// Annotation: `"true"` on the object that is made last; a set without it is half-made or half-removed.
 pub const ANCHOR: &str = "drover.dev/anchor";
+/// Annotation: node id of an adopted node, which keeps the id that it had. Without it the node id is [`Identity::id`].
+pub const NODE_ID: &str = "drover.dev/node-id";
+/// Annotation: on the object of an adopted node that says whose the node is, whatever its others still say: the slots
+/// that the node had before, as JSON.
+pub const FORMER: &str = "drover.dev/former";
+/// Annotation of a pod that is told of the other nodes of its cluster: who they are, as JSON. Its template sets it to `[]`, the
+/// platform keeps it up to date.
+pub const PEERS: &str = "drover.dev/peers";
+/// Annotation of a pod with [`PEERS`]: name of the service that leads to the active nodes of its group.
+pub const ACTIVE_SERVICE: &str = "drover.dev/active-service";
 /// Label: [`MANAGER`].
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`].
@@ -106,11 +119,22 @@ pub fn stamp(identity: &Identity, keys: &LabelKeys) -> Stamp {
         (MANAGED_BY, MANAGER.to_owned()),
     ];
     labels.extend(ours.map(|(key, text)| (key.to_owned(), text)));
+    labels.extend(role(identity).map(|role| (ROLE.to_owned(), role.to_owned())));
     // A struct of strings, numbers and a map of strings always becomes JSON.
     let identity = serde_json::to_string(identity).unwrap_or_default();
     Stamp {
         labels,
         annotations: BTreeMap::from([(IDENTITY.to_owned(), identity)]),
+    }
+}
+
+/// A role as the value of a label. `None`: none is recorded.
+#[must_use]
+pub fn role(identity: &Identity) -> Option<&'static str> {
+    match identity.role() {
+        NodeRole::Unspecified => None,
+        NodeRole::Active => Some("active"),
+        NodeRole::Standby => Some("standby"),
     }
 }
 
@@ -125,8 +149,34 @@ pub struct Mark {
     pub identity: Option<Identity>,
     /// Whether it is the object that was made last.
     pub anchor: bool,
+    /// Slots that the node had before it was adopted, if this object speaks for the whole node. `None`: it does not.
+    pub former: Option<Vec<FormerSlot>>,
     /// What is wrong with the identity or does not go with it, for people. `None`: nothing.
     pub problem: Option<String>,
+}
+
+/// A slot that an adopted node had before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FormerSlot {
+    /// UUID of the owning cluster record.
+    pub owner: String,
+    /// Request that made it.
+    pub request: String,
+    /// Index within that request.
+    pub index: u32,
+}
+
+impl FormerSlot {
+    /// The slot of an identity.
+    #[must_use]
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            owner: identity.owner.clone(),
+            request: identity.request_id.clone(),
+            index: identity.index,
+        }
+    }
 }
 
 /// Whose an object is. `None`: it has no cluster label, it is nobody's.
@@ -134,12 +184,12 @@ pub struct Mark {
 pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
     let label = meta.labels.get(&keys.cluster)?;
     let node = meta.labels.get(&keys.node).filter(|node| !node.is_empty());
+    // A Deployment's annotations are copied to what it makes.
+    let controlled = meta.owner_references.iter().any(|owner| owner.controller);
     let mut mark = Mark {
         cluster: label.clone(),
         node: node.cloned(),
-        // A Deployment's annotations are copied to what it makes.
-        anchor: meta.annotations.get(ANCHOR).is_some_and(|it| it == "true")
-            && !meta.owner_references.iter().any(|owner| owner.controller),
+        anchor: meta.annotations.get(ANCHOR).is_some_and(|it| it == "true") && !controlled,
         ..Mark::default()
     };
     let Some(json) = meta.annotations.get(IDENTITY) else {
@@ -157,7 +207,9 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
             // Whose cluster it is in is for its label to say: what is in another one is not ours any more.
             if *label == value(&identity.cluster_id) {
                 mark.cluster.clone_from(&identity.cluster_id);
-                mark.node = Some(identity.id.clone());
+                mark.node = Some(node_id(meta, &identity).to_owned());
+                let former = meta.annotations.get(FORMER).filter(|_| !controlled);
+                mark.former = former.map(|json| serde_json::from_str(json).unwrap_or_default());
                 mark.identity = Some(identity);
             }
         }
@@ -165,11 +217,20 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
     Some(mark)
 }
 
+/// The node id of an object with an identity.
+fn node_id<'a>(meta: &'a Meta, identity: &'a Identity) -> &'a str {
+    meta.annotations.get(NODE_ID).unwrap_or(&identity.id)
+}
+
 /// The label that says something else than the identity.
-fn disagreement<'a>(meta: &Meta, keys: &'a LabelKeys, identity: &Identity) -> Option<&'a str> {
+fn disagreement<'a>(
+    meta: &'a Meta,
+    keys: &'a LabelKeys,
+    identity: &'a Identity,
+) -> Option<&'a str> {
     let expected: [(&'a str, &str); 4] = [
         (&keys.cluster, &identity.cluster_id),
-        (&keys.node, &identity.id),
+        (&keys.node, node_id(meta, identity)),
         (OWNER, &identity.owner),
         (REQUEST, &identity.request_id),
     ];

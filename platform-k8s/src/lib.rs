@@ -5,12 +5,16 @@
 //!         ├─ discover ── pod, address, phase                           what is there
 //!         ├─ watch ── one stream a kind, grouped into nodes            what changes
 //!         ├─ access                                                    logs, exec
+//!         ├─ update                                                    role and labels of what is there
+//!         ├─ adopt                                                     another owner of what is there
+//!         ├─ peers                                                     what pods hear of one another
 //!         └─ labels                                                    whose an object is
 //! client ─── the one way to the API server: turns, timeouts, pauses, credentials, errors
 //! ```
 
 pub mod access;
 pub mod address;
+mod adopt;
 pub mod client;
 pub mod create;
 pub mod delete;
@@ -20,10 +24,13 @@ pub mod errors;
 mod group;
 pub mod labels;
 pub mod objects;
+mod peers;
 pub mod phase;
 pub mod pod;
 mod server;
 pub mod settings;
+pub mod storage;
+mod update;
 pub mod watch;
 
 pub use server::PlatformServer;

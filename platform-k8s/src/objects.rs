@@ -9,6 +9,7 @@
 //! | key | is |
 //! |---|---|
 //! | `name` | the node's id as a DNS name of 40 characters at most, for names of objects |
+//! | `group_name` | cluster and group as such a name, for what the nodes of a group have in common |
 //! | `namespace` | the namespace that the node goes to |
 //! | `bootstrap` | name of the Secret with the user data under the key `user-data`; empty: none was given |
 //! | `cluster_label`, `node_label` | keys of the labels that say cluster and node, for selectors |
@@ -16,7 +17,15 @@
 //! | `storage_class` | the storage class asked for, or that of the node class; empty: the cluster's default |
 //!
 //! The platform puts its labels on every object, pod template and claim template, completes selectors, and renders
-//! placement, node class, properties and storage into what the template made; the template need not know of them.
+//! placement, node class, properties and storage into what the template made; the template need not know of them. A claim
+//! of declared storage gets a name that outlives its node in the place of `name`, also where it is mounted; claim templates
+//! become claims.
+//!
+//! A pod with the annotation `drover.dev/peers: "[]"` is told of the other nodes of its cluster: the platform keeps in it a JSON
+//! list of those whose pods have an address and have not ended, this one too, each with `name`, `id`, `group`, `ordinal`,
+//! `role`, `host` and `ports`. A `downwardAPI` volume shows it, and the role (label `drover.dev/role`), as files that change
+//! while the pod lives. With `drover.dev/active-service: NAME` beside it (`platform.group_name`), a service of that name leads to
+//! the active nodes of the group at their named ports; it goes with the last node of the group.
 
 mod catalogue;
 mod claims;
@@ -28,6 +37,7 @@ mod pods;
 mod properties;
 mod render;
 mod selector;
+mod stable;
 mod stamp;
 
 use std::fmt;
@@ -35,6 +45,7 @@ use std::fmt;
 use drover_core::{Error, Reason};
 use serde_json::{Map, Value};
 
+pub(crate) use self::names::is_path_segment;
 pub use self::{
     catalogue::CATALOGUE,
     names::{bootstrap_secret, dns_name},

@@ -1,5 +1,7 @@
 //! What is read of a pod. Everything else is skipped while it is decoded.
 
+mod wire;
+
 use serde::Deserialize;
 
 use crate::client::{Meta, nullable};

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{Api, Kind, Shape},
     discover::{self, Reader},
+    peers,
     settings::Settings,
 };
 
@@ -95,6 +96,12 @@ impl Watches {
         let expiring = async move { expiring.give_up_unscheduled(patience).await };
         tasks.push(tokio::spawn(
             stop.clone().run_until_cancelled_owned(expiring).into_unit(),
+        ));
+        let (told, telling) = (Arc::clone(&known), api.clone());
+        let keys = settings.labels.clone();
+        let telling = async move { peers::keep(telling, told, keys).await };
+        tasks.push(tokio::spawn(
+            stop.clone().run_until_cancelled_owned(telling).into_unit(),
         ));
         let credentials = api.clone();
         let following = async move { credentials.follow_credentials().await };

@@ -7,7 +7,6 @@
 )]
 
 mod bench;
-mod support;
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,11 +16,11 @@ use drover_proto::platform::v1::{
     DeprovisionRequest, DiscoverRequest, Fence, GetPlatformRequest,
     platform_service_client::PlatformServiceClient,
 };
+use drover_testing::kubernetes::{Namespace, Rig, until};
 use drover_testing::platform::{Subject, conformance};
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::json;
-use support::{Namespace, Rig, until};
 use uuid::Uuid;
 
 type Current = Arc<Mutex<Arc<PlatformServer>>>;
@@ -105,6 +104,8 @@ async fn conforms(store: &str) {
     let current = Arc::new(Mutex::new(open(rig(), &settings).await));
     let mut subject = subject(&current, &settings, &namespace);
     subject.store = store.to_owned();
+    // What several objects make up is tied together by selectors that name the cluster.
+    subject.moves = store == "pod";
     conformance(&subject).await;
     for pod in namespace.list("pods").await {
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();

@@ -7,7 +7,6 @@
 )]
 
 mod bench;
-mod support;
 
 use std::collections::BTreeMap;
 
@@ -18,8 +17,8 @@ use drover_platform_k8s::{
     settings::{AgentSettings, IpFrom},
 };
 use drover_proto::platform::v1::{Node, NodePhase};
+use drover_testing::kubernetes::until;
 use serde_json::{Value, json};
-use support::until;
 
 const CLUSTER: &str = "drover.dev/cluster";
 const NODE: &str = "drover.dev/node";

@@ -8,7 +8,6 @@
 )]
 
 mod bench;
-mod support;
 
 use std::{
     collections::BTreeMap,
@@ -19,8 +18,8 @@ use std::{
 use bench::{Bench, index, kinds, one_each};
 use drover_core::Class;
 use drover_proto::platform::v1::{DeprovisionState, ProvisionRequest};
+use drover_testing::kubernetes::{Call, Fault, On, until};
 use futures::future::join_all;
-use support::{Call, Fault, On, until};
 
 /// Nodes of one request.
 const COUNT: u32 = 2;

@@ -8,7 +8,6 @@
 )]
 
 mod bench;
-mod support;
 
 #[path = "outages/story.rs"]
 mod story;
@@ -18,9 +17,9 @@ use std::time::Duration;
 use bench::{Bench, kinds, one_each, rig, settings};
 use drover_core::{Class, Reason};
 use drover_proto::platform::v1::{DeprovisionState, Node, NodePhase};
+use drover_testing::kubernetes::{Fault, FaultProxy, Namespace, On, Raw, Speaks, refusal, until};
 use serde_json::json;
 use story::Story;
-use support::{Fault, FaultProxy, On, Raw, Speaks, until};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Those who restart a component are alone; the others need the rig as it is.
@@ -136,7 +135,7 @@ async fn whatever_ends_a_watch_no_change_is_missed_and_none_invented() {
                 proxy.watches().end("pods");
             }
             "error" => {
-                let (code, body) = support::refusal(500, "InternalError", "watch cache is gone");
+                let (code, body) = refusal(500, "InternalError", "watch cache is gone");
                 proxy.fail(On::call("watch", "pods"), Fault::WatchError(code, body));
                 proxy.watches().cut("pods");
             }
@@ -184,7 +183,7 @@ async fn while_nothing_is_heard_nothing_is_current() {
 }
 
 /// A token that is good until the Secret that it is bound to goes.
-async fn bound_token(namespace: &support::Namespace, secret: &str) -> String {
+async fn bound_token(namespace: &Namespace, secret: &str) -> String {
     let object = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}});
     let made = namespace.create("secrets", &object).await.unwrap();
     let request = json!({

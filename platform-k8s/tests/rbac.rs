@@ -7,7 +7,6 @@
 )]
 
 mod bench;
-mod support;
 
 use std::collections::BTreeSet;
 
@@ -21,13 +20,13 @@ use drover_proto::{
         node_access_service_client::NodeAccessServiceClient,
     },
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
-use support::{
+use drover_testing::kubernetes::{
     Call, Fault, FaultProxy, Namespace, On, Rig, Speaks,
     manifests::{NAME, apply, documents, folder, path, placed},
     until,
 };
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 /// The kinds of `platform.yaml`, which go with the rules.
 fn kinds() -> Vec<String> {

@@ -2,15 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bench;
-mod support;
 
 use std::net::SocketAddr;
 
 use bench::{Bench, rig, settings};
 use drover_platform_k8s::PlatformServer;
 use drover_server::{Running, ServerSettings, Shutdown};
+use drover_testing::kubernetes::until;
 use serde_json::{Value, json};
-use support::until;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -6,12 +6,10 @@
     reason = "a test that cannot go on fails"
 )]
 
-mod support;
-
 use std::time::Duration;
 
+use drover_testing::kubernetes::{Fault, FaultProxy, Namespace, On, Options, Raw, Rig, until};
 use serde_json::json;
-use support::{Fault, FaultProxy, Namespace, On, Options, Raw, Rig, until};
 
 fn config_map(name: &str) -> serde_json::Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}})

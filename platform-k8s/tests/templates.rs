@@ -7,15 +7,14 @@
 )]
 
 mod direct;
-mod support;
 
 use std::os::unix::fs::PermissionsExt as _;
 
 use direct::{Direct, batch, built_in, made};
 use drover_platform_k8s::objects::CATALOGUE;
 use drover_proto::platform::v1::{Node, ProvisionRequest, Storage};
+use drover_testing::kubernetes::{Options, Rig, until, without_kubelet};
 use serde_json::{Value, json};
-use support::{Options, Rig, until, without_kubelet};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -116,6 +115,18 @@ async fn redis_runs_as_somebody_without_rights_and_answers() {
     let pod = ready(&bench, &node, "").await;
     assert_eq!(ask(&pod, "PING").await, "+PONG");
     gone(&bench, &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgresql_without_a_password_is_refused_before_anything_is_made() {
+    let Some(rig) = rig().await else { return };
+    let bench = Direct::over(rig, |_| {}).await;
+    let mut request = request(&bench, &json!({"image": "postgres:test"}));
+    request.cluster.as_mut().unwrap().store = "postgresql".to_owned();
+    let templates = built_in(CATALOGUE);
+    let error = bench.check_by(&request, &templates).await.unwrap_err();
+    assert!(error.message().contains("give the password"), "{error}");
+    bench.namespace.until_empty("a refused node").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,6 @@
 )]
 
 mod bench;
-mod support;
 
 #[path = "outages/story.rs"]
 #[allow(dead_code, reason = "every test binary uses its own part of it")]
@@ -16,9 +15,9 @@ mod story;
 
 use bench::Bench;
 use drover_proto::platform::v1::NodePhase;
+use drover_testing::kubernetes::{Fault, On, until};
 use serde_json::{Value, json};
 use story::Story;
-use support::{Fault, On, until};
 
 const CLUSTER: &str = "drover.dev/cluster";
 

@@ -7,7 +7,6 @@
 )]
 
 mod bench;
-mod support;
 
 #[path = "wrong/webhook.rs"]
 mod webhook;
@@ -15,8 +14,8 @@ mod webhook;
 use bench::{Bench, attributes, kinds, one_each, rig, settings};
 use drover_core::{Class, Error, Reason};
 use drover_platform_k8s::PlatformServer;
+use drover_testing::kubernetes::{FaultProxy, Raw, Thing, until};
 use serde_json::json;
-use support::{FaultProxy, Raw, Thing, until};
 use webhook::{Verdict, Webhook};
 
 /// Templates, errors and logs never show this.
@@ -51,6 +50,11 @@ async fn templates_that_make_no_sense_are_named_and_make_nothing() {
             "senseless",
             &[Reason::Precondition, Reason::Invalid],
             &["containers[0].name", "containerPort"],
+        ),
+        (
+            "mistyped",
+            &[Reason::Invalid],
+            &["spec.containers[0].livenessProb"],
         ),
     ] {
         for validate_only in [true, false] {

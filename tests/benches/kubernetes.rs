@@ -12,9 +12,6 @@
     clippy::cast_precision_loss
 )]
 
-#[path = "../../platform-k8s/tests/support/mod.rs"]
-mod support;
-
 use std::{
     collections::HashMap,
     net::SocketAddr,
@@ -28,10 +25,10 @@ use drover_orchestrator::Orchestrator;
 use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{Running, ServerSettings, Shutdown};
+use drover_testing::kubernetes::{Namespace, Options, Raw, Rig};
 use futures::{AsyncBufReadExt as _, StreamExt as _};
 use http::Request;
 use serde_json::{Value, json};
-use support::{Namespace, Options, Raw, Rig};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
@@ -68,39 +65,48 @@ struct Pods(mpsc::Receiver<(Instant, &'static str, String)>);
 impl Pods {
     async fn of(namespace: &Namespace) -> Self {
         let (tell, told) = mpsc::channel(100_000);
-        let list = namespace.raw.get(&namespace.path("pods")).await.unwrap();
-        let version = list["metadata"]["resourceVersion"].as_str().unwrap();
-        let uri = format!(
-            "{}?watch=1&resourceVersion={version}",
-            namespace.path("pods")
-        );
-        let request = Request::get(uri)
-            .header(
-                "accept",
-                "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
-            )
-            .body(Vec::new())
-            .unwrap();
-        let lines = namespace
-            .raw
-            .client()
-            .request_stream(request)
-            .await
-            .unwrap();
+        let path = namespace.path("pods");
+        let list = namespace.raw.get(&path).await.unwrap();
+        let mut version = list["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        let client = namespace.raw.client();
+        let watch = async move |version: &str| {
+            let request = Request::get(format!("{path}?watch=1&resourceVersion={version}"))
+                .header(
+                    "accept",
+                    "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+                )
+                .body(Vec::new())
+                .unwrap();
+            client.request_stream(request).await.unwrap()
+        };
+        let first = watch(&version).await;
         tokio::spawn(async move {
-            let mut lines = std::pin::pin!(lines.lines());
-            while let Some(line) = lines.next().await {
-                let at = Instant::now();
-                let event: Value = serde_json::from_str(&line.unwrap()).unwrap();
-                let kind = match event["type"].as_str() {
-                    Some("ADDED") => "ADDED",
-                    Some("DELETED") => "DELETED",
-                    Some("ERROR") => panic!("the watch failed: {}", event["object"]),
-                    _ => continue,
+            let mut next = Some(first);
+            loop {
+                // A server that has just started ends watches early.
+                let stream = match next.take() {
+                    Some(first) => first,
+                    None => watch(&version).await,
                 };
-                let name = event["object"]["metadata"]["name"].as_str().unwrap();
-                if tell.send((at, kind, name.to_owned())).await.is_err() {
-                    return;
+                let mut lines = std::pin::pin!(stream.lines());
+                while let Some(Ok(line)) = lines.next().await {
+                    let at = Instant::now();
+                    let event: Value = serde_json::from_str(&line).unwrap();
+                    let meta = &event["object"]["metadata"];
+                    let kind = match event["type"].as_str() {
+                        Some("ADDED") => "ADDED",
+                        Some("DELETED") => "DELETED",
+                        Some("ERROR") => panic!("the watch failed: {}", event["object"]),
+                        _ => continue,
+                    };
+                    version = meta["resourceVersion"].as_str().unwrap().to_owned();
+                    let name = meta["name"].as_str().unwrap();
+                    if tell.send((at, kind, name.to_owned())).await.is_err() {
+                        return;
+                    }
                 }
             }
         });
@@ -324,12 +330,39 @@ fn median(mut times: Vec<Duration>) -> f64 {
     times[times.len() / 2].as_secs_f64()
 }
 
+/// Processor time so far in seconds: of this process, of the API server with etcd, and of the controllers.
+fn spent() -> [f64; 3] {
+    let own = std::process::id().to_string();
+    let mut spent = [0.0; 3];
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        let Some((head, tail)) = stat.rsplit_once(')') else {
+            continue;
+        };
+        let (pid, comm) = head.split_once(" (").unwrap_or_default();
+        let at = match comm {
+            _ if pid == own => 0,
+            "kube-apiserver" | "etcd" => 1,
+            _ if comm.starts_with("kube-") => 2,
+            _ => continue,
+        };
+        let ticks = tail.split_whitespace().skip(11).take(2);
+        // Linux counts hundredths of a second.
+        spent[at] += ticks.filter_map(|it| it.parse::<f64>().ok()).sum::<f64>() / 100.0;
+    }
+    spent
+}
+
 async fn creation(rig: &Rig, count: usize, runs: usize) {
     let (mut ours, mut plain, mut controller) = (Vec::new(), Vec::new(), Vec::new());
+    let mut processor = [[0.0; 3]; 3];
     for run in 0..runs {
         // In turns, so that none has the quieter machine.
         for side in 0..3 {
             let namespace = rig.namespace().await;
+            let before = spent();
             match (run + side) % 3 {
                 0 => plain.push(raw(rig, &namespace, count).await),
                 1 => controller.push(replica_set(&namespace, count).await),
@@ -342,6 +375,9 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
                     ours.push(began.elapsed());
                     drover.end().await;
                 }
+            }
+            for (at, after) in spent().into_iter().enumerate() {
+                processor[(run + side) % 3][at] += (after - before[at]) / runs as f64;
             }
             namespace.remove_wholly().await;
         }
@@ -356,6 +392,18 @@ async fn creation(rig: &Rig, count: usize, runs: usize) {
         ours / plain,
         ours / controller
     );
+    println!("| processor time of | Drover | {CONNECTIONS} connections | ReplicaSet |");
+    println!("|---|---|---|---|");
+    let parts = [
+        "the client (Drover: orchestrator and platform)",
+        "API server and etcd",
+        "controllers",
+    ];
+    for (part, name) in parts.iter().enumerate() {
+        let [plain, controller, ours] = processor.map(|side| side[part]);
+        println!("| {name} | {ours:.2} s | {plain:.2} s | {controller:.2} s |");
+    }
+    println!();
 }
 
 /// From the news of a pod's end to that of the pod in its place. Each dies in a cluster of its own: a group whose nodes

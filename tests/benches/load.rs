@@ -18,16 +18,9 @@
 mod certs;
 #[path = "load/generator.rs"]
 mod generator;
-#[path = "../../platform-k8s/tests/support/mod.rs"]
-mod support;
+mod process;
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+use std::{process::Stdio, sync::Arc, time::Duration};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use certs::Authority;
@@ -38,13 +31,14 @@ use drover_proto::orchestrator::v1::{
     platform_registry_service_client::PlatformRegistryServiceClient,
 };
 use drover_server::{Running, ServerSettings, Shutdown};
+use drover_testing::kubernetes::{Options, Rig};
 use futures::StreamExt as _;
 use generator::{Client, Measured, Question, Server, measure};
 use http::{HeaderMap, Request, header};
 use http_body_util::Full;
+use process::Process;
 use prost::Message as _;
 use serde_json::json;
-use support::{Options, Rig};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
@@ -137,29 +131,11 @@ impl Question for Get {
 
 /// The orchestrator in a process of its own, and a platform in ours.
 struct Drover {
-    child: Child,
-    address: SocketAddr,
+    process: Process,
     authority: Authority,
     _directory: TempDir,
     platform: PlatformServer,
     served: Running,
-}
-
-impl Drop for Drover {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn binary() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let target = own
-        .ancestors()
-        .find(|dir| dir.join("drover-orchestrator").is_file());
-    target
-        .expect("drover-orchestrator is not built; run tests/bench")
-        .join("drover-orchestrator")
 }
 
 const RULES: &str = "\
@@ -177,27 +153,21 @@ impl Drover {
         let directory = tempfile::tempdir().unwrap();
         let rules = directory.path().join("access.yaml");
         std::fs::write(&rules, RULES).unwrap();
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
-        let child = Command::new(binary())
-            .arg("--data-dir")
-            .arg(directory.path().join("store"))
-            .args(["--listen", &address.to_string()])
-            .arg("--tls-cert")
-            .arg(&own.cert)
-            .arg("--tls-key")
-            .arg(&own.key)
-            .arg("--tls-client-ca")
-            .arg(authority.ca())
-            .arg("--access")
-            .arg(&rules)
-            .arg("--audit-log")
-            .arg(directory.path().join("audit.jsonl"))
-            // As it is run: the log level is not lowered.
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let process = Process::start(directory.path(), |command| {
+            command
+                .arg("--tls-cert")
+                .arg(&own.cert)
+                .arg("--tls-key")
+                .arg(&own.key)
+                .arg("--tls-client-ca")
+                .arg(authority.ca())
+                .arg("--access")
+                .arg(&rules)
+                .arg("--audit-log")
+                .arg(directory.path().join("audit.jsonl"))
+                // As it is run: the log level is not lowered.
+                .stderr(Stdio::null())
+        });
         let settings = Settings::from(SimulatedSettings {
             seed: Some(1),
             ..SimulatedSettings::default()
@@ -208,8 +178,7 @@ impl Drover {
         let service = platform.service();
         let served = drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap();
         Self {
-            child,
-            address,
+            process,
             authority,
             _directory: directory,
             platform,
@@ -218,7 +187,7 @@ impl Drover {
     }
 
     fn channel(&self) -> Channel {
-        let target: Target = format!("https://{}", self.address).parse().unwrap();
+        let target: Target = format!("https://{}", self.process.address).parse().unwrap();
         let tls = drover_client::ClientSettings {
             authorities: Authorities::File(self.authority.ca()),
             ..Default::default()
@@ -235,7 +204,7 @@ impl Drover {
         let read = |file: &str| std::fs::read(self.authority.path(file)).unwrap();
         let own = (read("client.pem"), read("client.key"));
         Server {
-            address: self.address,
+            address: self.process.address,
             tls: generator::tls(self.authority.pem.as_bytes(), Some((&own.0, &own.1))),
             authorization: format!("Bearer {TOKEN}"),
         }
@@ -296,21 +265,13 @@ impl Drover {
 
     /// Waits until it has nothing left to do of its own.
     async fn settle(&self) {
-        let used = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-            let fields: Vec<&str> = stat
-                .rsplit(')')
-                .next()
-                .unwrap()
-                .split_whitespace()
-                .collect();
-            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-        };
         let began = Instant::now();
         loop {
-            let before = used();
+            let before = self.process.cpu();
             sleep(Duration::from_secs(1)).await;
-            if used() - before <= 2 || began.elapsed() > PATIENCE {
+            if self.process.cpu() - before <= Duration::from_millis(20)
+                || began.elapsed() > PATIENCE
+            {
                 return;
             }
         }

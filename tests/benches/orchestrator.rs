@@ -4,14 +4,9 @@
 //! CPU and memory are its alone; all of them share the machine. Run by `tests/bench`, which builds the binary.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{
-    collections::HashSet,
-    io::Read as _,
-    net::SocketAddr,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+mod process;
+
+use std::{collections::HashSet, time::Duration};
 
 use drover_client::Channel;
 use drover_platform_cloud::{
@@ -29,33 +24,16 @@ use drover_proto::{
 };
 use drover_server::{ServerSettings, Shutdown};
 use futures::StreamExt;
+use process::Process;
 use tokio::{sync::mpsc, time::Instant};
 
 /// Calls under way at once while clusters are applied.
 const CALLERS: usize = 64;
 
 struct Orchestrator {
-    child: Child,
-    address: SocketAddr,
+    process: Process,
     data: Option<tempfile::TempDir>,
     started: Duration,
-}
-
-impl Drop for Orchestrator {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn binary() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let target = own
-        .ancestors()
-        .find(|dir| dir.join("drover-orchestrator").is_file());
-    target
-        .expect("drover-orchestrator is not built; run tests/bench")
-        .join("drover-orchestrator")
 }
 
 impl Orchestrator {
@@ -65,19 +43,9 @@ impl Orchestrator {
     }
 
     async fn start_in(data: tempfile::TempDir) -> Self {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = free.local_addr().unwrap();
-        drop(free);
         let began = Instant::now();
-        let child = Command::new(binary())
-            .arg("--data-dir")
-            .arg(data.path().join("store"))
-            .arg("--listen")
-            .arg(address.to_string())
-            .env("RUST_LOG", "warn")
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
+        let process = Process::start(data.path(), |command| command.env("RUST_LOG", "warn"));
+        let address = process.address;
         // Until it answers, not only until its port is there: by then it has read everything.
         let mut client = PlatformRegistryServiceClient::new(drover_client::connect(
             &format!("http://{address}").parse().unwrap(),
@@ -94,8 +62,7 @@ impl Orchestrator {
             tokio::time::sleep(Duration::from_micros(500)).await;
         }
         Self {
-            child,
-            address,
+            process,
             data: Some(data),
             started: began.elapsed(),
         }
@@ -103,46 +70,13 @@ impl Orchestrator {
 
     /// Kills it and starts it anew on what it has stored.
     async fn restart(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
         let data = self.data.take().unwrap();
         *self = Self::start_in(data).await;
     }
 
     fn channel(&self) -> Channel {
-        drover_client::connect(&format!("http://{}", self.address).parse().unwrap())
-    }
-
-    /// CPU time used so far.
-    fn cpu(&self) -> Duration {
-        let mut stat = String::new();
-        std::fs::File::open(format!("/proc/{}/stat", self.child.id()))
-            .unwrap()
-            .read_to_string(&mut stat)
-            .unwrap();
-        let fields: Vec<&str> = stat
-            .rsplit_once(')')
-            .unwrap()
-            .1
-            .split_whitespace()
-            .collect();
-        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
-    }
-
-    /// Resident memory in bytes.
-    fn memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status
-            .lines()
-            .find(|line| line.starts_with("VmRSS:"))
-            .unwrap();
-        line.split_whitespace()
-            .nth(1)
-            .unwrap()
-            .parse::<u64>()
-            .unwrap()
-            * 1024
+        drover_client::connect(&format!("http://{}", self.process.address).parse().unwrap())
     }
 }
 
@@ -156,10 +90,15 @@ struct World {
 
 impl World {
     async fn start() -> Self {
+        Self::start_with(DELAY).await
+    }
+
+    /// With so much time from created to running, and again from running to ready.
+    async fn start_with(delay: Duration) -> Self {
         let settings = SimulatedSettings {
             seed: Some(1),
-            boot_delay: DELAY,
-            ready_delay: DELAY,
+            boot_delay: delay,
+            ready_delay: delay,
             ..SimulatedSettings::default()
         };
         let platform = PlatformServer::open(Settings::from(settings))
@@ -171,7 +110,7 @@ impl World {
             drover_server::spawn(platform.service(), listener, &server, Shutdown::new()).unwrap();
         let orchestrator = Orchestrator::start().await;
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let idle = orchestrator.memory();
+        let idle = orchestrator.process.memory();
         let registration = pb::Platform {
             name: "simulated".into(),
             spec: Some(pb::PlatformSpec {
@@ -207,7 +146,7 @@ impl World {
             .await
             .unwrap()
             .into_inner();
-        let cpu = self.orchestrator.cpu();
+        let cpu = self.orchestrator.process.cpu();
         let began = Instant::now();
         let channel = self.orchestrator.channel();
         let applied = tokio::spawn(async move {
@@ -232,7 +171,49 @@ impl World {
             }
         }
         applied.await.unwrap();
-        (began.elapsed(), self.orchestrator.cpu() - cpu)
+        (began.elapsed(), self.orchestrator.process.cpu() - cpu)
+    }
+
+    /// Changes what all nodes of a cluster are made of, and waits until each is new.
+    async fn roll(&self, number: usize, nodes: u32) -> Duration {
+        let mut client = ClusterServiceClient::new(self.orchestrator.channel());
+        let mut request = cluster(number, nodes);
+        let spec = request.cluster.as_mut().unwrap().spec.as_mut().unwrap();
+        let changed = prost_types::Value {
+            kind: Some(prost_types::value::Kind::BoolValue(true)),
+        };
+        spec.attributes = Some(prost_types::Struct {
+            fields: [("changed".to_owned(), changed)].into(),
+        });
+        let surge = pb::count_or_percent::Amount::Percent(SURGE);
+        spec.update = Some(pb::UpdatePolicy {
+            max_surge: Some(pb::CountOrPercent {
+                amount: Some(surge),
+            }),
+            ..pb::UpdatePolicy::default()
+        });
+        let mut watch = client
+            .watch_clusters(pb::WatchClustersRequest::default())
+            .await
+            .unwrap()
+            .into_inner();
+        let began = Instant::now();
+        client.apply_cluster(request).await.unwrap();
+        loop {
+            let message = watch.message().await.unwrap().unwrap();
+            let Some(watch_clusters_response::Event::Upserts(upserts)) = message.event else {
+                continue;
+            };
+            let is_new = |cluster: &pb::Cluster| {
+                let status = cluster.status.as_ref().unwrap();
+                let all = status.groups.first();
+                let all = all.is_some_and(|it| it.updated_ready == nodes && it.present == nodes);
+                status.observed_generation == 2 && all
+            };
+            if upserts.clusters.iter().any(is_new) {
+                return began.elapsed();
+            }
+        }
     }
 
     /// Kills one node of each cluster in turn and measures until its replacement is asked of the platform.
@@ -299,6 +280,8 @@ impl World {
     }
 }
 
+/// Nodes above the size while all are renewed, per cent.
+const SURGE: u32 = 10;
 /// From created to running, and from running to ready, on the simulated platform.
 const DELAY: Duration = Duration::from_millis(25);
 
@@ -337,6 +320,25 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 
 fn ms(span: Duration) -> String {
     format!("{:.1} ms", span.as_secs_f64() * 1000.0)
+}
+
+/// All nodes of a large cluster, one tenth at a time.
+async fn renewal() {
+    let delay = Duration::from_millis(250);
+    let world = World::start_with(delay).await;
+    world.bring_up(1, 1_000).await;
+    let took = world.roll(0, 1_000).await;
+    let least = delay * 2 * 100 / SURGE;
+    row(
+        &format!("1,000 nodes renewed, surge {SURGE} %, ready after 0.5 s"),
+        format!(
+            "{:.2} s ({:.2} x {:.0} s)",
+            took.as_secs_f64(),
+            took.as_secs_f64() / least.as_secs_f64(),
+            least.as_secs_f64()
+        ),
+        "< 1.5 x surge and readiness",
+    );
 }
 
 #[tokio::main]
@@ -392,16 +394,18 @@ async fn main() {
         "< 15 s",
     );
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let (cpu, began) = (world.orchestrator.cpu(), Instant::now());
+    let (cpu, began) = (world.orchestrator.process.cpu(), Instant::now());
     tokio::time::sleep(Duration::from_secs(30)).await;
-    let share =
-        (world.orchestrator.cpu() - cpu).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0;
+    let share = (world.orchestrator.process.cpu() - cpu).as_secs_f64()
+        / began.elapsed().as_secs_f64()
+        * 100.0;
     row(
         &format!("converged, {} nodes: CPU", many * 10),
         format!("{share:.2} % of a core"),
         "< 0.5 %",
     );
-    let bytes = (world.orchestrator.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
+    let bytes =
+        (world.orchestrator.process.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
     row("the same: memory a node", format!("{bytes:.0} B"), "< 1 kB");
     world.orchestrator.restart().await;
     row(
@@ -410,13 +414,15 @@ async fn main() {
         "< 250 ms",
     );
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let bytes = (world.orchestrator.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
+    let bytes =
+        (world.orchestrator.process.memory().saturating_sub(idle)) as f64 / (many as f64 * 10.0);
     row(
         "the same after the restart: memory a node",
         format!("{bytes:.0} B"),
         "< 1 kB",
     );
     drop(world);
+    renewal().await;
 
     let world = World::start().await;
     world.bring_up(1_000, 3).await;
@@ -432,15 +438,17 @@ async fn main() {
             .await;
     };
     let deaths = world.deaths(0..1_000, Duration::from_millis(2));
-    let mut deaths = std::pin::pin!(deaths);
-    let mut load = std::pin::pin!(load);
-    let latencies = tokio::select! {
-        latencies = &mut deaths => latencies,
-        () = &mut load => deaths.await,
+    let latencies = {
+        let mut deaths = std::pin::pin!(deaths);
+        let mut load = std::pin::pin!(load);
+        tokio::select! {
+            latencies = &mut deaths => latencies,
+            () = &mut load => deaths.await,
+        }
     };
     row(
         &format!(
-            "the same while {many} clusters x 10 are made, p50 / p99 of {}",
+            "death to replacement while {many} clusters x 10 are made, p50 / p99 of {}",
             latencies.len()
         ),
         format!(

@@ -4,17 +4,14 @@
 
 mod collector;
 mod embedded;
-#[path = "../../platform-k8s/tests/support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
 use collector::{Collector, Seen};
 use drover_emulators::ec2::{Ec2, Ec2Settings};
-use drover_platform_cloud::{DriverSettings, drivers::aws};
 use drover_telemetry::{Exporter, Kind, Settings, Span, settings::Given};
-use embedded::{World, group_on};
-use support::{Options, Rig, until};
+use drover_testing::kubernetes::{Options, Rig, until};
+use embedded::{World, emulated_ec2, group_on};
 
 const TEMPLATE: &str = "\
 apiVersion: v1
@@ -22,26 +19,6 @@ kind: Pod
 metadata: {name: {{ node.id }}}
 spec: {containers: [{name: main, image: 'example.invalid/main:1'}]}
 ";
-
-async fn on_ec2(emulator: &Ec2, world: &mut World) {
-    let credentials = world.directory.path().join("aws-credentials");
-    let text = "[default]\naws_access_key_id = test\naws_secret_access_key = test\n";
-    std::fs::write(&credentials, text).unwrap();
-    let mut settings = aws::Settings {
-        region: "eu-central-1".to_owned(),
-        endpoint: emulator.url(),
-        credentials_file: Some(credentials),
-        image: "debian".to_owned(),
-        instance_type: "t3.micro".to_owned(),
-        ..aws::Settings::default()
-    };
-    settings.common.poll_interval_seconds = 0.2;
-    settings.common.pending_poll_interval_seconds = 0.2;
-    settings.common.visibility_delay_seconds = 2.0;
-    world
-        .add("aws", DriverSettings::Aws(Box::new(settings)))
-        .await;
-}
 
 async fn on_kubernetes(namespace: &str, rig: &Rig, world: &mut World) {
     let catalogue = world.directory.path().join("catalogue");
@@ -84,7 +61,9 @@ async fn calls_to_backends_are_spans_of_the_apply_that_caused_them() {
     let ec2 = Ec2::start(Ec2Settings::default()).await.unwrap();
     let rig = Rig::shared(Options::kwok(1));
     let mut world = World::new().await;
-    on_ec2(&ec2, &mut world).await;
+    let poll = Duration::from_millis(200);
+    let settings = emulated_ec2(ec2.url(), world.directory.path(), poll);
+    world.add("aws", settings).await;
     let namespace = rig.namespace().await;
     on_kubernetes(&namespace.name, rig, &mut world).await;
     for (platform, call) in [("aws", "EC2/RunInstances"), ("pods", "create pods")] {

@@ -6,7 +6,6 @@ mod embedded;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
     time::Duration,
 };
 
@@ -15,35 +14,13 @@ use drover_emulators::{
     Fault,
     ec2::{Ec2, Ec2Settings},
 };
-use drover_platform_cloud::{DriverSettings, drivers::aws};
 use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{Spread, UnsatisfiableAction},
 };
-use embedded::{World, group_on};
+use embedded::{World, emulated_ec2, group_on};
 use serde_json::{Value, json};
 use tokio::time::Instant;
-
-/// A platform over an emulated EC2 that is read every so often.
-fn on_ec2(emulator: &Ec2, directory: &Path, poll: Duration) -> DriverSettings {
-    let credentials = directory.join("aws-credentials");
-    let text = "[default]\naws_access_key_id = test\naws_secret_access_key = test\n";
-    std::fs::write(&credentials, text).unwrap();
-    let mut settings = aws::Settings {
-        region: "eu-central-1".to_owned(),
-        endpoint: emulator.url(),
-        credentials_file: Some(credentials),
-        image: "debian".to_owned(),
-        instance_type: "t3.micro".to_owned(),
-        ..aws::Settings::default()
-    };
-    settings.common.calls_per_second = 200.0;
-    settings.common.poll_interval_seconds = poll.as_secs_f64();
-    settings.common.pending_poll_interval_seconds = poll.as_secs_f64();
-    settings.common.visibility_delay_seconds = 2.0;
-    settings.common.call_timeout_seconds = 5.0;
-    DriverSettings::Aws(Box::new(settings))
-}
 
 fn seed() -> u64 {
     let seed = std::env::var("DROVER_SEED")
@@ -72,7 +49,7 @@ async fn a_quiet_cluster_costs_one_list_each_poll_interval() {
     let poll = Duration::from_millis(200);
     let ec2 = Ec2::start(Ec2Settings::default()).await.unwrap();
     let mut world = World::new().await;
-    let settings = on_ec2(&ec2, world.directory.path(), poll);
+    let settings = emulated_ec2(ec2.url(), world.directory.path(), poll);
     world.add("aws", settings).await;
     world.apply("quiet", group_on("aws", 100)).await;
     world.ready("quiet", 100).await;
@@ -107,7 +84,7 @@ async fn spot_first_and_on_demand_where_there_is_none_evenly_over_the_zones() {
     };
     let ec2 = Ec2::start(settings).await.unwrap();
     let mut world = World::new().await;
-    let settings = on_ec2(&ec2, world.directory.path(), Duration::from_millis(50));
+    let settings = emulated_ec2(ec2.url(), world.directory.path(), Duration::from_millis(50));
     world.add("aws", settings).await;
     let choice = |capacity: &str, max| pb::PlatformChoice {
         name: "aws".to_owned(),
@@ -152,7 +129,7 @@ async fn killed_servers_and_a_faulty_cloud_lose_and_double_nothing() {
     settings.common.visibility_delay = Duration::from_millis(500);
     let ec2 = Ec2::start(settings).await.unwrap();
     let mut world = World::new().await;
-    let platform = on_ec2(&ec2, world.directory.path(), Duration::from_millis(50));
+    let platform = emulated_ec2(ec2.url(), world.directory.path(), Duration::from_millis(50));
     world.add("aws", platform).await;
     world.apply("chaos", group_on("aws", 3)).await;
     let mut size = 3;

@@ -270,6 +270,44 @@ fn the_backend_cannot_be_reached_for_a_while() {
     });
 }
 
+fn hook(command: &[&str], seconds: i64) -> Option<drover_proto::platform::v1::Lifecycle> {
+    use drover_proto::platform::v1::{Lifecycle, LifecycleHook};
+    Some(Lifecycle {
+        pre_stop: Some(LifecycleHook {
+            exec: command.iter().map(|word| (*word).to_owned()).collect(),
+            timeout: Some(prost_types::Duration { seconds, nanos: 0 }),
+        }),
+        post_promote: None,
+    })
+}
+
+#[test]
+fn nodes_are_drained_before_they_go_and_go_all_the_same() {
+    let hooks: [(&str, &[&str]); 3] = [
+        ("good", &["sleep", "2"]),
+        ("failing", &["false"]),
+        ("hanging", &["sleep", "100000"]),
+    ];
+    for (what, command) in hooks {
+        in_all_variants(&format!("{what} hook"), 60, async |world| {
+            let with = |spec: &mut pb::ClusterSpec| {
+                spec.management_policy =
+                    drover_proto::platform::v1::ManagementPolicy::OrderedReady.into();
+                spec.lifecycle = hook(command, 5);
+                spec.groups[1].depends_on = vec!["data".to_owned()];
+            };
+            world
+                .try_apply_with("one", &[("data", 2), ("web", 1)], &with)
+                .await
+                .unwrap();
+            world.converge().await;
+            world.scale("one", "data", 1).await;
+            world.converge().await;
+            world.delete("one").await;
+        });
+    }
+}
+
 const MACHINES: [&str; 4] = ["m1", "m2", "m3", "m4"];
 
 /// Every node is on a machine of its own.

@@ -1,22 +1,22 @@
-//! What only a real kubelet shows: redis in pods that answer, die, are reported and replaced.
+//! What only a real kubelet shows: stores in pods that answer, die, are reported and replaced.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod embedded;
-#[path = "../../platform-k8s/tests/support/mod.rs"]
-mod support;
+#[path = "kubelet/stores.rs"]
+mod stores;
 
 use drover_platform_k8s::Settings;
 use drover_proto::{
     agent::v1::{GetInfoRequest, agent_service_client::AgentServiceClient},
     orchestrator::v1 as pb,
 };
-use embedded::{World, group_on};
-use serde_json::json;
-use support::{
+use drover_testing::kubernetes::{
     Namespace, Options, Rig,
     manifests::{NAME, apply, folder, placed},
     until, without_kubelet,
 };
+use embedded::{World, group_on};
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -91,19 +91,29 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
         })
         .await;
 
-    // A container that dies is reported, with why, and starts again.
+    // A container that dies is reported, with why, and the node is replaced.
     let crashed = &world.nodes("cache").await[0];
     let address = crashed.agent_address.clone().unwrap_or_default();
-    let _ = redis(&address, "DEBUG SEGFAULT").await;
     let _ = redis(&address, "SHUTDOWN NOSAVE").await;
     world
-        .until("the restart is reported", async |world| {
-            let nodes = world.nodes("cache").await;
-            let node = nodes.iter().find(|node| node.id == crashed.id);
-            node.is_some_and(|node| node.message.contains("restart"))
+        .until("the death is reported", async |world| {
+            let request = pb::ListEventsRequest {
+                cluster: "cache".to_owned(),
+                page_size: 500,
+                ..Default::default()
+            };
+            let deadline = std::time::Duration::from_secs(10);
+            let answer = world.client().list_events(request, deadline).await.unwrap();
+            let said = |event: &pb::Event| {
+                event.message.contains("all its containers have ended")
+                    && format!("{event:?}").contains(&crashed.id)
+            };
+            answer.events.iter().any(said)
         })
         .await;
     world.ready("cache", 3).await;
+    let now = world.nodes("cache").await;
+    assert!(now.iter().all(|node| node.id != crashed.id), "{now:?}");
 
     world.delete("cache").await;
     world.gone("cache").await;

@@ -2,17 +2,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod embedded;
-#[path = "../../platform-k8s/tests/support/mod.rs"]
-mod support;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use drover_platform_cloud::{DriverSettings, drivers::local};
 use drover_platform_k8s::Settings;
-use drover_proto::orchestrator::v1 as pb;
+use drover_proto::{
+    common::v1::{LabelOperator, LabelRequirement, LabelSelector},
+    orchestrator::v1 as pb,
+};
+use drover_testing::kubernetes::{Options, Rig, until};
 use embedded::{World, group_on};
 use serde_json::json;
-use support::{Options, Rig, until};
+
+/// Deadline of a call.
+const CALL: Duration = Duration::from_secs(10);
 
 const TEMPLATE: &str = "\
 apiVersion: v1
@@ -203,6 +207,139 @@ async fn what_cannot_be_scheduled_goes_to_the_next_platform() {
         .await;
     world.delete("unplaced").await;
     world.gone("unplaced").await;
+    namespace.until_empty("after the cluster").await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_others_are_adopted_and_are_nodes_as_any_others() {
+    let rig = rig();
+    let namespace = rig.namespace().await;
+    for name in ["old-a", "old-b"] {
+        let labels = json!({"labels": {"drover.dev/cluster": "legacy", "app": "old"}});
+        namespace.pod(name, labels).await;
+    }
+    let mut world = World::new().await;
+    let directory = world.directory.path().to_owned();
+    world
+        .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
+        .await;
+    let spec = |size| pb::ClusterSpec {
+        groups: vec![group("web", size, &["k8s"])],
+        ..Default::default()
+    };
+    let apply = async |world: &World, validate_only: bool| {
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(pb::Cluster {
+                name: "legacy".to_owned(),
+                spec: Some(spec(3)),
+                ..Default::default()
+            }),
+            adopt: true,
+            validate_only,
+            ..Default::default()
+        };
+        world.client().apply_cluster(request, CALL).await
+    };
+    world
+        .until("the pods are seen, and would be adopted", async |world| {
+            let answer = apply(world, true).await.unwrap();
+            let actions = answer.plan.unwrap().actions.into_iter();
+            let adopts = actions.filter(|action| action.kind() == pb::ActionKind::Adopt);
+            adopts.map(|action| action.count).sum::<u32>() == 2
+        })
+        .await;
+    apply(&world, false).await.unwrap();
+    // Whoever dies in between, none is made in the place of another.
+    world.kill_orchestrator().await;
+    world.kill_platform("k8s").await;
+    world.ready("legacy", 3).await;
+    let nodes = world.nodes("legacy").await;
+    for name in ["old-a", "old-b"] {
+        let node = nodes
+            .iter()
+            .find(|node| node.platform_node_id.as_deref() == Some(name));
+        assert!(
+            node.is_some_and(|it| it.name.starts_with("web-")),
+            "{nodes:?}"
+        );
+        let pod = namespace.get("pods", name).await.unwrap();
+        assert_eq!(pod["metadata"]["labels"]["drover.dev/group"], "web");
+    }
+    assert_eq!(namespace.list("pods").await.len(), 3);
+    // One that dies is replaced by one of the template; the others go on.
+    namespace.delete("pods", "old-a").await;
+    world
+        .until("the pod is replaced", async |world| {
+            let nodes = world.nodes("legacy").await;
+            let ready = |node: &&pb::Node| node.state() == pb::NodeState::Ready;
+            nodes.iter().filter(ready).count() == 3
+                && nodes
+                    .iter()
+                    .all(|node| node.platform_node_id.as_deref() != Some("old-a"))
+        })
+        .await;
+    let pods = namespace.list("pods").await;
+    assert!(pods.iter().any(|pod| pod["metadata"]["name"] == "old-b"));
+    world.delete("legacy").await;
+    world.gone("legacy").await;
+    namespace.until_empty("after the cluster").await;
+    world.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_are_where_the_labels_of_their_machines_say() {
+    let rig = rig();
+    let namespace = rig.namespace().await;
+    let mut world = World::new().await;
+    let directory = world.directory.path().to_owned();
+    world
+        .add("k8s", on_kubernetes(rig, &namespace.name, &directory))
+        .await;
+    let placed = |labels: LabelSelector| {
+        let mut group = group("web", 2, &["k8s"]);
+        group.placement = Some(pb::Placement {
+            selector: Some(labels),
+            ..Default::default()
+        });
+        pb::ClusterSpec {
+            groups: vec![group],
+            ..Default::default()
+        }
+    };
+    let selector = LabelSelector {
+        match_labels: [(
+            "topology.kubernetes.io/zone".to_owned(),
+            "zone-b".to_owned(),
+        )]
+        .into(),
+        match_expressions: vec![LabelRequirement {
+            key: "type".to_owned(),
+            operator: LabelOperator::Exists.into(),
+            values: Vec::new(),
+        }],
+    };
+    world.apply("chosen", placed(selector)).await;
+    world.ready("chosen", 2).await;
+    let nodes = world.nodes("chosen").await;
+    let zones: Vec<&str> = nodes.iter().map(|it| it.failure_domain.as_str()).collect();
+    assert_eq!(zones, ["zone-b"; 2]);
+    world.delete("chosen").await;
+    world.gone("chosen").await;
+    // Where nobody has them, that is said in the scheduler's words.
+    let nowhere = LabelSelector {
+        match_labels: [("disk".to_owned(), "of-glass".to_owned())].into(),
+        ..LabelSelector::default()
+    };
+    world.apply("nowhere", placed(nowhere)).await;
+    world
+        .until("it is said why", async |world| {
+            let nodes = world.nodes("nowhere").await;
+            nodes.len() == 2 && nodes.iter().all(|it| it.message.contains("didn't match"))
+        })
+        .await;
+    world.delete("nowhere").await;
+    world.gone("nowhere").await;
     namespace.until_empty("after the cluster").await;
     world.end().await;
 }

@@ -1,7 +1,9 @@
 //! Floor and ceiling of updates, as the platform itself sees them: a sampler looks at what really is there, whatever the
-//! orchestrator believes, while specs change, nodes die and the orchestrator dies at its crash points.
+//! orchestrator believes, while specs change, nodes die and the orchestrator dies at its crash points. And real processes
+//! whose template is edited.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod real;
 mod sim;
 
 use std::{
@@ -19,7 +21,7 @@ use drover_proto::{
     platform::v1::{Node, NodePhase},
 };
 use parking_lot::Mutex;
-use sim::{Crash, World, runtime};
+use sim::{Crash, Site, World, runtime};
 use tokio::time::{Instant, sleep};
 
 /// Virtual time between two looks at the platform: five times as often as 20 Hz, and no step takes less.
@@ -323,4 +325,210 @@ fn a_thousand_nodes_are_rolled_in_little_more_than_the_time_that_their_readiness
         );
         assert!(took < least * 3 / 2, "{took:?}, {least:?} at least");
     });
+}
+
+/// Most calls of any second.
+fn busiest(calls: &[Instant]) -> usize {
+    let second = Duration::from_secs(1);
+    let until = |begin: Instant| calls.partition_point(|it| *it < begin + second);
+    let counts = calls.iter().enumerate();
+    counts
+        .map(|(at, begin)| until(*begin) - at)
+        .max()
+        .unwrap_or(0)
+}
+
+#[test]
+fn two_hundred_groups_updating_at_once_keep_to_the_rate_of_every_platform() {
+    let settings = |rate| SimulatedSettings {
+        seed: Some(1),
+        boot_delay: Duration::from_secs(5),
+        ready_delay: Duration::from_secs(5),
+        calls_per_second: Some(rate),
+        ..SimulatedSettings::default()
+    };
+    let names: Vec<String> = (0..100).map(|group| format!("g{group}")).collect();
+    let groups: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 2)).collect();
+    runtime().block_on(async {
+        let mut world = World::new(settings(5.0), Crash::at([])).await;
+        let other = Site::new(settings(20.0));
+        world.sites.put("http://other", &other);
+        world.register("other", "http://other").await.unwrap();
+        let sites = [("sim", world.site.clone(), 5), ("other", other, 20)];
+        let classed = |platform: &'static str, class: &'static str| {
+            move |spec: &mut pb::ClusterSpec| {
+                spec.platforms[0].name = platform.to_owned();
+                spec.node_class = Some(class.to_owned());
+            }
+        };
+        let updated = async |world: &mut World, name: &str| {
+            let status = world.cluster(name).await.unwrap().status.unwrap();
+            let mut groups = status.groups.iter();
+            groups.all(|group| group.updated_ready == 2 && group.present == 2)
+        };
+        for class in ["v0", "v1"] {
+            let before = sites.clone().map(|(_, site, _)| site.calls().len());
+            let begun = Instant::now();
+            for (platform, ..) in &sites {
+                world
+                    .try_apply_with(platform, &groups, &classed(platform, class))
+                    .await
+                    .unwrap();
+            }
+            for (platform, ..) in &sites {
+                world
+                    .until("all are as wanted", async |world| {
+                        updated(world, platform).await
+                    })
+                    .await;
+            }
+            for ((platform, site, rate), before) in sites.iter().zip(before) {
+                let calls = &site.calls()[before..];
+                let took = *calls.last().unwrap() - begun;
+                println!(
+                    "{class} on {platform}: {} calls in {took:?}, {rate}/s stated",
+                    calls.len()
+                );
+                // At both ends of a second one call may stand.
+                assert!(
+                    busiest(calls) <= rate + 1,
+                    "{} on {platform}",
+                    busiest(calls)
+                );
+            }
+        }
+    });
+}
+
+/// The template of the agent, with a file beside it that says the edition.
+const EDITED: &str = concat!(
+    include_str!("../../platform-cloud/catalogue/local/agent.yaml"),
+    "environment: {% include \"edition.j2\" %}\n"
+);
+
+fn write_edition(catalogue: &std::path::Path, edition: u32) {
+    let text = format!("{{EDITION: \"{edition}\"}}");
+    std::fs::write(catalogue.join("edition.j2"), text).unwrap();
+}
+
+/// The editions of all processes of nodes.
+fn editions(world: &real::World) -> Vec<String> {
+    let of = |pid: &u32| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let environ = String::from_utf8_lossy(&environ).into_owned();
+        let mut own = environ.split('\0');
+        let edition = own.find_map(|entry| entry.strip_prefix("EDITION="));
+        edition.unwrap_or("none").to_owned()
+    };
+    world.processes().keys().map(of).collect()
+}
+
+async fn all_outdated(world: &real::World, wanted: bool) {
+    world
+        .until("the catalogue is read again", async |world| {
+            let records = world.records("hello").await.unwrap_or_default();
+            records.len() == 3 && records.iter().all(|node| node.outdated == wanted)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edited_template_rolls_the_nodes_one_by_one_and_one_that_is_put_back_rolls_none() {
+    let call = Duration::from_secs(5);
+    let mut world = real::World::stopped();
+    let catalogue = world.directory.path().join("catalogue");
+    std::fs::create_dir(&catalogue).unwrap();
+    let index = "default: {template: web.yaml, ports: [agent], health: {grpc: {}}}";
+    std::fs::write(catalogue.join("index.yaml"), index).unwrap();
+    std::fs::write(catalogue.join("web.yaml"), EDITED).unwrap();
+    write_edition(&catalogue, 1);
+    let directory = catalogue.to_str().unwrap();
+    world.platform.add(&["--templates", directory]);
+    world.platform.start().await;
+    world.orchestrator.start().await;
+    world.register("local", &world.platform.endpoint()).await;
+    world.apply("hello", "", 3).await.unwrap();
+    world.ready("hello", 3).await;
+    let ids = |records: Vec<pb::Node>| -> Vec<String> {
+        let mut ids: Vec<String> = records.into_iter().map(|node| node.id).collect();
+        ids.sort();
+        ids
+    };
+    let first = ids(world.records("hello").await.unwrap());
+    assert_eq!(editions(&world), ["1"; 3]);
+
+    // While nothing may be done it can be seen what would be, and it can be taken back.
+    let pause = pb::PauseClusterRequest {
+        name: "hello".to_owned(),
+        ..Default::default()
+    };
+    world.client().pause_cluster(pause, call).await.unwrap();
+    write_edition(&catalogue, 2);
+    all_outdated(&world, true).await;
+    let stored = world.cluster("hello").await.unwrap().unwrap();
+    let request = pb::PlanClusterRequest {
+        subject: Some(pb::plan_cluster_request::Subject::Cluster(pb::Cluster {
+            name: stored.name,
+            spec: stored.spec,
+            ..Default::default()
+        })),
+        min_revision: None,
+    };
+    let answer = world.client().plan_cluster(request, call).await.unwrap();
+    let renewals = answer.plan.unwrap().renewals;
+    let causes: Vec<&[String]> = renewals
+        .iter()
+        .flat_map(|group| group.nodes.iter().map(|node| &*node.causes))
+        .collect();
+    assert_eq!(causes, [["template web.yaml of platform local"]; 3]);
+    write_edition(&catalogue, 1);
+    all_outdated(&world, false).await;
+    let resume = pb::ResumeClusterRequest {
+        name: "hello".to_owned(),
+    };
+    world.client().resume_cluster(resume, call).await.unwrap();
+    world.ready("hello", 3).await;
+    assert_eq!(ids(world.records("hello").await.unwrap()), first);
+
+    // The orchestrator is not there when it is edited.
+    world.orchestrator.kill();
+    write_edition(&catalogue, 2);
+    world.orchestrator.start().await;
+    let fewest = AtomicU64::new(u64::MAX);
+    world
+        .until("all nodes are of the second edition", async |world| {
+            let Ok(records) = world.records("hello").await else {
+                return false;
+            };
+            // Unknown: not seen yet since the start.
+            let serves = [pb::NodeState::Ready, pb::NodeState::Unknown];
+            let up = records.iter().filter(|node| serves.contains(&node.state()));
+            fewest.fetch_min(up.count() as u64, Ordering::Relaxed);
+            assert!(
+                records.len() <= 4,
+                "one more, and no more than that: {records:?}"
+            );
+            let new = records.iter().all(|node| !first.contains(&node.id));
+            new && world.is_ready("hello", 3).await
+        })
+        .await;
+    assert!(
+        fewest.load(Ordering::Relaxed) >= 3,
+        "one goes when the next one is Ready"
+    );
+    world
+        .until("the processes of old nodes are gone", async |world| {
+            editions(world) == ["2"; 3]
+        })
+        .await;
+    let cluster = world.cluster("hello").await.unwrap().unwrap();
+    let group = &cluster.status.unwrap().groups[0];
+    assert_eq!((group.updated_ready, group.renewing), (3, 0));
+    assert_eq!((cluster.generation, group.update_start_time), (1, None));
+    world.delete("hello").await.unwrap();
+    world
+        .until("the cluster is gone", async |world| {
+            matches!(world.cluster("hello").await, Ok(None))
+        })
+        .await;
 }

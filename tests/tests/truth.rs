@@ -3,29 +3,21 @@
 
 mod sim;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+#[path = "truth/deletion.rs"]
+mod deletion;
+#[path = "truth/many.rs"]
+mod many;
+#[path = "truth/records.rs"]
+mod records;
 
-use drover_core::{Error, Reason};
+use std::{collections::BTreeSet, time::Duration};
+
+use drover_core::Reason;
 use drover_platform::identity::Identity;
 use drover_platform_cloud::drivers::simulated::{Death, Fault, Operation, SimulatedSettings};
-use drover_proto::orchestrator::v1 as pb;
-use drover_store::{Store, import};
-use futures::StreamExt;
-use sim::{Crash, Disk, Site, Sites, World, document, runtime};
-
-/// Virtual time in which a wrong belief would have shown: beyond every grace and every deadline.
-const LONG: Duration = Duration::from_secs(20 * 60);
-
-fn settings() -> SimulatedSettings {
-    SimulatedSettings {
-        seed: Some(1),
-        ..SimulatedSettings::default()
-    }
-}
-
-fn immortal() -> Arc<Crash> {
-    Crash::at([])
-}
+use drover_proto::{orchestrator::v1 as pb, platform::v1::Storage};
+use drover_testing::platform::caller::Caller;
+use sim::{Disk, LONG, Site, Sites, World, document, immortal, runtime, settings};
 
 fn ids(site: &Site, cluster: &str) -> BTreeSet<String> {
     site.nodes(cluster)
@@ -91,91 +83,6 @@ fn a_create_that_is_done_after_its_answer_was_given_up_is_not_made_again() {
     });
 }
 
-#[test]
-fn two_orchestrators_with_one_cluster_name_leave_each_others_nodes_alone() {
-    runtime().block_on(async {
-        let mut one = World::new(settings(), immortal()).await;
-        one.apply("same", &[("web", 3)]).await;
-        one.converge().await;
-        let before = ids(&one.site, "same");
-
-        let mut two =
-            World::over(Disk::new(), one.sites.clone(), one.site.clone(), immortal()).await;
-        two.until("the platform is seen", async |two| {
-            two.platform("sim").await.status.unwrap().phase() == pb::PlatformPhase::Ready
-        })
-        .await;
-        let refused = two.try_apply("same", &[("web", 2)]).await.unwrap_err();
-        assert_eq!(refused.reason(), Reason::ClusterExists, "{refused}");
-
-        // Applied before the platform could be seen, it is found out later.
-        one.site.stop();
-        two.restart().await;
-        two.try_apply("same", &[("web", 2)]).await.unwrap();
-        one.site.start();
-        two.until("the foreign nodes are named", async |two| {
-            two.condition("same", "ForeignNodes").await.is_some()
-        })
-        .await;
-        two.pass(LONG).await;
-        assert_eq!(
-            ids(&one.site, "same"),
-            before,
-            "nothing of the other is deleted, nothing is made beside it"
-        );
-        two.delete("same").await;
-        two.until("the second is gone", async |two| {
-            two.cluster("same").await.is_none()
-        })
-        .await;
-        two.pass(LONG).await;
-        assert_eq!(ids(&one.site, "same"), before);
-        one.check().await;
-        assert_eq!(ids(&one.site, "same"), before, "the first lost nothing");
-    });
-}
-
-#[test]
-fn a_fresh_store_deletes_nothing_of_what_it_does_not_know() {
-    runtime().block_on(async {
-        let mut one = World::new(settings(), immortal()).await;
-        one.apply("old", &[("web", 4)]).await;
-        one.converge().await;
-        let before = ids(&one.site, "old");
-        one.orchestrator.take().unwrap().kill().await;
-        let mut fresh =
-            World::over(Disk::new(), one.sites.clone(), one.site.clone(), immortal()).await;
-        fresh.try_apply("new", &[("web", 2)]).await.unwrap();
-        fresh.pass(LONG).await;
-        assert_eq!(ids(&one.site, "old"), before);
-        assert_eq!(fresh.site.nodes("new").len(), 2);
-    });
-}
-
-/// A world whose store is a copy of the store as it was before `later`; the copy is held as after a restore, or not.
-async fn restored(later: impl AsyncFn(&mut World)) -> (World, BTreeSet<String>) {
-    let mut world = World::new(settings(), immortal()).await;
-    world.apply("one", &[("web", 3)]).await;
-    world.converge().await;
-    let mut copy = Vec::new();
-    let reader = Store::open(world.disk.clone()).await.unwrap();
-    reader.export(&mut copy).await.unwrap();
-    drop(reader);
-    later(&mut world).await;
-    world.converge().await;
-    let living: BTreeSet<String> = world
-        .site
-        .all()
-        .into_iter()
-        .map(|node| node.node_id)
-        .collect();
-    world.orchestrator.take().unwrap().kill().await;
-    let disk = Disk::new();
-    import(&*disk, &mut copy.as_slice()).await.unwrap();
-    let restored = World::over(disk, world.sites.clone(), world.site.clone(), immortal()).await;
-    (restored, living)
-}
-
 fn all(world: &World) -> BTreeSet<String> {
     world
         .site
@@ -183,42 +90,6 @@ fn all(world: &World) -> BTreeSet<String> {
         .into_iter()
         .map(|node| node.node_id)
         .collect()
-}
-
-#[test]
-fn a_store_restored_from_an_older_backup_deletes_no_living_node() {
-    runtime().block_on(async {
-        let (mut world, living) = restored(async |world| {
-            world.scale("one", "web", 5).await;
-            world.apply("two", &[("web", 3)]).await;
-        })
-        .await;
-        world
-            .until("it is said that the store is behind", async |world| {
-                world.condition("one", "StoreBehind").await.is_some()
-            })
-            .await;
-        world.pass(LONG).await;
-        assert_eq!(all(&world), living, "all of them live, none is made");
-        // Its orphans are held also in another life of the process.
-        world.restart().await;
-        world.pass(LONG).await;
-        assert_eq!(all(&world), living);
-    });
-}
-
-#[test]
-fn a_store_restored_from_before_a_replacement_deletes_no_living_node() {
-    runtime().block_on(async {
-        let (mut world, living) = restored(async |world| {
-            world.kill("one", 1, Death::Failed);
-            world.converge().await;
-        })
-        .await;
-        world.pass(LONG).await;
-        let after = all(&world);
-        assert!(living.is_subset(&after), "{living:?} lived, {after:?} live");
-    });
 }
 
 #[test]
@@ -351,257 +222,6 @@ fn what_vanished_and_is_shown_again_is_believed_again() {
     });
 }
 
-/// Brings a cluster into a state, takes the platform away, deletes the cluster, and gives the platform back.
-fn deleted_from(state: &str, by_server: bool, script: impl AsyncFn(&mut World)) {
-    println!(
-        "deleted from: {state}, platform {}",
-        if by_server {
-            "server down"
-        } else {
-            "backend away"
-        }
-    );
-    runtime().block_on(async {
-        let slow = SimulatedSettings {
-            stop_delay: Duration::from_secs(3),
-            ..settings()
-        };
-        let mut world = World::new(slow, immortal()).await;
-        world
-            .until("the platform is ready", async |world| {
-                world.platform("sim").await.status.unwrap().phase() == pb::PlatformPhase::Ready
-            })
-            .await;
-        script(&mut world).await;
-        let away = |world: &World, away: bool| match (by_server, away) {
-            (true, true) => world.site.stop(),
-            (true, false) => world.site.start(),
-            (false, away) => world.site.backend.pause_backend(away),
-        };
-        away(&world, true);
-        world.pass(Duration::from_secs(20)).await;
-        world.delete("one").await;
-        world.pass(Duration::from_secs(60)).await;
-        if world.cluster("one").await.is_some() {
-            world
-                .until("it is said what blocks the deletion", async |world| {
-                    world
-                        .condition("one", "DeletionBlocked")
-                        .await
-                        .is_some_and(|why| why.contains("sim"))
-                })
-                .await;
-        } else {
-            assert!(
-                world.site.all().is_empty(),
-                "it is finished although nodes are there"
-            );
-        }
-        let refused = world.try_apply("one", &[("web", 1)]).await;
-        if let Err(error) = refused {
-            assert_eq!(error.reason(), Reason::ClusterDeleting, "{error}");
-        } else {
-            world.delete("one").await;
-        }
-        away(&world, false);
-        world.check().await;
-        assert!(world.cluster("one").await.is_none());
-        world.apply("one", &[("web", 1)]).await;
-        world.check().await;
-    });
-}
-
-#[test]
-fn a_deletion_ends_from_every_half_made_state_once_its_platform_is_back() {
-    for by_server in [true, false] {
-        deleted_from("ready", by_server, async |world| {
-            world.apply("one", &[("web", 4)]).await;
-            world.converge().await;
-        });
-        deleted_from("asked for", by_server, async |world| {
-            world
-                .site
-                .backend
-                .fail_next(Operation::Create, Fault::Stall(Duration::from_secs(5)));
-            world.apply("one", &[("web", 4)]).await;
-            world.pass(Duration::from_secs(1)).await;
-        });
-        deleted_from("made, and nobody was told", by_server, async |world| {
-            world
-                .site
-                .backend
-                .fail_next(Operation::Create, Fault::LoseAnswer);
-            world.apply("one", &[("web", 4)]).await;
-        });
-        deleted_from("booting", by_server, async |world| {
-            world.apply("one", &[("web", 4)]).await;
-            world.pass(Duration::from_millis(20)).await;
-        });
-        deleted_from("half dead", by_server, async |world| {
-            world.apply("one", &[("web", 4)]).await;
-            world.converge().await;
-            world.kill("one", 1, Death::Failed);
-            world.kill("one", 1, Death::Vanished);
-        });
-        deleted_from("being scaled down", by_server, async |world| {
-            world.apply("one", &[("web", 4)]).await;
-            world.converge().await;
-            world.scale("one", "web", 1).await;
-            world.pass(Duration::from_millis(200)).await;
-        });
-        deleted_from("refused by the backend", by_server, async |world| {
-            for _ in 0..3 {
-                let error = Error::new(Reason::NoCapacity, "there is nothing left");
-                world
-                    .site
-                    .backend
-                    .fail_next(Operation::Create, Fault::Refuse(error));
-            }
-            world.apply("one", &[("web", 4)]).await;
-            world.pass(Duration::from_secs(1)).await;
-        });
-    }
-}
-
-#[test]
-fn an_outage_of_a_platform_with_a_thousand_clusters_replaces_nothing() {
-    const CLUSTERS: usize = 1_000;
-    runtime().block_on(async {
-        let mut world = World::new(settings(), immortal()).await;
-        let client = world.client();
-        futures::stream::iter(0..CLUSTERS)
-            .for_each_concurrent(32, |number| {
-                let client = client.clone();
-                async move {
-                    let cluster = document(&format!("one-{number}"), "sim", &[("web", 1)]);
-                    let request = pb::ApplyClusterRequest {
-                        cluster: Some(cluster),
-                        ..Default::default()
-                    };
-                    client
-                        .apply_cluster(request, Duration::from_secs(60))
-                        .await
-                        .unwrap();
-                }
-            })
-            .await;
-        drop(client);
-        let ready = async |world: &mut World| {
-            let (mut ready, mut request) = (
-                0,
-                pb::ListClustersRequest {
-                    page_size: 1_000,
-                    ..Default::default()
-                },
-            );
-            loop {
-                let answer = world
-                    .call(async |client| {
-                        client
-                            .list_clusters(request.clone(), Duration::from_secs(60))
-                            .await
-                    })
-                    .await
-                    .unwrap();
-                let phases = answer
-                    .clusters
-                    .iter()
-                    .map(|cluster| cluster.status.as_ref().unwrap().phase());
-                ready += phases
-                    .filter(|phase| *phase == pb::ClusterPhase::Ready)
-                    .count();
-                if answer.next_page_token.is_empty() {
-                    return ready;
-                }
-                request.page_token = answer.next_page_token;
-            }
-        };
-        world
-            .until("all are ready", async |world| {
-                ready(world).await == CLUSTERS
-            })
-            .await;
-        let before = all(&world);
-        assert_eq!(before.len(), CLUSTERS);
-        for by_server in [true, false] {
-            if by_server {
-                world.site.stop();
-            } else {
-                world.site.backend.pause_backend(true);
-            }
-            world.pass(Duration::from_secs(30)).await;
-            assert_eq!(
-                ready(&mut world).await,
-                0,
-                "what cannot be seen is not called ready"
-            );
-            world.pass(LONG).await;
-            if by_server {
-                world.site.start();
-            } else {
-                world.site.backend.pause_backend(false);
-            }
-            world
-                .until("all are ready again", async |world| {
-                    ready(world).await == CLUSTERS
-                })
-                .await;
-            world.pass(Duration::from_secs(180)).await;
-            assert_eq!(all(&world), before, "nothing was replaced");
-        }
-        assert_eq!(
-            world.site.backend.ledger().len(),
-            CLUSTERS,
-            "nothing was ever made in between"
-        );
-        world.restart().await;
-        world
-            .until("all are ready after a restart", async |world| {
-                ready(world).await == CLUSTERS
-            })
-            .await;
-        assert_eq!(all(&world), before, "nothing was replaced");
-    });
-}
-
-#[test]
-fn a_thousand_nodes_that_are_all_not_ready_are_left_alone_and_heal_when_some_are() {
-    const NODES: u32 = 1_000;
-    runtime().block_on(async {
-        let mut world = World::new(settings(), immortal()).await;
-        for number in 0..10 {
-            world
-                .apply(&format!("one-{number}"), &[("web", NODES / 10)])
-                .await;
-        }
-        world.converge().await;
-        let before = all(&world);
-        for node in &before {
-            assert!(world.site.backend.set_ready(node, false));
-        }
-        world.pass(LONG * 3).await;
-        assert_eq!(
-            all(&world),
-            before,
-            "so many at once are no sick nodes: nothing is deleted"
-        );
-        for node in before.iter().skip(1) {
-            world.site.backend.set_ready(node, true);
-        }
-        world.check().await;
-        assert_no_fewer(&before, &all(&world), 1);
-    });
-}
-
-/// At most so many of these are gone.
-fn assert_no_fewer(before: &BTreeSet<String>, after: &BTreeSet<String>, gone: usize) {
-    assert!(
-        before.difference(after).count() <= gone,
-        "{:?} are gone",
-        before.difference(after)
-    );
-}
-
 #[test]
 fn a_change_whose_caller_goes_away_is_made_whole_or_not_at_all() {
     // The store takes its time before a change is made, or before it says so; the caller does not wait for it.
@@ -708,6 +328,61 @@ fn a_node_that_dies_again_and_again_is_made_no_more_often_than_the_back_off_allo
         assert!(made <= 6 * hours + 6, "{made} nodes were made");
         assert!(made >= 5 * hours, "it never gives up: {made} nodes");
         world.assert_no_doubles();
+    });
+}
+
+#[test]
+fn a_late_node_of_a_deleted_cluster_does_not_take_the_kept_data_with_it() {
+    runtime().block_on(async {
+        let mut world = World::new(settings(), immortal()).await;
+        let keep = |spec: &mut pb::ClusterSpec| {
+            spec.groups[0].storage = Some(pb::StorageSpec {
+                size: "1Gi".to_owned(),
+                ..Default::default()
+            });
+        };
+        let groups = [("db", 1)];
+        world.try_apply_with("one", &groups, &keep).await.unwrap();
+        world
+            .until("the node is made", async |world| {
+                world.site.nodes("one").len() == 1
+            })
+            .await;
+        let node = world.site.nodes("one").remove(0);
+        let slot = node.slot.unwrap();
+        world.delete("one").await;
+        world
+            .until("the cluster is gone", async |world| {
+                world.cluster("one").await.is_none()
+            })
+            .await;
+        let backend = world.site.backend.clone();
+        let volume = || {
+            let all = backend.storage().into_iter();
+            let all: Vec<_> = all.map(|(kept, node)| (kept.id, node)).collect();
+            assert_eq!(all.len(), 1, "{all:?}");
+            all.into_iter().next().unwrap()
+        };
+        let (kept, nobody) = volume();
+        assert_eq!(nobody, None);
+
+        // A call that was given up long ago is carried out after all.
+        let mut caller = Caller::new(world.site.routes()).await;
+        caller.cluster = "one".to_owned();
+        caller.owner = slot.owner.parse().unwrap();
+        let mut late = caller.request(1);
+        late.storage = Some(Storage {
+            size_bytes: Some(1 << 30),
+            ..Default::default()
+        });
+        caller.provision(&late).await.unwrap();
+        assert_eq!(volume().0, kept, "it takes over what was kept");
+        world
+            .until("the late node is gone", async |world| {
+                world.site.nodes("one").is_empty()
+            })
+            .await;
+        assert_eq!(volume(), (kept, None));
     });
 }
 

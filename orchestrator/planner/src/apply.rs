@@ -1,6 +1,9 @@
 //! What operations mean for the record.
 
-use drover_core::{Millis, NodeState, node::Removal};
+use drover_core::{
+    Millis, NodeState,
+    node::{Removal, Role},
+};
 
 use crate::{Op, State};
 
@@ -89,11 +92,17 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 node.settled = *settled;
             }
         }
-        Op::Remove { slot, reason } => {
+        Op::Remove {
+            slot,
+            reason,
+            retain,
+        } => {
             if let Some(node) = state.node_mut(*slot) {
                 node.removal = Some(Removal {
                     reason: *reason,
                     since: now,
+                    retain: *retain,
+                    drain: 0,
                 });
                 node.state = if node.node_id.is_some() {
                     NodeState::Deprovisioning
@@ -103,6 +112,25 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 node.state_time = now;
                 node.reason = reason.as_str().into();
                 node.call = drover_core::node::Call::default();
+            }
+        }
+        Op::Drain {
+            slot,
+            until,
+            failed,
+        } => {
+            if let Some(node) = state.node_mut(*slot) {
+                if let Some(removal) = &mut node.removal {
+                    removal.drain = *until;
+                }
+                if *until > 0 {
+                    node.state = NodeState::Draining;
+                }
+                if let Some(failed) = failed {
+                    node.message = format!("preStop: {failed}").into();
+                }
+                node.call = drover_core::node::Call::default();
+                node.hook = None;
             }
         }
         Op::Forget { slot, .. } => {
@@ -115,10 +143,50 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             state
                 .used
                 .insert((node.platform.clone(), node.platform_uid.clone()));
+            state.next_sequence = state.next_sequence.max(node.sequence + 1);
             if let Some(id) = &node.node_id {
                 state.orphans.remove(&(node.platform.clone(), id.clone()));
             }
             state.nodes.push((**node).clone());
+        }
+        Op::Own { slot } => {
+            let Some(node) = state.node_mut(*slot) else {
+                return;
+            };
+            node.adoption = None;
+            node.state = crate::adopt::state_of(node.seen.phase);
+            node.state_time = now;
+            (node.reason, node.message) = (drover_core::Sym::default(), Box::default());
+            node.call = drover_core::node::Call::default();
+            let key = (
+                node.platform.clone(),
+                node.node_id.clone().unwrap_or_default(),
+            );
+            state.foreign.remove(&key);
+        }
+        Op::Adopted { order } => state.adopted = *order,
+        Op::Rebind {
+            platform,
+            from,
+            to,
+            slots,
+            requests,
+            last,
+        } => {
+            for slot in slots {
+                if let Some(node) = state.node_mut(*slot) {
+                    node.platform_uid = to.clone();
+                }
+            }
+            for id in requests {
+                if let Some(request) = state.requests.get_mut(id) {
+                    request.platform_uid = to.clone();
+                }
+            }
+            state.used.insert((platform.clone(), to.clone()));
+            if *last {
+                state.used.remove(&(platform.clone(), from.clone()));
+            }
         }
         Op::BackOff { key, to } => match to {
             Some(back_off) => {
@@ -141,12 +209,40 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 node.spec_hash = spec_hash.clone();
             }
         }
+        Op::Template { slot, digest } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.template = digest.clone();
+            }
+        }
+        Op::Turn { slot, role } => {
+            if let Some(node) = state.node_mut(*slot) {
+                node.role = *role;
+                // How often it failed counts until it has succeeded: who else is tried depends on it.
+                node.turn = match role {
+                    Role::Active => None,
+                    Role::Promoting | Role::Demoting | Role::Standby => {
+                        node.turn.take().map(|mut turn| {
+                            turn.done = false;
+                            turn
+                        })
+                    }
+                };
+            }
+        }
         Op::Rollout { group, to } => match to {
             Some(rollout) => {
                 state.rollouts.insert(group.clone(), rollout.clone());
             }
             None => {
                 state.rollouts.remove(group);
+            }
+        },
+        Op::Grown { group, to } => match to {
+            Some(most) => {
+                state.grown.insert(group.clone(), *most);
+            }
+            None => {
+                state.grown.remove(group);
             }
         },
         Op::Infrastructure { key, to, .. } => match to {

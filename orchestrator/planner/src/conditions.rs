@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drover_core::error::cut;
+use drover_core::{error::cut, node::Role};
 
 use crate::{BackOffKey, Condition, ConditionKey, ConditionKind, Op, Planner};
 
@@ -42,6 +42,7 @@ impl Planner<'_> {
         self.state_readiness();
         self.state_blocked_deletion();
         self.drop_rollouts();
+        self.drop_growth();
         self.publish();
         if self.state.observed_generation != self.state.generation {
             self.drop_old_back_offs();
@@ -62,15 +63,20 @@ impl Planner<'_> {
         let mut all = !self.state.deleting && !self.input.groups.is_empty();
         all &= self.state_infrastructure();
         for (at, group) in self.input.groups.iter().enumerate() {
-            let size = group.size.unwrap_or(1) as usize;
+            let size = Self::size(group);
             let (mut present, mut available) = (0, 0);
+            let mut active = 0;
             for mark in self.own(at).map(|node| &self.marks[node]) {
                 present += 1;
+                active += usize::from(mark.role == Role::Active);
                 available += usize::from(mark.available && !mark.leaving);
             }
             let renewed = self.own(at).any(|node| self.is_renewed(node));
-            let ready =
-                present == size && available == size && !renewed && !self.rolls(&group.path);
+            let ready = present == size
+                && available == size
+                && active == Self::actives(group)
+                && !renewed
+                && !self.rolls(&group.path);
             all &= ready;
             if ready {
                 self.hold(

@@ -2,7 +2,7 @@
 
 use drover_core::{
     Millis, Node, NodeState, Sym,
-    node::{Call as Attempt, ProbeResult, Request, Seen},
+    node::{Call as Attempt, ProbeResult, Request, Role, Seen},
     spec::Choice,
 };
 use uuid::Uuid;
@@ -30,6 +30,16 @@ impl Planner<'_> {
         let mut need = (Self::size(spec) + spare)
             .saturating_sub(present)
             .min(Self::size(spec).saturating_sub(staying));
+        if let Some(vacant) = self.vacancies(group)
+            && vacant < need
+        {
+            self.note_held(group);
+            need = vacant;
+        }
+        if need == 0 {
+            return;
+        }
+        need = self.in_order(group, need, staying);
         if need == 0 {
             return;
         }
@@ -38,6 +48,13 @@ impl Planner<'_> {
                 format!("{need} wanted; nothing is made")
             });
             return;
+        }
+        let expected = self.expected_orphans(&spec.path);
+        if expected > 0 {
+            self.note(&spec.path, None, false, "Grace", || {
+                format!("{expected} of ours without a record are taken in first")
+            });
+            need = need.saturating_sub(expected);
         }
         let mut counts = self.counts(group);
         for choice in 0..spec.choices.len() {
@@ -59,6 +76,8 @@ impl Planner<'_> {
     pub(crate) fn frozen(&self) -> Option<&'static str> {
         if self.behind {
             Some("StoreBehind")
+        } else if self.adopting {
+            Some("Adopting")
         } else if self.state.foreign.is_empty() {
             None
         } else {
@@ -66,11 +85,14 @@ impl Planner<'_> {
         }
     }
 
-    /// Slots by choice: those that carry its hash.
+    /// Slots by choice: those that carry its hash, and are not of an earlier template.
     fn counts(&self, group: usize) -> Vec<usize> {
         let choices = &self.input.groups[group].choices;
         let mut counts = vec![0; choices.len()];
-        let nodes: Vec<usize> = self.own(group).filter(|&at| !self.marks[at].dead).collect();
+        let nodes: Vec<usize> = self
+            .own(group)
+            .filter(|&at| !self.marks[at].dead && !self.is_of_old_template(at))
+            .collect();
         for at in nodes {
             let hash = &self.state.nodes[at].spec_hash;
             // The same choice may stand there twice, with and without a limit: the first takes what fits.
@@ -284,6 +306,8 @@ impl Planner<'_> {
         };
         let now = self.input.now;
         let ordinals = self.free_ordinals(group, count);
+        let acting = self.lacking_actives(group);
+        let acting = self.who_begins_active(group, &ordinals, acting as usize);
         let deadline = now + view.limits.call_timeout;
         let request = Request {
             id,
@@ -303,6 +327,7 @@ impl Planner<'_> {
                 ..Attempt::default()
             },
             answer: None,
+            rendered: None,
         };
         let nodes = (0_u32..)
             .zip(&ordinals)
@@ -319,6 +344,7 @@ impl Planner<'_> {
                 host: hosts.get(index as usize).cloned().unwrap_or_default(),
                 version: spec.version.clone(),
                 spec_hash: wanted.spec_hash.clone(),
+                template: crate::template::digest(wanted),
                 attempts,
                 create_time: now,
                 state: NodeState::Requested,
@@ -327,13 +353,22 @@ impl Planner<'_> {
                 message: "".into(),
                 marked: false,
                 stable: false,
+                role: if acting.contains(ordinal) {
+                    Role::Active
+                } else {
+                    Role::Standby
+                },
+                storage: spec.storage.is_some(),
                 node_id: None,
                 removal: None,
                 settled: 0,
                 maybe_until: 0,
+                adoption: None,
                 seen: Seen::default(),
                 probe: ProbeResult::default(),
                 call: Attempt::default(),
+                turn: None,
+                hook: None,
             })
             .collect();
         self.next_slot += count as u64;
@@ -362,12 +397,14 @@ impl Planner<'_> {
         });
     }
 
-    /// The lowest ordinals that no living node of the group has, also not one that this plan asks for.
-    fn free_ordinals(&self, group: usize, count: usize) -> Vec<u32> {
+    /// The lowest ordinals that no living node of the group has, also not one that this plan asks for. Where there is
+    /// storage, one that may be dead holds its ordinal as well: two would write to one storage.
+    pub(crate) fn free_ordinals(&self, group: usize, count: usize) -> Vec<u32> {
         let path = &self.input.groups[group].path;
+        let storage = self.input.groups[group].storage.is_some();
         let mut used: Vec<u32> = self
             .own(group)
-            .filter(|&at| !self.marks[at].dead)
+            .filter(|&at| storage || !self.marks[at].dead)
             .map(|at| self.state.nodes[at].ordinal)
             .chain(self.plan.ops.iter().flat_map(|op| {
                 match op {

@@ -2,7 +2,7 @@
 
 use drover_core::{
     NodeState, Sym,
-    node::RemovalReason,
+    node::{RemovalReason, Role},
     spec::{Amount, Group},
 };
 use uuid::Uuid;
@@ -17,13 +17,14 @@ pub(crate) struct Tally {
     /// Every slot not proven absent or dead: what there may be at most.
     pub(crate) present: usize,
     /// Not leaving, seen and of known outcome: what there is for certain.
-    certain: Vec<usize>,
+    pub(crate) certain: Vec<usize>,
     /// Ready, fresh and not leaving.
-    available: usize,
+    pub(crate) available: usize,
 }
 
 impl Planner<'_> {
     pub(crate) fn plan_group(&mut self, at: usize, new_id: &mut dyn FnMut() -> Uuid) {
+        self.end_back_offs_of_old_templates(at);
         let group = &self.input.groups[at];
         self.hold_back_offs(group);
         self.hold_hosts(group);
@@ -36,10 +37,17 @@ impl Planner<'_> {
         }
         self.replace_dead(at);
         let successors = self.replace_sick(at);
+        if !self.state.rollouts.contains_key(&group.path) && !group.hands_on_storage() {
+            // Nobody stands beside the others for an update yet: who is too many is scaled away, and not replaced.
+            self.remove_surplus(at, successors);
+        }
         let spare = self.renew(at).max(successors);
         self.remove_surplus(at, spare);
+        self.assign_roles(at);
         self.create(at, spare, new_id);
         self.judge_update(at);
+        self.watch_expiry(at);
+        self.follow_growth(at);
     }
 
     pub(crate) fn tally(&self, group: usize) -> Tally {
@@ -59,8 +67,9 @@ impl Planner<'_> {
         tally
     }
 
+    /// Nodes wanted, active and standby.
     pub(crate) fn size(group: &Group) -> usize {
-        group.size.unwrap_or(1) as usize
+        group.total() as usize
     }
 
     /// Whether there may be more of a group than it may have at most, so that nothing of it is asked for again.
@@ -76,6 +85,7 @@ impl Planner<'_> {
         }
         let most = Self::size(spec) + spare;
         own().filter(|&at| !self.marks[at].dead).count() > most
+            || spec.standby > 0 && self.acting(group) > Self::actives(spec)
     }
 
     /// Slots of a group on a platform that are being made or removed.
@@ -180,6 +190,13 @@ impl Planner<'_> {
             return 0;
         }
         sick.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].slot));
+        if self.is_ordered(group) {
+            if self.one_goes(group) {
+                return 0;
+            }
+            sick.sort_by_key(|&at| self.state.nodes[at].ordinal);
+            sick.truncate(1);
+        }
         let mut waiting = sick.len();
         let mut spare = 0;
         for at in sick {
@@ -193,10 +210,12 @@ impl Planner<'_> {
             }
             // Removed now, it could not be replaced yet: it stays until it can.
             let key = BackOffKey::of(&spec.path, &hash, &platform);
+            // Its standby can take over at once, whether or not a new one can be made.
+            let relieved = self.is_relieved(group, at);
             if let Some(next) = self
                 .back_off(&key)
                 .map(|b| b.next)
-                .filter(|next| *next > self.input.now)
+                .filter(|next| *next > self.input.now && !relieved)
             {
                 self.wake(next);
                 self.note_until(
@@ -209,7 +228,7 @@ impl Planner<'_> {
                 );
                 continue;
             }
-            if self.creates_first(group) {
+            if self.creates_first(group) && !relieved {
                 spare = 1;
                 if self.tally(group).available + waiting <= Self::size(spec) {
                     let slot = node.slot;
@@ -261,13 +280,37 @@ impl Planner<'_> {
         let spec = &self.input.groups[group];
         let tally = self.tally(group);
         let surplus = tally.certain.len().saturating_sub(Self::size(spec) + spare);
-        if surplus == 0 {
+        let beyond = self.beyond(group, &tally.certain);
+        let strays = beyond.as_ref().map_or(0, |(strays, _)| *strays);
+        let mut floor = Self::size(spec);
+        if strays > surplus {
+            floor = floor.saturating_sub(spec.budget().unavailable as usize);
+        }
+        let mut order: Vec<usize> = match beyond {
+            Some((strays, last_first)) => {
+                last_first.into_iter().take(surplus.max(strays)).collect()
+            }
+            None => self.surplus_order(group, tally.certain, surplus),
+        };
+        if order.is_empty() || self.one_goes(group) {
             return;
         }
+        if self.is_ordered(group) {
+            order.truncate(1);
+        }
         let mut available = tally.available;
-        for at in self.removal_order(group, tally.certain, surplus) {
+        let mut acting = self.serving(group);
+        for (position, at) in order.into_iter().enumerate() {
+            let acts = spec.standby > 0 && self.marks[at].role.may_act();
             if self.may_serve(at) {
-                if available <= Self::size(spec) {
+                // Who is only on its way to become active is not one of those that serve.
+                let serves = self.marks[at].role == Role::Active;
+                let enough = if acts {
+                    acting + usize::from(!serves) > Self::actives(spec)
+                } else {
+                    available > floor
+                };
+                if !enough {
                     let slot = self.state.nodes[at].slot;
                     self.note(&spec.path, Some(slot), false, "Budget", || {
                         "goes when enough others are Ready".into()
@@ -275,12 +318,16 @@ impl Planner<'_> {
                     continue;
                 }
                 available -= usize::from(self.marks[at].available);
+                acting -= usize::from(acts && serves && self.marks[at].available);
             }
             let platform = self.state.nodes[at].platform.clone();
             if self.full() || !self.may_fly(group, &platform) {
                 return;
             }
-            self.intend(at, RemovalReason::Surplus);
+            // Nobody asked for fewer of those who only make room for a place below the size: their data is kept.
+            let moves = strays > surplus && position >= surplus && self.state.nodes[at].storage;
+            let retain = moves || self.retains(at, RemovalReason::Surplus);
+            self.intend_with(at, RemovalReason::Surplus, retain);
         }
     }
 
@@ -293,5 +340,6 @@ impl Planner<'_> {
     pub(crate) fn is_outdated(&self, at: usize) -> bool {
         let group = self.input.groups.get(usize::from(self.marks[at].group));
         group.is_some_and(|group| !group.makes(&self.state.nodes[at]))
+            || self.is_of_old_template(at)
     }
 }

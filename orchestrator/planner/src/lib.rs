@@ -5,38 +5,44 @@
 //! [`apply`] is what the operations mean for the record. Neither does any I/O, and nothing is left to be decided by who
 //! carries a plan out.
 
+mod absence;
+mod adopt;
 mod apply;
+mod back_offs;
 mod conditions;
 mod create;
+mod drain;
 mod group;
 mod infrastructure;
 mod observe;
+mod order;
 mod orphans;
+mod plan;
 mod platform;
 mod remove;
 mod requests;
 mod rollout;
 mod small;
 mod spread;
+mod standby;
 mod state;
+mod storage;
+mod template;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{
-    Millis, Node, NodeState, Phase, Sym,
-    infrastructure::{Asked, Infrastructure, Wanted},
-    node::{RemovalReason, Request},
-    spec::{Budget, Group, OrphanPolicy},
-};
+use drover_core::{Millis, Phase, Sym, infrastructure::Infrastructure, node::Role};
 use uuid::Uuid;
 
 pub use apply::apply;
 pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEASE_TIMEOUT};
+pub use order::Leaving;
+pub use plan::{Call, Input, Note, Op, Plan, Renewal};
 pub use platform::{Domains, Limits, PlatformView, Shortage};
 pub use small::SmallMap;
 pub use state::{
-    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Orphan, Rollout,
-    State, Subject,
+    BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Foreign, Orphan,
+    Rollout, State, Subject,
 };
 
 /// Most nodes in one request, and rows after which a plan begins nothing new. The last thing begun may touch one whole
@@ -48,246 +54,6 @@ pub const SLOW_CADENCE: Millis = 10 * 60 * 1000;
 pub const PLATFORM_BREAKER_MIN: u32 = 3;
 /// The same, as a percentage of all its nodes; the larger of both counts.
 pub const PLATFORM_BREAKER_PERCENT: u32 = 20;
-
-/// Everything that a plan depends on.
-pub struct Input<'a> {
-    /// The time.
-    pub now: Millis,
-    /// When this process began to observe. What an earlier one saw counts for no deadline that ends in a deletion.
-    pub process_start: Millis,
-    /// The groups wanted. Empty when the cluster is being deleted.
-    pub groups: &'a [Group],
-    /// The infrastructure wanted; of no account when the cluster is being deleted.
-    pub infrastructure: &'a [Wanted],
-    /// Defaults for the health of groups that say nothing, by position in `groups`; from their templates.
-    pub health_defaults: &'a [Option<drover_core::spec::Health>],
-    /// What becomes of orphans.
-    pub orphans: OrphanPolicy,
-    /// How long an orphan is seen first.
-    pub orphan_grace: Millis,
-    /// Whether a restored store still waits for a person to confirm before orphans are swept.
-    pub orphan_hold: bool,
-    /// The record and what was observed of it.
-    pub state: &'a State,
-    /// The platforms, by the name under which they are registered.
-    pub platforms: &'a BTreeMap<Sym, PlatformView>,
-    /// Whether the report is wanted.
-    pub explain: bool,
-}
-
-/// What is to be done.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
-    /// Operations on the record, in order; durable before any call is made.
-    pub ops: Vec<Op>,
-    /// Calls to make once the operations are durable.
-    pub calls: Vec<Call>,
-    /// When to plan again even if nothing happens. Absent: not before something happens.
-    pub wake: Option<Millis>,
-    /// There is more to do right after this plan.
-    pub again: bool,
-    /// A deleted cluster is proven absent everywhere; its record can go.
-    pub finished: bool,
-    /// What every group and node is doing, or why it waits; only if asked for.
-    pub report: Vec<Note>,
-    /// Groups of which nodes are to be renewed; only if asked for.
-    pub renewals: Vec<Renewal>,
-}
-
-impl Plan {
-    /// Whether nothing is to be done now.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty() && self.calls.is_empty() && !self.finished
-    }
-}
-
-/// One operation on the record.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Op {
-    /// A node is in another state.
-    Enter {
-        /// Its slot.
-        slot: u64,
-        /// The state.
-        state: NodeState,
-        /// Why, one word.
-        reason: &'static str,
-        /// Why, for people.
-        message: Box<str>,
-        /// Whether it has been Ready for as long as its group calls stable.
-        stable: bool,
-    },
-    /// The platform has said under which id it has a node.
-    Learn {
-        /// Its slot.
-        slot: u64,
-        /// The id.
-        node_id: Box<str>,
-    },
-    /// Nodes are asked for: the intent, and the first attempt.
-    Request {
-        /// The request.
-        request: Box<Request>,
-        /// Its nodes, in the order of their indexes.
-        nodes: Vec<Node>,
-        /// Position of its group in the input.
-        group: usize,
-        /// Position of the choice in the group.
-        choice: usize,
-        /// Why, one word: ScaleUp, Replace or Update.
-        reason: &'static str,
-    },
-    /// An open request is sent again.
-    Attempt {
-        /// The request.
-        request: Uuid,
-        /// Deadline of the attempt.
-        deadline: Millis,
-    },
-    /// The last attempt of a request is known to have made nothing.
-    MadeNothing {
-        /// The request.
-        request: Uuid,
-    },
-    /// A request is closed: it is never sent again.
-    Close {
-        /// The request.
-        request: Uuid,
-        /// Until when the backend may still make its nodes.
-        maybe_until: Millis,
-        /// From when on no call can make them.
-        settled: Millis,
-    },
-    /// A node is to be removed; irrevocable.
-    Remove {
-        /// Its slot.
-        slot: u64,
-        /// Why.
-        reason: RemovalReason,
-    },
-    /// A node is proven absent; its record goes.
-    Forget {
-        /// Its slot.
-        slot: u64,
-        /// Why it went, one word.
-        reason: &'static str,
-        /// What happened, for people.
-        message: Box<str>,
-        /// Whether nobody had asked for that.
-        lost: bool,
-    },
-    /// A thing of ours without a record gets one, in order to be removed.
-    TakeOrphan {
-        /// The record, with its removal.
-        node: Box<Node>,
-    },
-    /// A back-off changes, or ends.
-    BackOff {
-        /// Of what.
-        key: BackOffKey,
-        /// What it is from now on.
-        to: Option<BackOff>,
-    },
-    /// A condition begins, changes its words or ends.
-    Condition {
-        /// Which one.
-        key: ConditionKey,
-        /// What it says from now on. Absent: it does not hold.
-        to: Option<Condition>,
-    },
-    /// A node gets the present hash of what made it: only the formula has changed.
-    Restamp {
-        /// Its slot.
-        slot: u64,
-        /// The hash.
-        spec_hash: Sym,
-    },
-    /// The renewal of nodes of a group begins, comes on or ends.
-    Rollout {
-        /// Path of the group.
-        group: Sym,
-        /// How far it is from now on. Absent: nothing is left to be renewed.
-        to: Option<Rollout>,
-    },
-    /// The record of infrastructure changes, or ends.
-    Infrastructure {
-        /// Which backend it is on.
-        key: BackendKey,
-        /// What it is from now on. Absent: its record goes.
-        to: Option<Box<Infrastructure>>,
-        /// What that is.
-        change: InfrastructureChange,
-    },
-    /// The record is about this generation from now on.
-    Observed {
-        /// The generation.
-        generation: u64,
-    },
-}
-
-/// One call to a platform.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Call {
-    /// Sends a request.
-    Provision {
-        /// The request.
-        request: Uuid,
-        /// Deadline.
-        deadline: Millis,
-    },
-    /// Asks for the removal of a node.
-    Deprovision {
-        /// Its slot.
-        slot: u64,
-    },
-    /// Reads a platform completely, to find out whether slots are absent.
-    Confirm {
-        /// The platform.
-        platform: Sym,
-    },
-    /// Asks about infrastructure: that it be made or freed, or what there is of it.
-    Infrastructure {
-        /// The platform.
-        platform: Sym,
-        /// Uid of the backend.
-        uid: Sym,
-        /// What is asked.
-        asked: Asked,
-    },
-}
-
-/// What a group or node is doing, or why it waits.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Note {
-    /// Path of the group. Empty: about the whole cluster.
-    pub group: Sym,
-    /// Slot. Absent: about the whole group.
-    pub slot: Option<u64>,
-    /// Whether an action of the plan is about it; otherwise it waits.
-    pub acting: bool,
-    /// Why, one word.
-    pub reason: &'static str,
-    /// Why, for people.
-    pub message: String,
-    /// Until when it waits.
-    pub until: Option<Millis>,
-}
-
-/// Nodes of a group that are to be renewed, and within which budget.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Renewal {
-    /// Path of the group.
-    pub group: Sym,
-    /// How many at a time.
-    pub budget: Budget,
-    /// Nodes wanted.
-    pub size: u32,
-    /// Slots, in the order in which they go if nothing changes.
-    pub order: Vec<u64>,
-    /// How long it takes at most if nothing fails.
-    pub at_most: Millis,
-}
 
 /// What this plan makes of a node, beyond the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -308,6 +74,10 @@ struct Mark {
     available: bool,
     /// Sick: it runs, and should be replaced.
     sick: bool,
+    /// Its role, as this plan leaves it.
+    role: Role,
+    /// Its removal waits for its drain.
+    draining: bool,
 }
 
 const NO_GROUP: u16 = u16::MAX;
@@ -323,6 +93,8 @@ struct Planner<'a> {
     members: Vec<u32>,
     /// Where the members of each group begin, and after the last one, where they end.
     starts: Vec<u32>,
+    /// Positions of ordered groups that have nodes beyond a free low ordinal.
+    gaps: BTreeSet<usize>,
     /// Failures that this plan has counted already, so that one cause counts once.
     failed: Vec<BackOffKey>,
     /// Back-offs as this plan leaves them.
@@ -331,6 +103,8 @@ struct Planner<'a> {
     closed: Vec<Uuid>,
     /// Whether this store is older than what platforms show.
     behind: bool,
+    /// Whether something is being taken in, so that nobody knows yet what is lacking.
+    adopting: bool,
     /// Infrastructure that this plan changes, as it leaves it.
     infrastructure: Vec<(BackendKey, Infrastructure)>,
     /// What of the infrastructure nodes wait for.
@@ -358,10 +132,12 @@ pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
         paths: BTreeMap::new(),
         members: Vec::new(),
         starts: Vec::new(),
+        gaps: BTreeSet::new(),
         failed: Vec::new(),
         backoffs: BTreeMap::new(),
         closed: Vec::new(),
         behind: false,
+        adopting: false,
         infrastructure: Vec::new(),
         lacks: None,
         holds: BTreeMap::new(),
@@ -379,6 +155,7 @@ impl Planner<'_> {
         self.find_groups();
         self.take_answers();
         self.observe();
+        self.find_gaps();
         self.freeze();
         if self.state.paused {
             self.note("", None, false, "Paused", || {
@@ -388,6 +165,7 @@ impl Planner<'_> {
         } else {
             self.settle_requests();
             self.plan_infrastructure();
+            self.adopt(new_id);
             if !self.state.deleting {
                 for group in 0..self.input.groups.len() {
                     self.plan_group(group, new_id);
@@ -396,6 +174,7 @@ impl Planner<'_> {
             self.remove_unwanted();
             self.sweep_orphans();
             self.send_requests();
+            self.drain();
             self.call_removals();
             self.confirm_absence();
         }
@@ -414,7 +193,9 @@ impl Planner<'_> {
             .enumerate()
             .map(|(at, group)| (&*group.path, at as u16))
             .collect();
+        // Neighbours are mostly of one group and on one platform.
         let mut last: Option<(&Sym, u16)> = None;
+        let mut backend: Option<(&Sym, &Sym, bool)> = None;
         for (mark, node) in self.marks.iter_mut().zip(&self.state.nodes) {
             mark.group = match last {
                 Some((path, at)) if *path == node.group => at,
@@ -423,13 +204,24 @@ impl Planner<'_> {
             last = Some((&node.group, mark.group));
             mark.leaving = node.removal.is_some();
             mark.dead = node.is_dead();
-            mark.visible = self
-                .input
-                .platforms
-                .get(&node.platform)
-                .is_some_and(|p| p.sees(&node.platform_uid));
+            mark.role = node.role;
+            mark.draining = node.removal.is_some_and(|removal| removal.drain > 0);
+            mark.visible = match backend {
+                Some((platform, uid, visible))
+                    if *platform == node.platform && *uid == node.platform_uid =>
+                {
+                    visible
+                }
+                _ => self
+                    .input
+                    .platforms
+                    .get(&node.platform)
+                    .is_some_and(|p| p.sees(&node.platform_uid)),
+            };
+            backend = Some((&node.platform, &node.platform_uid, mark.visible));
             let seen = &node.seen;
             mark.fresh = mark.visible
+                && !node.is_adopting()
                 && !seen.unlisted
                 && seen.phase != Phase::Unknown
                 && (seen.missing_from == 0 || seen.missing_from < seen.last);
@@ -490,15 +282,23 @@ impl Planner<'_> {
                 self.touched.insert(node.slot);
             }
             Op::Enter { slot, .. }
+            | Op::Own { slot }
             | Op::Learn { slot, .. }
             | Op::Remove { slot, .. }
+            | Op::Drain { slot, .. }
             | Op::Restamp { slot, .. }
+            | Op::Template { slot, .. }
+            | Op::Turn { slot, .. }
             | Op::Forget { slot, .. } => {
                 self.touched.insert(*slot);
             }
             Op::BackOff { .. }
             | Op::Condition { .. }
             | Op::Rollout { .. }
+            | Op::Grown { .. }
+            | Op::Adopted { .. }
+            // No plan does it.
+            | Op::Rebind { .. }
             | Op::Observed { .. } => {}
         }
         self.plan.ops.push(op);

@@ -40,6 +40,10 @@ impl<'a> Planner<'a> {
         if self.forget_absent(at, node, view) {
             return;
         }
+        if node.is_adopting() {
+            self.observe_adoption(node);
+            return;
+        }
         let mark = &self.marks[at];
         let group = (mark.group != NO_GROUP).then(|| &self.input.groups[usize::from(mark.group)]);
         let health = self.health(mark.group);
@@ -74,6 +78,13 @@ impl<'a> Planner<'a> {
         let fresh = self.marks[at].fresh;
         let available = fresh && state == NodeState::Ready && node.seen.phase == Phase::Running;
         let sick = fresh && state == NodeState::Unhealthy && self.is_sick(node, view, health, late);
+        let repaired = self.state.repairs.contains(&node.slot);
+        if repaired && sick {
+            self.note(&node.group, Some(node.slot), false, "UnderRepair", || {
+                "sick, and somebody works on it: it is not replaced".into()
+            });
+        }
+        let sick = sick && !repaired;
         let mark = &mut self.marks[at];
         mark.dead |= state == NodeState::Failed;
         mark.available = available;
@@ -87,7 +98,7 @@ impl<'a> Planner<'a> {
     fn is_sick(&mut self, node: &Node, view: &PlatformView, health: &Health, late: bool) -> bool {
         let refuted = health.probe != Probe::Phase
             && node.seen.phase == Phase::Running
-            && u32::from(node.probe.bad) >= health.failure_threshold.min(255);
+            && u32::from(node.probe.bad) >= health.failure_threshold;
         // Judged a moment ago, the record still says what it was before.
         let judged = node.state == NodeState::Unhealthy;
         let late = late && (!judged || node.state_time >= self.input.process_start);
@@ -197,7 +208,7 @@ impl<'a> Planner<'a> {
     ) -> Option<Entered> {
         let network = health.probe != Probe::Phase;
         let passes = if network {
-            u32::from(node.probe.good) >= health.success_threshold.min(255)
+            u32::from(node.probe.good) >= health.success_threshold
         } else {
             node.seen.ready != Some(false)
         };
@@ -205,7 +216,7 @@ impl<'a> Planner<'a> {
             return Some(Entered(NodeState::Ready, "", "".into()));
         }
         let failing = if network {
-            u32::from(node.probe.bad) >= health.failure_threshold.min(255)
+            u32::from(node.probe.bad) >= health.failure_threshold
         } else {
             node.seen.ready == Some(false)
         };
@@ -296,9 +307,16 @@ impl<'a> Planner<'a> {
         if !absent {
             return false;
         }
-        let lost = !asked;
+        let lost = !asked && !node.is_adopting();
         let (reason, message): (&'static str, Box<str>) = match node.removal {
             Some(removal) => (removal.reason.as_str(), "is gone".into()),
+            None if node.is_adopting() => (
+                "NotAdopted",
+                words(
+                    "is gone, or belongs to somebody else by now",
+                    &node.seen.message,
+                ),
+            ),
             None if node.node_id.is_none() => (
                 "NotVisible",
                 "was asked for and never came into being".into(),
@@ -330,7 +348,11 @@ impl<'a> Planner<'a> {
     /// If no node of a group ever answered its network probe, none is judged by it.
     fn judge_probes(&mut self) {
         for (group, spec) in self.input.groups.iter().enumerate() {
-            if self.health(group as u16).probe == Probe::Phase {
+            // A command is run by the platform; what it says comes from the node itself.
+            if matches!(
+                self.health(group as u16).probe,
+                Probe::Phase | Probe::Exec { .. }
+            ) {
                 continue;
             }
             let nodes: Vec<usize> = self.own(group).collect();
@@ -403,11 +425,17 @@ impl<'a> Planner<'a> {
     /// Whether a node is sick and may be judged so; for the gate.
     pub(crate) fn is_removable(&self, at: usize) -> bool {
         let mark = &self.marks[at];
-        !mark.forgotten && !mark.leaving && mark.visible
+        !mark.forgotten && !mark.leaving && mark.visible && !self.state.nodes[at].is_adopting()
     }
 
     /// Marks a node for removal; the only place where the intent to delete a node comes from.
     pub(crate) fn intend(&mut self, at: usize, reason: RemovalReason) {
+        let retain = self.retains(at, reason);
+        self.intend_with(at, reason, retain);
+    }
+
+    /// The same, with what becomes of its storage.
+    pub(crate) fn intend_with(&mut self, at: usize, reason: RemovalReason, retain: bool) {
         let node = &self.state.nodes[at];
         self.marks[at].leaving = true;
         self.marks[at].dead |= reason == RemovalReason::Dead;
@@ -426,7 +454,9 @@ impl<'a> Planner<'a> {
         self.op(Op::Remove {
             slot: node.slot,
             reason,
+            retain,
         });
+        self.begin_drain(at, reason);
     }
 }
 

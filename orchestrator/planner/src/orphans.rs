@@ -17,10 +17,13 @@ impl Planner<'_> {
             .iter()
             .find(|(_, orphan)| orphan.sequence >= self.state.next_sequence);
         self.behind = behind.is_some();
+        self.adopting = self.state.adopts()
+            && !(self.state.orphans.is_empty() && self.state.foreign.is_empty());
         if let Some(((platform, _), orphan)) = behind {
             let message = format!(
                 "{platform} shows request number {} of this cluster, and this store never gave out more than {}: the \
-                 store is older than reality",
+                 store is older than reality, and nothing is made or deleted. Restore a newer backup, or keep what is \
+                 there: drover apply --adopt",
                 orphan.sequence,
                 self.state.next_sequence.saturating_sub(1),
             );
@@ -34,14 +37,13 @@ impl Planner<'_> {
             );
         }
         if !self.state.foreign.is_empty() {
-            let platforms: Vec<&str> = self
-                .state
-                .foreign
-                .iter()
-                .map(|platform| &**platform)
-                .collect();
+            let mut platforms: Vec<&str> =
+                self.state.foreign.keys().map(|(name, _)| &**name).collect();
+            let count = platforms.len();
+            platforms.dedup();
             let message = format!(
-                "others have nodes of this cluster id on {}",
+                "others have nodes of this cluster id on {}: {count}; nothing is made until they are gone. Take them \
+                 over: drover apply --adopt; or choose another name",
                 platforms.join(", ")
             );
             self.hold(
@@ -60,7 +62,8 @@ impl Planner<'_> {
             return;
         }
         // Who deletes the cluster means everything that is its own.
-        let held = self.input.orphan_hold || (self.behind && !self.state.deleting);
+        let held =
+            self.input.orphan_hold || self.state.adopts() || (self.behind && !self.state.deleting);
         let ignored = self.input.orphans == OrphanPolicy::Ignore && !self.state.deleting;
         let orphans: Vec<(&(Sym, Box<str>), &Orphan)> = self.state.orphans.iter().collect();
         for ((platform, node_id), orphan) in orphans {
@@ -84,6 +87,11 @@ impl Planner<'_> {
             if !visible || self.full() {
                 continue;
             }
+            let adopted = self.input.orphans == OrphanPolicy::Adopt && !self.state.deleting;
+            if adopted && self.paths.contains_key(&*orphan.group) {
+                self.keep_orphan(platform, node_id, orphan);
+                continue;
+            }
             let node = self.record(platform, node_id, orphan);
             self.next_slot += 1;
             self.op(Op::TakeOrphan {
@@ -95,6 +103,7 @@ impl Planner<'_> {
 
     fn record(&self, platform: &Sym, node_id: &str, orphan: &Orphan) -> Node {
         let now = self.input.now;
+        let (storage, retain) = self.orphan_storage(&orphan.group);
         Node {
             slot: self.next_slot,
             request: orphan.request,
@@ -108,6 +117,7 @@ impl Planner<'_> {
             host: Sym::default(),
             version: Sym::default(),
             spec_hash: Sym::default(),
+            template: Sym::default(),
             attempts: 0,
             create_time: now,
             state: NodeState::Draining,
@@ -116,19 +126,26 @@ impl Planner<'_> {
             message: "is ours and had no record".into(),
             marked: false,
             stable: false,
+            role: drover_core::node::Role::Active,
+            storage,
             node_id: Some(node_id.into()),
             removal: Some(Removal {
                 reason: RemovalReason::Orphan,
                 since: now,
+                retain,
+                drain: 0,
             }),
             settled: now,
             maybe_until: now,
+            adoption: None,
             seen: Seen {
                 last: now,
                 ..Seen::default()
             },
             probe: ProbeResult::default(),
             call: Call::default(),
+            turn: None,
+            hook: None,
         }
     }
 }

@@ -48,6 +48,8 @@ pub struct PlatformView {
     pub total: u32,
     /// Whether it has ended all calls of earlier processes of ours: none of them begins to make anything any more.
     pub fenced: bool,
+    /// Whether it can give nodes another owner.
+    pub adopts: bool,
 }
 
 /// How a platform wants to be called.

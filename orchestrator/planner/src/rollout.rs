@@ -26,6 +26,9 @@ impl Planner<'_> {
     /// for that.
     pub(crate) fn renew(&mut self, group: usize) -> usize {
         self.restamp(group);
+        if self.renewal_waits(group) {
+            return 0;
+        }
         let progress = self.progress(group);
         self.follow_rollout(group, &progress);
         let spec = &self.input.groups[group];
@@ -56,6 +59,9 @@ impl Planner<'_> {
     }
 
     fn remove_renewed(&mut self, group: usize, budget: Budget, progress: Progress) {
+        if self.one_is_renewed(group) {
+            return;
+        }
         let spec = &self.input.groups[group];
         let floor = Self::size(spec).saturating_sub(budget.unavailable as usize);
         let pace = (budget.surge + budget.unavailable).max(1) as usize;
@@ -72,7 +78,7 @@ impl Planner<'_> {
             })
             .collect();
         let count = removable.len();
-        for at in self.removal_order(group, removable, count) {
+        for at in self.renewal_order(group, removable, count) {
             let node = &self.state.nodes[at];
             let (slot, platform) = (node.slot, node.platform.clone());
             let counts = usize::from(self.is_seasoned(group, at));
@@ -95,16 +101,24 @@ impl Planner<'_> {
                 });
                 continue;
             }
+            if self.may_serve(at) && self.awaits_standby(group, at, budget) {
+                continue;
+            }
             if self.full() || !self.may_fly(group, &platform) {
                 return;
             }
             let reason = if self.state.nodes[at].marked {
                 RemovalReason::User
+            } else if self.is_expired(at) && !self.is_outdated(at) {
+                RemovalReason::Lifetime
             } else {
                 RemovalReason::Outdated
             };
             self.intend(at, reason);
             (pending, available) = (pending + 1, available - counts);
+            if self.is_ordered(group) {
+                return;
+            }
         }
     }
 
@@ -117,6 +131,8 @@ impl Planner<'_> {
         !mark.forgotten
             && !mark.dead
             && (self.state.nodes[at].marked
+                || self.is_expired(at)
+                || self.is_misplaced(at)
                 || group.update.strategy == UpdateStrategy::Rolling && self.is_outdated(at))
     }
 
@@ -177,12 +193,12 @@ impl Planner<'_> {
         let counts = (progress.ready as u32, progress.left.len() as u32);
         let (ready, left) = counts;
         let now = self.input.now;
-        let target = spec.choices.first().map(|choice| choice.spec_hash.clone());
+        let target = spec.choices.first().map(crate::template::target);
         let target = target.unwrap_or_default();
         let to = match before {
             // The last of them leaves, and what came instead has to show that it works.
             _ if left == 0 && (progress.pending == 0 || before.is_none()) => None,
-            Some(same) if same.target == target => {
+            Some(same) if crate::template::is_same(&same.target, &target) => {
                 let mut same = same.clone();
                 if left != same.left || ready > same.ready {
                     (same.progress, same.left) = (now, left);
@@ -334,7 +350,7 @@ impl Planner<'_> {
             return;
         }
         let spec = &self.input.groups[group];
-        let order = self.removal_order(group, left.to_vec(), left.len());
+        let order = self.renewal_order(group, left.to_vec(), left.len());
         let order = order.into_iter().map(|at| self.state.nodes[at].slot);
         let at_most = self.longest(group, spec, budget, left.len());
         let renewal = Renewal {

@@ -74,13 +74,16 @@ impl<'a> Planner<'a> {
             !node.marked,
             !sick,
             self.marks[at].available,
-            !self.is_outdated(at),
+            !self.is_outdated(at) && !self.is_expired(at),
         )
     }
 
     fn seniority(&self, group: usize, at: usize) -> (Millis, u64) {
         let spec = &self.input.groups[group];
         let node = &self.state.nodes[at];
+        if self.is_ordered(group) {
+            return (0, u64::MAX - u64::from(node.ordinal));
+        }
         let hosts = &spec.placement.hosts;
         if let Some(place) = hosts.iter().position(|host| *host == node.host) {
             return (0, u64::MAX - place as u64);

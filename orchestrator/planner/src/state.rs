@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{
     Millis, Node, Sym,
     infrastructure::Infrastructure,
-    node::{Call, Request},
+    node::{Call, Former, Request, Role, Seen},
+    storage::Policy,
 };
 use uuid::Uuid;
 
@@ -30,6 +31,8 @@ pub struct State {
     pub next_sequence: u64,
     /// Nodes, by slot.
     pub nodes: Vec<Node>,
+    /// Slots of nodes on which somebody works: they are not replaced for being sick.
+    pub repairs: BTreeSet<u64>,
     /// Open requests.
     pub requests: SmallMap<Uuid, Request>,
     /// Infrastructure, by backend.
@@ -38,20 +41,35 @@ pub struct State {
     pub backoffs: SmallMap<BackOffKey, BackOff>,
     /// Renewals under way, by path of the group.
     pub rollouts: SmallMap<Sym, Rollout>,
+    /// What groups with storage say of it, or said last: what their nodes are removed by when the spec names them no
+    /// more.
+    pub storage: SmallMap<Sym, Policy>,
+    /// Most nodes that groups have had at a time whose nodes come in an order, by path of the group.
+    pub grown: SmallMap<Sym, u32>,
     /// Conditions that hold.
     pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend that it ever used: name of the platform, uid.
     pub used: BTreeSet<(Sym, Sym)>,
+    /// Number of the last order to adopt what is shown of it and has no record. 0: there was none.
+    pub adopt: u64,
+    /// Number of the last such order that was carried out.
+    pub adopted: u64,
 
     /// Things of ours without a record, by platform and the platform's id. Observed.
     pub orphans: BTreeMap<(Sym, Box<str>), Orphan>,
-    /// Platforms that show nodes of this cluster id under another owner. Observed.
-    pub foreign: BTreeSet<Sym>,
+    /// Nodes of this cluster id under another owner or under none, by platform and the platform's id. Observed.
+    pub foreign: BTreeMap<(Sym, Box<str>), Foreign>,
     /// Complete reads, by platform. Observed.
     pub confirms: SmallMap<Sym, Call>,
 }
 
 impl State {
+    /// Whether what platforms show of the cluster and has no record is to be taken in, because its user said so.
+    #[must_use]
+    pub fn adopts(&self) -> bool {
+        self.adopt > self.adopted && !self.deleting
+    }
+
     /// The position of a slot in `nodes`.
     #[must_use]
     pub fn at(&self, slot: u64) -> Option<usize> {
@@ -129,6 +147,8 @@ pub struct BackOff {
     pub next: Millis,
     /// Etag of the platform then; a rejection is tried again when it changes.
     pub etag: Sym,
+    /// Digest of the platform's template then; with another one nothing is known of what it makes. Empty: not known.
+    pub template: Sym,
     /// Why, for people.
     pub message: Box<str>,
 }
@@ -149,7 +169,7 @@ pub enum BackOffKind {
 /// The renewal of nodes of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
-    /// Hash of what its first choice makes: another one supersedes it.
+    /// Hash of what its first choice makes, and of what template: another one supersedes it.
     pub target: Sym,
     /// When it began.
     pub started: Millis,
@@ -193,6 +213,7 @@ pub enum ConditionKind {
     InfrastructureFailed,
     WaitingForInfrastructure,
     UpdateBlocked,
+    PromotionFailed,
 }
 
 impl ConditionKind {
@@ -216,6 +237,7 @@ impl ConditionKind {
             Self::InfrastructureFailed => "InfrastructureFailed",
             Self::WaitingForInfrastructure => "WaitingForInfrastructure",
             Self::UpdateBlocked => "UpdateBlocked",
+            Self::PromotionFailed => "PromotionFailed",
         }
     }
 }
@@ -231,8 +253,31 @@ pub struct Condition {
     pub since: Millis,
 }
 
+/// A node of this cluster id that is not ours.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Foreign {
+    /// Its slot under its owner.
+    pub former: Former,
+    /// Path of its group. Empty: not recorded.
+    pub group: Sym,
+    /// Ordinal in its group.
+    pub ordinal: Option<u32>,
+    /// Its role, as its platform shows it.
+    pub role: Role,
+    /// Node class. Empty: not known.
+    pub class: Sym,
+    /// Store version. Empty: not known.
+    pub version: Sym,
+    /// Machine that it is. Empty: not known.
+    pub host: Sym,
+    /// Uid of the backend.
+    pub platform_uid: Sym,
+    /// When it was last shown.
+    pub last: Millis,
+}
+
 /// A thing of ours without a record.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Orphan {
     /// Request that made it.
     pub request: Uuid,
@@ -244,8 +289,20 @@ pub struct Orphan {
     pub group: Sym,
     /// Ordinal in its group.
     pub ordinal: u32,
+    /// Its role, as its platform shows it.
+    pub role: Role,
     /// Uid of the backend.
     pub platform_uid: Sym,
     /// Since when this process sees it.
     pub since: Millis,
+    /// When it was last shown by a list or a watch.
+    pub last: Millis,
+    /// Hash of what made it. Empty: not recorded.
+    pub spec_hash: Sym,
+    /// Node class. Empty: not known.
+    pub class: Sym,
+    /// Store version. Empty: not known.
+    pub version: Sym,
+    /// What its platform shows.
+    pub seen: Box<Seen>,
 }

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use drover_core::{
     Phase,
-    spec::{Amount, Group, Update},
+    spec::{Amount, Group, Management, Update},
+    storage::{Policy, Retention},
 };
 use uuid::Uuid;
 use world::{
     Crash, World,
     backend::{Faults, Thing},
-    build::{choice, group},
+    build::{choice, group, pre_stop, stored},
 };
 
 fn scenarios(default: u64) -> std::ops::Range<u64> {
@@ -55,6 +56,9 @@ fn random_groups(world: &mut World) -> Vec<Group> {
                     .map(|host| format!("g{at}-m{host}").into())
                     .collect();
             }
+            if platforms.len() == 1 && world.rng.u8(0..3) == 0 {
+                group = stored(group, random_policy(world));
+            }
             if platforms.len() > 1 && world.rng.bool() {
                 group.choices[0].max = Some(world.rng.u32(0..4));
             }
@@ -64,13 +68,37 @@ fn random_groups(world: &mut World) -> Vec<Group> {
                     group.update = Update::default();
                 }
             }
+            if group.placement.hosts.is_empty() && world.rng.bool() {
+                group.standby = world.rng.u32(0..3);
+            }
             group.remediation.create_first = world.rng.u8(0..4) == 0;
             if world.rng.u8(0..4) == 0 {
                 group.max_in_flight = Some(world.rng.u32(1..3));
             }
+            if world.rng.u8(0..3) == 0 {
+                group.management = Some(Management::OrderedReady);
+            }
+            if at > 0 && world.rng.u8(0..3) == 0 {
+                group.depends_on = vec![format!("g{}", world.rng.usize(0..at)).into()];
+            }
+            if world.rng.u8(0..3) == 0 {
+                group.lifecycle = Some(pre_stop(world.rng.u64(1..40)));
+            }
+            if world.rng.u8(0..4) == 0 {
+                group.expire_after = Some(Duration::from_secs(world.rng.u64(200..2_000)));
+            }
             group
         })
         .collect()
+}
+
+fn random_policy(world: &mut World) -> Policy {
+    let mut any = || Retention::of(world.rng.bool());
+    Policy {
+        replaced: any(),
+        scaled: any(),
+        deleted: any(),
+    }
 }
 
 fn random_update(world: &mut World) -> Update {
@@ -95,10 +123,14 @@ fn foreign() -> Thing {
         index: 0,
         ordinal: 0,
         sequence: 1,
+        other_cluster: true,
+        spec_hash: "".into(),
         group: "g0".into(),
         host: "".into(),
+        storage: false,
         phase: Phase::Running,
         ready: true,
+        acts: false,
         hidden_until: 0,
     }
 }
@@ -150,7 +182,9 @@ fn troubled_world(seed: u64) -> World {
     let faults = Faults {
         provision: world.rng.u64(0..70),
         deprovision: world.rng.u64(0..70),
+        turn: world.rng.u64(0..70),
         hidden: world.rng.bool(),
+        adopt: 0,
     };
     world.set_faults(faults);
     for _ in 0..world.rng.usize(5..40) {
@@ -170,6 +204,10 @@ fn troubled_world(seed: u64) -> World {
 fn calm(world: &mut World) {
     world.set_faults(Faults::default());
     world.pause(false);
+    // Or it would never be quiet.
+    for group in &mut world.groups {
+        group.expire_after = None;
+    }
     for name in ["a", "b"] {
         world.platforms.get_mut(name).unwrap().capacity = usize::MAX;
         world.set_reachable(&name.into(), true);
@@ -207,7 +245,9 @@ fn a_deletion_ends_from_every_state_once_platforms_answer() {
         let faults = Faults {
             provision: 50,
             deprovision: 50,
+            turn: 50,
             hidden: true,
+            adopt: 0,
         };
         world.set_faults(faults);
         world.run_for(Duration::from_secs(seed % 100));

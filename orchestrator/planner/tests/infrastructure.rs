@@ -9,6 +9,11 @@
 
 mod world;
 
+#[path = "infrastructure/lives.rs"]
+mod lives;
+#[path = "infrastructure/release.rs"]
+mod release;
+
 use std::time::Duration;
 
 use drover_core::{
@@ -17,12 +22,12 @@ use drover_core::{
     infrastructure::{Asked, InfrastructureAnswer, Observed, Resource, ResourcePhase, Wanted},
 };
 use drover_planner::{
-    Call, ConditionKey, ConditionKind, DRIFT_INTERVAL, InfrastructureChange, Op, Plan, apply,
+    Call, ConditionKey, ConditionKind, DRIFT_INTERVAL, Foreign, InfrastructureChange, Op, Plan,
 };
 use world::{
     Crash, World,
     build::{CALL, CREATION, HIDDEN, group, sym},
-    infrastructure::{SiteFaults, wanted},
+    infrastructure::wanted,
 };
 
 const ALL: &str = "endpoint,firewall,network";
@@ -58,8 +63,7 @@ fn failed(world: &World) -> Option<String> {
 
 /// Plans and makes it durable, without any call.
 fn step(world: &mut World) -> Plan {
-    let planned = world.plan();
-    apply(&mut world.state, &planned.ops, world.now);
+    let planned = world.step();
     for call in &planned.calls {
         if let Call::Infrastructure { platform, uid, .. } = call {
             let key = (platform.clone(), uid.clone());
@@ -433,128 +437,12 @@ fn the_dead_are_removed_while_their_infrastructure_is_broken_and_replaced_after(
 }
 
 #[test]
-fn a_removed_entry_is_released_when_no_node_is_left_on_its_platform() {
-    let mut world = settled(vec![wanted("a", ALL), wanted("b", "network")]);
-    world.want_below(vec![]);
-    world.run_for(Duration::from_secs(300));
-    assert!(world.record("b").is_none(), "nothing stands on it");
-    assert!(world.record("a").is_some_and(|record| !record.releasing));
-    assert_eq!(world.site("a").releases, 0);
-    world.want(vec![group("data", 0, &["a"])]);
-    world.run_for(Duration::from_secs(600));
-    assert!(world.state.infrastructure.is_empty() && world.state.nodes.is_empty());
-    let now = world.now;
-    assert_eq!(world.site("a").present(now), [""; 0]);
-    // Wanted again, it is made again.
-    world.want_below(vec![wanted("a", "network")]);
-    world.want(vec![group("data", 1, &["a"])]);
-    world.run_for(Duration::from_secs(120));
-    assert_eq!(world.state.nodes.len(), 1);
-}
-
-#[test]
-fn a_deletion_frees_nodes_first_then_all_infrastructure_then_ends() {
-    let mut world = settled(vec![wanted("a", ALL), wanted("b", "network")]);
-    world.want_below(Vec::new());
-    world.delete();
-    world.settle();
-    assert!(world.finished);
-    world.drain();
-    let now = world.now;
-    for platform in ["a", "b"] {
-        assert_eq!(world.site(platform).present(now), [""; 0]);
-    }
-}
-
-#[test]
-fn gone_is_believed_only_when_nothing_can_come_into_being_any_more() {
-    let mut world = asking();
-    let deadline = world.record("a").unwrap().deadline;
-    answer(&mut world, Asked::Ensure, Err(refusal(Reason::Unavailable)));
-    step(&mut world);
-    world.delete();
-    wait_for(&mut world, Asked::Release);
-    assert!(world.now < deadline, "asked at once");
-    answer(&mut world, Asked::Release, Ok(seen(ResourcePhase::Gone)));
-    let planned = step(&mut world);
-    assert_eq!(changes(&planned), [InfrastructureChange::Learn]);
-    assert!(!world.plan().finished);
-    wait_for(&mut world, Asked::Release);
-    assert!(
-        world.now >= deadline + CREATION + HIDDEN,
-        "asked again when it proves something"
-    );
-    answer(&mut world, Asked::Release, Ok(seen(ResourcePhase::Gone)));
-    assert_eq!(changes(&step(&mut world)), [InfrastructureChange::Gone]);
-    assert!(step(&mut world).finished);
-}
-
-#[test]
-fn a_deletion_waits_for_the_call_that_makes_it() {
-    let mut world = asking();
-    world.delete();
-    assert_eq!(asked(&step(&mut world)), None, "one call at a time");
-    answer(&mut world, Asked::Ensure, Ok(seen(ResourcePhase::Pending)));
-    assert_eq!(wait_for(&mut world, Asked::Release), 0);
-    assert!(world.record("a").unwrap().releasing);
-}
-
-#[test]
-fn what_keeps_a_deletion_from_ending_is_named() {
-    let mut world = ready();
-    world.state.nodes.clear();
-    world.state.requests.clear();
-    world.delete();
-    let blocked = |world: &World| condition(world, "", ConditionKind::DeletionBlocked);
-    world.set_reachable(&sym("a"), false);
-    step(&mut world);
-    let words = blocked(&world).unwrap();
-    assert!(
-        words.contains("infrastructure on a (network main), which cannot be reached"),
-        "{words}"
-    );
-    assert!(!world.plan().finished);
-    world.set_reachable(&sym("a"), true);
-    let view = world.views.get_mut("a").unwrap();
-    (view.visible, view.callable) = (true, true);
-    assert_eq!(asked(&step(&mut world)), Some(Asked::Release));
-    answer(
-        &mut world,
-        Asked::Release,
-        Err(refusal(Reason::Precondition)),
-    );
-    step(&mut world);
-    let words = blocked(&world).unwrap();
-    assert!(
-        words.ends_with("which does not release it: in its own words"),
-        "{words}"
-    );
-    assert!(wait_for(&mut world, Asked::Release) <= 60_000, "it goes on");
-    let view = world.views.get_mut("a").unwrap();
-    view.uid = "another".into();
-    answer(
-        &mut world,
-        Asked::Release,
-        Err(refusal(Reason::PlatformMismatch)),
-    );
-    step(&mut world);
-    let words = blocked(&world).unwrap();
-    assert!(words.contains("shows another backend"), "{words}");
-    world.now += 600_000;
-    assert_eq!(
-        asked(&step(&mut world)),
-        None,
-        "another backend is never called for it"
-    );
-    world.views.clear();
-    step(&mut world);
-    assert!(blocked(&world).unwrap().contains("is not registered"));
-}
-
-#[test]
 fn nothing_is_made_while_others_have_nodes_of_the_cluster() {
     let mut world = fresh(1, vec![wanted("a", ALL)], 1);
-    world.state.foreign.insert(sym("b"));
+    world
+        .state
+        .foreign
+        .insert((sym("b"), "x-1".into()), Foreign::default());
     let planned = world.plan();
     assert!(planned.calls.is_empty() && changes(&planned).is_empty());
     assert!(planned.report.iter().any(|n| n.reason == "ForeignNodes"));
@@ -570,126 +458,4 @@ fn a_paused_cluster_asks_for_nothing() {
     world.pause(false);
     assert_eq!(asked(&step(&mut world)), Some(Asked::Ensure));
     assert!(world.record("a").unwrap().deadline >= world.now + CALL);
-}
-
-/// Runs a life with crashes at these passes. Answers how many passes it took.
-fn life(seed: u64, crashes: &[(usize, Crash)], faults: SiteFaults, hurry: Option<usize>) -> usize {
-    let mut world = fresh(seed, vec![wanted("a", ALL), wanted("b", "network")], 2);
-    for platform in ["a", "b"] {
-        world.site(platform).faults = faults;
-    }
-    let begun = world.passes;
-    let mut deleted = false;
-    let end = world.now + 24 * 3_600_000;
-    while !world.finished {
-        let pass = world.passes - begun;
-        if !deleted && hurry.is_some_and(|at| pass >= at) {
-            deleted = true;
-            world.want_below(Vec::new());
-            world.delete();
-        }
-        world.crash = crashes
-            .iter()
-            .find(|(at, _)| *at == pass)
-            .map(|(_, crash)| *crash);
-        world.run_one();
-        assert!(
-            world.now < end,
-            "seed {seed}: not ended after a day: {:?}",
-            world.plan()
-        );
-        if !deleted && condition(&world, "", ConditionKind::Ready).is_some() {
-            deleted = true;
-            world.want_below(Vec::new());
-            world.delete();
-        }
-    }
-    let passes = world.passes - begun;
-    world.drain();
-    let now = world.now;
-    for platform in ["a", "b"] {
-        let left = world.site(platform).present(now);
-        assert!(
-            left.is_empty(),
-            "seed {seed}, crashes {crashes:?}: leaked {left:?} on {platform}"
-        );
-        assert!(
-            world.platforms[platform]
-                .things
-                .values()
-                .all(world::backend::Thing::is_dead)
-        );
-    }
-    passes
-}
-
-#[test]
-fn it_dies_at_every_pass_of_a_life_and_leaves_nothing() {
-    let mut points = 0;
-    for crash in [Crash::BeforeCommit, Crash::BeforeCalls, Crash::AfterCalls] {
-        for faults in [
-            SiteFaults::default(),
-            SiteFaults {
-                lost: 2,
-                ..SiteFaults::default()
-            },
-        ] {
-            let mut at = 0;
-            while life(1, &[(at, crash)], faults, None) > at {
-                at += 1;
-                points += 1;
-                assert!(at < 2_000, "the life does not end");
-            }
-        }
-    }
-    println!("{points} points, 0 leaked");
-    assert!(points > 150, "{points}");
-}
-
-#[test]
-fn it_is_deleted_at_every_pass_of_its_making_and_leaves_nothing() {
-    for hurry in 0..60 {
-        for crash in [Crash::BeforeCommit, Crash::BeforeCalls, Crash::AfterCalls] {
-            let faults = SiteFaults {
-                lost: 3,
-                failed: 4,
-                half: 3,
-            };
-            let near = (hurry.max(1) - 1, crash);
-            life(
-                hurry as u64,
-                &[near, (hurry + 3, crash)],
-                faults,
-                Some(hurry),
-            );
-        }
-    }
-}
-
-#[test]
-fn nothing_is_left_whatever_goes_wrong() {
-    let first = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok());
-    let seeds = first.map_or(0..300, |first: u64| first..first + 1);
-    for seed in seeds {
-        println!("seed {seed}");
-        let mut random = fastrand::Rng::with_seed(seed);
-        let faults = SiteFaults {
-            lost: random.u32(0..6),
-            failed: random.u32(0..6).max(2) - 2,
-            half: random.u32(0..4),
-        };
-        let faults = SiteFaults {
-            failed: if faults.failed == 1 { 2 } else { faults.failed },
-            lost: if faults.lost == 1 { 2 } else { faults.lost },
-            half: if faults.half == 1 { 2 } else { faults.half },
-        };
-        let all = [Crash::BeforeCommit, Crash::BeforeCalls, Crash::AfterCalls];
-        let crashes: Vec<(usize, Crash)> = (0..random.usize(0..12))
-            .map(|_| (random.usize(0..80), all[random.usize(..3)]))
-            .collect();
-        let hurry = random.bool().then(|| random.usize(0..80));
-        life(seed, &crashes, faults, hurry);
-    }
 }

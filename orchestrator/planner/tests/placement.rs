@@ -8,36 +8,23 @@
 
 mod world;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use drover_core::{
     Error, Millis, Node, NodeState, Phase, Sym,
     error::Reason,
-    node::{Answer, Outcome, RemovalReason},
+    node::{Outcome, RemovalReason},
     spec::{Group, Spread},
 };
 use drover_planner::{
-    BackOffKey, Call, ConditionKey, ConditionKind, Domains, Op, Plan, Shortage, Subject, apply,
+    BackOffKey, Call, ConditionKey, ConditionKind, Domains, Op, Plan, Shortage, Subject,
 };
-use uuid::Uuid;
 use world::{
     World,
     build::{choice, group, sym},
+    removals,
+    steps::still,
 };
-
-fn still(groups: Vec<Group>) -> World {
-    let mut world = World::new(1, &["a", "b"]);
-    world.run_for(Duration::from_secs(10));
-    world.want(groups);
-    world
-}
-
-fn step(world: &mut World) -> Plan {
-    let planned = world.plan();
-    apply(&mut world.state, &planned.ops, world.now);
-    world.counter += 10;
-    planned
-}
 
 /// Answers the requests that a plan sends: those with this ordinal or host get an error.
 fn answer(world: &mut World, planned: &Plan, fails: &dyn Fn(&Node) -> Option<Error>) {
@@ -51,7 +38,7 @@ fn answer(world: &mut World, planned: &Plan, fails: &dyn Fn(&Node) -> Option<Err
             None => Outcome::Made(n.slot.to_string().into()),
         });
         let outcome = Ok(outcomes.collect());
-        put(world, *request, outcome);
+        world.answer(*request, outcome);
     }
     let now = world.now;
     for node in &mut world.state.nodes {
@@ -61,21 +48,10 @@ fn answer(world: &mut World, planned: &Plan, fails: &dyn Fn(&Node) -> Option<Err
     }
 }
 
-fn put(world: &mut World, request: Uuid, outcome: Result<Vec<Outcome>, Error>) {
-    let at = world.now;
-    let request = world.state.requests.get_mut(&request).unwrap();
-    request.call.in_flight = false;
-    request.answer = Some(Answer {
-        at,
-        taken: false,
-        outcome,
-    });
-}
-
 /// Everything answered well until nothing is left to do.
 fn settle(world: &mut World, fails: &dyn Fn(&Node) -> Option<Error>) {
     for _ in 0..50 {
-        let planned = step(world);
+        let planned = world.step();
         if planned.is_empty() {
             return;
         }
@@ -111,15 +87,6 @@ fn by_hash(planned: &Plan) -> Vec<(String, usize)> {
     asked.map(|(hash, nodes)| (hash, nodes.len())).collect()
 }
 
-fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
-    let ops = planned.ops.iter();
-    ops.filter_map(|op| match op {
-        Op::Remove { slot, reason } => Some((*slot, *reason)),
-        _ => None,
-    })
-    .collect()
-}
-
 fn condition(world: &World, kind: ConditionKind) -> Option<String> {
     let key = ConditionKey {
         group: sym("data"),
@@ -152,7 +119,7 @@ fn named_machines_are_taken_in_their_order_and_the_last_is_freed_first() {
     settle(&mut world, &well);
     assert_eq!(hosts(&world), ["m1", "m2", "m3"]);
     world.want(vec![on_machines(1, &["m1", "m2", "m3"])]);
-    let planned = step(&mut world);
+    let planned = world.step();
     let gone: Vec<u64> = removals(&planned)
         .into_iter()
         .map(|(slot, _)| slot)
@@ -166,14 +133,14 @@ fn a_machine_is_used_again_only_after_its_node_is_proven_absent() {
     let mut world = still(vec![on_machines(2, &["m1", "m2"])]);
     settle(&mut world, &well);
     world.state.node_mut(1).unwrap().seen.phase = Phase::Failed;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(removals(&planned), [(1, RemovalReason::Dead)]);
     world.now += 1;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(asked(&planned).is_empty(), "{planned:?}");
     assert!(planned.report.iter().any(|n| n.reason == "Host"));
     gone(&mut world, 1);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(asked(&planned)[0].1, ["m1"]);
 }
 
@@ -184,7 +151,7 @@ fn what_is_replaced_by_its_user_leaves_its_machine_first() {
     for slot in [1, 2] {
         world.state.node_mut(slot).unwrap().marked = true;
     }
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(
         removals(&planned),
         [(2, RemovalReason::User)],
@@ -192,12 +159,12 @@ fn what_is_replaced_by_its_user_leaves_its_machine_first() {
     );
     assert!(asked(&planned).is_empty(), "never more than wanted");
     gone(&mut world, 2);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(asked(&planned)[0].1, ["m2"], "in its place");
     world.now += 1;
     assert_eq!(removals(&world.plan()), [], "not before it is Ready");
     answer(&mut world, &planned, &well);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(removals(&planned), [(1, RemovalReason::User)]);
 }
 
@@ -232,13 +199,13 @@ fn a_machine_of_somebody_else_does_not_sink_the_others() {
 #[test]
 fn an_error_of_the_whole_call_counts_for_the_machine_that_it_names() {
     let mut world = still(vec![on_machines(2, &["m1", "m2", "m3"])]);
-    let planned = step(&mut world);
+    let planned = world.step();
     let Some(Call::Provision { request, .. }) = planned.calls.first() else {
         panic!("nothing is asked for")
     };
     let error = Error::new(Reason::HostNotFound, "no such machine").with_resource("host", "m1");
-    put(&mut world, *request, Err(error));
-    let planned = step(&mut world);
+    world.answer(*request, Err(error));
+    let planned = world.step();
     assert_eq!(asked(&planned)[0].1, ["m2", "m3"]);
 }
 
@@ -249,11 +216,11 @@ fn a_machine_that_moves_between_groups_is_waited_for() {
     let mut world = still(vec![on_machines(1, &["m1"])]);
     settle(&mut world, &well);
     world.want(vec![other]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(removals(&planned), [(1, RemovalReason::User)]);
     assert!(asked(&planned).is_empty());
     gone(&mut world, 1);
-    assert_eq!(asked(&step(&mut world))[0].1, ["m1"]);
+    assert_eq!(asked(&world.step())[0].1, ["m1"]);
 }
 
 fn zones(world: &mut World, names: &[&str]) {
@@ -295,7 +262,7 @@ fn a_scale_down_takes_from_the_fullest_domain() {
     // By age alone both of z would go.
     place(&mut world, &["x", "x", "y", "y", "z", "z"]);
     world.want(vec![spread(3)]);
-    step(&mut world);
+    world.step();
     assert_eq!(left(&world), ["x", "y", "z"]);
 }
 
@@ -308,7 +275,7 @@ fn a_scale_down_takes_the_sick_before_it_thinks_of_spread_and_never_grows() {
     let node = world.state.node_mut(1).unwrap();
     (node.state, node.seen.ready) = (NodeState::Unhealthy, Some(false));
     world.want(vec![spread(3)]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(removals(&planned), [(1, RemovalReason::Surplus)]);
     assert!(asked(&planned).is_empty());
     gone(&mut world, 1);
@@ -358,12 +325,12 @@ fn of(world: &World, hash: &str) -> usize {
 #[test]
 fn spot_that_is_out_spills_over_to_the_same_class_on_demand() {
     let mut world = still(vec![spot_first(3)]);
-    let planned = step(&mut world);
+    let planned = world.step();
     let expected = [("spot-a".to_owned(), 2), ("demand-a".to_owned(), 1)];
     assert_eq!(by_hash(&planned), expected);
     answer(&mut world, &planned, &no_spot);
     world.now += 1;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(by_hash(&planned), [("demand-a".to_owned(), 2)]);
     let skipped = planned
         .report
@@ -384,10 +351,10 @@ fn spot_that_is_out_spills_over_to_the_same_class_on_demand() {
 #[test]
 fn a_back_off_for_want_of_capacity_outlives_the_process_and_doubles() {
     let mut world = still(vec![spot_first(1)]);
-    let planned = step(&mut world);
+    let planned = world.step();
     answer(&mut world, &planned, &no_spot);
     world.now += 1;
-    step(&mut world);
+    world.step();
     let hash = sym("spot-a");
     let key = BackOffKey::of(&sym("data"), &hash, &sym("a")).about(Subject::Capacity);
     let wait = |world: &World| -> Millis {
@@ -397,11 +364,11 @@ fn a_back_off_for_want_of_capacity_outlives_the_process_and_doubles() {
     assert_eq!(wait(&world), 5_000);
     world.now += 5_001;
     world.want(vec![spot_first(2)]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(by_hash(&planned), [("spot-a".to_owned(), 1)], "tried again");
     answer(&mut world, &planned, &no_spot);
     world.now += 1;
-    step(&mut world);
+    world.step();
     assert_eq!(wait(&world), 10_000);
 }
 
@@ -411,7 +378,7 @@ fn a_dead_spot_node_is_replaced_by_the_order_of_preference_again() {
     settle(&mut world, &well);
     assert_eq!((of(&world, "spot-a"), of(&world, "demand-a")), (2, 1));
     world.state.node_mut(1).unwrap().seen.phase = Phase::Terminated;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(by_hash(&planned), [("spot-a".to_owned(), 1)]);
     answer(&mut world, &planned, &no_spot);
     world.now += 1;
@@ -422,15 +389,15 @@ fn a_dead_spot_node_is_replaced_by_the_order_of_preference_again() {
 #[test]
 fn only_a_final_word_spills_over() {
     let mut world = still(vec![spot_first(1)]);
-    let planned = step(&mut world);
+    let planned = world.step();
     let Some(Call::Provision { request, .. }) = planned.calls.first() else {
         panic!("nothing is asked for")
     };
-    put(&mut world, *request, Err(Error::unavailable("no answer")));
+    world.answer(*request, Err(Error::unavailable("no answer")));
     world.now += 10;
     let hash = sym("demand-a");
     for _ in 0..5 {
-        let planned = step(&mut world);
+        let planned = world.step();
         assert!(by_hash(&planned).iter().all(|(asked, _)| **asked != *hash));
         world.now += 1;
     }
@@ -453,7 +420,7 @@ fn a_domain_that_is_out_holds_back_only_who_needs_it() {
             until,
         };
         world.views.get_mut("a").unwrap().no_capacity = vec![out];
-        by_hash(&step(&mut world))[0].0.clone()
+        by_hash(&world.step())[0].0.clone()
     };
     assert_eq!(first(&["x"]), "v1-b");
     assert_eq!(first(&["x", "y"]), "v1-a");

@@ -13,13 +13,15 @@ use std::time::Duration;
 use drover_core::{
     Millis, NodeState, Phase,
     error::Reason,
-    node::{Answer, Outcome, RemovalReason},
+    node::{Answer, RemovalReason},
     spec::{Amount, Group, Update},
 };
-use drover_planner::{Call, ConditionKey, ConditionKind, Op, Plan, apply};
+use drover_planner::{ConditionKey, ConditionKind, Op, Plan};
 use world::{
     World,
     build::{at_version, choice, group, on_delete, rolling, shortage, sym},
+    removals,
+    steps::still,
 };
 
 /// What the platform makes of the next requests.
@@ -35,11 +37,9 @@ enum Made {
 
 /// Size 4 of v1, all Ready for a while, updating like this from now on.
 fn world(update: Update) -> World {
-    let mut world = World::new(1, &["a", "b"]);
-    world.run_for(Duration::from_secs(10));
     let mut v1 = group("data", 4, &["a"]);
     v1.update = update;
-    world.want(vec![v1]);
+    let mut world = still(vec![v1]);
     while !step(&mut world, Made::Ready).is_empty() {
         world.now += 1;
     }
@@ -54,28 +54,11 @@ fn want(world: &mut World, version: &str) {
 
 /// Plans, makes it durable, and has the platform do what is asked; what is removed is gone at once.
 fn step(world: &mut World, made: Made) -> Plan {
-    let planned = world.plan();
-    apply(&mut world.state, &planned.ops, world.now);
-    world.counter += 10;
-    let now = world.now;
-    for call in &planned.calls {
-        let Call::Provision { request, .. } = call else {
-            continue;
-        };
-        if made == Made::Nothing {
-            continue;
-        }
-        let nodes = world.state.nodes.iter().filter(|n| n.request == *request);
-        let ids = nodes.map(|n| Outcome::Made(n.slot.to_string().into()));
-        let outcome = Ok(ids.collect());
-        let request = world.state.requests.get_mut(request).unwrap();
-        request.call.in_flight = false;
-        request.answer = Some(Answer {
-            at: now,
-            taken: false,
-            outcome,
-        });
+    let planned = world.step();
+    if made != Made::Nothing {
+        world.answer_all(&planned);
     }
+    let now = world.now;
     for node in &mut world.state.nodes {
         if node.seen.phase == Phase::Unseen && made != Made::Nothing {
             node.seen.phase = Phase::Running;
@@ -120,15 +103,6 @@ fn ceiling(world: &World) -> usize {
 
 fn alive(world: &World) -> usize {
     world.state.nodes.iter().filter(|n| !n.is_dead()).count()
-}
-
-fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
-    let ops = planned.ops.iter();
-    ops.filter_map(|op| match op {
-        Op::Remove { slot, reason } => Some((*slot, *reason)),
-        _ => None,
-    })
-    .collect()
 }
 
 fn requested(planned: &Plan) -> usize {

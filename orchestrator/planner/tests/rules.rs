@@ -7,50 +7,28 @@
 
 mod world;
 
-use std::time::Duration;
+#[path = "rules/failures.rs"]
+mod failures;
 
 use drover_core::{
-    Error, Millis, Node, NodeState, Phase,
+    Error, Node, NodeState, Phase,
     error::Reason,
-    node::{Answer, Outcome, RemovalReason},
-    spec::{Amount, Group, RemovalOrder},
+    node::{Outcome, RemovalReason},
+    spec::RemovalOrder,
 };
-use drover_planner::{
-    BackOff, BackOffKey, BackOffKind, Call, ConditionKey, ConditionKind, Op, Orphan, Plan, apply,
-};
+use drover_planner::{Call, ConditionKey, ConditionKind, Op, Orphan, Plan};
 use uuid::Uuid;
 use world::{
     World,
     build::{CALL, CREATION, HIDDEN, choice, group, shortage, sym},
+    removals,
+    steps::still,
 };
 
-/// A world in which nothing happens by itself; platforms can be seen.
-fn still(groups: Vec<Group>) -> World {
-    let mut world = World::new(1, &["a", "b"]);
-    world.run_for(Duration::from_secs(10));
-    world.want(groups);
-    world
-}
-
-/// Plans and makes it durable, without any call.
-fn step(world: &mut World) -> Plan {
-    let planned = world.plan();
-    apply(&mut world.state, &planned.ops, world.now);
-    world.counter += 10;
-    planned
-}
-
-/// The same with every node of the last request answered and seen running.
+/// One plan, with every node of its requests made and seen running.
 fn step_up(world: &mut World) -> Plan {
-    let planned = step(world);
-    for call in &planned.calls {
-        if let Call::Provision { request, .. } = call {
-            let nodes = world.state.nodes.iter().filter(|n| n.request == *request);
-            let made = nodes.map(|n| Outcome::Made(n.slot.to_string().into()));
-            let made = made.collect();
-            answer(world, *request, Ok(made));
-        }
-    }
+    let planned = world.step();
+    world.answer_all(&planned);
     let now = world.now;
     for node in &mut world.state.nodes {
         (node.seen.phase, node.seen.last) = (Phase::Running, now);
@@ -66,17 +44,6 @@ fn ready(size: u32) -> World {
     world
 }
 
-fn answer(world: &mut World, request: Uuid, outcome: Result<Vec<Outcome>, Error>) {
-    let at = world.now;
-    let request = world.state.requests.get_mut(&request).unwrap();
-    request.call.in_flight = false;
-    request.answer = Some(Answer {
-        at,
-        taken: false,
-        outcome,
-    });
-}
-
 fn only_request(world: &World) -> Uuid {
     assert_eq!(world.state.requests.len(), 1);
     *world.state.requests.keys().next().unwrap()
@@ -86,15 +53,6 @@ fn requests(planned: &Plan) -> Vec<(&str, usize)> {
     let ops = planned.ops.iter();
     ops.filter_map(|op| match op {
         Op::Request { request, nodes, .. } => Some((&*request.platform, nodes.len())),
-        _ => None,
-    })
-    .collect()
-}
-
-fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
-    let ops = planned.ops.iter();
-    ops.filter_map(|op| match op {
-        Op::Remove { slot, reason } => Some((*slot, *reason)),
         _ => None,
     })
     .collect()
@@ -128,7 +86,7 @@ fn lost() -> Error {
 #[test]
 fn rule_1_every_call_has_its_intent_in_the_same_plan() {
     let mut world = still(vec![group("data", 3, &["a"])]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(requests(&planned), [("a", 3)]);
     assert!(matches!(planned.calls[..], [Call::Provision { .. }]));
     let slots: Vec<_> = world
@@ -139,15 +97,15 @@ fn rule_1_every_call_has_its_intent_in_the_same_plan() {
         .collect();
     assert_eq!(slots, [(1, 0, 0), (2, 1, 1), (3, 2, 2)]);
     assert_eq!((world.state.next_slot, world.state.next_sequence), (4, 2));
-    assert!(step(&mut world).is_empty(), "asked once");
+    assert!(world.step().is_empty(), "asked once");
 }
 
 #[test]
 fn rule_2_the_first_removal_of_a_slot_closes_its_request() {
     let mut world = still(vec![group("data", 3, &["a"])]);
-    step(&mut world);
+    world.step();
     world.want(vec![]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!((closes(&planned), removals(&planned).len()), (1, 3));
     assert!(world.state.requests.is_empty());
     assert!(planned.calls.is_empty(), "there is no id to remove yet");
@@ -156,13 +114,13 @@ fn rule_2_the_first_removal_of_a_slot_closes_its_request() {
 #[test]
 fn rule_2_a_removal_closes_the_request_and_absence_waits_for_its_deadline() {
     let mut world = still(vec![group("data", 2, &["a"])]);
-    step(&mut world);
+    world.step();
     let (begun, deadline) = (world.now, world.now + CALL);
     node(&mut world, 1).marked = true;
     node(&mut world, 1).seen.node_id = "x".into();
     node(&mut world, 1).seen.phase = Phase::Pending;
     node(&mut world, 1).seen.last = begun;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!((closes(&planned), removals(&planned).len()), (1, 1));
     let closed = node(&mut world, 1);
     assert_eq!(
@@ -171,19 +129,19 @@ fn rule_2_a_removal_closes_the_request_and_absence_waits_for_its_deadline() {
     );
     world.now = deadline + HIDDEN;
     node(&mut world, 1).seen.missing_from = deadline + HIDDEN - 1;
-    assert_eq!(forgets(&step(&mut world)), 0);
+    assert_eq!(forgets(&world.step()), 0);
     node(&mut world, 1).seen.missing_from = deadline + HIDDEN;
-    assert_eq!(forgets(&step(&mut world)), 1);
+    assert_eq!(forgets(&world.step()), 1);
 }
 
 #[test]
 fn rule_2_a_request_whose_spec_is_wanted_no_more_is_closed_and_not_altered() {
     let mut world = still(vec![group("data", 1, &["a"])]);
-    step(&mut world);
+    world.step();
     let mut next = group("data", 1, &["a"]);
     next.choices = vec![choice("a", "v2")];
     world.want(vec![next]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(closes(&planned), 1);
     assert!(requests(&planned).is_empty(), "its slot still counts");
 }
@@ -191,28 +149,28 @@ fn rule_2_a_request_whose_spec_is_wanted_no_more_is_closed_and_not_altered() {
 #[test]
 fn rule_2_an_unknown_outcome_is_asked_again_after_the_replay_delay_until_it_is_forgotten() {
     let mut world = still(vec![group("data", 1, &["a"])]);
-    step(&mut world);
+    world.step();
     let (id, first) = (only_request(&world), world.now);
-    answer(&mut world, id, Err(lost()));
+    world.answer(id, Err(lost()));
     world.now = first + HIDDEN - 1;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(planned.calls.is_empty() && waits_for(&planned, "Absence"));
     world.now = planned.wake.unwrap();
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(matches!(planned.calls[..], [Call::Provision { request, .. }] if request == id));
     world.now = first + 600_000;
-    assert_eq!(closes(&step(&mut world)), 1);
+    assert_eq!(closes(&world.step()), 1);
 }
 
 #[test]
 fn rule_2_nothing_is_asked_again_when_fewer_are_wanted() {
     let mut world = still(vec![group("data", 3, &["a"])]);
-    step(&mut world);
+    world.step();
     let id = only_request(&world);
-    answer(&mut world, id, Err(lost()));
+    world.answer(id, Err(lost()));
     world.want(vec![group("data", 1, &["a"])]);
     world.now += 2 * HIDDEN;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(planned.calls.is_empty());
     assert_eq!(closes(&planned), 1);
 }
@@ -220,15 +178,11 @@ fn rule_2_nothing_is_asked_again_when_fewer_are_wanted() {
 #[test]
 fn rule_2_a_shortfall_is_a_new_request() {
     let mut world = still(vec![group("data", 3, &["a"])]);
-    step(&mut world);
+    world.step();
     let id = only_request(&world);
     let broken = || Outcome::Failed(Error::internal("broken"));
-    answer(
-        &mut world,
-        id,
-        Ok(vec![Outcome::Made("x".into()), broken(), broken()]),
-    );
-    let planned = step(&mut world);
+    world.answer(id, Ok(vec![Outcome::Made("x".into()), broken(), broken()]));
+    let planned = world.step();
     assert_eq!((closes(&planned), forgets(&planned)), (1, 2));
     assert_eq!(requests(&planned), [("a", 2)]);
     assert_ne!(only_request(&world), id);
@@ -241,21 +195,21 @@ fn rule_3_only_a_late_complete_read_and_a_silent_agent_prove_a_loss() {
     let gone_since = world.now;
     let seen = &mut node(&mut world, 1).seen;
     (seen.unlisted, seen.last) = (true, gone_since);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!((forgets(&planned), requests(&planned).len()), (0, 0));
     assert!(planned.calls.is_empty() && waits_for(&planned, "Absence"));
-    world.now = step(&mut world).wake.unwrap();
+    world.now = world.step().wake.unwrap();
     let confirm = Call::Confirm { platform: sym("a") };
-    assert_eq!(step(&mut world).calls, [confirm]);
+    assert_eq!(world.step().calls, [confirm]);
     node(&mut world, 1).seen.missing_from = gone_since + HIDDEN - 1;
     node(&mut world, 1).seen.silent = true;
-    assert_eq!(forgets(&step(&mut world)), 0, "the read began too early");
+    assert_eq!(forgets(&world.step()), 0, "the read began too early");
     let now = world.now;
     node(&mut world, 1).seen.missing_from = now;
     node(&mut world, 1).seen.silent = false;
-    assert_eq!(forgets(&step(&mut world)), 0, "its agent answers");
+    assert_eq!(forgets(&world.step()), 0, "its agent answers");
     node(&mut world, 1).seen.silent = true;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!((forgets(&planned), requests(&planned)), (1, vec![("a", 1)]));
 }
 
@@ -264,24 +218,24 @@ fn rule_3_the_backends_own_word_is_proof() {
     let mut world = ready(2);
     node(&mut world, 1).seen.gone = true;
     node(&mut world, 2).seen.phase = Phase::Terminated;
-    assert_eq!(forgets(&step(&mut world)), 2);
+    assert_eq!(forgets(&world.step()), 2);
 }
 
 #[test]
 fn rule_3_what_was_never_seen_is_absent_only_after_all_it_may_take() {
     let mut world = still(vec![group("data", 1, &["a"])]);
-    step(&mut world);
+    world.step();
     let deadline = world.now + CALL;
     world.want(vec![]);
-    step(&mut world);
-    let planned = step(&mut world);
+    world.step();
+    let planned = world.step();
     let due = deadline + CREATION + HIDDEN;
     assert_eq!(planned.wake, Some(due));
     node(&mut world, 1).seen.missing_from = due - 1;
     world.now = due;
-    assert_eq!(forgets(&step(&mut world)), 0);
+    assert_eq!(forgets(&world.step()), 0);
     node(&mut world, 1).seen.missing_from = due;
-    assert_eq!(forgets(&step(&mut world)), 1);
+    assert_eq!(forgets(&world.step()), 1);
 }
 
 #[test]
@@ -292,14 +246,14 @@ fn rule_4_the_unknown_is_present_for_creations_and_absent_for_removals() {
         node(&mut world, slot).seen.unlisted = true;
         node(&mut world, slot).seen.last = now;
     }
-    assert!(requests(&step(&mut world)).is_empty());
+    assert!(requests(&world.step()).is_empty());
     world.want(vec![group("data", 1, &["a"])]);
     assert!(
-        removals(&step(&mut world)).is_empty(),
+        removals(&world.step()).is_empty(),
         "one is there for certain"
     );
     node(&mut world, 3).seen.phase = Phase::Unknown;
-    assert!(removals(&step(&mut world)).is_empty());
+    assert!(removals(&world.step()).is_empty());
 }
 
 #[test]
@@ -307,7 +261,7 @@ fn rule_4_a_platform_under_another_uid_shows_nothing_of_ours() {
     let mut world = ready(2);
     world.views.get_mut("a").unwrap().uid = "another".into();
     node(&mut world, 1).seen.phase = Phase::Failed;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(removals(&planned).is_empty() && requests(&planned).is_empty());
 }
 
@@ -315,18 +269,18 @@ fn rule_4_a_platform_under_another_uid_shows_nothing_of_ours() {
 fn rule_5_the_next_platform_is_for_no_capacity_alone() {
     let mut world = still(vec![group("data", 25, &["a", "b"])]);
     assert_eq!(
-        requests(&step(&mut world)),
+        requests(&world.step()),
         [("a", 10)],
         "a small batch is no lack of room"
     );
     let mut world = still(vec![group("data", 2, &["a", "b"])]);
     world.views.get_mut("a").unwrap().callable = false;
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(requests(&planned).is_empty() && waits_for(&planned, "PlatformUnavailable"));
     world.views.get_mut("a").unwrap().callable = true;
     let until = world.now + 60_000;
     world.views.get_mut("a").unwrap().no_capacity = vec![shortage(until)];
-    assert_eq!(requests(&step(&mut world)), [("b", 2)]);
+    assert_eq!(requests(&world.step()), [("b", 2)]);
 }
 
 #[test]
@@ -334,7 +288,7 @@ fn rule_5_a_choice_takes_its_maximum_and_the_next_one_the_rest() {
     let mut spec = group("data", 5, &["a", "b"]);
     spec.choices[0].max = Some(2);
     let mut world = still(vec![spec]);
-    assert_eq!(requests(&step(&mut world)), [("a", 2), ("b", 3)]);
+    assert_eq!(requests(&world.step()), [("a", 2), ("b", 3)]);
     assert!(!world.plan().report.iter().any(|n| n.reason == "NoCapacity"));
 }
 
@@ -345,7 +299,7 @@ fn rule_5_no_capacity_anywhere_is_said() {
     for view in world.views.values_mut() {
         view.no_capacity = vec![shortage(until)];
     }
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(waits_for(&planned, "NoCapacity"));
     assert_eq!(
         planned.wake,
@@ -358,15 +312,15 @@ fn rule_5_no_capacity_anywhere_is_said() {
 #[test]
 fn rule_6_an_error_drops_slots_only_if_every_attempt_made_nothing() {
     let mut world = still(vec![group("data", 1, &["a"])]);
-    step(&mut world);
+    world.step();
     let id = only_request(&world);
-    answer(&mut world, id, Err(Error::new(Reason::Invalid, "no")));
+    world.answer(id, Err(Error::new(Reason::Invalid, "no")));
     assert_eq!(forgets(&world.plan()), 1);
-    answer(&mut world, id, Err(lost()));
+    world.answer(id, Err(lost()));
     world.now += 2 * HIDDEN;
-    step(&mut world);
-    answer(&mut world, id, Err(Error::new(Reason::Invalid, "no")));
-    let planned = step(&mut world);
+    world.step();
+    world.answer(id, Err(Error::new(Reason::Invalid, "no")));
+    let planned = world.step();
     assert_eq!((closes(&planned), forgets(&planned)), (1, 0));
 }
 
@@ -382,6 +336,7 @@ fn rule_8_a_deletion_sweeps_its_orphans_even_if_the_store_is_behind() {
         ordinal: 9,
         platform_uid: "uid-of-a".into(),
         since: world.now - 120_000,
+        ..Orphan::default()
     };
     world
         .state
@@ -389,18 +344,18 @@ fn rule_8_a_deletion_sweeps_its_orphans_even_if_the_store_is_behind() {
         .insert((sym("a"), "newer".into()), orphan);
     let taken = |op: &Op| matches!(op, Op::TakeOrphan { .. });
     world.orphan_hold = true;
-    assert!(!step(&mut world).ops.iter().any(taken), "a person decides");
+    assert!(!world.step().ops.iter().any(taken), "a person decides");
     world.orphan_hold = false;
-    assert!(step(&mut world).ops.iter().any(taken));
+    assert!(world.step().ops.iter().any(taken));
 }
 
 #[test]
 fn rule_8_a_removal_that_keeps_failing_is_named() {
     let mut world = ready(1);
     world.delete();
-    step(&mut world);
+    world.step();
     node(&mut world, 1).call.failures = 3;
-    step(&mut world);
+    world.step();
     let key = ConditionKey {
         group: sym(""),
         kind: ConditionKind::DeletionBlocked,
@@ -420,7 +375,7 @@ fn who_goes_first() {
         spec.removal_order = order;
         spec.remediation.enabled = false;
         world.want(vec![spec]);
-        let gone = removals(&step(&mut world));
+        let gone = removals(&world.step());
         assert_eq!(gone.len(), 1);
         gone[0].0
     };
@@ -462,7 +417,7 @@ fn a_marked_node_goes_when_its_successor_is_ready() {
         (vec![("a", 1)], vec![])
     );
     assert!(waits_for(&planned, "Budget"));
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(removals(&planned), [(1, RemovalReason::User)]);
     assert!(requests(&planned).is_empty());
 }
@@ -472,172 +427,18 @@ fn max_in_flight_holds_for_making_and_removing() {
     let mut spec = group("data", 5, &["a"]);
     spec.max_in_flight = Some(2);
     let mut world = still(vec![spec.clone()]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(requests(&planned), [("a", 2)]);
     assert!(waits_for(&planned, "MaxInFlight"));
-    assert!(waits_for(&step(&mut world), "MaxInFlight"));
+    assert!(waits_for(&world.step(), "MaxInFlight"));
     let mut world = ready(5);
     spec.size = Some(1);
     world.want(vec![spec]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert_eq!(removals(&planned).len(), 2);
     assert!(waits_for(&planned, "MaxInFlight"));
     let no_capacity = |op: &Op| matches!(op, Op::Condition { to: Some(_), .. });
     assert!(!planned.ops.iter().any(no_capacity), "{planned:?}");
-}
-
-#[test]
-fn the_first_failure_is_retried_at_once_then_later_and_later() {
-    let mut spec = group("data", 1, &["a"]);
-    spec.remediation.max_retries = 5;
-    let mut world = still(vec![spec]);
-    let mut waits: Vec<Millis> = Vec::new();
-    for _ in 0..6 {
-        let id = only_request_after_wait(&mut world, &mut waits);
-        let broken = Outcome::Failed(Error::internal("broken"));
-        answer(&mut world, id, Ok(vec![broken]));
-    }
-    assert_eq!(waits, [0, 0, 2_000, 4_000, 8_000, 600_000]);
-}
-
-fn only_request_after_wait(world: &mut World, waits: &mut Vec<Millis>) -> Uuid {
-    let begun = world.now;
-    loop {
-        let planned = step(world);
-        if !requests(&planned).is_empty() {
-            waits.push(world.now - begun);
-            return only_request(world);
-        }
-        let next = planned.wake.unwrap();
-        if next == world.now + 1 {
-            // Only because something was written: no time passes for that.
-            let planned = step(world);
-            assert!(waits_for(&planned, "BackOff"));
-            world.now = planned.wake.unwrap();
-        } else {
-            world.now = next;
-        }
-    }
-}
-
-#[test]
-fn what_dies_together_counts_once() {
-    let mut world = ready(6);
-    for slot in 1..=6 {
-        node(&mut world, slot).seen.phase = Phase::Failed;
-        world.now += 10;
-        step(&mut world);
-    }
-    let failures: Vec<u32> = world.state.backoffs.values().map(|b| b.failures).collect();
-    assert_eq!(failures, [1]);
-}
-
-#[test]
-fn sick_nodes_stay_when_remediation_is_switched_off_and_dead_ones_do_not() {
-    let mut world = ready(4);
-    let mut spec = group("data", 4, &["a"]);
-    spec.remediation.enabled = false;
-    world.want(vec![spec]);
-    node(&mut world, 1).seen.ready = Some(false);
-    node(&mut world, 2).seen.phase = Phase::Failed;
-    step(&mut world);
-    world.now += 3_600_000;
-    let planned = step(&mut world);
-    assert!(waits_for(&planned, "RemediationBlocked"));
-    let going = world.state.nodes.iter().filter(|n| n.removal.is_some());
-    assert_eq!(going.map(|n| n.slot).collect::<Vec<_>>(), [2]);
-}
-
-#[test]
-fn a_short_loss_of_readiness_replaces_nothing() {
-    let mut world = ready(3);
-    node(&mut world, 1).seen.ready = Some(false);
-    step(&mut world);
-    world.now += 29_999;
-    assert!(removals(&step(&mut world)).is_empty());
-    world.now += 1;
-    assert_eq!(removals(&step(&mut world)), [(1, RemovalReason::Sick)]);
-}
-
-#[test]
-fn what_an_earlier_process_found_sick_is_looked_at_anew() {
-    let mut world = ready(3);
-    node(&mut world, 1).seen.ready = Some(false);
-    step(&mut world);
-    world.durable = world.state.clone();
-    world.now += 3_600_000;
-    world.restart();
-    for view in world.views.values_mut() {
-        (view.visible, view.callable, view.visible_since) = (true, true, world.now);
-    }
-    let now = world.now;
-    for node in &mut world.state.nodes {
-        (node.seen.phase, node.seen.last) = (Phase::Running, now);
-    }
-    node(&mut world, 1).seen.ready = Some(false);
-    assert!(removals(&step(&mut world)).is_empty());
-    world.now += 30_000;
-    assert_eq!(removals(&step(&mut world)).len(), 1);
-}
-
-#[test]
-fn who_is_dead_stays_dead() {
-    let mut world = ready(1);
-    let mut spec = group("data", 1, &["a"]);
-    spec.remediation.max_unhealthy = Amount::Count(1);
-    world.want(vec![spec]);
-    node(&mut world, 1).seen.phase = Phase::Failed;
-    world.state.paused = true;
-    step(&mut world);
-    node(&mut world, 1).seen.phase = Phase::Running;
-    world.state.paused = false;
-    let planned = step(&mut world);
-    assert_eq!(removals(&planned), [(1, RemovalReason::Dead)]);
-    assert_eq!(requests(&planned), [("a", 1)]);
-}
-
-#[test]
-fn a_rejection_ends_as_soon_as_the_platform_accepts() {
-    let mut world = still(vec![group("data", 1, &["a"])]);
-    step(&mut world);
-    let id = only_request(&world);
-    answer(&mut world, id, Err(Error::new(Reason::Invalid, "no")));
-    let planned = step(&mut world);
-    assert!(waits_for(&planned, "BackOff"), "{planned:?}");
-    let kinds: Vec<_> = world.state.backoffs.values().map(|b| b.kind).collect();
-    assert_eq!(kinds, [BackOffKind::Rejected]);
-    world.views.get_mut("a").unwrap().etag = "2".into();
-    assert_eq!(requests(&step_up(&mut world)).len(), 1, "it has changed");
-    step(&mut world);
-    assert!(world.state.backoffs.is_empty());
-}
-
-#[test]
-fn back_offs_of_what_is_wanted_no_more_do_not_pile_up() {
-    let mut world = ready(1);
-    for version in ["v2", "v3", "v4"] {
-        node(&mut world, 1).spec_hash = sym(version);
-        let key = BackOffKey::of(&sym("data"), &sym(version), &sym("a"));
-        let old = BackOff {
-            kind: BackOffKind::Failure,
-            failures: 2,
-            last: world.now,
-            next: world.now,
-            etag: sym("1"),
-            message: "died".into(),
-        };
-        world.state.backoffs.insert(key, old);
-    }
-    let mut next = group("data", 1, &["a"]);
-    next.choices = vec![choice("a", "v4")];
-    node(&mut world, 1).spec_hash = next.choices[0].spec_hash.clone();
-    world.want(vec![next]);
-    step(&mut world);
-    assert!(
-        world.state.backoffs.is_empty(),
-        "{:?}",
-        world.state.backoffs
-    );
 }
 
 #[test]
@@ -646,7 +447,7 @@ fn a_paused_cluster_only_looks() {
     world.state.paused = true;
     node(&mut world, 1).seen.phase = Phase::Failed;
     world.want(vec![]);
-    let planned = step(&mut world);
+    let planned = world.step();
     assert!(planned.calls.is_empty() && removals(&planned).is_empty());
     assert!(waits_for(&planned, "Paused"));
     assert_eq!(node(&mut world, 1).state, NodeState::Failed);

@@ -14,7 +14,7 @@ use drover_core::{
     error::Reason,
     spec::{Health, Probe},
 };
-use drover_planner::{Call, ConditionKey, ConditionKind, Op, Orphan};
+use drover_planner::{Call, ConditionKey, ConditionKind, Foreign, Op, Orphan};
 use uuid::Uuid;
 use world::{
     Crash, Event, World,
@@ -222,7 +222,10 @@ fn a_store_that_is_behind_freezes_the_cluster() {
 #[test]
 fn nodes_of_another_owner_under_the_same_name_stop_creations_only() {
     let mut world = settled(3);
-    world.state.foreign.insert(sym("a"));
+    world
+        .state
+        .foreign
+        .insert((sym("a"), "x-1".into()), Foreign::default());
     world.want(vec![group("data", 4, &["a"])]);
     world.run_for(HOUR);
     assert!(holds(&world, "", ConditionKind::ForeignNodes));
@@ -246,6 +249,7 @@ fn orphan(world: &World, sequence: u64) -> Orphan {
         ordinal: 9,
         platform_uid: "uid-of-a".into(),
         since: world.now,
+        ..Orphan::default()
     }
 }
 
@@ -387,7 +391,10 @@ fn a_request_of_unknown_outcome_is_not_sent_again_while_nothing_may_be_made() {
     world.platforms.get_mut("a").unwrap().refuses = Some(Error::unavailable("broken"));
     world.want(vec![group("data", 2, &["a"])]);
     world.run_for(Duration::from_secs(3));
-    world.state.foreign.insert(sym("a"));
+    world
+        .state
+        .foreign
+        .insert((sym("a"), "x-1".into()), Foreign::default());
     world.platforms.get_mut("a").unwrap().refuses = None;
     world.run_for(HOUR);
     assert_eq!(world.leftovers(), 0);

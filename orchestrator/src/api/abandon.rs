@@ -10,8 +10,9 @@ use drover_store::{Lane, NewEvent, Step};
 use super::Api;
 use crate::{
     cluster::{Cluster, Inner},
-    infrastructure, pass,
+    infrastructure,
     queue::Urgency,
+    step,
 };
 
 /// Nodes in one step of the store. More than a request has, so that the nodes of one stay together.
@@ -53,7 +54,7 @@ impl Api {
                 .await
             {
                 Ok(done) => {
-                    pass::take_over(&self.shared, &cluster, &plan, Vec::new(), done, now);
+                    step::take_over(&self.shared, &cluster, &plan, Vec::new(), done, now);
                     nodes.extend(ids);
                 }
                 // A pass was quicker, and memory is about to show what it did.
@@ -200,7 +201,7 @@ fn next_step(
     }
     // The last step also says that nothing of the cluster is there any more.
     let used = last && inner.state.used.remove(backend);
-    let mut step = pass::encode_step(inner, &ops, &[], now);
+    let mut step = step::encode_step(inner, &ops, &[], now);
     if used {
         inner.state.used.insert(backend.clone());
     }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_convert::value::to_timestamp;
-use drover_core::{Error, Reason, Result, error::Violation, name, node::Request, spec::Group};
+use drover_core::{Error, Reason, Result, Sym, error::Violation, name, node::Request, spec::Group};
 use drover_planner::{Call, Plan, State};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
@@ -13,14 +13,16 @@ use uuid::Uuid;
 
 use super::{
     Api,
+    adopt::{self, Others},
     check::Checked,
     clusters::{expect, find_group, hypothetical, refuse_deleting},
     rollout, status,
+    user_data::names_secrets,
 };
 use crate::{
-    cluster::{Cluster, Inner, Resolved, stored_spec},
+    cluster::{Cluster, Inner, Resolved, order_adoption, stored_spec},
     hooks::Point,
-    pass,
+    order, pass,
     queue::Urgency,
 };
 
@@ -39,12 +41,6 @@ impl Api {
         let Some(document) = &request.cluster else {
             return Err(Error::invalid("cluster", "is missing"));
         };
-        if request.adopt {
-            return Err(Error::invalid(
-                "adopt",
-                "adoption is not available in this version; leave it out",
-            ));
-        }
         if !request.assume_platforms.is_empty() && !request.validate_only {
             return Err(Error::invalid("assume_platforms", "is for validate_only"));
         }
@@ -59,6 +55,12 @@ impl Api {
             return Err(Error::violations(wrong));
         }
         self.caller.about("cluster", &document.name);
+        // What is found is there until it is named.
+        let _secrets = if names_secrets(document) && !request.validate_only {
+            Some(self.shared.secrets.changing.read().await)
+        } else {
+            None
+        };
         for _ in 0..MAX_TURNS {
             if let Ok(cluster) = self.shared.find(&document.name) {
                 return self.apply_to(&cluster, document, &request).await;
@@ -111,11 +113,14 @@ impl Api {
             )
             .with_metadata("generation", 0));
         }
-        self.refuse_foreign(&document.name)?;
-        let checked = self
-            .check(document, None, &request.assume_platforms)
-            .await?;
-        self.create(&document.name, checked, request.validate_only)
+        let others = if request.adopt {
+            Some(self.others(&document.name).await?)
+        } else {
+            self.refuse_foreign(&document.name)?;
+            None
+        };
+        let checked = self.check(document, None, request).await?;
+        self.create(&document.name, checked, request.validate_only, others)
             .await
     }
 
@@ -134,16 +139,8 @@ impl Api {
             expect(&inner, request.expected_generation)?;
             refuse_deleting(&inner, &cluster.name)?;
         }
-        let checked = self
-            .check(document, Some(cluster), &request.assume_platforms)
-            .await?;
-        self.change(
-            cluster,
-            checked,
-            &request.remove_groups,
-            request.validate_only,
-        )
-        .await
+        let checked = self.check(document, Some(cluster), request).await?;
+        self.change(cluster, checked, request).await
     }
 
     /// Takes a cluster into memory that the store has.
@@ -277,7 +274,8 @@ impl Api {
                     &owner
                 };
                 let message = format!(
-                    "{platform} shows nodes of a cluster {name:?} whose owner is {owner}; choose another name"
+                    "{platform} shows nodes of a cluster {name:?} whose owner is {owner}; choose another name, or take \
+                     them over with adopt"
                 );
                 return Err(Error::new(Reason::ClusterExists, message));
             }
@@ -290,10 +288,16 @@ impl Api {
         name: &str,
         checked: Checked,
         validate_only: bool,
+        others: Option<Others>,
     ) -> Result<pb::ApplyClusterResponse> {
+        let mut checked = checked;
+        let kept = self
+            .warn_of_kept(name, &with_storage(&checked.resolved))
+            .await;
+        checked.warnings.extend(kept);
         let now = self.shared.now();
         let time = i64::try_from(now).unwrap_or(i64::MAX);
-        let value = Desired {
+        let mut value = Desired {
             name: name.to_owned(),
             labels: checked.labels,
             spec: checked.spec.encode_to_vec().into(),
@@ -303,6 +307,9 @@ impl Api {
             create_time_ms: time,
             ..Desired::default()
         };
+        if others.is_some() {
+            order_adoption(&mut value);
+        }
         let mut answer = pb::ApplyClusterResponse {
             outcome: pb::ApplyOutcome::Created.into(),
             warnings: checked.warnings,
@@ -323,6 +330,9 @@ impl Api {
             self.shared
                 .add(Cluster::create(uid, desired, checked.resolved))
         };
+        if let Some(others) = others {
+            others.show(self, &cluster);
+        }
         let mut plan = {
             let mut inner = cluster.inner.lock();
             let plan = self.forecast(&cluster, &mut inner, &[]);
@@ -339,6 +349,7 @@ impl Api {
             self.shared.wrote(answer.revision);
             self.shared.queue.push(cluster.uid, Urgency::Bulk);
         }
+        answer.warnings.extend(adopt::warning(&plan));
         answer.plan = Some(plan);
         answer.cluster = Some(shown);
         Ok(answer)
@@ -348,9 +359,9 @@ impl Api {
         &self,
         cluster: &Arc<Cluster>,
         checked: Checked,
-        remove_groups: &[String],
-        validate_only: bool,
+        request: &pb::ApplyClusterRequest,
     ) -> Result<pb::ApplyClusterResponse> {
+        let (remove_groups, validate_only) = (&request.remove_groups, request.validate_only);
         let data = self.user_data_of_change(cluster, &checked).await?;
         let former = self.former(cluster).await?;
         let (desired, same) = {
@@ -365,10 +376,16 @@ impl Api {
             if !same {
                 desired.value.labels = checked.labels;
                 desired.value.spec = checked.spec.encode_to_vec().into();
+                order::remember(&inner, &mut desired.value, &checked.resolved.groups);
                 desired.value.generation += 1;
                 desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
             }
-            (desired, same)
+            let adopts =
+                request.adopt && self.adoptable(&inner, &checked.resolved, remove_groups)?;
+            if adopts {
+                order_adoption(&mut desired.value);
+            }
+            (desired, same && !adopts)
         };
         let outcome = if same {
             pb::ApplyOutcome::Unchanged
@@ -382,6 +399,10 @@ impl Api {
             drop(inner);
             self.forecast(cluster, &mut copy, &former)
         };
+        let mut warnings = checked.warnings;
+        if request.adopt {
+            warnings.extend(adopt::warning(&plan));
+        }
         let mut shown = self.shown(cluster);
         let revision = if validate_only || same {
             if validate_only && !same {
@@ -401,7 +422,7 @@ impl Api {
             cluster: Some(shown),
             outcome: outcome.into(),
             plan: Some(plan),
-            warnings: checked.warnings,
+            warnings,
             revision,
         })
     }
@@ -415,6 +436,7 @@ impl Api {
         for round in 0..MAX_PREVIEW {
             let plan = pass::plan(&self.shared, inner, now, round == 0);
             drover_planner::apply(&mut inner.state, &plan.ops, now);
+            adopt::suppose(inner, &mut names, &plan, now);
             for call in &plan.calls {
                 if let Call::Deprovision { slot } = call
                     && let Some(node) = inner.state.node_mut(*slot)
@@ -443,12 +465,26 @@ impl Api {
         inner.state = before;
         names.uid = cluster.uid;
         let mut plan = status::plan(&whole, &names, inner.head.revision, generation, now);
-        plan.renewals = rollout::renewals(&whole.renewals, &names, inner.groups(), former);
+        let known = inner.wanted();
+        let groups = known.as_ref().map_or(inner.groups(), |groups| groups);
+        plan.renewals = rollout::renewals(&whole.renewals, &names, groups, former);
         plan
     }
 }
 
 /// A copy of what is known of a cluster, as if this were wanted of it.
+/// Platforms that groups with storage name.
+fn with_storage(spec: &Resolved) -> Vec<Sym> {
+    let groups = spec.groups.iter().filter(|group| group.storage.is_some());
+    let mut platforms: Vec<Sym> = groups
+        .flat_map(|group| &group.choices)
+        .map(|choice| choice.platform.clone())
+        .collect();
+    platforms.sort();
+    platforms.dedup();
+    platforms
+}
+
 fn what_if(inner: &Inner, desired: Versioned<Desired>, spec: Arc<Resolved>) -> Inner {
     let mut copy = Inner {
         desired,
@@ -458,7 +494,9 @@ fn what_if(inner: &Inner, desired: Versioned<Desired>, spec: Arc<Resolved>) -> I
         bodies: std::collections::HashMap::new(),
         first_slots: std::collections::HashMap::new(),
         defaults: None,
+        leaving: inner.leaving.clone(),
         witness: None,
+        unstored: None,
         version: 0,
         finished: false,
     };
@@ -524,7 +562,9 @@ fn refuse_shrinking(inner: &Inner, resolved: &Resolved) -> Result<()> {
     for group in inner.spec.groups.iter().filter(|group| group.protection) {
         let new = resolved.groups.iter().find(|new| new.path == group.path);
         // Taking the protection away and shrinking at once would make it no protection.
-        if new.is_some_and(|new| new.size.unwrap_or(1) < group.size.unwrap_or(1)) {
+        if new.is_some_and(|new| {
+            new.size.unwrap_or(1) < group.size.unwrap_or(1) || new.standby < group.standby
+        }) {
             return Err(super::clusters::protected(&group.path));
         }
     }

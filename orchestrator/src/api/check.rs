@@ -11,7 +11,7 @@ use drover_core::{
     Class, Error, Result, Sym,
     error::Violation,
     name::{node_id, node_name},
-    spec::{Choice, Group, check_labels},
+    spec::{Choice, Group, Probe, check_labels},
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use futures::StreamExt;
@@ -28,74 +28,44 @@ use crate::{
     shared::Registered,
 };
 
+mod origin;
+
+pub(super) use origin::Origin;
+
 /// How long a platform may take to check a group: it makes nothing, and somebody waits.
 const VALIDATE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Questions to platforms under way at once for one document.
 const VALIDATE_AT_ONCE: usize = 16;
 
-/// Where a group has from what it does not say itself: paths of the groups around it, or its own.
-pub(super) struct Origin {
-    platforms: String,
-    /// Which of the choices name a class themselves.
-    own_class: Vec<bool>,
-    class: String,
-    placement: String,
-    bootstrap: String,
-}
-
-impl Origin {
-    /// Of the group at this path of the spec (`spec.groups[0].groups[1]`).
-    pub(super) fn of(spec: &pb::ClusterSpec, field: &str) -> Self {
-        let own_class = |choices: &[pb::PlatformChoice]| {
-            choices.iter().map(|c| c.node_class.is_some()).collect()
-        };
-        let top = || "spec".to_owned();
-        let mut origin = Self {
-            platforms: top(),
-            own_class: own_class(&spec.platforms),
-            class: top(),
-            placement: top(),
-            bootstrap: top(),
-        };
-        let (mut at, mut groups) = (top(), &spec.groups);
-        for part in field.split(".groups[").skip(1) {
-            let index = part.trim_end_matches(']').parse().unwrap_or(usize::MAX);
-            let Some(group) = groups.get(index) else {
-                break;
-            };
-            at = format!("{at}.groups[{index}]");
-            if !group.platforms.is_empty() {
-                origin.platforms.clone_from(&at);
-                origin.own_class = own_class(&group.platforms);
-            }
-            if group.node_class.is_some() {
-                origin.class.clone_from(&at);
-            }
-            if group.placement.is_some() {
-                origin.placement.clone_from(&at);
-            }
-            if group.bootstrap.is_some() {
-                origin.bootstrap.clone_from(&at);
-            }
-            groups = &group.groups;
-        }
-        origin
-    }
-
-    pub(super) fn bootstrap(&self) -> String {
-        format!("{}.bootstrap", self.bootstrap)
-    }
-
-    fn choice(&self, index: usize) -> String {
-        format!("{}.platforms[{index}]", self.platforms)
-    }
-
-    fn node_class(&self, index: usize) -> String {
-        if self.own_class.get(index).copied().unwrap_or(false) {
-            return format!("{}.node_class", self.choice(index));
-        }
-        format!("{}.node_class", self.class)
-    }
+/// Storage that a platform cannot give, or cannot keep.
+fn check_storage(
+    origin: &Origin,
+    group: &Group,
+    choice: &Choice,
+    handshake: &wire::Platform,
+    wrong: &mut Vec<Violation>,
+) {
+    let Some(storage) = &group.storage else {
+        return;
+    };
+    let description = if !has(handshake, wire::Capability::Storage) {
+        format!(
+            "platform {} has no storage to declare; leave it out there, or take a platform with capability STORAGE",
+            choice.platform
+        )
+    } else if storage.policy.keeps() && !has(handshake, wire::Capability::RetainStorage) {
+        format!(
+            "platform {} cannot keep storage when its node goes; set whenReplaced, whenScaled and whenDeleted to Delete, \
+             or take a platform with capability RETAIN_STORAGE",
+            choice.platform
+        )
+    } else {
+        return;
+    };
+    wrong.push(Violation {
+        field: format!("{}.storage", origin.storage),
+        description,
+    });
 }
 
 /// A checked document.
@@ -113,10 +83,12 @@ impl Api {
         &self,
         document: &pb::Cluster,
         cluster: Option<&Arc<Cluster>>,
-        assumed: &[String],
+        request: &pb::ApplyClusterRequest,
     ) -> Result<Checked> {
-        let mut checked = self.read(document, cluster, assumed)?;
-        let known = self.check_user_data(&mut checked, cluster).await?;
+        let mut checked = self.read(document, cluster, &request.assume_platforms)?;
+        let known = self
+            .check_user_data(&mut checked, cluster, request.validate_only)
+            .await?;
         self.ask_platforms(document, &mut checked, cluster, &known)
             .await?;
         let Checked {
@@ -284,9 +256,27 @@ impl Api {
             );
             refuse(origin.node_class(index), why);
         }
+        let hooks = group.lifecycle.as_ref();
+        if hooks.is_some_and(|hooks| hooks.pre_stop.is_some())
+            && !has(&handshake, wire::Capability::NodeExec)
+        {
+            refuse(
+                format!("{}.lifecycle.pre_stop", origin.lifecycle),
+                format!("platform {} cannot run commands in nodes", choice.platform),
+            );
+        }
         let placement = &group.placement;
         let required = placement.spread.iter().any(|spread| spread.required);
         let preferred = placement.spread.iter().any(|spread| !spread.required);
+        if placement.selector.is_some() && !has(&handshake, wire::Capability::HostLabels) {
+            refuse(
+                format!("{}.placement.selector", origin.placement),
+                format!(
+                    "platform {} cannot choose machines by their labels",
+                    choice.platform
+                ),
+            );
+        }
         for (wanted, capability, what) in [
             (
                 !placement.failure_domains.is_empty(),
@@ -316,7 +306,60 @@ impl Api {
                 );
             }
         }
+        for (field, why) in Self::check_roles(group, &choice.platform, &handshake) {
+            refuse(field, why);
+        }
+        let command = group
+            .health
+            .as_ref()
+            .is_some_and(|health| matches!(health.probe, Probe::Exec { .. }));
+        if command && !has(&handshake, wire::Capability::NodeExec) {
+            refuse(
+                format!("{}.health.exec", origin.health),
+                format!("platform {} cannot run commands in nodes", choice.platform),
+            );
+        }
         Self::check_domains(origin, group, choice, &handshake, wrong);
+        check_storage(origin, group, choice, &handshake, wrong);
+    }
+
+    /// What roles of its nodes need of a platform: fields, and why they cannot be.
+    fn check_roles(
+        group: &Group,
+        platform: &str,
+        handshake: &wire::Platform,
+    ) -> Vec<(String, String)> {
+        let mut wrong = Vec::new();
+        if group.standby > 0 && !has(handshake, wire::Capability::UpdateNode) {
+            let why = format!(
+                "platform {platform} cannot change the role of a node, so no standby could ever take over"
+            );
+            wrong.push((format!("{}.standby", group.field), why));
+        }
+        let lifecycle = group.lifecycle.as_ref();
+        let promotes = lifecycle.is_some_and(|lifecycle| lifecycle.post_promote.is_some());
+        if promotes && !has(handshake, wire::Capability::NodeExec) {
+            let why = format!("platform {platform} cannot run commands in nodes");
+            wrong.push((format!("{}.lifecycle.post_promote", group.field), why));
+        }
+        wrong
+    }
+
+    /// Refuses standby nodes where one of the platforms of a group cannot promote them.
+    pub(super) fn require_standby(&self, group: &Group) -> Result<()> {
+        let group = Group {
+            standby: 1,
+            ..group.clone()
+        };
+        for choice in &group.choices {
+            let registered = self.shared.platform(&choice.platform);
+            let handshake = registered.and_then(|registered| registered.platform.handshake());
+            let wrong = handshake.map(|it| Self::check_roles(&group, &choice.platform, &it));
+            if let Some((_, why)) = wrong.into_iter().flatten().next() {
+                return Err(Error::invalid("standby", why));
+            }
+        }
+        Ok(())
     }
 
     /// Failure domains that a platform does not have.

@@ -1,16 +1,15 @@
 //! Reading clusters, and changes that are no new spec: delete, pause, resume, scale, replace, reconcile.
 
+mod scale;
+mod selector;
+
 use std::{sync::Arc, time::Duration};
 
 use drover_convert::error::to_rpc_status;
-use drover_core::{
-    Error, Reason, Result,
-    spec::{Group, MAX_NODES},
-};
+use drover_core::{Error, Reason, Result, spec::Group};
 use drover_planner::{BackOffKind, State};
-use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
+use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Pause, UserData, Versioned};
-use prost::Message;
 
 use super::{
     Api,
@@ -19,12 +18,13 @@ use super::{
     status::{self, Visible},
 };
 use crate::{
-    cluster::{Cluster, Inner, Resolved, stored_spec},
+    cluster::{Cluster, Inner, Repairs, Resolved},
     hooks::Point,
     pass,
     queue::Urgency,
     witness::{Outcome, Witness},
 };
+pub(super) use selector::Selector;
 
 /// Longest reason that a caller can give.
 const MAX_REASON: usize = 4096;
@@ -170,78 +170,6 @@ impl Api {
         })
     }
 
-    pub(super) async fn scale(
-        &self,
-        request: pb::ScaleGroupRequest,
-    ) -> Result<pb::ScaleGroupResponse> {
-        let cluster = self.find_to_change(&request.cluster)?;
-        let _change = cluster.change.lock().await;
-        let (desired, spec) = self.scaled(&cluster, &cluster.inner.lock(), &request)?;
-        let revision = self.store(&cluster, desired, Some(spec)).await?;
-        let plan = self.preview(&cluster);
-        Ok(pb::ScaleGroupResponse {
-            cluster: Some(self.shown(&cluster)),
-            plan: Some(plan),
-            revision,
-        })
-    }
-
-    /// What is wanted once a group has another size.
-    pub(super) fn scaled(
-        &self,
-        cluster: &Cluster,
-        inner: &Inner,
-        request: &pb::ScaleGroupRequest,
-    ) -> Result<(Versioned<Desired>, Arc<Resolved>)> {
-        if request.standby.is_some_and(|standby| standby > 0) {
-            return Err(Error::invalid(
-                "standby",
-                "standby is not available in this version; leave the field out",
-            ));
-        }
-        if request.size.is_none() && request.standby.is_none() {
-            return Err(Error::invalid("size", "neither size nor standby is given"));
-        }
-        let answer = {
-            expect(inner, request.expected_generation)?;
-            refuse_deleting(inner, &cluster.name)?;
-            let mut desired = inner.desired.clone();
-            let mut spec = stored_spec(&desired.value.spec)?;
-            let group = find_group(&mut spec.groups, &request.group)
-                .ok_or_else(|| Error::not_found("group", request.group.as_str()))?;
-            if !group.groups.is_empty() {
-                return Err(Error::invalid(
-                    "group",
-                    format!("{:?} contains groups; name one of them", request.group),
-                ));
-            }
-            let before = group.size.unwrap_or(1);
-            let size = request.size.unwrap_or(before);
-            if size > MAX_NODES {
-                return Err(Error::invalid(
-                    "size",
-                    format!("expected a whole number, 0 to {MAX_NODES}"),
-                ));
-            }
-            let resolved = inner.spec.groups.iter().find(|g| *g.path == *request.group);
-            if size < before && resolved.is_some_and(|group| group.protection) {
-                return Err(protected(&request.group));
-            }
-            group.size = Some(size);
-            let resolved = Arc::new(
-                Resolved::new(&drover_convert::spec::cluster_spec(&spec)?)?
-                    .interned(&self.shared.interner),
-            );
-            if size != before {
-                desired.value.spec = spec.encode_to_vec().into();
-                desired.value.generation += 1;
-                desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
-            }
-            (desired, resolved)
-        };
-        Ok(answer)
-    }
-
     pub(super) async fn replace(
         &self,
         request: pb::ReplaceNodeRequest,
@@ -275,6 +203,43 @@ impl Api {
             plan: Some(plan),
             revision,
         })
+    }
+
+    pub(super) async fn set_repair(
+        &self,
+        request: pb::SetNodeRepairRequest,
+    ) -> Result<pb::SetNodeRepairResponse> {
+        self.caller
+            .about("node", &format!("{}/{}", request.cluster, request.id));
+        let cluster = self.find_to_change(&request.cluster)?;
+        let _change = cluster.change.lock().await;
+        let (desired, slot) = {
+            let inner = cluster.inner.lock();
+            refuse_deleting(&inner, &cluster.name)?;
+            let node = find_node(&cluster, &inner, &request.id)?;
+            let mut desired = inner.desired.clone();
+            let mut repairs = Repairs::of(&desired.value)?;
+            let living = |id: &String| {
+                let mut nodes = inner.state.nodes.iter();
+                nodes.any(|node| node.id(cluster.uid) == *id)
+            };
+            repairs.nodes.retain(living);
+            let id = node.id(cluster.uid);
+            repairs.nodes.retain(|own| *own != id);
+            if request.under_repair {
+                repairs.nodes.push(id);
+            }
+            repairs.put(&mut desired.value);
+            (desired, node.slot)
+        };
+        let revision = self.store(&cluster, desired, None).await?;
+        let visible = status::visible(&self.shared);
+        let inner = cluster.inner.lock();
+        let node = inner
+            .state
+            .node(slot)
+            .map(|node| status::node(&cluster, &inner, &visible, node));
+        Ok(pb::SetNodeRepairResponse { node, revision })
     }
 
     pub(super) async fn reconcile(
@@ -441,8 +406,9 @@ impl Api {
             inner.state.generation,
             now,
         );
-        shown.renewals =
-            rollout::renewals(&plan.renewals, &inner.state, &inner.spec.groups, former);
+        let known = inner.wanted();
+        let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+        shown.renewals = rollout::renewals(&plan.renewals, &inner.state, groups, former);
         shown
     }
 }
@@ -480,7 +446,7 @@ pub(super) fn refuse_deleting(inner: &Inner, name: &str) -> Result<()> {
 pub(super) fn protected(group: &str) -> Error {
     Error::new(
         Reason::Protected,
-        format!("deletion protection of group {group} is on; apply it with `false` first"),
+        format!("deletion protection of group {group} is on; apply it with `deletionProtection: false` first"),
     )
     .with_metadata("group", group)
 }
@@ -514,65 +480,6 @@ pub(super) fn find_node<'a>(
         .or_else(|| named().find(|node| node.removal.is_none()))
         .or_else(|| named().next_back())
         .ok_or_else(|| Error::not_found("node", format!("{}/{id}", cluster.name)))
-}
-
-/// Labels that a cluster must have.
-pub(super) struct Selector(Option<common::LabelSelector>);
-
-impl Selector {
-    pub(super) fn new(selector: Option<common::LabelSelector>) -> Result<Self> {
-        use common::LabelOperator;
-        for (at, requirement) in selector
-            .iter()
-            .flat_map(|s| &s.match_expressions)
-            .enumerate()
-        {
-            let field = |name: &str| format!("selector.match_expressions[{at}].{name}");
-            if requirement.key.is_empty() {
-                return Err(Error::invalid(field("key"), "is empty"));
-            }
-            let wants = match LabelOperator::try_from(requirement.operator) {
-                Ok(LabelOperator::In | LabelOperator::NotIn) => true,
-                Ok(LabelOperator::Exists | LabelOperator::NotExists) => false,
-                Ok(LabelOperator::Unspecified) | Err(_) => {
-                    return Err(Error::invalid(
-                        field("operator"),
-                        "expected IN, NOT_IN, EXISTS or NOT_EXISTS",
-                    ));
-                }
-            };
-            if wants == requirement.values.is_empty() {
-                return Err(Error::invalid(
-                    field("values"),
-                    "IN and NOT_IN need values, the others none",
-                ));
-            }
-        }
-        Ok(Self(selector))
-    }
-
-    pub(super) fn selects(&self, labels: &std::collections::BTreeMap<String, String>) -> bool {
-        use common::LabelOperator;
-        let Some(selector) = &self.0 else { return true };
-        let equal = selector
-            .match_labels
-            .iter()
-            .all(|(key, value)| labels.get(key) == Some(value));
-        equal
-            && selector.match_expressions.iter().all(|requirement| {
-                let value = labels.get(&requirement.key);
-                match requirement.operator() {
-                    LabelOperator::In => {
-                        value.is_some_and(|value| requirement.values.contains(value))
-                    }
-                    LabelOperator::NotIn => {
-                        value.is_none_or(|value| !requirement.values.contains(value))
-                    }
-                    LabelOperator::Exists => value.is_some(),
-                    LabelOperator::NotExists | LabelOperator::Unspecified => value.is_none(),
-                }
-            })
-    }
 }
 
 /// The record as a document would find it, for plans that are not carried out.

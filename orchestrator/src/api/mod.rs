@@ -2,6 +2,7 @@
 
 mod abandon;
 mod access;
+mod adopt;
 mod apply;
 mod check;
 mod clusters;
@@ -9,10 +10,13 @@ mod events;
 mod nodes;
 mod paging;
 mod platforms;
+mod probe_tls;
 mod refusal;
 mod rollout;
+mod secrets;
 mod service;
 pub(crate) mod status;
+mod storage;
 mod suggest;
 mod user_data;
 mod watch;
@@ -22,6 +26,7 @@ use std::{sync::Arc, time::Duration};
 use drover_proto::orchestrator::v1::{
     cluster_service_server::ClusterServiceServer,
     platform_registry_service_server::PlatformRegistryServiceServer,
+    secret_service_server::SecretServiceServer,
 };
 use drover_server::{Caller, MAX_MESSAGE_BYTES};
 
@@ -39,15 +44,18 @@ pub(crate) struct Api {
 }
 
 pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
-    let (clusters, platforms) = servers(shared);
-    tonic::service::Routes::new(clusters).add_service(platforms)
+    let (clusters, platforms, secrets) = servers(shared);
+    tonic::service::Routes::new(clusters)
+        .add_service(platforms)
+        .add_service(secrets)
 }
 
 pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
-    let (clusters, platforms) = servers(shared);
+    let (clusters, platforms, secrets) = servers(shared);
     drover_server::Service::new("drover-orchestrator", crate::VERSION)
         .add(clusters)
         .add(platforms)
+        .add(secrets)
         .metrics(crate::figures::collector(shared))
 }
 
@@ -56,6 +64,7 @@ fn servers(
 ) -> (
     ClusterServiceServer<Api>,
     PlatformRegistryServiceServer<Api>,
+    SecretServiceServer<Api>,
 ) {
     let api = Api {
         shared: shared.clone(),
@@ -63,6 +72,8 @@ fn servers(
     };
     (
         ClusterServiceServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),
-        PlatformRegistryServiceServer::new(api).max_decoding_message_size(MAX_MESSAGE_BYTES),
+        PlatformRegistryServiceServer::new(api.clone())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES),
+        SecretServiceServer::new(api).max_decoding_message_size(MAX_MESSAGE_BYTES),
     )
 }

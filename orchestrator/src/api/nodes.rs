@@ -1,6 +1,6 @@
 //! Reading nodes, and reaching into them through their platforms.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc};
 
 use drover_client::PlatformClient;
 use drover_core::{Error, Reason, Result};
@@ -15,10 +15,7 @@ use super::{
     paging::{self, Page},
     status,
 };
-use crate::cluster::Cluster;
-
-/// How long a platform may take to open a stream.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::{cluster::Cluster, exec::OPEN_TIMEOUT};
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
 
@@ -96,20 +93,9 @@ impl Api {
         let (platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;
-            let Some(node_id) = node.node_id.as_deref() else {
+            let Some(target) = crate::exec::target(&cluster, node) else {
                 let message = format!("{} is not there yet", node.name());
                 return Err(Error::new(Reason::NodeNotRunning, message));
-            };
-            let target = wire::NodeTarget {
-                expected_platform_uid: node.platform_uid.to_string(),
-                expected_instance_id: String::new(),
-                cluster_id: cluster.name.to_string(),
-                node_id: node_id.to_owned(),
-                expected_slot: Some(wire::SlotKey {
-                    owner: cluster.uid.to_string(),
-                    request_id: node.request.to_string(),
-                    index: Some(node.index),
-                }),
             };
             (node.platform.clone(), target)
         };

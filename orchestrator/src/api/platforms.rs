@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
+    connect,
     platform::{Platform, Registration},
     registry,
     shared::Registered,
@@ -43,7 +44,7 @@ fn refuse_stranger(before: Option<&Registration>, uid: &str, rebind: Option<&str
     };
     if before != uid && rebind.is_none() {
         let message = format!(
-            "it is another backend ({uid}) than before ({before}); if it is the same one, name the new uid in rebind_uid"
+            "it is another backend ({uid}) than before ({before}); if it is the same one, name the new uid in rebind_uid (drover rebind)"
         );
         return Err(
             Error::new(Reason::PlatformMismatch, message).with_metadata("platform_uid", uid)
@@ -86,7 +87,7 @@ fn preview(
 impl Api {
     /// All platforms, by name. Copied: who looks at clusters must not hold up whoever registers a platform, or the other
     /// way round.
-    fn registered(&self) -> Vec<(Sym, Arc<Registered>)> {
+    pub(super) fn registered(&self) -> Vec<(Sym, Arc<Registered>)> {
         let platforms = self.shared.platforms.read();
         platforms
             .iter()
@@ -148,8 +149,22 @@ impl Api {
             .ok_or_else(|| Error::invalid("platform", "is missing"))?;
         self.caller.about("platform", &wanted.name);
         let spec = registry::check(&wanted.name, wanted.spec.as_ref())?;
-        let channel = (self.shared.connector)(&spec)
-            .map_err(|error| Error::invalid("platform.spec.endpoint", error.message()))?;
+        // What is found is there until it is named.
+        let _secrets = self.shared.secrets.changing.read().await;
+        for (field, of) in connect::named(&spec) {
+            let found = self.shared.secrets.find(&of);
+            found.map_err(|error| {
+                let why = error.message().to_owned();
+                error.with_violation(field, why)
+            })?;
+        }
+        let channel = connect::to_platform(&self.shared, &spec).await;
+        let channel = channel.map_err(|error| match error.fields().first() {
+            Some(wrong) if error.reason() == Reason::Precondition => {
+                Error::invalid(wrong.field.clone(), error.message())
+            }
+            _ => Error::invalid("platform.spec.endpoint", error.message()),
+        })?;
         let known = self.shared.platform(&wanted.name);
         let before = known.as_ref().map(|known| known.platform.registration());
         let handshake = PlatformClient::new(channel).get_platform(ANSWER_WAIT).await;
@@ -170,6 +185,10 @@ impl Api {
             Err(error) => warnings.push(format!(
                 "it does not answer yet and is tried until it does: {error}"
             )),
+        }
+        if !spec.token_secret.is_empty() && spec.endpoint.starts_with("http://") {
+            let warning = "its token travels in plaintext; use an https endpoint".to_owned();
+            warnings.push(warning);
         }
         if request.validate_only {
             let (registration, outcome) = preview(before, spec, request.rebind_uid);

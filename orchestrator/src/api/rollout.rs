@@ -3,9 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use drover_convert::value::{to_duration, to_timestamp};
+use drover_convert::{
+    spec::to_retention,
+    value::{to_duration, to_timestamp},
+};
 use drover_core::{
-    Error, Node, Result, Sym,
+    Error, Node, Reason, Result, Sym,
     spec::{Choice, Group, Object},
 };
 use drover_planner::{Renewal, State};
@@ -16,7 +19,10 @@ use super::{
     Api,
     clusters::{expect, find_group, refuse_deleting},
 };
-use crate::cluster::{Cluster, Inner, Resolved, Restart, Restarts, stored_spec};
+use crate::{
+    cluster::{Cluster, Inner, Resolved, Restart, Restarts, stored_spec},
+    template,
+};
 
 /// Specs that are kept of a cluster beside the present one.
 const MAX_REVISIONS: usize = 10;
@@ -153,13 +159,21 @@ impl Api {
         };
         let Some((generation, row)) = wanted else {
             let numbers: Vec<String> = kept.iter().map(|(kept, _)| kept.to_string()).collect();
-            let asked = request
-                .to_generation
-                .map_or("an earlier spec".to_owned(), |generation| {
-                    format!("revision {generation}")
-                });
-            let name = format!("{}: {asked} (kept: {})", cluster.name, numbers.join(", "));
-            return Err(Error::not_found("revision", name));
+            let numbers = numbers.join(", ");
+            let name = &cluster.name;
+            let message = match request.to_generation {
+                Some(asked) => {
+                    format!(
+                        "cluster {name} has no revision {asked} any more, or yet (kept: {numbers})"
+                    )
+                }
+                None => {
+                    format!("cluster {name} has no earlier spec to go back to (kept: {numbers})")
+                }
+            };
+            let asked = request.to_generation.unwrap_or_default();
+            return Err(Error::new(Reason::NotFound, message)
+                .with_resource("revision", format!("{name}/{asked}")));
         };
         let mut spec = stored_spec(&row.spec)?;
         let mut now = stored_spec(&cluster.inner.lock().desired.value.spec)?;
@@ -275,6 +289,10 @@ pub(super) fn renewals(
 ) -> Vec<pb::GroupRenewal> {
     let one = |renewal: &Renewal| {
         let group = groups.iter().find(|group| group.path == renewal.group);
+        let policy = group
+            .and_then(|group| group.storage.as_ref())
+            .map(|storage| storage.policy)
+            .or_else(|| state.storage.get(&*renewal.group).copied());
         let nodes = renewal.order.iter().take(MAX_NAMED).filter_map(|slot| {
             let node = state.node(*slot)?;
             Some(pb::NodeRenewal {
@@ -283,7 +301,12 @@ pub(super) fn renewals(
                 platform: node.platform.to_string(),
                 reason: if node.marked { "User" } else { "Outdated" }.to_owned(),
                 causes: group.map_or_else(Vec::new, |group| causes(node, group, former)),
-                storage: pb::StorageRetention::Unspecified.into(),
+                storage: to_retention(
+                    policy
+                        .filter(|_| node.storage)
+                        .map(|policy| policy.replaced),
+                )
+                .into(),
             })
         });
         pb::GroupRenewal {
@@ -301,8 +324,14 @@ pub(super) fn renewals(
     renewals.iter().map(one).collect()
 }
 
-/// What of its group differs from what made a node.
+/// What of its group, and of the platform that it is on, differs from what made a node.
 fn causes(node: &Node, group: &Group, former: &[Group]) -> Vec<String> {
+    let mut causes = causes_in_spec(node, group, former);
+    causes.extend(template::cause(group, node));
+    causes
+}
+
+fn causes_in_spec(node: &Node, group: &Group, former: &[Group]) -> Vec<String> {
     let mut causes = Vec::new();
     let hosts = &group.placement.hosts;
     if !hosts.is_empty() && !hosts.contains(&node.host) {
@@ -331,12 +360,16 @@ fn causes(node: &Node, group: &Group, former: &[Group]) -> Vec<String> {
 }
 
 fn differences(old: &Group, was: &Choice, new: &Group, is: &Choice, out: &mut Vec<String>) {
+    let size = |group: &Group| group.storage.as_ref().map(|storage| storage.size);
+    let class = |group: &Group| group.storage.as_ref().map(|storage| storage.class.clone());
     for (name, differs) in [
         ("platform", was.platform != is.platform),
         ("nodeClass", was.class != is.class),
         ("version", old.version != new.version),
         ("role", old.role != new.role),
         ("bootstrap", old.bootstrap != new.bootstrap),
+        ("storage.size", size(old) != size(new)),
+        ("storage.class", class(old) != class(new)),
     ] {
         if differs {
             out.push(name.to_owned());
@@ -374,6 +407,7 @@ fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
             differences(old, was, new, is, &mut own);
             own.retain(|field| field != "store.software");
         }
+        let policy = |group: &Group| group.storage.as_ref().map(|storage| storage.policy);
         let choices = |group: &Group| -> Vec<(Sym, Option<u32>)> {
             let choices = group.choices.iter();
             choices.map(|c| (c.platform.clone(), c.max)).collect()
@@ -381,11 +415,16 @@ fn changes(before: &Resolved, after: &Resolved) -> Vec<String> {
         for (name, differs) in [
             ("platforms", choices(old) != choices(new)),
             ("placement", old.placement != new.placement),
+            ("storage", policy(old) != policy(new)),
             ("health", old.health != new.health),
             ("remediation", old.remediation != new.remediation),
             ("update", old.update != new.update),
             ("maxInFlight", old.max_in_flight != new.max_in_flight),
             ("terminationGracePeriod", old.grace != new.grace),
+            ("expireAfter", old.expire_after != new.expire_after),
+            ("managementPolicy", old.management != new.management),
+            ("lifecycle", old.lifecycle != new.lifecycle),
+            ("dependsOn", old.depends_on != new.depends_on),
             ("removalOrder", old.removal_order != new.removal_order),
             ("deletionProtection", old.protection != new.protection),
             (

@@ -4,6 +4,7 @@ use drover_core::{Error, Result};
 use drover_proto::orchestrator::v1::{
     self as pb, cluster_service_server::ClusterService,
     platform_registry_service_server::PlatformRegistryService,
+    secret_service_server::SecretService,
 };
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
@@ -65,6 +66,7 @@ impl ClusterService for Api {
         resume_cluster(pb::ResumeClusterRequest) -> pb::ResumeClusterResponse = resume;
         scale_group(pb::ScaleGroupRequest) -> pb::ScaleGroupResponse = scale;
         replace_node(pb::ReplaceNodeRequest) -> pb::ReplaceNodeResponse = replace;
+        set_node_repair(pb::SetNodeRepairRequest) -> pb::SetNodeRepairResponse = set_repair;
         restart_group(pb::RestartGroupRequest) -> pb::RestartGroupResponse = restart;
         undo_cluster(pb::UndoClusterRequest) -> pb::UndoClusterResponse = undo;
         abandon_platform(pb::AbandonPlatformRequest) -> pb::AbandonPlatformResponse = abandon;
@@ -89,6 +91,7 @@ impl ClusterService for Api {
 impl PlatformRegistryService for Api {
     changes! {
         register_platform(pb::RegisterPlatformRequest) -> pb::RegisterPlatformResponse = register;
+        delete_storage(pb::DeleteStorageRequest) -> pb::DeleteStorageResponse = delete_storage;
         unregister_platform(pb::UnregisterPlatformRequest) -> pb::UnregisterPlatformResponse = unregister;
     }
 
@@ -97,7 +100,19 @@ impl PlatformRegistryService for Api {
         list_platforms(pb::ListPlatformsRequest) -> pb::ListPlatformsResponse = list_platforms;
         confirm_node_loss(pb::ConfirmNodeLossRequest) -> pb::ConfirmNodeLossResponse = confirm_node_loss;
         list_hosts(pb::ListHostsRequest) -> pb::ListHostsResponse = list_hosts;
+        list_storage(pb::ListStorageRequest) -> pb::ListStorageResponse = list_storage;
         list_discovered_clusters(pb::ListDiscoveredClustersRequest) -> pb::ListDiscoveredClustersResponse = list_discovered;
+    }
+}
+
+impl SecretService for Api {
+    changes! {
+        apply_secret(pb::ApplySecretRequest) -> pb::ApplySecretResponse = apply_secret;
+        delete_secret(pb::DeleteSecretRequest) -> pb::DeleteSecretResponse = delete_secret;
+    }
+
+    calls! {
+        list_secrets(pb::ListSecretsRequest) -> pb::ListSecretsResponse = list_secrets;
     }
 }
 
@@ -107,7 +122,12 @@ impl Api {
         &self,
         change: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        let change = self.shared.kill.clone().run_until_cancelled_owned(change);
+        // Some are large, and every wrapper would move them.
+        let change = self
+            .shared
+            .kill
+            .clone()
+            .run_until_cancelled_owned(Box::pin(change));
         let change = drover_telemetry::context::scope(drover_telemetry::current(), change);
         match self.shared.tasks.spawn(change.in_current_span()).await {
             Ok(Some(answer)) => answer,

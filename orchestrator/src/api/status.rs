@@ -9,19 +9,21 @@ use drover_convert::{
 use drover_core::{
     Millis, Node, NodeState, Sym,
     error::cut,
-    node::RemovalReason,
+    node::{RemovalReason, Role},
     spec::{Group, UpdateStrategy},
 };
-use drover_planner::{Call, ConditionKind, Note, Op, Plan, State};
+use drover_planner::{ConditionKind, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
 
 use crate::{
     cluster::{Cluster, Inner, stored_spec},
     shared::Shared,
+    template,
 };
 
-/// Most actions and notes in an answered plan, each.
-const MAX_PLAN: usize = 1_000;
+mod plan;
+
+pub(crate) use plan::{Steps, plan};
 
 /// What can be seen now.
 #[derive(Debug)]
@@ -52,9 +54,11 @@ fn sees(visible: &Visible, node: &Node) -> bool {
     visible.sees(&node.platform, &node.platform_uid)
 }
 
-fn outdated(groups: &[Group], node: &Node) -> bool {
+fn outdated(inner: &Inner, node: &Node) -> bool {
+    let known = inner.wanted();
+    let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
     let group = groups.iter().find(|group| group.path == node.group);
-    group.is_none_or(|group| !group.makes(node))
+    group.is_none_or(|group| !template::is_current(&inner.state, group, node))
 }
 
 pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &Node) -> pb::Node {
@@ -62,7 +66,8 @@ pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &N
         uid: cluster.uid,
         cluster: &cluster.name,
         visible: sees(visible, node),
-        outdated: outdated(&inner.spec.groups, node),
+        outdated: outdated(inner, node),
+        under_repair: inner.state.repairs.contains(&node.slot),
     };
     to_node(node, &around)
 }
@@ -93,12 +98,7 @@ pub(super) fn cluster(
 }
 
 fn status(cluster: &Cluster, inner: &Inner, visible: &Visible) -> pb::ClusterStatus {
-    let groups: Vec<pb::GroupStatus> = inner
-        .spec
-        .groups
-        .iter()
-        .map(|group| group_status(inner, visible, group))
-        .collect();
+    let groups = group_statuses(inner, visible);
     let pause = inner.desired.value.paused.as_ref().map(|pause| pb::Pause {
         reason: pause.reason.clone(),
         pause_time: Some(to_timestamp(u64::try_from(pause.time_ms).unwrap_or(0))),
@@ -119,13 +119,20 @@ fn status(cluster: &Cluster, inner: &Inner, visible: &Visible) -> pb::ClusterSta
 fn is_ready(state: &State, groups: &[pb::GroupStatus]) -> bool {
     state.observed_generation == state.generation
         && holds(state, "", ConditionKind::Ready).is_some()
-        && groups.iter().all(|group| group.ready >= group.size)
+        && groups.iter().all(has_all)
+}
+
+/// Whether a group has as many ready nodes as wanted, active and standby.
+fn has_all(group: &pb::GroupStatus) -> bool {
+    group.ready >= group.size && group.standby_ready >= group.standby
 }
 
 fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
     let state = &inner.state;
     if state.deleting {
         pb::ClusterPhase::Deleting
+    } else if inner.unstored.is_some() {
+        pb::ClusterPhase::Blocked
     } else if is_ready(state, groups) {
         pb::ClusterPhase::Ready
     } else if state.conditions.keys().any(|key| is_trouble(key.kind)) {
@@ -145,16 +152,14 @@ fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
 
 /// Phase, nodes wanted and nodes ready, for metrics.
 pub(crate) fn figures(inner: &Inner, visible: &Visible) -> (pb::ClusterPhase, u32, u32) {
-    let groups = inner.spec.groups.iter();
-    let groups: Vec<_> = groups
-        .map(|group| group_status(inner, visible, group))
-        .collect();
+    let groups = group_statuses(inner, visible);
     let phase = phase(inner, &groups);
     let wanted = match phase {
         pb::ClusterPhase::Deleting => 0,
-        _ => groups.iter().map(|group| group.size).sum(),
+        _ => groups.iter().map(|g| g.size + g.standby).sum(),
     };
-    (phase, wanted, groups.iter().map(|group| group.ready).sum())
+    let ready = groups.iter().map(|g| g.ready + g.standby_ready).sum();
+    (phase, wanted, ready)
 }
 
 fn is_trouble(kind: ConditionKind) -> bool {
@@ -168,6 +173,7 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::RemediationBlocked
         | ConditionKind::ProbeUnreachable
         | ConditionKind::UpdateBlocked
+        | ConditionKind::PromotionFailed
         | ConditionKind::Failed
         | ConditionKind::InfrastructureFailed
         | ConditionKind::Paused => true,
@@ -209,10 +215,11 @@ fn condition(
 /// Conditions of the cluster: those that are recorded, and those that follow from the record.
 fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Condition> {
     let state = &inner.state;
-    let ready = is_ready(state, groups);
-    let (have, want) = groups
-        .iter()
-        .fold((0, 0), |(h, w), group| (h + group.ready, w + group.size));
+    let ready = inner.unstored.is_none() && is_ready(state, groups);
+    let (have, want) = groups.iter().fold((0, 0), |(h, w), group| {
+        let have = h + group.ready + group.standby_ready;
+        (have, w + group.size + group.standby)
+    });
     let count = format!("{have} of {want} ready");
     let since = |kind| holds(state, "", kind).map_or(0, |condition| condition.since);
     let words = |kind| {
@@ -251,15 +258,18 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
             count,
             since(ConditionKind::Ready),
         ),
-        lasting(
-            "UpToDate",
-            !groups.iter().any(|g| g.updated < g.present),
-            true,
-            "Update",
-        ),
+        common::Condition {
+            message: cut(old_templates(inner)),
+            ..lasting(
+                "UpToDate",
+                !groups.iter().any(|g| g.updated < g.present),
+                true,
+                "Update",
+            )
+        },
         lasting(
             "ScalingUp",
-            groups.iter().any(|g| g.present < g.size),
+            groups.iter().any(|g| g.present < g.size + g.standby),
             false,
             "ScaleUp",
         ),
@@ -294,6 +304,16 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
             ));
         }
     }
+    if let Some((error, since)) = &inner.unstored {
+        let word = format!("{:?}", error.reason());
+        list.push(condition(
+            "StoreUnavailable",
+            true,
+            &word,
+            error.message().to_owned(),
+            *since,
+        ));
+    }
     let failed = state
         .conditions
         .iter()
@@ -305,6 +325,14 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
     list
 }
 
+/// Which templates changed under nodes that are still there.
+fn old_templates(inner: &Inner) -> String {
+    let known = inner.wanted();
+    known.map_or_else(String::new, |groups| {
+        template::changed(&inner.state, &groups)
+    })
+}
+
 fn is_replaced(node: &Node) -> bool {
     matches!(
         node.removal.map(|removal| removal.reason),
@@ -314,6 +342,9 @@ fn is_replaced(node: &Node) -> bool {
 
 fn why_not_ready(inner: &Inner) -> &'static str {
     let state = &inner.state;
+    if inner.unstored.is_some() {
+        return "StoreUnavailable";
+    }
     if let Some(key) = state.conditions.keys().find(|key| is_trouble(key.kind)) {
         return key.kind.as_str();
     }
@@ -326,10 +357,20 @@ fn why_not_ready(inner: &Inner) -> &'static str {
     }
 }
 
+fn group_statuses(inner: &Inner, visible: &Visible) -> Vec<pb::GroupStatus> {
+    let known = inner.wanted();
+    let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    groups
+        .iter()
+        .map(|group| group_status(inner, visible, group))
+        .collect()
+}
+
 fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupStatus {
     let mut status = pb::GroupStatus {
         path: group.path.to_string(),
         size: group.size.unwrap_or(1),
+        standby: group.standby,
         ..pb::GroupStatus::default()
     };
     for node in inner
@@ -339,11 +380,16 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         .filter(|node| node.group == group.path)
     {
         let seen = sees(visible, node);
-        let current = group.makes(node);
+        let current = template::is_current(&inner.state, group, node);
         status.present += 1;
-        status.ready += u32::from(seen && node.state == NodeState::Ready && node.removal.is_none());
         status.updated += u32::from(current);
         let serves = seen && node.state == NodeState::Ready && node.removal.is_none();
+        match node.role {
+            Role::Active => status.ready += u32::from(serves),
+            Role::Standby => status.standby_ready += u32::from(serves),
+            // Neither the one nor the other yet.
+            Role::Promoting | Role::Demoting => {}
+        }
         status.updated_ready += u32::from(current && serves && !node.marked);
         let rolls = group.update.strategy == UpdateStrategy::Rolling;
         let dead = node.is_dead() || node.removal.is_some();
@@ -364,13 +410,18 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         status.update_start_time = to_timestamp_opt(rollout.started);
         status.update_progress_time = to_timestamp_opt(rollout.progress);
     }
-    let ready = holds(&inner.state, &group.path, ConditionKind::Ready).is_some()
-        && status.ready >= status.size;
+    let ready =
+        holds(&inner.state, &group.path, ConditionKind::Ready).is_some() && has_all(&status);
+    let mut words = format!("{} of {} ready", status.ready, status.size);
+    if group.standby > 0 {
+        let standby = format!(", {} of {} standby", status.standby_ready, status.standby);
+        words.push_str(&standby);
+    }
     status.conditions.push(condition(
         "Ready",
         ready,
         if ready { "AsWanted" } else { "ScaleUp" },
-        format!("{} of {} ready", status.ready, status.size),
+        words,
         holds(&inner.state, &group.path, ConditionKind::Ready)
             .map_or(0, |condition| condition.since),
     ));
@@ -414,187 +465,4 @@ fn platforms(inner: &Inner, visible: &Visible) -> Vec<pb::ClusterPlatform> {
             visible: visible.sees(name, uid),
         });
     used.collect()
-}
-
-/// Names of the steps of one plan.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Steps {
-    generation: u64,
-    revision: u64,
-    number: u32,
-}
-
-impl Steps {
-    /// `revision` is that of the head that the plan is made from: it changes with every step that is durable.
-    pub(crate) fn new(generation: u64, revision: u64) -> Self {
-        Self {
-            generation,
-            revision,
-            number: 0,
-        }
-    }
-
-    /// The name of the next one.
-    pub(crate) fn next(&mut self) -> String {
-        self.number += 1;
-        format!("{}.{}.{}", self.generation, self.revision, self.number)
-    }
-}
-
-/// A plan as it is answered. `state` is the record that it was made from, `revision` that of its head.
-pub(crate) fn plan(
-    plan: &Plan,
-    state: &State,
-    revision: u64,
-    generation: u64,
-    now: u64,
-) -> pb::Plan {
-    let mut actions: Vec<pb::Action> = plan.ops.iter().filter_map(|op| action(op, state)).collect();
-    for call in &plan.calls {
-        let again = |op: &Op| matches!((op, call), (Op::Attempt { request, .. }, Call::Provision { request: r, .. }) if request == r);
-        if plan.ops.iter().any(again)
-            && let Call::Provision { request, .. } = call
-            && let Some(request) = state.requests.get(request)
-        {
-            actions.push(pb::Action {
-                kind: pb::ActionKind::Provision.into(),
-                group: request.group.to_string(),
-                platform: request.platform.to_string(),
-                count: 1,
-                reason: "ScaleUp".to_owned(),
-                message: "asks again under the same request: what became of it is not known"
-                    .to_owned(),
-                ..pb::Action::default()
-            });
-        }
-    }
-    let mut steps = Steps::new(generation, revision);
-    for action in &mut actions {
-        action.step = steps.next();
-    }
-    let mut report: Vec<pb::PlanNote> = plan.report.iter().map(|one| note(one, state)).collect();
-    let omitted = actions.len().saturating_sub(MAX_PLAN) + report.len().saturating_sub(MAX_PLAN);
-    actions.truncate(MAX_PLAN);
-    report.truncate(MAX_PLAN);
-    pb::Plan {
-        generation,
-        plan_time: Some(to_timestamp(now)),
-        actions,
-        report,
-        // Whoever knows earlier specs adds them.
-        renewals: Vec::new(),
-        omitted: u32::try_from(omitted).unwrap_or(u32::MAX),
-    }
-}
-
-fn action(op: &Op, state: &State) -> Option<pb::Action> {
-    let about = |slot: u64, kind: pb::ActionKind, reason: &str, message: &str| {
-        let node = state.node(slot)?;
-        Some(pb::Action {
-            kind: kind.into(),
-            group: node.group.to_string(),
-            node: Some(node.id(state.uid)),
-            node_name: Some(node.name()),
-            platform: node.platform.to_string(),
-            count: 1,
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            ..pb::Action::default()
-        })
-    };
-    match op {
-        Op::Request {
-            request,
-            nodes,
-            reason,
-            ..
-        } => {
-            let names: Vec<String> = nodes.iter().take(10).map(Node::name).collect();
-            let single = match nodes.as_slice() {
-                [node] => Some((node.id(state.uid), node.name())),
-                _ => None,
-            };
-            Some(pb::Action {
-                kind: pb::ActionKind::Provision.into(),
-                group: request.group.to_string(),
-                node: single.as_ref().map(|(id, _)| id.clone()),
-                node_name: single.map(|(_, name)| name),
-                platform: request.platform.to_string(),
-                count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
-                reason: (*reason).to_owned(),
-                message: names.join(", "),
-                ..pb::Action::default()
-            })
-        }
-        Op::Remove { slot, reason } => {
-            let word = match reason.as_str() {
-                "Surplus" => "ScaleDown",
-                // Nobody marked it: its group or cluster goes, and nothing comes in its place.
-                "User" if state.node(*slot).is_some_and(|node| !node.marked) => "Delete",
-                word => word,
-            };
-            about(*slot, pb::ActionKind::Deprovision, word, "")
-        }
-        Op::Forget {
-            slot,
-            reason,
-            message,
-            ..
-        } => about(*slot, pb::ActionKind::Forget, reason, message),
-        Op::Close { request, .. } => {
-            let request = state.requests.get(request)?;
-            Some(pb::Action {
-                kind: pb::ActionKind::CloseRequest.into(),
-                group: request.group.to_string(),
-                platform: request.platform.to_string(),
-                count: 1,
-                reason: "Delete".to_owned(),
-                message: format!("request {} is never sent again", request.id),
-                ..pb::Action::default()
-            })
-        }
-        Op::TakeOrphan { node } => Some(pb::Action {
-            kind: pb::ActionKind::Deprovision.into(),
-            group: node.group.to_string(),
-            node: Some(node.id(state.uid)),
-            node_name: Some(node.name()),
-            platform: node.platform.to_string(),
-            count: 1,
-            reason: "Orphan".to_owned(),
-            message: node.message.to_string(),
-            ..pb::Action::default()
-        }),
-        Op::Infrastructure { key, to, change } => {
-            crate::infrastructure::show::action(key, to.as_deref(), *change)
-        }
-        Op::Enter { .. }
-        | Op::Learn { .. }
-        | Op::Attempt { .. }
-        | Op::MadeNothing { .. }
-        | Op::BackOff { .. }
-        | Op::Condition { .. }
-        | Op::Restamp { .. }
-        | Op::Rollout { .. }
-        | Op::Observed { .. } => None,
-    }
-}
-
-fn note(from: &Note, state: &State) -> pb::PlanNote {
-    let activity = if from.acting {
-        pb::PlanActivity::Acting
-    } else {
-        pb::PlanActivity::Waiting
-    };
-    pb::PlanNote {
-        group: from.group.to_string(),
-        node: from
-            .slot
-            .and_then(|slot| state.node(slot))
-            .map(|node| node.id(state.uid)),
-        activity: activity.into(),
-        reason: from.reason.to_owned(),
-        message: cut(from.message.clone()),
-        wait_until_time: from.until.and_then(to_timestamp_opt),
-        step: None,
-    }
 }

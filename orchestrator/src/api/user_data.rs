@@ -7,24 +7,28 @@ use std::{
 };
 
 use bytes::Bytes;
-use drover_core::{Error, Result, error::Violation, spec::digest};
+use drover_core::{
+    Error, Result,
+    error::Violation,
+    spec::{SecretRef, UserDataSource, digest},
+};
 use drover_proto::{
     orchestrator::v1::{self as pb, bootstrap_source::Source},
     platform::v1 as wire,
 };
 use drover_store::{MAX_USER_DATA, UserData};
 
-use super::{Api, check::Checked};
+use super::{Api, check::Checked, probe_tls};
 use crate::{
     calls::digest_not_stored,
     cluster::{Cluster, Inner, stored_spec},
     platform::has,
-    request,
+    request, secrets,
 };
 
-/// User data by its digest. `Debug` shows digests and sizes.
+/// User data by its digest, and that of secrets. `Debug` shows digests and sizes.
 #[derive(Clone, Default)]
-pub(super) struct Known(BTreeMap<String, Bytes>);
+pub(super) struct Known(BTreeMap<String, Bytes>, BTreeMap<SecretRef, Bytes>);
 
 impl fmt::Debug for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -76,8 +80,15 @@ impl Known {
         &self,
         bootstrap: &drover_core::spec::Bootstrap,
     ) -> Option<wire::Bootstrap> {
-        let data = self.get(&bootstrap.sha256)?;
+        let data = self.of(bootstrap)?;
         Some(request::bootstrap(data, bootstrap.render))
+    }
+
+    fn of(&self, bootstrap: &drover_core::spec::Bootstrap) -> Option<&Bytes> {
+        match &bootstrap.source {
+            UserDataSource::Sha256(digest) => self.get(digest),
+            UserDataSource::Secret(of) => self.1.get(of),
+        }
     }
 
     /// What is new of it, for the store.
@@ -125,15 +136,86 @@ fn digests(spec: &pb::ClusterSpec) -> Vec<(String, String, bool)> {
         .collect()
 }
 
+/// Keys of secrets that a spec refers to, each with its path and whether it is rendered.
+fn secret_keys(spec: &pb::ClusterSpec) -> Vec<(SecretRef, String, bool)> {
+    let mut spec = spec.clone();
+    let sources = sources(&mut spec).into_iter();
+    sources
+        .filter_map(|(path, source)| match &source.source {
+            Some(Source::SecretKey(key)) => {
+                let of = SecretRef {
+                    name: key.name.clone(),
+                    key: key.key.clone(),
+                };
+                Some((of, path, source.render))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+/// Whether a document names a secret.
+pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
+    let spec = document.spec.as_ref();
+    spec.is_some_and(|spec| !secret_keys(spec).is_empty() || probe_tls::names_secrets(spec))
+}
+
 impl Api {
+    /// Reads the secrets that are referred to. What is not there is an error, with its path.
+    async fn check_secrets(
+        &self,
+        checked: &Checked,
+        cluster: Option<&Arc<Cluster>>,
+        validate_only: bool,
+        known: &mut Known,
+        wrong: &mut Vec<Violation>,
+    ) -> Result<()> {
+        let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
+        for (of, path, render) in secret_keys(&checked.spec) {
+            let before = before.as_ref();
+            if !before.is_some_and(|before| before.secrets.contains(&of)) {
+                self.may_name(&of, validate_only)?;
+            }
+            let key = match self.shared.secrets.find(&of) {
+                Ok(key) => key,
+                Err(error) => {
+                    let known = self.shared.secrets.get(&of.name).is_some();
+                    let field = if known { "key" } else { "name" };
+                    let why = error.message().to_owned();
+                    return Err(error.with_violation(format!("{path}.secret_key.{field}"), why));
+                }
+            };
+            if render && !key.text {
+                wrong.push(Violation {
+                    field: format!("{path}.render"),
+                    description: "only text can be rendered".to_owned(),
+                });
+            }
+            let data = secrets::read(&self.shared.store, &of).await?.content;
+            if data.is_empty() {
+                wrong.push(Violation {
+                    field: format!("{path}.secret_key.key"),
+                    description: format!("secret {of} is empty"),
+                });
+            }
+            known.1.insert(of, data);
+        }
+        Ok(())
+    }
+
     /// Reads what is referred to and not brought along, and checks all of it against the platforms that may get it.
     pub(super) async fn check_user_data(
         &self,
         checked: &mut Checked,
         cluster: Option<&Arc<Cluster>>,
+        validate_only: bool,
     ) -> Result<Known> {
         let mut known = checked.user_data.clone();
         let mut wrong = Vec::new();
+        self.check_secrets(checked, cluster, validate_only, &mut known, &mut wrong)
+            .await?;
+        self.check_probe_tls(checked, cluster, validate_only, &mut wrong)
+            .await?;
         for (digest, path, render) in digests(&checked.spec) {
             let data = match (known.get(&digest), cluster) {
                 (Some(data), _) => Some(data.clone()),
@@ -155,7 +237,7 @@ impl Api {
             let Some(bootstrap) = &group.bootstrap else {
                 continue;
             };
-            let size = known.get(&bootstrap.sha256).map_or(0, Bytes::len);
+            let size = known.of(bootstrap).map_or(0, Bytes::len);
             let field = super::check::Origin::of(&checked.spec, &group.field).bootstrap();
             for choice in &group.choices {
                 let registered = self.shared.platform(&choice.platform);
@@ -228,7 +310,7 @@ impl Api {
 fn open_digests(inner: &Inner) -> Result<Vec<String>> {
     let bodies = inner.bodies.values();
     bodies
-        .map(|body| Ok(request::decode(body)?.1))
+        .map(|body| Ok(request::decode(body)?.1.user_data))
         .filter(|digest| digest.as_ref().is_ok_and(|digest| !digest.is_empty()) || digest.is_err())
         .collect()
 }

@@ -13,7 +13,7 @@ use drover_telemetry::span;
 use prost::Message;
 
 use crate::{
-    calls::{judged, not_sent, reach, retry_later},
+    calls::{judged, not_sent, retry_later, turn_at},
     cluster::Cluster,
     hooks::Point,
     queue::Urgency,
@@ -101,12 +101,7 @@ async fn send(
 ) -> Result<Observed> {
     let (platform, uid) = &ask.key;
     let sent_by = tokio::time::Instant::now() + ask.left;
-    let (registered, client) = reach(shared, platform, uid)?;
-    let permit = registered
-        .platform
-        .permit(urgency, || shared.now())
-        .await
-        .ok_or_else(|| not_sent(platform))?;
+    let (registered, client, permit) = turn_at(shared, platform, uid, urgency).await?;
     let left = sent_by.saturating_duration_since(tokio::time::Instant::now());
     if left < LEAST {
         return Err(not_sent(platform));

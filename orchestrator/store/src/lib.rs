@@ -6,12 +6,14 @@
 pub mod backend;
 pub mod history;
 pub mod keys;
+pub mod seal;
 pub mod sqlite;
 mod store;
 mod value;
 
 pub use backend::{Backend, Lane, Revision};
 pub use bytes::Bytes;
+pub use seal::Keyring;
 pub use sqlite::SqliteBackend;
 pub use store::{
     Changed, Changes, ClusterRow, Decoder, EventPage, EventWatch, Finish, Loader, MAX_STEP_NODES,

@@ -129,7 +129,7 @@ pub struct PlatformRow {
     pub state: Bytes,
 }
 
-/// A secret.
+/// A secret, encrypted.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub(crate) struct SecretRow {
@@ -225,6 +225,12 @@ pub(crate) struct Meta {
     /// Nobody has confirmed yet that the restored state may be acted upon.
     #[prost(bool, tag = "4")]
     pub(crate) held: bool,
+    /// Secrets and user data may be encrypted.
+    #[prost(bool, tag = "5")]
+    pub(crate) sealed: bool,
+    /// Id of the key that all of them are encrypted with. Empty: not all by the same one.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub(crate) sealed_with: Bytes,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -18,7 +18,7 @@ use std::{
 
 use drover_core::{Error, Reason};
 use drover_store::{
-    Backend, Lane, SqliteBackend, Store,
+    Backend, Keyring, Lane, SqliteBackend, Store,
     backend::{CommitError, LIMITS, Range, Txn},
     keys::{Key, Name},
     restore,
@@ -419,6 +419,8 @@ async fn only_a_whole_backup_of_ours_is_restored() {
     let store = Store::open_directory(directory.path().join("one"))
         .await
         .unwrap();
+    let keys = Keyring::parse(&Keyring::generate().unwrap(), "keys").unwrap();
+    store.unlock(keys).await.unwrap();
     for i in 0..200 {
         store
             .put_secret(&format!("s{i}"), vec![1; 300].into(), None)

@@ -67,7 +67,7 @@ impl Door {
         }
     }
 
-    fn audit(&self) -> PathBuf {
+    pub(crate) fn audit(&self) -> PathBuf {
         self.directory.path().join("audit.jsonl")
     }
 
@@ -128,9 +128,10 @@ fn paths() -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn every_call_is_for_the_roles_that_the_table_says_and_for_nobody_else() {
-    const SERVED: [&str; 2] = [
+    const SERVED: [&str; 3] = [
         "drover.orchestrator.v1.ClusterService",
         "drover.orchestrator.v1.PlatformRegistryService",
+        "drover.orchestrator.v1.SecretService",
     ];
     let door = Door::new().await;
     let mut calls = 0;
@@ -160,7 +161,7 @@ async fn every_call_is_for_the_roles_that_the_table_says_and_for_nobody_else() {
             assert_eq!(answer.unwrap_err().code(), Code::Unauthenticated, "{path}");
         }
     }
-    assert_eq!(calls, 29 * Role::ALL.len());
+    assert_eq!(calls, 35 * Role::ALL.len());
     door.stop().await;
 }
 

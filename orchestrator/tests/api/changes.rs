@@ -212,7 +212,7 @@ async fn scaling_edits_the_stored_spec() {
     invalid(
         clusters
             .scale_group(pb::ScaleGroupRequest {
-                standby: Some(1),
+                standby: Some(20_000),
                 ..scale(None)
             })
             .await,

@@ -15,9 +15,10 @@ use crate::support::{World, document};
 
 /// Rounds over all methods, unless `DROVER_FUZZ_ROUNDS` says otherwise.
 const ROUNDS: u32 = 40;
-const SERVICES: [&str; 2] = [
+const SERVICES: [&str; 3] = [
     "drover.orchestrator.v1.ClusterService",
     "drover.orchestrator.v1.PlatformRegistryService",
+    "drover.orchestrator.v1.SecretService",
 ];
 
 fn setting(name: &str, default: u64) -> u64 {

@@ -7,12 +7,17 @@
     reason = "tests fail when they cannot go on"
 )]
 
+#[path = "../../../services/server/tests/common/certs.rs"]
+mod certs;
+
 mod abandon;
 mod access;
 mod apply;
+mod certificates;
 mod changes;
 mod events;
 mod fuzz;
+mod health;
 mod placement;
 mod reads;
 mod registry;
@@ -20,7 +25,10 @@ mod replicante;
 mod restart;
 mod rollout;
 mod scope;
+mod secrets;
+mod storage;
 mod support;
+mod template;
 mod unsupported;
 mod user_data;
 mod watch;

@@ -7,6 +7,7 @@ use drover_platform_cloud::drivers::simulated::{
     ClassSettings, Death, DomainSettings, HostSettings, SimulatedSettings,
 };
 use drover_proto::{
+    common::v1::LabelSelector,
     orchestrator::v1 as pb,
     platform::v1::{Spread, UnsatisfiableAction},
 };
@@ -349,5 +350,49 @@ async fn a_required_spread_is_refused_where_there_are_no_domains() {
     let status = world.apply(spread(2, None)).await.unwrap_err();
     assert_eq!(crate::support::reason(&status), Reason::Invalid);
     assert!(status.message().contains("required spread"), "{status:?}");
+    world.stop().await;
+}
+
+fn labelled(name: &str, size: u32, disk: &str) -> pb::Cluster {
+    changed(document(name, &[("db", size)]), |spec| {
+        // For the whole cluster, and inherited.
+        spec.placement = Some(pb::Placement {
+            selector: Some(LabelSelector {
+                match_labels: [("disk".to_owned(), disk.to_owned())].into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+    })
+}
+
+#[tokio::test]
+async fn machines_are_chosen_by_their_labels() {
+    let mut settings = machines(&["m1", "m2", "m3"]);
+    for (host, disk) in settings.hosts.iter_mut().zip(["hdd", "ssd", "ssd"]) {
+        host.labels.insert("disk".to_owned(), disk.to_owned());
+    }
+    let world = World::with(settings).await;
+    world.apply(labelled("orders", 2, "ssd")).await.unwrap();
+    world.ready("orders").await;
+    assert_eq!(hosts(&world, "orders").await, ["m2", "m3"]);
+    // What is free of other labels does not count, and who asks for those is not held up by it.
+    world.apply(labelled("more", 1, "ssd")).await.unwrap();
+    until("it is said", async || {
+        condition(&world, "more", "NoCapacity").await
+    })
+    .await;
+    world.apply(labelled("slow", 1, "hdd")).await.unwrap();
+    world.ready("slow").await;
+    assert_eq!(hosts(&world, "slow").await, ["m1"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn labels_of_machines_are_refused_where_nobody_reads_them() {
+    let world = World::new().await;
+    let refused = world.apply(labelled("orders", 1, "ssd")).await;
+    let status = invalid(refused, "spec.placement.selector");
+    assert!(status.message().contains("by their labels"), "{status:?}");
     world.stop().await;
 }

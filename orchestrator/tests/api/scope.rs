@@ -156,7 +156,8 @@ async fn no_call_shows_a_cluster_outside_of_the_callers_scope() {
     let (mut calls, mut outcomes) = (0, BTreeMap::new());
     for service in pool.services() {
         if service.parent_file().package_name() != "drover.orchestrator.v1"
-            || !["ClusterService", "PlatformRegistryService"].contains(&service.name())
+            || !["ClusterService", "PlatformRegistryService", "SecretService"]
+                .contains(&service.name())
         {
             continue;
         }
@@ -194,7 +195,7 @@ async fn no_call_shows_a_cluster_outside_of_the_callers_scope() {
         }
     }
     println!("{outcomes:?}");
-    assert_eq!(calls, 29);
+    assert_eq!(calls, 35);
     // They got as far as the scope, and no further.
     for (method, code) in [
         ("GetCluster", Code::NotFound),

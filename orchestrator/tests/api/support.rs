@@ -27,8 +27,9 @@ use drover_platform_cloud::{
 use drover_proto::orchestrator::v1::{
     self as pb, cluster_service_client::ClusterServiceClient,
     platform_registry_service_client::PlatformRegistryServiceClient,
+    secret_service_client::SecretServiceClient,
 };
-use drover_store::{Backend, Store};
+use drover_store::{Backend, Keyring, Store};
 use drover_testing::store::MemoryBackend;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -36,6 +37,16 @@ use tonic::Status;
 
 pub type Clusters = ClusterServiceClient<Channel>;
 pub type Platforms = PlatformRegistryServiceClient<Channel>;
+pub type Secrets = SecretServiceClient<Channel>;
+
+/// The key that stores of these tests are encrypted with.
+const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+async fn unlocked(store: Store) -> Store {
+    let keys = Keyring::parse(KEY, "keys of tests").unwrap();
+    store.unlock(keys).await.unwrap();
+    store
+}
 
 /// Time that a condition may take. Far more than it does.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,9 +64,9 @@ impl Sites {
         self.0.lock().remove(endpoint);
     }
 
-    fn connector(&self) -> Connector {
+    pub fn connector(&self) -> Connector {
         let sites = self.clone();
-        Arc::new(move |spec| {
+        Arc::new(move |spec, _| {
             let endpoint = spec.endpoint.as_str();
             if !endpoint.starts_with("http://") {
                 return Err(Error::invalid("endpoint", "expected http://HOST:PORT"));
@@ -114,7 +125,7 @@ impl World {
     /// Without any registration.
     pub async fn bare(settings: SimulatedSettings) -> Self {
         let store = Store::open(Arc::new(MemoryBackend::new())).await.unwrap();
-        Self::over(store, settings).await
+        Self::over(unlocked(store).await, settings).await
     }
 
     pub async fn over(store: Store, settings: SimulatedSettings) -> Self {
@@ -135,7 +146,8 @@ impl World {
 
     /// Over a store in a directory.
     pub async fn in_directory(directory: &Path, settings: SimulatedSettings) -> Self {
-        Self::over(Store::open_directory(directory).await.unwrap(), settings).await
+        let store = Store::open_directory(directory).await.unwrap();
+        Self::over(unlocked(store).await, settings).await
     }
 
     /// The death of the process, and its next start over the same directory.
@@ -158,6 +170,10 @@ impl World {
 
     pub fn platforms(&self) -> Platforms {
         PlatformRegistryServiceClient::new(self.channel())
+    }
+
+    pub fn secrets(&self) -> Secrets {
+        SecretServiceClient::new(self.channel())
     }
 
     pub async fn register(
@@ -272,6 +288,11 @@ impl World {
 
 /// Opens a directory whose last owner is about to let it go.
 pub async fn open_again(directory: &Path) -> Store {
+    unlocked(open_locked(directory).await).await
+}
+
+/// The same without its keys.
+pub async fn open_locked(directory: &Path) -> Store {
     until("the store is free", async || {
         Store::open_directory(directory).await.ok()
     })

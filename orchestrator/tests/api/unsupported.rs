@@ -45,22 +45,38 @@ fn probe(probe: platform::health_policy::Probe) -> Option<platform::HealthPolicy
 }
 
 const CASES: &[Case] = &[
-    ("spec.groups[0].standby", |s| group(s).standby = Some(1)),
-    ("spec.groups[0].depends_on", |s| {
+    ("spec.groups[0].standby", |s| {
+        group(s).standby = Some(20_000);
+    }),
+    ("spec.groups[0].depends_on[0]", |s| {
         group(s).depends_on = vec!["other".into()];
     }),
-    ("spec.groups[0].storage", |s| {
-        group(s).storage = Some(pb::StorageSpec::default());
+    ("spec.groups[0].depends_on[0]", |s| {
+        group(s).depends_on = vec!["db".into()];
     }),
-    ("spec.storage", |s| {
-        s.storage = Some(pb::StorageSpec::default());
+    ("spec.groups[0].depends_on[0]", |s| {
+        let mut other = group(s).clone();
+        other.name = "app".into();
+        other.depends_on = vec!["db".into()];
+        group(s).depends_on = vec!["app".into()];
+        s.groups.push(other);
     }),
     ("spec.addons", |s| s.addons = vec![pb::Addon::default()]),
-    ("spec.lifecycle", |s| {
-        s.lifecycle = Some(platform::Lifecycle::default());
+    ("spec.lifecycle.pre_stop.exec", |s| {
+        s.lifecycle = Some(platform::Lifecycle {
+            pre_stop: Some(platform::LifecycleHook::default()),
+            ..Default::default()
+        });
     }),
-    ("spec.groups[0].lifecycle", |s| {
-        group(s).lifecycle = Some(platform::Lifecycle::default());
+    ("spec.groups[0].lifecycle.pre_stop.timeout", |s| {
+        let hook = platform::LifecycleHook {
+            exec: vec!["leave".into()],
+            timeout: Some(prost_types::Duration::default()),
+        };
+        group(s).lifecycle = Some(platform::Lifecycle {
+            pre_stop: Some(hook),
+            ..Default::default()
+        });
     }),
     ("spec.bootstrap", |s| {
         s.bootstrap = Some(pb::BootstrapSource {
@@ -71,11 +87,11 @@ const CASES: &[Case] = &[
     ("spec.groups[0].bootstrap", |s| {
         group(s).bootstrap = Some(pb::BootstrapSource::default());
     }),
-    ("spec.bootstrap.secret_key", |s| {
+    ("spec.bootstrap.secret_key.key", |s| {
         s.bootstrap = Some(pb::BootstrapSource {
             source: Some(pb::bootstrap_source::Source::SecretKey(pb::SecretKeyRef {
                 name: "join".into(),
-                key: "token".into(),
+                key: "to ken".into(),
             })),
             ..Default::default()
         });
@@ -106,14 +122,11 @@ const CASES: &[Case] = &[
         });
     }),
     ("spec.expire_after", |s| {
-        s.expire_after = Some(prost_types::Duration {
-            seconds: 60,
-            nanos: 0,
-        });
+        s.expire_after = Some(prost_types::Duration::default());
     }),
     ("spec.groups[0].expire_after", |s| {
         group(s).expire_after = Some(prost_types::Duration {
-            seconds: 60,
+            seconds: -60,
             nanos: 0,
         });
     }),
@@ -130,26 +143,26 @@ const CASES: &[Case] = &[
             ..Default::default()
         });
     }),
-    ("spec.placement.selector", |s| {
+    ("spec.placement.selector.match_labels[\"a b\"]", |s| {
         s.placement = Some(pb::Placement {
-            selector: Some(LabelSelector::default()),
+            selector: Some(LabelSelector {
+                match_labels: [("a b".to_owned(), "c".to_owned())].into(),
+                ..Default::default()
+            }),
             ..Default::default()
         });
     }),
-    ("spec.management_policy", |s| {
-        s.management_policy = platform::ManagementPolicy::OrderedReady.into();
-    }),
-    ("spec.groups[0].management_policy", |s| {
-        group(s).management_policy = platform::ManagementPolicy::OrderedReady.into();
-    }),
-    ("spec.groups[0].health.exec", |s| {
+    ("spec.groups[0].health.exec.command", |s| {
         group(s).health = probe(platform::health_policy::Probe::Exec(
             platform::ExecProbe::default(),
         ));
     }),
-    ("spec.groups[0].health.http.tls", |s| {
+    ("spec.groups[0].health.http.tls_settings.ca_secret", |s| {
         let http = platform::HttpProbe {
-            tls: true,
+            tls_settings: Some(platform::ProbeTls {
+                ca_secret: "no name".into(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         group(s).health = probe(platform::health_policy::Probe::Http(http));
@@ -191,9 +204,6 @@ const CASES: &[Case] = &[
             policy.strategy = pb::UpdateStrategy::OnDelete.into();
         }
         group(s).update = policy;
-    }),
-    ("spec.orphan_policy", |s| {
-        s.orphan_policy = pb::OrphanPolicy::Adopt.into();
     }),
     // Values of a newer version are no values.
     ("spec.orphan_policy", |s| s.orphan_policy = 77),
@@ -353,7 +363,7 @@ async fn a_registration_that_cannot_be_kept_is_refused_with_its_path() {
             let spec = r.platform.as_mut().unwrap().spec.as_mut().unwrap();
             spec.endpoint = "https://x".into();
             spec.tls = Some(pb::PlatformTls {
-                client_certificate_secret: "s".into(),
+                client_certificate_secret: "no name".into(),
                 ..Default::default()
             });
         }),
@@ -364,7 +374,7 @@ async fn a_registration_that_cannot_be_kept_is_refused_with_its_path() {
                 .spec
                 .as_mut()
                 .unwrap()
-                .token_secret = "token".into();
+                .token_secret = "no name".into();
         }),
     ];
     for (field, change) in cases {

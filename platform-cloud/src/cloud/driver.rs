@@ -1,22 +1,18 @@
 //! [`Driver`] over a [`Cloud`].
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+mod known;
+mod make;
+
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use drover_core::{Class, Error, Reason, Result};
-use drover_proto::platform::v1::{Capability, Node, NodePhase, Slot, StreamLogsRequest};
+use drover_proto::platform::v1::{Capability, Node, NodePhase, StreamLogsRequest};
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{
-    Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, Removed, address, gate,
-    launch, tags,
-};
+use super::{Cloud, CloudSettings, Facts, Filter, Listed, Machine, Removed, address, launch, tags};
 use crate::placement::{self, HOST, Placer};
 use drover_platform::{
     driver::{
@@ -25,13 +21,7 @@ use drover_platform::{
     },
     infrastructure::Infrastructure,
 };
-
-/// How long a failure domain that had no room is tried last.
-const FULL_FOR: Duration = Duration::from_secs(30);
-
-/// How long a reading of where a cluster's machines are serves for placing more of them, beside what was made and removed
-/// here since. Requests of one cluster come in bursts, and each would read all that those before it have made.
-const SEATS_FOR: Duration = Duration::from_secs(5);
+use known::{Creating, Known};
 
 /// A cloud as a platform.
 pub struct CloudDriver<C> {
@@ -40,49 +30,6 @@ pub struct CloudDriver<C> {
     /// Schema of properties and of templates, built once.
     template_validator: jsonschema::Validator,
     known: Mutex<Known>,
-}
-
-/// What calls have done and the API may not show yet.
-#[derive(Default)]
-struct Known {
-    /// Machines made a short while ago and not listed since, by id.
-    made: HashMap<String, (Machine, Instant)>,
-    /// Machines whose removal was accepted, by id.
-    removed: HashMap<String, Instant>,
-    /// Where the living machines of a cluster are, since when that was read, by cluster.
-    seats: HashMap<String, (Vec<Seat>, Instant)>,
-    /// Failure domains without room, by node class and domain.
-    full: HashMap<(String, String), Instant>,
-    /// Machines that were on their way to another phase when they were last seen, by id.
-    moving: HashMap<String, Machine>,
-    /// Whether something was removed since the last complete reading.
-    removing: bool,
-    /// Creations under way.
-    creating: usize,
-}
-
-/// Where a machine is.
-#[derive(Clone)]
-struct Seat {
-    id: String,
-    group: String,
-    failure_domain: String,
-}
-
-/// A creation under way. Until it ends the backend is not read more often than usual: that would only slow it down.
-struct Creating<'a>(&'a Mutex<Known>);
-
-impl<'a> Creating<'a> {
-    fn begin(known: &'a Mutex<Known>) -> Self {
-        known.lock().creating += 1;
-        Self(known)
-    }
-}
-
-impl Drop for Creating<'_> {
-    fn drop(&mut self) {
-        self.0.lock().creating -= 1;
-    }
 }
 
 impl<C: Cloud> CloudDriver<C> {
@@ -206,179 +153,6 @@ impl<C: Cloud> CloudDriver<C> {
         target.matches(&self.found(&machine).node)?;
         Ok(Some(machine))
     }
-
-    /// Distributes slots over failure domains and makes them, in waves: slots that met a full domain go to another one,
-    /// as their failure was final, and those that a required spread holds back wait for the wave before them.
-    async fn place(&self, batch: &Batch, placer: &mut Placer<'_>, facts: &Facts) -> Vec<Outcome> {
-        let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
-        let mut waiting: Vec<&Slot> = batch.slots().collect();
-        while !waiting.is_empty() {
-            let mut wave: BTreeMap<Option<&str>, Vec<&Slot>> = BTreeMap::new();
-            let mut later = Vec::new();
-            for slot in std::mem::take(&mut waiting) {
-                match placer.choose() {
-                    Ok(domain) => wave.entry(domain).or_default().push(slot),
-                    Err(error) => later.push((slot, error)),
-                }
-            }
-            if wave.is_empty() {
-                for (slot, error) in later {
-                    // The words of the cloud, if it was asked, say more than ours.
-                    let failed = outcomes.entry(index(slot));
-                    failed.or_insert(Outcome::Failed(error));
-                }
-                break;
-            }
-            waiting.extend(later.into_iter().map(|(slot, _)| slot));
-            let again = self.make(batch, wave, placer, facts, &mut outcomes).await;
-            waiting.extend(batch.slots().filter(|slot| again.contains(&index(slot))));
-            placer.confirm();
-        }
-        batch
-            .slots()
-            .map(|slot| outcomes.remove(&index(slot)).unwrap_or(Outcome::NotStarted))
-            .collect()
-    }
-
-    /// Makes one wave. Answers the slots that may be tried in another failure domain.
-    async fn make(
-        &self,
-        batch: &Batch,
-        wave: BTreeMap<Option<&str>, Vec<&Slot>>,
-        placer: &mut Placer<'_>,
-        facts: &Facts,
-        outcomes: &mut BTreeMap<u32, Outcome>,
-    ) -> Vec<u32> {
-        let mut launches = Vec::new();
-        for (domain, slots) in wave {
-            let validator = &self.template_validator;
-            match launch::launches(batch, &slots, domain, facts, &self.settings, validator) {
-                Ok(made) => launches.extend(made),
-                Err(error) => {
-                    let failed = || Outcome::Failed(error.clone());
-                    outcomes.extend(slots.iter().map(|slot| (index(slot), failed())));
-                }
-            }
-        }
-        let made = stream::iter(launches)
-            .map(|launch| self.launch(batch, launch))
-            .buffer_unordered(facts.max_concurrent_launches.max(1));
-        let made: Vec<_> = made.collect().await;
-        let settled = made
-            .into_iter()
-            .map(|(launch, results)| self.settle(&launch, results, placer, outcomes));
-        settled.flatten().collect()
-    }
-
-    async fn launch(&self, batch: &Batch, launch: Launch) -> (Launch, Option<Vec<Created>>) {
-        if !batch.may_start() {
-            return (launch, None);
-        }
-        let created = gate::within(batch.lifetime(), self.cloud.create(&launch)).await;
-        (launch, Some(created))
-    }
-
-    /// Takes in what became of a launch. Answers the slots that may be tried in another failure domain.
-    fn settle(
-        &self,
-        launch: &Launch,
-        results: Option<Vec<Created>>,
-        placer: &mut Placer<'_>,
-        outcomes: &mut BTreeMap<u32, Outcome>,
-    ) -> Vec<u32> {
-        let mut again = Vec::new();
-        let Some(results) = results else {
-            let slots = launch.slots.iter().map(|slot| slot.identity.index);
-            outcomes.extend(slots.map(|index| (index, Outcome::NotStarted)));
-            return again;
-        };
-        let mut results = results.into_iter();
-        for slot in &launch.slots {
-            let index = slot.identity.index;
-            let outcome = match results.next() {
-                Some(Created::Made(machine)) => {
-                    let node = self.found(&machine).node;
-                    let mut known = self.known.lock();
-                    // Physical machines have the same id in every life.
-                    known.removed.remove(&machine.id);
-                    if let Some((seats, _)) = known.seats.get_mut(&slot.identity.cluster_id) {
-                        seats.push(Seat {
-                            id: machine.id.clone(),
-                            group: slot.identity.group.clone(),
-                            failure_domain: machine.failure_domain.clone(),
-                        });
-                    }
-                    known
-                        .made
-                        .insert(machine.id.clone(), (*machine, Instant::now()));
-                    Outcome::Made(Box::new(node))
-                }
-                Some(Created::Failed(error)) => {
-                    if let Some(domain) = &launch.failure_domain
-                        && error.reason() == Reason::NoCapacity
-                        && slot.host_id.is_none()
-                    {
-                        placer.take_back(domain);
-                        placer.full(domain);
-                        let key = (launch.node_class.clone(), domain.clone());
-                        self.known.lock().full.insert(key, Instant::now());
-                        again.push(index);
-                    }
-                    Outcome::Failed(error)
-                }
-                Some(Created::Unknown(error)) if gate::not_started(&error) => Outcome::NotStarted,
-                Some(Created::Unknown(error)) => Outcome::Unknown(error),
-                None => {
-                    Outcome::Unknown(Error::internal("the cloud did not say what became of it"))
-                }
-            };
-            outcomes.insert(index, outcome);
-        }
-        again
-    }
-
-    /// A placer that knows what exists, read only if there is a choice.
-    async fn placer<'a>(&self, batch: &'a Batch, facts: &'a Facts) -> Result<Placer<'a>> {
-        let group = batch.request.group.as_ref();
-        let placement = group.and_then(|group| group.placement.as_ref());
-        let mut placer = Placer::new(&facts.failure_domains, placement);
-        if facts.failure_domains.len() > 1 {
-            let cluster = batch
-                .request
-                .cluster
-                .as_ref()
-                .map_or("", |cluster| &cluster.id);
-            let path = group.map_or("", |group| &group.path);
-            for seat in self.seats(cluster).await? {
-                placer.count(&seat.failure_domain, seat.group == path);
-            }
-        }
-        Ok(placer)
-    }
-
-    /// Where the living machines of a cluster are.
-    async fn seats(&self, cluster: &str) -> Result<Vec<Seat>> {
-        let began = Instant::now();
-        if let Some((seats, since)) = self.known.lock().seats.get(cluster)
-            && *since + SEATS_FOR > began
-        {
-            return Ok(seats.clone());
-        }
-        let listed = self.read(&Filter::Cluster(cluster.to_owned())).await?;
-        let seats: Vec<Seat> = listed.machines.iter().filter_map(seat).collect();
-        let mut known = self.known.lock();
-        // Another reading may have ended meanwhile, and more been made since it began.
-        let (kept, _) = known
-            .seats
-            .entry(cluster.to_owned())
-            .and_modify(|(kept, since)| {
-                if *since < began {
-                    (*kept, *since) = (seats.clone(), began);
-                }
-            })
-            .or_insert((seats, began));
-        Ok(kept.clone())
-    }
 }
 
 /// Whether a machine of ours is on its way to another phase.
@@ -394,20 +168,6 @@ fn is_new(machine: &Machine) -> bool {
     machine.phase != NodePhase::Running || machine.addresses.is_empty()
 }
 
-/// Where a living machine of a cluster is. `None`: it is dead, or not ours.
-fn seat(machine: &Machine) -> Option<Seat> {
-    let dead = matches!(
-        machine.phase,
-        NodePhase::Deprovisioning | NodePhase::Terminated | NodePhase::Failed
-    );
-    let identity = tags::decode(&machine.tags, machine.launch_index, &machine.name);
-    identity.filter(|_| !dead).map(|identity| Seat {
-        id: machine.id.clone(),
-        group: identity.group,
-        failure_domain: machine.failure_domain.clone(),
-    })
-}
-
 /// Whether nodes are checked before their infrastructure is made.
 fn is_announced(batch: &Batch) -> bool {
     let outputs = batch.request.infrastructure.iter();
@@ -415,19 +175,6 @@ fn is_announced(batch: &Batch) -> bool {
         && outputs
             .into_iter()
             .any(|outputs| outputs.network_id.is_empty() && outputs.properties.is_none())
-}
-
-fn index(slot: &Slot) -> u32 {
-    drover_platform::driver::index(slot)
-}
-
-impl Known {
-    fn forget(&mut self, now: Instant, visibility: Duration) {
-        self.made.retain(|_, (_, since)| *since + visibility > now);
-        self.removed.retain(|_, since| *since + visibility > now);
-        self.seats.retain(|_, (_, since)| *since + SEATS_FOR > now);
-        self.full.retain(|_, since| *since + FULL_FOR > now);
-    }
 }
 
 impl Filter {

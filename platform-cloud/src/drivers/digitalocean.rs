@@ -38,6 +38,8 @@ use properties::Wanted;
 
 pub use settings::Settings;
 
+/// Longest name of a droplet.
+const MAX_NAME: usize = 255;
 /// How long sizes and regions are believed.
 const CATALOGUE_AGE: Duration = Duration::from_secs(3600);
 /// How long a refusal by them is believed: capacity comes back.
@@ -181,6 +183,13 @@ impl DigitalOcean {
         let mut keys = Vec::with_capacity(wanted.keys.len());
         for key in &wanted.keys {
             keys.push(self.names.key(&self.client, key).await?);
+        }
+        let mut slots = launch.slots.iter();
+        if let Some(slot) = slots.find(|slot| slot.identity.id.len() > MAX_NAME) {
+            return Err(Error::invalid(
+                format!("slots[{}].id", slot.identity.index),
+                format!("names of droplets have {MAX_NAME} characters at most"),
+            ));
         }
         let mut tags = tags::encode_all(&launch.tags)?;
         tags.extend(wanted.tags.iter().cloned());

@@ -5,6 +5,8 @@
 //! A template renders to one YAML document:
 //!
 //! ```yaml
+//! requires:                        # programs that its scripts need, and the packages that bring them; `directory`: where
+//!   - {program: redis-cli, package: redis-tools}
 //! command: redis-server            # a name that is looked up on PATH, or an absolute path
 //! arguments: ["--port", "{{ platform.ports.client }}"]
 //! environment: {TERM: dumb}        # beside PATH, HOME, LANG and the variables below
@@ -14,7 +16,9 @@
 //! files:                           # written before the start, below the node's directory
 //!   - {path: redis.conf, content: "dir .", mode: "0600"}
 //! agent: {scheme: tcp, port: client}     # grpc, grpcs, http, https or tcp; default: no agent address
-//! readiness: {port: client}        # ready when it accepts connections; default: when the process runs
+//! readiness: {port: client, file: ready}   # ready when that file is there, then when it accepts connections; default:
+//!                                          # when the process runs
+//! peers: true                      # tells it of the others, see below; default: false
 //! stopSignal: SIGINT               # SIGTERM (default), SIGINT, SIGQUIT, SIGHUP or SIGKILL
 //! ```
 //!
@@ -23,7 +27,18 @@
 //! its data belongs: the declared storage, or `dir`), `self` (path of the program that runs the node agent), `ports` (a
 //! free port for each name in `ports` of the catalogue entry) and `bootstrap` (path of the user data; empty: none). The
 //! process finds the same in `DROVER_HOST`, `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and
-//! `DROVER_PORT_<NAME>`, and itself in `DROVER_CLUSTER_ID`, `DROVER_NODE_ID`, `DROVER_NODE_NAME` and `DROVER_GROUP`.
+//! `DROVER_PORT_<NAME>`, its role now in the file `DROVER_ROLE_FILE` (`active` or `standby`, rewritten when it changes),
+//! and itself in `DROVER_CLUSTER_ID`, `DROVER_NODE_ID`, `DROVER_NODE_NAME` and `DROVER_GROUP`.
+//!
+//! With `peers: true`, `DROVER_PEERS` names a file that is rewritten as the cluster changes: a JSON list of the nodes of the
+//! cluster whose processes have not ended, this one too, each with `name`, `id`, `group`, `ordinal`, `role`, `host` and
+//! `ports`.
+//!
+//! # Storage
+//!
+//! Declared storage is a directory of its own, one for each owner, cluster, group and ordinal. It outlives the node if
+//! its removal says so, and the next node of that ordinal gets it. `size` and `class` are written down and nothing more: no
+//! quota holds a node to them.
 //!
 //! # Properties
 //!
@@ -43,12 +58,14 @@ mod launch;
 mod logs;
 mod make;
 mod node;
+mod peers;
 mod place;
 mod ports;
 mod process;
 mod settings;
 mod spec;
 mod state;
+mod storage;
 
 use std::{
     collections::BTreeMap,
@@ -60,7 +77,8 @@ use std::{
 use async_trait::async_trait;
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{
-    DeprovisionState, ExecStart, Node as ProtoNode, RemovalEvidence, StreamLogsRequest, Warning,
+    DeprovisionState, ExecStart, KeptStorage, Node as ProtoNode, RemovalEvidence,
+    StreamLogsRequest, Warning,
 };
 use futures::{StreamExt, stream};
 use parking_lot::Mutex;
@@ -110,10 +128,13 @@ struct Shared {
     /// What nodes have, and what those that are being made are promised.
     seats: Mutex<BTreeMap<String, Seat>>,
     changes: OnceLock<Changes>,
+    /// Whose siblings are to be told something.
+    news: peers::News,
 }
 
 impl Shared {
     fn changed(&self, cluster_id: &str, node_id: &str) {
+        self.news.of(cluster_id);
         if let Some(changes) = self.changes.get() {
             changes.changed(cluster_id, node_id);
         }
@@ -121,7 +142,9 @@ impl Shared {
 
     /// The node is gone, and what it had is free.
     fn forget(&self, node_id: &str) {
-        self.nodes.lock().remove(node_id);
+        if let Some(node) = self.nodes.lock().remove(node_id) {
+            self.news.of(&node.cluster_id());
+        }
         self.seats.lock().remove(node_id);
     }
 
@@ -160,6 +183,7 @@ impl LocalDriver {
             nodes: Mutex::default(),
             seats: Mutex::default(),
             changes: OnceLock::new(),
+            news: peers::News::default(),
         });
         let driver = Self {
             shared,
@@ -173,6 +197,10 @@ impl LocalDriver {
                 warn!(node = node_id, %error, "a node cannot be read");
             }
         }
+        driver.tasks.spawn(peers::keep(
+            Arc::clone(&driver.shared),
+            driver.cancel.clone(),
+        ));
         Ok(driver)
     }
 
@@ -337,6 +365,14 @@ impl Driver for LocalDriver {
         })
     }
 
+    async fn kept_storage(&self) -> Result<Vec<KeptStorage>> {
+        self.list_kept().await
+    }
+
+    async fn delete_storage(&self, meant: &KeptStorage) -> Result<DeprovisionState> {
+        self.delete_kept(meant).await
+    }
+
     async fn update(&self, target: &Target, change: &Change) -> Result<ProtoNode> {
         let _open = self.while_open().await?;
         let node = self.shared.nodes.lock().get(&target.node_id).cloned();
@@ -374,6 +410,14 @@ impl Driver for LocalDriver {
                     ..(**identity).clone()
                 };
             }
+        }
+        if let Change::Edit {
+            role: Some(role), ..
+        } = change
+        {
+            node::write_role(&node, *role)
+                .await
+                .map_err(|error| cannot_write(&error))?;
         }
         node::write_record(&node, record.clone())
             .await

@@ -9,6 +9,7 @@ mod journal;
 mod placement;
 mod settings;
 mod timers;
+mod volumes;
 mod world;
 
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use world::World;
 /// The simulated backend and the driver for it.
 pub struct Simulated {
     settings: SimulatedSettings,
-    uid: String,
+    uid: parking_lot::Mutex<String>,
     schema: Option<Arc<serde_json::Value>>,
     world: Mutex<World>,
     estate: Mutex<Estate>,
@@ -70,16 +71,16 @@ impl Simulated {
                 format!("state of the infrastructure: {error}"),
             )
         })?;
-        let uid = match (&settings.uid, past.uid) {
+        let uid = match (&settings.uid, past.uid.clone()) {
             (Some(uid), _) => uid.clone(),
             (None, Some(uid)) => format!("simulated:{}:{uid}", settings.name),
             (None, None) => format!("simulated:{}:{}", settings.name, uuid::Uuid::new_v4()),
         };
-        let world = World::new(&settings, clock, journal, past.nodes, past.last_id);
+        let world = World::new(&settings, clock, journal, past);
         let simulated = Arc::new(Self {
             schema: settings.properties_schema.clone().map(Arc::new),
             settings,
-            uid,
+            uid: parking_lot::Mutex::new(uid),
             world: Mutex::new(world),
             estate: Mutex::new(estate),
             changed: watch::Sender::new(()),

@@ -1,10 +1,13 @@
 //! A platform over an EC2, and short ways to call it.
 
+#[path = "bench/infrastructure.rs"]
+mod infrastructure;
+#[path = "bench/moto.rs"]
+mod moto;
+
 use std::{
     collections::BTreeMap,
-    net::{SocketAddr, TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -19,8 +22,7 @@ use aws_smithy_http_client::{
     Builder as HttpBuilder,
     tls::{Provider, rustls_provider::CryptoMode},
 };
-use drover_convert::error::{from_rpc_status, from_status};
-use drover_core::{Error, Result, name};
+use drover_core::{Error, Result};
 use drover_emulators::ec2::{Ec2, Ec2Settings};
 use drover_platform::templates::Templates;
 use drover_platform_cloud::{
@@ -28,78 +30,34 @@ use drover_platform_cloud::{
     cloud::CloudDriver,
     drivers::aws::{self, Settings},
 };
-use drover_proto::common::v1::chunk;
-use drover_proto::platform::v1::{
-    Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DeprovisionState,
-    DiscoverRequest, EnsureInfrastructureRequest, EnsureInfrastructureResponse, Fence,
-    GetInfrastructureRequest, GetPlatformRequest, InfrastructureSpec, InfrastructureState, Node,
-    NodeChange, NodePhase, NodeRole, NodeTarget, Platform, ProvisionRequest, ProvisionResponse,
-    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, ResolvedGroup, Resource, Slot,
-    StreamLogsRequest, UpdateNodeRequest, bootstrap,
-    infrastructure_service_client::InfrastructureServiceClient,
-    node_access_service_client::NodeAccessServiceClient,
-    platform_service_client::PlatformServiceClient, update_node_request,
+use drover_proto::{
+    common::v1::chunk,
+    platform::v1::{
+        Bootstrap, DeprovisionResponse, DeprovisionState, Fence, GetPlatformRequest, Node,
+        NodeChange, NodePhase, NodeRole, NodeTarget, Platform, ProvisionRequest, ProvisionResponse,
+        Resource, StreamLogsRequest, UpdateNodeRequest, bootstrap,
+        infrastructure_service_client::InfrastructureServiceClient,
+        node_access_service_client::NodeAccessServiceClient,
+        platform_service_client::PlatformServiceClient, update_node_request::Update,
+    },
 };
+use drover_testing::platform::{
+    caller::{list, refusal, told, whole},
+    requests,
+};
+use moto::Moto;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::Instant;
 use uuid::Uuid;
+
+pub(crate) use drover_testing::platform::caller::{index, until};
 
 /// How long anything may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const REGION: &str = "eu-central-1";
 /// An access key that every server here knows.
 pub(crate) const KEY: &str = "AKIAEMULATED";
-
-/// moto, ended with the test.
-pub(crate) struct Moto {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Drop for Moto {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Moto {
-    async fn start() -> Self {
-        let program = std::env::var("DROVER_MOTO").unwrap_or_else(|_| "moto_server".to_owned());
-        let address = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        let child = Command::new(&program)
-            .args(["-H", "127.0.0.1", "-p", &address.port().to_string()])
-            // Without these it takes any image, type and key pair.
-            .env("MOTO_ENABLE_AMI_VALIDATION", "true")
-            .env("MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "true")
-            .env("MOTO_ENABLE_KEYPAIR_VALIDATION", "true")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| {
-                panic!(
-                    "{program} cannot be started ({error}): pip install 'moto[ec2,server]', and have moto_server on the \
-                     PATH or name it in DROVER_MOTO"
-                )
-            });
-        let moto = Self { child, address };
-        let end = Instant::now() + PATIENCE * 2;
-        while TcpStream::connect(address).is_err() {
-            assert!(Instant::now() < end, "moto does not listen");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        moto
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-}
 
 /// The EC2 under a platform.
 pub(crate) enum Backend {
@@ -276,19 +234,18 @@ impl Bench {
 
     /// A valid request for new nodes, with these properties besides those of the bench.
     pub(crate) async fn request(&self, count: usize, properties: Value) -> ProvisionRequest {
-        let request_id = Uuid::new_v4();
-        let group = "db";
-        let slots = (0..u32::try_from(count).unwrap()).map(|index| {
-            let ordinal = self.ordinals.fetch_add(1, Ordering::Relaxed);
-            Slot {
-                index: Some(index),
-                id: name::node_id(group, ordinal, self.owner, request_id, index),
-                name: name::node_name(group, ordinal),
-                ordinal: Some(ordinal),
-                role: NodeRole::Active.into(),
-                host_id: None,
-            }
-        });
+        let count = u32::try_from(count).unwrap();
+        let first = self.ordinals.fetch_add(count, Ordering::Relaxed);
+        let mut request = requests::provision(
+            &self.platform().await.uid,
+            self.fence(),
+            (&self.cluster, self.owner),
+            "db",
+            first..first + count,
+        );
+        request.sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        request.cluster.as_mut().unwrap().labels =
+            [("team".to_owned(), "storage".to_owned())].into();
         let mut all = self
             .properties
             .lock()
@@ -296,34 +253,13 @@ impl Bench {
             .cloned()
             .unwrap_or_default();
         all.extend(properties.as_object().cloned().unwrap_or_default());
-        ProvisionRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            owner: self.owner.to_string(),
-            request_id: request_id.to_string(),
-            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
-            slots: slots.collect(),
-            cluster: Some(ClusterContext {
-                id: self.cluster.clone(),
-                labels: [("team".to_owned(), "storage".to_owned())].into(),
-                ..ClusterContext::default()
-            }),
-            group: Some(ResolvedGroup {
-                path: group.to_owned(),
-                size: u32::try_from(count).unwrap(),
-                properties: (!all.is_empty()).then(|| drover_convert::value::to_struct(&all)),
-                ..ResolvedGroup::default()
-            }),
-            spec_hash: "v1-0123456789abcdef".to_owned(),
-            ..ProvisionRequest::default()
-        }
+        request.group.as_mut().unwrap().properties =
+            (!all.is_empty()).then(|| drover_convert::value::to_struct(&all));
+        request
     }
 
     pub(crate) async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
-        let outcome = self.client().provision(request.clone()).await;
-        outcome
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
+        told(self.client().provision(request.clone()).await)
     }
 
     /// Makes nodes, in the order of their indexes.
@@ -334,58 +270,29 @@ impl Bench {
     ) -> (ProvisionRequest, Vec<Node>) {
         let request = self.request(count, properties).await;
         let answer = self.provision(&request).await.unwrap();
-        assert_eq!((&answer.failures, &answer.unknown), (&vec![], &vec![]));
-        let mut nodes = answer.nodes;
-        nodes.sort_by_key(index);
-        assert_eq!(nodes.len(), count);
-        (request, nodes)
+        (request, whole(answer, count))
     }
 
     /// Why a request fails, which makes nothing.
     pub(crate) async fn refused(&self, request: &ProvisionRequest) -> Error {
-        match self.provision(request).await {
-            Err(error) => error,
-            Ok(answer) => {
-                assert_eq!((&answer.nodes, &answer.unknown), (&vec![], &vec![]));
-                from_rpc_status(answer.failures[0].error.as_ref().unwrap())
-            }
-        }
+        refusal(self.provision(request).await)
     }
 
     pub(crate) async fn deprovision(&self, node: &Node) -> Result<DeprovisionResponse> {
-        let slot = node.slot.clone().unwrap_or_default();
-        let request = DeprovisionRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            request_id: Uuid::new_v4().to_string(),
-            owner: slot.owner,
-            cluster_id: node.cluster_id.clone(),
-            node_request_id: slot.request_id,
-            index: slot.index,
-            node_id: node.node_id.clone(),
-            ..DeprovisionRequest::default()
-        };
-        let outcome = self.client().deprovision(request).await;
-        outcome
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
+        let uid = self.platform().await.uid;
+        let request = requests::removal(&uid, self.fence(), node);
+        told(self.client().deprovision(request).await)
     }
 
     /// Makes a node a standby with other labels.
     pub(crate) async fn change(&self, node: &Node) -> UpdateNodeRequest {
-        UpdateNodeRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            node_id: node.node_id.clone(),
-            expected_cluster_id: node.cluster_id.clone(),
-            expected_slot: node.slot.clone(),
-            update: Some(update_node_request::Update::Change(NodeChange {
-                role: NodeRole::Standby.into(),
-                set_labels: [("stage".to_owned(), "prod".to_owned())].into(),
-                remove_labels: vec!["team".to_owned()],
-            })),
-            ..UpdateNodeRequest::default()
-        }
+        let change = NodeChange {
+            role: NodeRole::Standby.into(),
+            set_labels: [("stage".to_owned(), "prod".to_owned())].into(),
+            remove_labels: vec!["team".to_owned()],
+        };
+        let uid = self.platform().await.uid;
+        requests::update(&uid, self.fence(), node, Update::Change(change))
     }
 
     /// The log of a node.
@@ -432,27 +339,9 @@ impl Bench {
     }
 
     pub(crate) async fn discover(&self, cluster: &str) -> Result<Vec<Node>> {
-        let mut nodes = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let request = DiscoverRequest {
-                cluster_id: cluster.to_owned(),
-                page_token,
-                ..DiscoverRequest::default()
-            };
-            let page = self
-                .client()
-                .discover(request)
-                .await
-                .map_err(|status| from_status(&status))?
-                .into_inner();
-            nodes.extend(page.nodes);
-            if page.next_page_token.is_empty() {
-                nodes.retain(|node| node.phase() != NodePhase::Terminated);
-                return Ok(nodes);
-            }
-            page_token = page.next_page_token;
-        }
+        let (mut nodes, _) = list(self.client(), cluster).await?;
+        nodes.retain(|node| node.phase() != NodePhase::Terminated);
+        Ok(nodes)
     }
 
     pub(crate) async fn node(&self, id: &str) -> Option<Node> {
@@ -460,81 +349,6 @@ impl Bench {
             .await
             .into_iter()
             .find(|node| node.node_id == id)
-    }
-
-    pub(crate) async fn ensure(
-        &self,
-        spec: &InfrastructureSpec,
-    ) -> Result<EnsureInfrastructureResponse> {
-        self.ensure_as(self.owner, spec, false).await
-    }
-
-    pub(crate) async fn ensure_as(
-        &self,
-        owner: Uuid,
-        spec: &InfrastructureSpec,
-        validate_only: bool,
-    ) -> Result<EnsureInfrastructureResponse> {
-        let request = EnsureInfrastructureRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            cluster_id: self.cluster.clone(),
-            owner: owner.to_string(),
-            sequence: 7,
-            spec: Some(spec.clone()),
-            validate_only,
-            ..EnsureInfrastructureRequest::default()
-        };
-        let outcome = self.infrastructure().ensure_infrastructure(request).await;
-        outcome
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
-    }
-
-    /// Ensures until everything is there.
-    pub(crate) async fn ensure_whole(&self, spec: &InfrastructureSpec) -> InfrastructureState {
-        until("the infrastructure is ready", || async {
-            let answer = self.ensure(spec).await.unwrap();
-            answer.poll_after.is_none().then(|| answer.state.unwrap())
-        })
-        .await
-    }
-
-    pub(crate) async fn get(&self) -> InfrastructureState {
-        let request = GetInfrastructureRequest {
-            cluster_id: self.cluster.clone(),
-            owner: self.owner.to_string(),
-            ..GetInfrastructureRequest::default()
-        };
-        let answer = self
-            .infrastructure()
-            .get_infrastructure(request)
-            .await
-            .unwrap();
-        answer.into_inner().state.unwrap()
-    }
-
-    pub(crate) async fn release(&self) -> Result<ReleaseInfrastructureResponse> {
-        let request = ReleaseInfrastructureRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            cluster_id: self.cluster.clone(),
-            owner: self.owner.to_string(),
-            ..ReleaseInfrastructureRequest::default()
-        };
-        let outcome = self.infrastructure().release_infrastructure(request).await;
-        outcome
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
-    }
-
-    /// Releases until nothing is left, whatever fails on the way.
-    pub(crate) async fn release_whole(&self) {
-        until("everything is released", || async {
-            let answer = self.release().await.ok()?;
-            answer.poll_after.is_none().then_some(())
-        })
-        .await;
     }
 
     /// What the emulator has made for anybody and not taken back.
@@ -558,31 +372,12 @@ pub(crate) fn names(resources: &[Resource]) -> Vec<String> {
     names
 }
 
-pub(crate) fn index(node: &Node) -> u32 {
-    node.slot.as_ref().and_then(|slot| slot.index).unwrap()
-}
-
 /// User data for a request.
 pub(crate) fn user_data(bytes: usize) -> Option<Bootstrap> {
     Some(Bootstrap {
         user_data: Some(bootstrap::UserData::Binary(vec![b'x'; bytes])),
         render: false,
     })
-}
-
-/// Waits until a condition holds.
-pub(crate) async fn until<T, F>(what: &str, mut condition: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Option<T>>,
-{
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = condition().await {
-            return value;
-        }
-        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// The SDK with nothing of ours.

@@ -9,13 +9,13 @@ use drover_emulators::{
     prism::{Prism, specification},
 };
 use drover_platform_cloud::drivers::digitalocean::Settings;
-use drover_proto::platform::v1::{NodeChange, NodeRole, UpdateNodeRequest, update_node_request};
+use drover_proto::platform::v1::{NodeChange, NodeRole};
 use drover_testing::platform::{Subject, conformance};
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::bench::{Bench, fence, serve, user_data};
+use super::bench::{Bench, serve, user_data};
 
 async fn conforms(bench: &Bench, patience: Duration, fuzz_rounds: usize) {
     let current = Arc::new(Mutex::new(Arc::clone(&bench.server)));
@@ -130,20 +130,13 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
     request.validate_only = false;
     let nodes = bench.made_by(&request).await;
 
-    let mut change = UpdateNodeRequest {
-        expected_platform_uid: bench.platform.uid.clone(),
-        fence: Some(fence()),
-        node_id: nodes[0].node_id.clone(),
-        expected_cluster_id: nodes[0].cluster_id.clone(),
-        expected_slot: nodes[0].slot.clone(),
-        ..UpdateNodeRequest::default()
-    };
     for (tier, remove) in [("Hot", vec![]), ("cold", vec!["team.io/One".to_owned()])] {
-        change.update = Some(update_node_request::Update::Change(NodeChange {
+        let change = NodeChange {
             role: NodeRole::Standby.into(),
             set_labels: [("tier".to_owned(), tier.to_owned())].into(),
             remove_labels: remove,
-        }));
+        };
+        let change = bench.change(&nodes[0], change);
         bench.update(&change).await.unwrap();
     }
     // Still being made: refused, looked into, tried again.

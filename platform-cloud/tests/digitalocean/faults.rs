@@ -4,12 +4,10 @@
 use std::time::Duration;
 
 use drover_emulators::{Fault, Settings as Common, digitalocean::DigitalOceanSettings};
-use drover_proto::platform::v1::{
-    DeprovisionState, NodeChange, NodeRole, UpdateNodeRequest, update_node_request::Update,
-};
+use drover_proto::platform::v1::{DeprovisionState, NodeChange, NodeRole};
 use futures::{StreamExt, stream};
 
-use super::bench::{Bench, fence, until};
+use super::bench::{Bench, until};
 
 /// Time limit of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -194,18 +192,13 @@ async fn change(operation: &str, fault: Fault, dies: bool) {
     let what = format!("{operation}, {fault:?}, dies: {dies}");
     let mut bench = bench().await;
     let nodes = bench.make(2).await;
-    let request = |bench: &Bench| UpdateNodeRequest {
-        expected_platform_uid: bench.platform.uid.clone(),
-        fence: Some(fence()),
-        node_id: nodes[0].node_id.clone(),
-        expected_cluster_id: nodes[0].cluster_id.clone(),
-        expected_slot: nodes[0].slot.clone(),
-        update: Some(Update::Change(NodeChange {
+    let request = |bench: &Bench| {
+        let change = NodeChange {
             role: NodeRole::Standby.into(),
             set_labels: [("team.io/One".to_owned(), "B".to_owned())].into(),
             remove_labels: Vec::new(),
-        })),
-        ..UpdateNodeRequest::default()
+        };
+        bench.change(&nodes[0], change)
     };
     bench.cloud.control().fail_next(operation, fault);
     let _ = bench.update(&request(&bench)).await;

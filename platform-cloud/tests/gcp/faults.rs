@@ -8,12 +8,11 @@ use drover_emulators::{
 };
 use drover_proto::platform::v1::{
     DeprovisionState, Node, NodeChange, NodePhase, NodeRole, ProvisionRequest, UpdateNodeRequest,
-    update_node_request::Update,
 };
 
 use futures::{StreamExt, stream};
 
-use super::bench::{Bench, CALL_TIMEOUT, fence, serve, settings, until};
+use super::bench::{Bench, CALL_TIMEOUT, serve, settings, until};
 
 const INSERT: &str = "instances.insert";
 const WAIT: &str = "zoneOperations.wait";
@@ -278,19 +277,12 @@ async fn a_delete_that_meets_any_fault_removes_that_machine_and_no_other() {
 }
 
 fn standby(bench: &Bench, node: &Node) -> UpdateNodeRequest {
-    UpdateNodeRequest {
-        expected_platform_uid: bench.platform.uid.clone(),
-        fence: Some(fence()),
-        node_id: node.node_id.clone(),
-        expected_cluster_id: node.cluster_id.clone(),
-        expected_slot: node.slot.clone(),
-        update: Some(Update::Change(NodeChange {
-            role: NodeRole::Standby.into(),
-            set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
-            remove_labels: vec!["team.example/One".to_owned()],
-        })),
-        ..UpdateNodeRequest::default()
-    }
+    let change = NodeChange {
+        role: NodeRole::Standby.into(),
+        set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
+        remove_labels: vec!["team.example/One".to_owned()],
+    };
+    bench.change(node, change)
 }
 
 async fn labels_meet(name: &str, fault: Fault, dies: bool) {

@@ -9,7 +9,6 @@
 )]
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -28,7 +27,8 @@ use drover_proto::platform::v1::{
     ClusterContext, Fence, Node, NodePhase, NodeRole, ProvisionRequest, RemovalEvidence,
     ResolvedGroup, Slot,
 };
-use drover_templates::{Catalogue, EmbeddedFile};
+use drover_templates::{Catalogue, EmbeddedFile, stores};
+pub(crate) use drover_testing::processes::processes_of;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
@@ -47,6 +47,8 @@ const TEST_CATALOGUE: &[EmbeddedFile] = &[
 stores:
   - {store: redis, versions: [{version: "*", template: redis.yaml, ports: [client]}]}
   - {store: sleeper, versions: [{version: "*", template: sleeper.yaml, ports: [client, admin]}]}
+  - {store: needy, versions: [{version: "*", template: needy.yaml}]}
+  - {store: social, versions: [{version: "*", template: social.yaml, ports: [client]}]}
   - {store: family, versions: [{version: "*", template: family.yaml}]}
   - {store: stubborn, versions: [{version: "*", template: stubborn.yaml}]}
   - {store: printer, versions: [{version: "*", template: printer.yaml}]}
@@ -61,9 +63,19 @@ stores:
         name: "redis.yaml",
         content: include_str!("../../catalogue/local/redis.yaml"),
     },
+    stores::REDIS,
+    stores::NODE,
     EmbeddedFile {
         name: "sleeper.yaml",
         content: "{command: sleep, arguments: ['1000']}",
+    },
+    EmbeddedFile {
+        name: "needy.yaml",
+        content: "{requires: [{program: sh, package: dash}, {program: no-such-program, package: some-package}], command: sleep, arguments: ['1000']}",
+    },
+    EmbeddedFile {
+        name: "social.yaml",
+        content: "{peers: true, command: sh, arguments: [-c, 'while ! [ -e go ]; do sleep 0.02; done; : >there; exec sleep 1000'], readiness: {file: there}}",
     },
     EmbeddedFile {
         name: "family.yaml",
@@ -384,58 +396,23 @@ pub(crate) fn pid(node: &Node) -> u32 {
         .unwrap_or_else(|_| panic!("no pid: {node:?}"))
 }
 
-/// Living processes (no zombies) that belong to a state directory, with their node id. Told by their environment, or by
-/// their directory where they have overwritten that (redis); then without an id.
-pub(crate) fn processes_of(state: &Path) -> BTreeMap<u32, String> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse::<u32>().ok())
-        else {
-            continue;
-        };
-        let Ok(environment) = fs::read(entry.path().join("environ")) else {
-            continue;
-        };
-        let value = |name: &str| {
-            let variables = environment
-                .split(|&byte| byte == 0)
-                .map(String::from_utf8_lossy);
-            variables
-                .filter_map(|text| text.strip_prefix(name).map(str::to_owned))
-                .next()
-        };
-        let directory = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
-        let belongs = value("DROVER_DIR=")
-            .map_or(directory, PathBuf::from)
-            .starts_with(state);
-        if belongs && lives(pid) {
-            found.insert(pid, value("DROVER_NODE_ID=").unwrap_or_default());
-        }
-    }
-    found
-}
-
-/// Whether there is a process that is no zombie.
-pub(crate) fn lives(pid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return false;
-    };
-    !stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .trim_start()
-        .starts_with('Z')
-}
-
 pub(crate) fn kill(pid: u32, signal: &str) {
     // It may have gone by itself.
     let _ = std::process::Command::new("kill")
         .args([&format!("-{signal}"), &pid.to_string()])
         .status();
+}
+
+/// Kills a process and waits until it is dead.
+pub(crate) async fn kill_off(pid: u32) {
+    kill(pid, "KILL");
+    until("a process that was killed is dead", async || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Its state follows its name. A zombie only waits for its parent.
+        stat.rsplit_once(") ")
+            .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    })
+    .await;
 }
 
 pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {

@@ -1,16 +1,9 @@
 //! A platform over the emulator, and short ways to call it.
 
-use std::{
-    collections::BTreeSet,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
-use drover_convert::{error::from_status, value::to_struct};
-use drover_core::{Error, Result, name};
+use drover_convert::value::to_struct;
+use drover_core::{Error, Result};
 use drover_emulators::{
     Made,
     metal::{Metal, MetalSettings},
@@ -22,19 +15,16 @@ use drover_platform_cloud::{
     drivers::metal::{self, FirewallSettings, Settings},
 };
 use drover_proto::platform::v1::{
-    Bootstrap, ClusterContext, DeprovisionRequest, DeprovisionResponse, DiscoverRequest,
-    EndpointSpec, EnsureInfrastructureRequest, EnsureInfrastructureResponse, Fence, FirewallSpec,
-    GetPlatformRequest, InfrastructureSpec, InfrastructureState, ListInfrastructureRequest,
-    NetworkSpec, Node, NodePhase, NodeRole, Platform, ProvisionRequest, ProvisionResponse,
-    ReleaseInfrastructureRequest, ReleaseInfrastructureResponse, ResolvedGroup, Resource,
-    ResourcePhase, Slot, UpdateNodeRequest, bootstrap::UserData,
+    EndpointSpec, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallSpec,
+    InfrastructureSpec, InfrastructureState, ListInfrastructureRequest, NetworkSpec,
+    ProvisionRequest, ProvisionResponse, ReleaseInfrastructureRequest,
+    ReleaseInfrastructureResponse, Resource, ResourcePhase,
     infrastructure_service_client::InfrastructureServiceClient,
-    platform_service_client::PlatformServiceClient,
 };
-use serde_json::{Value, json};
+use drover_testing::platform::caller::{Caller, told};
+pub(crate) use drover_testing::platform::caller::{fence, until, user_data};
+use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::Instant;
-use uuid::Uuid;
 
 pub(crate) const PROJECT: &str = "00000000-0000-0000-0000-000000000000";
 pub(crate) const PARTITION: &str = "vagrant";
@@ -44,20 +34,12 @@ pub(crate) const SMALL: &str = "v1-small-x86";
 pub(crate) const NAMED_FIREWALL: &str = "2294c949-88f6-5390-8154-fa53d93a3313";
 pub(crate) const NAMED_MACHINE: &str = "e0ab02d2-27cd-5a5e-8efc-080ba80cf258";
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How often a condition is looked at.
-const LOOK: Duration = Duration::from_millis(10);
-
 /// A platform that can be dropped and opened again, on an emulated metal-stack.
 pub(crate) struct Bench {
     pub(crate) metal: Metal,
     pub(crate) settings: Settings,
     pub(crate) server: Arc<PlatformServer>,
-    pub(crate) platform: Platform,
-    pub(crate) cluster: String,
-    pub(crate) owner: Uuid,
-    ordinals: AtomicU32,
+    caller: Caller,
     /// Holds the token.
     pub(crate) directory: Arc<TempDir>,
 }
@@ -96,12 +78,6 @@ pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
 }
 
-async fn handshake(server: &PlatformServer) -> Platform {
-    let mut client = PlatformServiceClient::new(drover_client::in_process(server.routes()));
-    let answer = client.get_platform(GetPlatformRequest {}).await.unwrap();
-    answer.into_inner().platform.unwrap()
-}
-
 /// Network, endpoint and firewall, as the CAPM sample asks for them but for the named machine.
 pub(crate) fn whole() -> InfrastructureSpec {
     InfrastructureSpec {
@@ -112,6 +88,14 @@ pub(crate) fn whole() -> InfrastructureSpec {
         }),
         firewall: Some(FirewallSpec::default()),
         properties: None,
+    }
+}
+
+impl Deref for Bench {
+    type Target = Caller;
+
+    fn deref(&self) -> &Caller {
+        &self.caller
     }
 }
 
@@ -130,15 +114,13 @@ impl Bench {
         let (mut settings, directory) = settings(&metal);
         change(&mut settings);
         let server = serve(&settings).await.unwrap();
-        let platform = handshake(&server).await;
+        let mut caller = Caller::new(server.routes()).await;
+        caller.labels = vec![("team.io/one", "a_b")];
         Self {
             metal,
             settings,
             server: Arc::new(server),
-            platform,
-            cluster: format!("c-{}", &Uuid::new_v4().simple().to_string()[..8]),
-            owner: Uuid::new_v4(),
-            ordinals: AtomicU32::new(0),
+            caller,
             directory,
         }
     }
@@ -146,23 +128,15 @@ impl Bench {
     /// The platform dies, and another one begins with nothing in memory.
     pub(crate) async fn crash(&mut self) {
         self.server = Arc::new(serve(&self.settings).await.unwrap());
-        self.platform = handshake(&self.server).await;
+        self.caller.call(self.server.routes()).await;
     }
 
     pub(crate) fn token(&self, token: &str) {
         std::fs::write(self.directory.path().join("token"), token).unwrap();
     }
 
-    pub(crate) fn client(&self) -> PlatformServiceClient<drover_client::Channel> {
-        PlatformServiceClient::new(drover_client::in_process(self.server.routes()))
-    }
-
     fn infrastructure(&self) -> InfrastructureServiceClient<drover_client::Channel> {
-        InfrastructureServiceClient::new(drover_client::in_process(self.server.routes()))
-    }
-
-    pub(crate) fn request(&self, count: u32) -> ProvisionRequest {
-        self.request_with("db", count, &json!({}))
+        InfrastructureServiceClient::new(self.channel())
     }
 
     pub(crate) fn request_with(
@@ -171,39 +145,7 @@ impl Bench {
         count: u32,
         properties: &Value,
     ) -> ProvisionRequest {
-        let request_id = Uuid::new_v4();
-        let slots = (0..count).map(|index| {
-            let ordinal = self.ordinals.fetch_add(1, Ordering::Relaxed);
-            Slot {
-                index: Some(index),
-                id: name::node_id(group, ordinal, self.owner, request_id, index),
-                name: name::node_name(group, ordinal),
-                ordinal: Some(ordinal),
-                role: NodeRole::Active.into(),
-                host_id: None,
-            }
-        });
-        ProvisionRequest {
-            expected_platform_uid: self.platform.uid.clone(),
-            fence: Some(fence()),
-            owner: self.owner.to_string(),
-            request_id: request_id.to_string(),
-            sequence: 1,
-            slots: slots.collect(),
-            cluster: Some(ClusterContext {
-                id: self.cluster.clone(),
-                labels: [("team.io/one".to_owned(), "a_b".to_owned())].into(),
-                ..ClusterContext::default()
-            }),
-            group: Some(ResolvedGroup {
-                path: group.to_owned(),
-                size: count,
-                properties: Some(to_struct(properties.as_object().unwrap())),
-                ..ResolvedGroup::default()
-            }),
-            spec_hash: "v1-0123456789abcdef".to_owned(),
-            ..ProvisionRequest::default()
-        }
+        self.request_of(group, count, to_struct(properties.as_object().unwrap()))
     }
 
     /// A request for one node on a named machine.
@@ -211,24 +153,6 @@ impl Bench {
         let mut request = self.request(1);
         request.slots[0].host_id = Some(host.to_owned());
         request
-    }
-
-    pub(crate) async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
-        told(self.client().provision(request.clone()).await)
-    }
-
-    /// Makes nodes in the order of their indexes.
-    pub(crate) async fn make(&self, count: u32) -> Vec<Node> {
-        self.made_by(&self.request(count)).await
-    }
-
-    pub(crate) async fn made_by(&self, request: &ProvisionRequest) -> Vec<Node> {
-        let answer = self.provision(request).await.unwrap();
-        assert_eq!((answer.failures, answer.unknown), (vec![], vec![]));
-        let mut nodes = answer.nodes;
-        nodes.sort_by_key(|node| node.slot.as_ref().and_then(|slot| slot.index));
-        assert_eq!(nodes.len(), request.slots.len());
-        nodes
     }
 
     /// What is wrong with a request: it is refused as a whole, or its first slot fails.
@@ -247,13 +171,6 @@ impl Bench {
         }
     }
 
-    /// What is wrong with a request that is only checked.
-    pub(crate) async fn complaint(&self, request: &ProvisionRequest) -> Error {
-        let mut request = request.clone();
-        request.validate_only = true;
-        self.provision(&request).await.unwrap_err()
-    }
-
     /// As the orchestrator does it: what is unknown is sent again.
     pub(crate) async fn provision_until_known(
         &self,
@@ -264,72 +181,6 @@ impl Bench {
             answer.unknown.is_empty().then_some(answer)
         })
         .await
-    }
-
-    pub(crate) fn removal(&self, node: &Node) -> DeprovisionRequest {
-        let slot = node.slot.clone().unwrap();
-        DeprovisionRequest {
-            expected_platform_uid: self.platform.uid.clone(),
-            fence: Some(fence()),
-            request_id: Uuid::new_v4().to_string(),
-            owner: slot.owner,
-            cluster_id: node.cluster_id.clone(),
-            node_request_id: slot.request_id,
-            index: slot.index,
-            node_id: node.node_id.clone(),
-            reason: "User".to_owned(),
-            ..DeprovisionRequest::default()
-        }
-    }
-
-    pub(crate) async fn deprovision(
-        &self,
-        request: &DeprovisionRequest,
-    ) -> Result<DeprovisionResponse> {
-        told(self.client().deprovision(request.clone()).await)
-    }
-
-    pub(crate) async fn update(&self, request: &UpdateNodeRequest) -> Result<Node> {
-        told(self.client().update_node(request.clone()).await).map(|answer| answer.node.unwrap())
-    }
-
-    /// Nodes of a cluster (empty: all), all pages.
-    pub(crate) async fn discover(&self, cluster: &str) -> Result<Vec<Node>> {
-        let mut nodes = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let request = DiscoverRequest {
-                cluster_id: cluster.to_owned(),
-                page_token,
-                ..DiscoverRequest::default()
-            };
-            let page = told(self.client().discover(request).await)?;
-            nodes.extend(page.nodes);
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(nodes);
-            }
-        }
-    }
-
-    /// The node, once it is in this phase.
-    pub(crate) async fn until_phase(&self, node_id: &str, phase: NodePhase) -> Node {
-        until(&format!("the node is {phase:?}"), || async {
-            let nodes = self.discover(&self.cluster).await.unwrap_or_default();
-            nodes
-                .into_iter()
-                .find(|node| node.node_id == node_id && node.phase() == phase)
-        })
-        .await
-    }
-
-    pub(crate) async fn until_gone(&self, node_id: &str) {
-        until("the node is gone", || async {
-            let nodes = self.discover(&self.cluster).await.ok()?;
-            let there = nodes.iter().any(|node| node.node_id == node_id);
-            (!there).then_some(())
-        })
-        .await;
     }
 
     pub(crate) fn ensuring(&self, spec: &InfrastructureSpec) -> EnsureInfrastructureRequest {
@@ -447,51 +298,7 @@ impl Bench {
 
     /// Removes every node that is known, and asserts that no machine is left.
     pub(crate) async fn assert_no_machine_leaked(&self, what: &str) {
-        until(what, || async {
-            let nodes = self.discover("").await.ok()?;
-            for node in nodes.iter().filter(|node| node.slot.is_some()) {
-                // A fault of the test may meet this, too; the next round tries again.
-                let _ = self.deprovision(&self.removal(node)).await;
-            }
-            self.living("machine").is_empty().then_some(())
-        })
-        .await;
-    }
-}
-
-fn told<T>(answer: std::result::Result<tonic::Response<T>, tonic::Status>) -> Result<T> {
-    answer
-        .map(tonic::Response::into_inner)
-        .map_err(|status| from_status(&status))
-}
-
-/// User data of a request.
-pub(crate) fn user_data(text: &str) -> Bootstrap {
-    Bootstrap {
-        user_data: Some(UserData::Text(text.to_owned())),
-        render: false,
-    }
-}
-
-pub(crate) fn fence() -> Fence {
-    Fence {
-        store_id: "5f0c2b9a-0000-4000-8000-00000000000a".to_owned(),
-        shard: 0,
-        epoch: 1,
-    }
-}
-
-/// Waits until a condition holds.
-pub(crate) async fn until<T, F>(what: &str, mut condition: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Option<T>>,
-{
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = condition().await {
-            return value;
-        }
-        assert!(Instant::now() < end, "not in time: {what}");
-        tokio::time::sleep(LOOK).await;
+        self.remove_all(what, || self.living("machine").is_empty())
+            .await;
     }
 }

@@ -9,15 +9,13 @@ use drover_emulators::{
     prism::{Prism, specification},
 };
 use drover_platform_cloud::drivers::metal::Settings;
-use drover_proto::platform::v1::{
-    NodeChange, NodeRole, UpdateNodeRequest, update_node_request::Update,
-};
+use drover_proto::platform::v1::{NodeChange, NodeRole};
 use drover_testing::platform::{Subject, conformance};
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::bench::{Bench, NAMED_MACHINE, PROJECT, SMALL, fence, serve, user_data, whole};
+use super::bench::{Bench, NAMED_MACHINE, PROJECT, SMALL, serve, user_data, whole};
 
 async fn conforms(bench: &Bench, patience: Duration, fuzz_rounds: usize) {
     let current = Arc::new(Mutex::new(Arc::clone(&bench.server)));
@@ -136,19 +134,12 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
     assert!(outcome.is_ok(), "{outcome:?}: {:#?}", prism.violations());
     request.validate_only = false;
     let nodes = bench.made_by(&request).await;
-    let change = UpdateNodeRequest {
-        expected_platform_uid: bench.platform.uid.clone(),
-        fence: Some(fence()),
-        node_id: nodes[0].node_id.clone(),
-        expected_cluster_id: nodes[0].cluster_id.clone(),
-        expected_slot: nodes[0].slot.clone(),
-        update: Some(Update::Change(NodeChange {
-            role: NodeRole::Standby.into(),
-            set_labels: [("tier".to_owned(), "cold".to_owned())].into(),
-            remove_labels: vec!["team.io/one".to_owned()],
-        })),
-        ..UpdateNodeRequest::default()
+    let change = NodeChange {
+        role: NodeRole::Standby.into(),
+        set_labels: [("tier".to_owned(), "cold".to_owned())].into(),
+        remove_labels: vec!["team.io/one".to_owned()],
     };
+    let change = bench.change(&nodes[0], change);
     assert_eq!(
         bench.update(&change).await.unwrap().role(),
         NodeRole::Standby

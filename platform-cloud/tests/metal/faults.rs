@@ -1,12 +1,10 @@
 //! Every call that changes a machine, and every way in which it can fail: nothing is lost, nothing doubled.
 
 use drover_emulators::{Fault, Settings as Common, metal::MetalSettings};
-use drover_proto::platform::v1::{
-    NodeChange, NodeRole, UpdateNodeRequest, update_node_request::Update,
-};
+use drover_proto::platform::v1::{NodeChange, NodeRole};
 use std::time::Duration;
 
-use super::bench::{Bench, NAMED_MACHINE, fence, until};
+use super::bench::{Bench, NAMED_MACHINE, until};
 
 fn faults() -> Vec<Fault> {
     vec![
@@ -128,19 +126,12 @@ async fn whatever_happens_to_a_change_of_tags_the_node_keeps_its_identity() {
         let what = format!("update with {fault:?}");
         let bench = Bench::new().await;
         let node = bench.make(1).await.remove(0);
-        let change = UpdateNodeRequest {
-            expected_platform_uid: bench.platform.uid.clone(),
-            fence: Some(fence()),
-            node_id: node.node_id.clone(),
-            expected_cluster_id: node.cluster_id.clone(),
-            expected_slot: node.slot.clone(),
-            update: Some(Update::Change(NodeChange {
-                role: NodeRole::Standby.into(),
-                set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
-                remove_labels: vec!["team.io/one".to_owned()],
-            })),
-            ..UpdateNodeRequest::default()
+        let change = NodeChange {
+            role: NodeRole::Standby.into(),
+            set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
+            remove_labels: vec!["team.io/one".to_owned()],
         };
+        let change = bench.change(&node, change);
         bench
             .metal
             .control()

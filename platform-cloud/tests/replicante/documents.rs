@@ -91,7 +91,10 @@ async fn wrong_documents_are_refused_with_the_paths_of_their_fields() {
         assert!(text.contains(path), "{path} is not in {text}");
         assert!(!text.contains("hunter2"), "values stay out of {text}");
     }
-    let long = format!(r#"{{"cluster_id": "a", "node_id": "{}"}}"#, "x".repeat(513));
+    let long = format!(
+        r#"{{"cluster_id": "a", "node_id": "{}"}}"#,
+        "x".repeat(1025)
+    );
     site.post("/deprovision", &long).await.refused(400);
     for document in [
         "",

@@ -6,18 +6,28 @@ use bytes::{Bytes, BytesMut};
 use drover_core::{Error, Reason, Result};
 use futures::StreamExt as _;
 use http::Method;
+use http::header;
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{Api, Call, JSON, Kind, decode, escape};
+use super::{
+    Api, Call, Kind, decode, escape,
+    protobuf::{self, PROTOBUF, Readable},
+};
 
-/// Only metadata of one object, or of a watch.
-pub(super) const METADATA_ONLY: &str =
-    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// Longest line of a watch: objects are at most 3 MiB.
-const MAX_LINE: usize = 16 * 1024 * 1024;
+/// Only metadata of one object, or of a watch; all of it from servers that know no parts.
+pub(super) const METADATA_ONLY: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+    application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const METADATA_LIST: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+    application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// Whole objects. Of kinds that were added to the API server there is only JSON.
+const WHOLE: &str = "application/vnd.kubernetes.protobuf,application/json";
+const WHOLE_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch,application/json";
+const METADATA_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+    application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+/// Longest event of a watch: objects are at most 3 MiB.
+const MAX_EVENT: usize = 16 * 1024 * 1024;
 /// How long the server keeps a watch open, in seconds.
 const WATCH_SECONDS: u32 = 290;
 
@@ -72,14 +82,14 @@ impl Api {
     /// # Errors
     /// [`Reason::PageTokenExpired`] if the list took so long that the server has forgotten its version: begin again.
     /// Others are those of [`crate::errors`].
-    pub async fn list<T: DeserializeOwned>(
+    pub async fn list<T: Readable>(
         &self,
         query: &ListQuery<'_>,
         mut page: impl FnMut(Vec<T>),
     ) -> Result<String> {
         let call = Call::new("list", query.kind, query.namespace, "");
         let accept = match query.shape {
-            Shape::Full => JSON,
+            Shape::Full => WHOLE,
             Shape::Metadata => METADATA_LIST,
         };
         let mut next = String::new();
@@ -94,13 +104,22 @@ impl Api {
             let body = self
                 .read(&call, &self.request(Method::GET, &path, accept))
                 .await?;
-            let read: Page<T> = decode(&call, &body)?;
-            drop(body);
-            page(read.items);
-            if read.metadata.next.is_empty() {
-                return Ok(read.metadata.resource_version);
+            let (items, version, more) = if protobuf::is_protobuf(&body) {
+                protobuf::list(body)
+                    .map_err(|error| crate::errors::unreadable_protobuf(&call, &error))?
+            } else {
+                let read: Page<T> = decode(&call, &body)?;
+                (
+                    read.items,
+                    read.metadata.resource_version,
+                    read.metadata.next,
+                )
+            };
+            page(items);
+            if more.is_empty() {
+                return Ok(version);
             }
-            next = read.metadata.next;
+            next = more;
         }
     }
 
@@ -108,7 +127,7 @@ impl Api {
     ///
     /// # Errors
     /// Those of [`Api::list`].
-    pub async fn list_all<T: DeserializeOwned>(&self, query: &ListQuery<'_>) -> Result<Vec<T>> {
+    pub async fn list_all<T: Readable>(&self, query: &ListQuery<'_>) -> Result<Vec<T>> {
         let mut all = Vec::new();
         self.list(query, |page| all.extend(page)).await?;
         Ok(all)
@@ -118,15 +137,15 @@ impl Api {
     ///
     /// # Errors
     /// [`Reason::PageTokenExpired`] if the server has forgotten that version. Others are those of [`crate::errors`].
-    pub async fn watch<T: DeserializeOwned>(
+    pub async fn watch<T: Readable>(
         &self,
         query: &ListQuery<'_>,
         version: &str,
     ) -> Result<Events<T>> {
         let call = Call::new("watch", query.kind, query.namespace, "");
         let accept = match query.shape {
-            Shape::Full => JSON,
-            Shape::Metadata => METADATA_ONLY,
+            Shape::Full => WHOLE_WATCH,
+            Shape::Metadata => METADATA_WATCH,
         };
         let path = format!(
             "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}{}{}",
@@ -149,8 +168,11 @@ impl Api {
             }
             Err(_) => return Err(crate::errors::timeout(&call, self.inner.timeout)),
         };
+        let media = response.headers().get(header::CONTENT_TYPE);
+        let framed = media.is_some_and(|media| media.as_bytes().starts_with(PROTOBUF.as_bytes()));
         Ok(Events {
             call,
+            framed,
             body: response.into_body(),
             buffer: BytesMut::new(),
             searched: 0,
@@ -206,6 +228,8 @@ pub struct Event<T> {
 /// The events of a watch, as they come.
 pub struct Events<T> {
     call: Call,
+    /// In protobuf, each event with its length before it; otherwise lines of JSON.
+    framed: bool,
     body: Body,
     buffer: BytesMut,
     /// Bytes of the buffer that are known to have no end of line.
@@ -213,7 +237,7 @@ pub struct Events<T> {
     item: PhantomData<fn() -> T>,
 }
 
-impl<T: DeserializeOwned> Events<T> {
+impl<T: Readable> Events<T> {
     /// The next event; `None`: the server has ended the watch. May be dropped and called again without losing anything.
     ///
     /// # Errors
@@ -221,17 +245,13 @@ impl<T: DeserializeOwned> Events<T> {
     /// this long. Others: the stream is cut.
     pub async fn next(&mut self, silence: Duration) -> Result<Option<Event<T>>> {
         loop {
-            if let Some(line) = self.line() {
-                if line.iter().all(u8::is_ascii_whitespace) {
-                    continue;
-                }
-                return self.event(&line).map(Some);
-            }
-            if self.buffer.len() > MAX_LINE {
-                return Err(Error::unavailable(format!(
-                    "{}: an event is too long",
-                    self.call
-                )));
+            let read = if self.framed {
+                self.framed()?
+            } else {
+                self.lined()?
+            };
+            if read.is_some() {
+                return Ok(read);
             }
             match tokio::time::timeout(silence, self.body.frame()).await {
                 Err(_) => return Err(crate::errors::timeout(&self.call, silence)),
@@ -244,6 +264,47 @@ impl<T: DeserializeOwned> Events<T> {
                 }
             }
         }
+    }
+
+    /// The next event of what has come, if it is complete.
+    fn framed(&mut self) -> Result<Option<Event<T>>> {
+        let frame = protobuf::frame(&mut self.buffer, MAX_EVENT).map_err(|_| self.is_too_long())?;
+        let Some(frame) = frame else {
+            return Ok(None);
+        };
+        let wrong = |error| crate::errors::unreadable_protobuf(&self.call, &error);
+        let (kind, object) = protobuf::event(frame).map_err(wrong)?;
+        let kind = match kind.as_str() {
+            "ADDED" => EventType::Added,
+            "MODIFIED" => EventType::Modified,
+            "DELETED" => EventType::Deleted,
+            "BOOKMARK" => EventType::Bookmark,
+            _ => {
+                let status: protobuf::WireStatus = protobuf::object(object).map_err(wrong)?;
+                return Err(crate::errors::of_status(&self.call, status.into(), None));
+            }
+        };
+        let object: T::Wire = protobuf::object(object).map_err(wrong)?;
+        Ok(Some(Event {
+            kind,
+            object: object.into(),
+        }))
+    }
+
+    fn lined(&mut self) -> Result<Option<Event<T>>> {
+        while let Some(line) = self.line() {
+            if !line.iter().all(u8::is_ascii_whitespace) {
+                return self.event(&line).map(Some);
+            }
+        }
+        if self.buffer.len() > MAX_EVENT {
+            return Err(self.is_too_long());
+        }
+        Ok(None)
+    }
+
+    fn is_too_long(&self) -> Error {
+        Error::unavailable(format!("{}: an event is too long", self.call))
     }
 
     fn line(&mut self) -> Option<Bytes> {

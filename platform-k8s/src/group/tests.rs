@@ -1,4 +1,4 @@
-use drover_proto::platform::v1::SlotKey;
+use drover_proto::platform::v1::{NodeRole, SlotKey};
 
 use super::*;
 use crate::client::Kind;
@@ -61,6 +61,7 @@ fn member(made: &Made, pod: Option<PodPart>) -> Member {
 
 fn seen(member: Member, identity: Option<Found>) -> Seen {
     Seen {
+        adopted: None,
         cluster: "c".into(),
         node: "n".into(),
         member,
@@ -85,6 +86,8 @@ fn pod(uid: u128, created: i64, deleting: bool, anchor: bool) -> Seen {
         ours: true,
         unschedulable: false,
         lost: false,
+        ended: false,
+        told: None,
         found: found.into(),
     };
     seen(
@@ -193,6 +196,45 @@ fn a_pod_that_its_workload_replaces_is_a_node_on_its_way() {
     expect(&all, NodePhase::Deprovisioning, "pod 1");
 }
 
+/// A pod that was evicted, or that its Kubernetes node did not take.
+fn ended(uid: u128, created: i64) -> Seen {
+    let mut seen = pod(uid, created, false, false);
+    let part = seen.member.pod.as_mut().unwrap();
+    part.ended = true;
+    let mut found = part.found.unpack();
+    found.node.set_phase(NodePhase::Failed);
+    found.node.message = "Evicted".to_owned();
+    part.found = found.into();
+    seen
+}
+
+#[test]
+fn a_pod_that_has_ended_is_no_dead_node_while_its_workload_makes_another() {
+    let mut all = groups([part(9, 2, false, true), ended(7, 10)]);
+    expect(
+        &all,
+        NodePhase::Pending,
+        "its pod has ended and is replaced by statefulset/n-9; Evicted",
+    );
+    let found = node_of(&all, UnderWay::default());
+    assert_eq!(
+        (found.node.agent_address, found.node.ready),
+        (None, Some(false))
+    );
+    assert_eq!(node_of(&all, REMOVING).node.phase(), NodePhase::Failed);
+    // The next one may come within the same second, whatever its uid.
+    for uid in [6, 8] {
+        all.insert(pod(uid, 10, false, false));
+        expect(&all, NodePhase::Running, &format!("pod {uid}"));
+        let key = all.iter().next().map(|(key, _)| Arc::clone(key)).unwrap();
+        all.remove(&key, uid);
+    }
+    // Nobody makes another one.
+    expect(&groups([ended(7, 10)]), NodePhase::Failed, "Evicted");
+    let going = groups([part(9, 2, true, true), ended(7, 10)]);
+    expect(&going, NodePhase::Failed, "Evicted");
+}
+
 #[test]
 fn a_workload_without_a_pod_is_a_node_on_its_way() {
     let all = groups([part(8, 1, false, false), part(9, 2, false, true)]);
@@ -287,4 +329,36 @@ fn uids_are_kept_apart() {
             .map(uid)
             .into();
     assert_eq!(odd.len(), 5);
+}
+
+#[test]
+fn a_pod_made_anew_from_an_old_template_strays_until_it_says_what_its_node_is() {
+    let changed = |role: NodeRole| {
+        let mut leader = part(1, 2, false, true);
+        let found = leader.identity.as_mut().unwrap();
+        found.node.set_role(role);
+        leader
+    };
+    let stray = |groups: &Groups| {
+        let group = groups.get("c", "n").unwrap();
+        group.stray().map(|(pod, leader)| (pod.uid, leader.uid))
+    };
+    let mut groups = groups([changed(NodeRole::Unspecified), pod(2, 1, false, false)]);
+    assert_eq!(stray(&groups), None, "they say the same");
+    groups.insert(changed(NodeRole::Standby));
+    assert_eq!(stray(&groups), Some((2, 1)));
+    let shown = node_of(&groups, UnderWay::default());
+    assert_eq!(
+        shown.node.role(),
+        NodeRole::Standby,
+        "its leader is believed"
+    );
+    groups.insert(pod(2, 1, true, false));
+    assert_eq!(stray(&groups), None, "it is on its way out");
+}
+
+#[test]
+fn a_pod_that_stands_for_itself_strays_from_nothing() {
+    let groups = groups([pod(1, 1, false, true), part(2, 1, false, false)]);
+    assert!(groups.get("c", "n").unwrap().stray().is_none());
 }

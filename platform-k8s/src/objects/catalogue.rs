@@ -1,9 +1,9 @@
 //! Templates that are built in.
 
-use drover_templates::EmbeddedFile;
+use drover_templates::{EmbeddedFile, stores};
 
-/// The catalogue that is built into the platform: `agent` (also where no store is named), `redis`, and `redis` as a
-/// StatefulSet.
+/// The catalogue that is built into the platform: `agent` (also where no store is named), `etcd`, `postgresql`, `redis`, and
+/// `redis` as a StatefulSet.
 pub const CATALOGUE: &[EmbeddedFile] = &[
     EmbeddedFile {
         name: "index.yaml",
@@ -17,6 +17,22 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
         name: "agent.yaml",
         content: include_str!("../../catalogue/kubernetes/agent.yaml"),
     },
+    EmbeddedFile {
+        name: "store.j2",
+        content: include_str!("../../catalogue/kubernetes/store.j2"),
+    },
+    stores::NODE,
+    EmbeddedFile {
+        name: "etcd.yaml",
+        content: include_str!("../../catalogue/kubernetes/etcd.yaml"),
+    },
+    stores::ETCD,
+    EmbeddedFile {
+        name: "postgresql.yaml",
+        content: include_str!("../../catalogue/kubernetes/postgresql.yaml"),
+    },
+    stores::POSTGRESQL,
+    stores::REDIS,
     EmbeddedFile {
         name: "redis.yaml",
         content: include_str!("../../catalogue/kubernetes/redis.yaml"),

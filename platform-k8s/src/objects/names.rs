@@ -1,6 +1,6 @@
 //! Names of Kubernetes objects.
 
-use drover_platform::identity::hex;
+use drover_platform::identity::{Identity, hex};
 use sha2::{Digest, Sha256};
 
 /// Longest name: a StatefulSet may have 52 characters, and templates add words of their own.
@@ -33,6 +33,11 @@ pub fn dns_name(id: &str) -> String {
 #[must_use]
 pub fn bootstrap_secret(id: &str) -> String {
     format!("bootstrap-{}", dns_name(id))
+}
+
+/// Name for what the nodes of a group have in common: of cluster and group.
+pub(crate) fn group_name(identity: &Identity) -> String {
+    dns_name(&format!("{}-{}", identity.cluster_id, identity.group))
 }
 
 /// Whether a name can be part of a path of the API. What else a kind asks of its names, the API server says.

@@ -1,5 +1,7 @@
 //! Everything that the nodes of one request have in common, and what becomes of each of them.
 
+use std::collections::BTreeMap;
+
 use drover_convert::value::object as free_form;
 use drover_core::{Error, Reason, Result};
 use drover_platform::{
@@ -12,14 +14,14 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Object, claims,
-    names::{bootstrap_secret, dns_name},
+    names::{bootstrap_secret, dns_name, group_name},
     order,
     placement::{Constraints, Counted},
     pods::{self, Pods},
     properties::Properties,
     render::{documents, twice},
     selector::Selector,
-    stamp,
+    stable, stamp,
 };
 use crate::{
     labels,
@@ -49,6 +51,7 @@ pub struct Plan<'a> {
     selector: Selector,
     domain: String,
     bootstrap: bool,
+    inherited: BTreeMap<u32, String>,
 }
 
 impl<'a> Plan<'a> {
@@ -102,7 +105,15 @@ impl<'a> Plan<'a> {
                 .bootstrap
                 .as_ref()
                 .is_some_and(|it| it.user_data.is_some()),
+            inherited: BTreeMap::new(),
         })
+    }
+
+    /// With what [`crate::storage::inherited`] says of its nodes.
+    #[must_use]
+    pub fn inheriting(mut self, inherited: BTreeMap<u32, String>) -> Self {
+        self.inherited = inherited;
+        self
     }
 
     /// Namespace that the nodes go to; single objects of a template may name another.
@@ -127,6 +138,7 @@ impl<'a> Plan<'a> {
         };
         let platform = [
             ("name", dns_name(&identity.id)),
+            ("group_name", group_name(identity)),
             ("namespace", self.namespace.clone()),
             ("bootstrap", bootstrap),
             ("cluster_label", keys.cluster.clone()),
@@ -174,6 +186,11 @@ impl<'a> Plan<'a> {
             self.storage.as_ref(),
             self.default_storage_class(),
         )?;
+        if let Some(storage) = &self.storage {
+            let inherited = self.inherited.get(&identity.ordinal).map(String::as_str);
+            stable::apply(&mut objects, storage, identity, inherited)?;
+            twice(&objects)?;
+        }
         if let Some(data) = &rendered.bootstrap {
             objects.push(self.user_data(data, identity));
             twice(&objects)?;

@@ -107,8 +107,12 @@ fn narrow(labels: &mut Map<String, Value>, stamp: &Stamp, keys: &LabelKeys) {
 }
 
 /// Values that the platform enforces cannot be selected otherwise.
-fn correct(labels: &mut Map<String, Value>, stamp: &Stamp) {
-    for (key, value) in labels {
+fn correct(selected: &mut Map<String, Value>, stamp: &Stamp) {
+    for (key, value) in selected {
+        // Whoever selects by role means whoever has it then.
+        if key == labels::ROLE {
+            continue;
+        }
         if let Some(enforced) = stamp.labels.get(key) {
             *value = Value::String(enforced.clone());
         }

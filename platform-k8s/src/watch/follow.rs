@@ -6,13 +6,12 @@ use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason};
 use drover_proto::platform::v1::RemovalEvidence;
-use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::known::Known;
 use crate::{
-    client::{Api, EventType, Kind, Meta, Object, Shape},
+    client::{Api, EventType, Kind, Meta, Object, Readable, Shape},
     discover::{self, Reader},
     group::uid,
     pod::Pod,
@@ -28,7 +27,7 @@ const LASTED: Duration = Duration::from_secs(1);
 const REFUSED_WAIT: Duration = Duration::from_secs(60);
 
 /// An object that is watched.
-pub(super) trait Watched: DeserializeOwned + Send {
+pub(super) trait Watched: Readable {
     fn meta(&self) -> &Meta;
 }
 
@@ -357,8 +356,15 @@ impl Sink for Parts {
     }
 
     fn delete(&mut self, object: Object) {
-        self.known
-            .gone(uid(&object.metadata.uid), RemovalEvidence::Confirmed);
+        let meta = &object.metadata;
+        let keys = &self.reader.keys;
+        if let Some(cluster) = meta.labels.get(&keys.cluster)
+            && !meta.labels.contains_key(&keys.node)
+        {
+            self.known
+                .gone_of_group(cluster, &meta.namespace, &meta.name);
+        }
+        self.known.gone(uid(&meta.uid), RemovalEvidence::Confirmed);
     }
 }
 

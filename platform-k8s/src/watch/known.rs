@@ -1,27 +1,28 @@
 //! What is known of all nodes, kept in step by the watches.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+mod heard;
+mod state;
+
+use std::{sync::Arc, time::Duration};
 
 use drover_core::Error;
 use drover_platform::driver::{Changes, Found, Listing};
-use drover_proto::platform::v1::{NodePhase, RemovalEvidence};
+use drover_proto::platform::v1::RemovalEvidence;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
 
-use super::unscheduled::{Likeness, Unscheduled};
+use state::{Indexed, State, Watch};
 
+use super::unscheduled::Likeness;
 use crate::{
     client::{Kind, Object},
     delete::Place,
     discover::{Lost, Reader, Seen},
-    group::{Group, Groups, Key, Member, UnderWay},
+    group::{Group, Groups, Member, UnderWay},
+    peers::{News, Telling},
     pod::Pod,
     settings::Settings,
 };
@@ -40,40 +41,8 @@ pub struct Known {
     progress: watch::Sender<u64>,
     /// Told of a pod that finds no place.
     unscheduled: Notify,
-}
-
-#[derive(Default)]
-struct State {
-    groups: Groups,
-    objects: HashMap<u128, Indexed>,
-    deleted: VecDeque<u128>,
-    /// Failure domain of each Kubernetes node.
-    zones: HashMap<Arc<str>, Box<str>>,
-    watches: Vec<Watch>,
-    under_way: HashMap<(Box<str>, Box<str>), (usize, usize)>,
-    changes: Option<Changes>,
-    unscheduled: Unscheduled,
-}
-
-/// Where an object is found in the groups.
-struct Indexed {
-    key: Arc<Key>,
-    watch: u16,
-    /// The list of that watch which saw it last.
-    generation: u32,
-}
-
-struct Watch {
-    /// `None`: of Kubernetes nodes.
-    kind: Option<u16>,
-    name: String,
-    generation: u32,
-    /// When it was last heard of. `None`: it does not run.
-    heard: Option<Instant>,
-    /// Whether everything that existed when it began was told.
-    complete: bool,
-    /// Why it does not run.
-    error: Option<Error>,
+    /// Told of the clusters whose nodes have to hear of a change.
+    news: News,
 }
 
 impl Known {
@@ -85,6 +54,7 @@ impl Known {
             state: Mutex::default(),
             progress: watch::Sender::new(0),
             unscheduled: Notify::new(),
+            news: News::default(),
         }
     }
 
@@ -117,6 +87,41 @@ impl Known {
         let index = u16::try_from(at).unwrap_or(u16::MAX);
         if let Some(seen) = self.reader.part(index, object) {
             self.made(index, seen);
+        }
+    }
+
+    /// A pod as it is after a change, known before its watch tells.
+    pub fn changed_pod(&self, pod: &Pod) {
+        let at = self.kinds.iter().position(|it| crate::discover::is_pod(it));
+        let index = at.and_then(|at| u16::try_from(at).ok());
+        if let Some((index, seen)) = index.and_then(|it| Some((it, self.reader.pod(it, pod)?))) {
+            self.changed(index, seen);
+        }
+    }
+
+    /// Any other object as it is after a change.
+    pub fn changed_object(&self, kind: &Kind, object: &Object) {
+        let at = self.kinds.iter().position(|known| **known == *kind);
+        let index = at.and_then(|at| u16::try_from(at).ok());
+        if let Some((index, seen)) = index.and_then(|it| Some((it, self.reader.part(it, object)?)))
+        {
+            self.changed(index, seen);
+        }
+    }
+
+    fn changed(&self, kind: u16, seen: Seen) {
+        let mut state = self.state.lock();
+        let uid = seen.member.uid;
+        if state.deleted.contains(&uid) {
+            return;
+        }
+        let before = state.objects.get(&uid).map(|it| it.watch);
+        let of_kind = || {
+            let at = state.watches.iter().position(|it| it.kind == Some(kind));
+            at.and_then(|at| u16::try_from(at).ok())
+        };
+        if let Some(watch) = before.or_else(of_kind) {
+            self.insert(&mut state, watch, seen);
         }
     }
 
@@ -290,14 +295,15 @@ impl Known {
         let state = self.state.lock();
         let members = state.groups.get(cluster, node).map(Group::members);
         let members = members.unwrap_or_default().iter();
-        let place = |member: &Member| {
-            Some(Place {
-                kind: Arc::clone(self.kinds.get(usize::from(member.kind))?),
-                namespace: member.namespace.to_string(),
-                name: member.name.to_string(),
-            })
-        };
-        members.filter_map(place).collect()
+        members.filter_map(|member| self.place(member)).collect()
+    }
+
+    fn place(&self, member: &Member) -> Option<Place> {
+        Some(Place {
+            kind: Arc::clone(self.kinds.get(usize::from(member.kind))?),
+            namespace: member.namespace.to_string(),
+            name: member.name.to_string(),
+        })
     }
 
     /// The nodes that a request has made to their end. `None`: what is known is not current.
@@ -418,269 +424,37 @@ impl Known {
         (!found.is_empty()).then_some(found)
     }
 
-    // --- what watches say
+    // --- what nodes are told
 
-    pub(super) fn watch(&self, kind: Option<u16>, name: &Kind, namespace: &str) -> u16 {
+    pub(crate) fn news(&self) -> &News {
+        &self.news
+    }
+
+    /// What the nodes of a cluster do not know yet. A cluster of which none wants to know anything is forgotten.
+    pub(crate) fn untold(&self, cluster: &str) -> Telling {
         let mut state = self.state.lock();
-        let name = if namespace.is_empty() {
-            name.to_string()
-        } else {
-            format!("{name} of namespace {namespace:?}")
-        };
-        state.watches.push(Watch {
-            kind,
-            name,
-            generation: 0,
-            heard: None,
-            complete: false,
-            error: None,
-        });
-        u16::try_from(state.watches.len() - 1).unwrap_or(u16::MAX)
-    }
-
-    /// A list begins: what it does not show is gone when it ends.
-    pub(super) fn list_begins(&self, watch: u16) {
-        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
-            watch.generation = watch.generation.wrapping_add(1);
-        }
-    }
-
-    pub(super) fn list_ends(&self, watch: u16) {
-        let mut state = self.state.lock();
-        let Some(generation) = state
-            .watches
-            .get(usize::from(watch))
-            .map(|it| it.generation)
-        else {
-            return;
-        };
-        let gone: Vec<u128> = state
-            .objects
-            .iter()
-            .filter(|(_, it)| it.watch == watch && it.generation != generation)
-            .map(|(uid, _)| *uid)
-            .collect();
-        for uid in gone {
-            // A pod without its label is not in any list.
-            let lost = state
-                .objects
-                .get(&uid)
-                .is_some_and(|it| state.is_lost(&it.key, uid));
-            if !lost {
-                self.remove(&mut state, uid, RemovalEvidence::NotListed);
-            }
-        }
-        state.groups.tidy();
-        if let Some(watch) = state.watches.get_mut(usize::from(watch)) {
-            watch.complete = true;
-            watch.error = None;
-        }
-        drop(state);
-        self.progress.send_modify(|count| *count += 1);
-    }
-
-    /// Whether the object was not known before.
-    pub(super) fn put(&self, watch: u16, seen: Seen) {
-        let mut state = self.state.lock();
-        self.insert(&mut state, watch, seen);
-    }
-
-    /// An object is gone by the API server's own word, or does not belong to any cluster any more.
-    pub(super) fn gone(&self, uid: u128, evidence: RemovalEvidence) {
-        let mut state = self.state.lock();
-        self.remove(&mut state, uid, evidence);
-    }
-
-    /// A pod has lost its label, but is there. Answers whether it was known.
-    pub(super) fn lose(&self, uid: u128) -> bool {
-        let mut state = self.state.lock();
-        let Some(key) = state.objects.get(&uid).map(|it| Arc::clone(&it.key)) else {
-            return false;
-        };
-        state.groups.edit(&key, uid, |pod| pod.lost = true);
-        state.tell(&key.cluster, &key.node);
-        true
-    }
-
-    pub(super) fn is_lost(&self, uid: u128) -> bool {
-        let state = self.state.lock();
-        state
-            .objects
-            .get(&uid)
-            .is_some_and(|it| state.is_lost(&it.key, uid))
-    }
-
-    /// A watch was heard of: an event, a bookmark, or that it is open.
-    pub(super) fn heard(&self, watch: u16) {
-        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
-            watch.heard = Some(Instant::now());
-            watch.error = None;
-        }
-    }
-
-    /// A watch does not run.
-    pub(super) fn failed(&self, watch: u16, error: Error) {
-        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
-            watch.heard = None;
-            watch.error = Some(error);
-        }
-        self.progress.send_modify(|count| *count += 1);
-    }
-
-    /// A Kubernetes node is in this failure domain. `None`: in none, or gone.
-    pub(super) fn zone(&self, host: &str, zone: Option<&str>) {
-        let mut state = self.state.lock();
-        let before = state.zones.get(host).map(|it| &**it);
-        if before == zone {
-            return;
-        }
-        match zone {
-            Some(zone) => {
-                state.zones.insert(host.into(), zone.into());
-            }
-            None => {
-                state.zones.remove(host);
-            }
-        }
-        let there = |group: &crate::group::Group| {
-            group
-                .pod()
-                .is_some_and(|(_, pod)| pod.host.as_deref() == Some(host))
-        };
+        let mut telling = Telling::default();
         for (key, group) in state.groups.iter() {
-            if there(group) {
-                state.tell(&key.cluster, &key.node);
+            if *key.cluster == *cluster {
+                let found = group.node(&self.kinds, UnderWay::default());
+                telling.add(group, found.map(|found| found.node));
+                let stray = group.stray();
+                telling.stray(
+                    stray.and_then(|(pod, leader)| Some((self.place(pod)?, self.place(leader)?))),
+                );
             }
         }
-    }
-
-    /// The Kubernetes nodes that are known to be in a failure domain.
-    pub(super) fn hosts(&self) -> Vec<Arc<str>> {
-        self.state.lock().zones.keys().cloned().collect()
-    }
-
-    fn insert(&self, state: &mut State, watch: u16, seen: Seen) {
-        let uid = seen.member.uid;
-        let generation = state
-            .watches
-            .get(usize::from(watch))
-            .map_or(0, |it| it.generation);
-        let before = state.objects.get(&uid).map(|it| Arc::clone(&it.key));
-        if let Some(before) = before
-            && (*before.cluster != *seen.cluster || *before.node != *seen.node)
-        {
-            // Its labels were changed: it is another node's now.
-            self.remove(state, uid, RemovalEvidence::NotListed);
+        if telling.is_empty() {
+            state.listeners.remove(cluster);
         }
-        let before = state.shown(&self.kinds, &seen.cluster, &seen.node);
-        let unschedulable = seen.member.pod.as_ref().is_some_and(|it| it.unschedulable);
-        let key = state.groups.insert(seen);
-        if unschedulable {
-            if state.unscheduled.waits(uid, &key) {
-                self.unscheduled.notify_one();
-            }
-        } else {
-            state.unscheduled.forget(uid);
-        }
-        let indexed = Indexed {
-            key: Arc::clone(&key),
-            watch,
-            generation,
-        };
-        state.objects.insert(uid, indexed);
-        let after = state.shown(&self.kinds, &key.cluster, &key.node);
-        state.compare(
-            &key,
-            before.as_ref(),
-            after.as_ref(),
-            RemovalEvidence::NotListed,
-        );
+        telling
     }
 
-    fn remove(&self, state: &mut State, uid: u128, evidence: RemovalEvidence) {
-        let Some(indexed) = state.objects.remove(&uid) else {
-            return;
-        };
-        if state.deleted.len() == MAX_DELETED {
-            state.deleted.pop_front();
-        }
-        state.deleted.push_back(uid);
-        state.unscheduled.forget(uid);
-        let key = indexed.key;
-        let before = state.shown(&self.kinds, &key.cluster, &key.node);
-        state.groups.remove(&key, uid);
-        let after = state.shown(&self.kinds, &key.cluster, &key.node);
-        state.compare(&key, before.as_ref(), after.as_ref(), evidence);
-    }
-}
-
-impl State {
-    fn under_way(&self, cluster: &str, node: &str) -> UnderWay {
-        if self.under_way.is_empty() {
-            return UnderWay::default();
-        }
-        let counts = self.under_way.get(&(cluster.into(), node.into()));
-        counts.map_or_else(UnderWay::default, |counts| UnderWay {
-            creating: counts.0 > 0,
-            removing: counts.1 > 0,
-        })
-    }
-
-    fn shown(
-        &self,
-        kinds: &[Arc<Kind>],
-        cluster: &str,
-        node: &str,
-    ) -> Option<(Found, Option<Arc<str>>)> {
-        let group = self.groups.get(cluster, node)?;
-        let found = group.node(kinds, self.under_way(cluster, node))?;
-        let host = group.pod().and_then(|(_, pod)| pod.host.clone());
-        Some((found, host))
-    }
-
-    fn is_lost(&self, key: &Key, uid: u128) -> bool {
-        self.groups
-            .get(&key.cluster, &key.node)
-            .is_some_and(|group| group.pods().any(|(it, pod)| it.uid == uid && pod.lost))
-    }
-
-    /// With the failure domain that it is in.
-    fn placed(&self, mut found: Found, group: &crate::group::Group) -> Found {
-        let host = group.pod().and_then(|(_, pod)| pod.host.as_ref());
-        if let Some(zone) = host.and_then(|host| self.zones.get(host)) {
-            found.node.failure_domain = zone.to_string();
-        }
-        if group
-            .pod()
-            .is_some_and(|(member, _)| self.unscheduled.is_over(member.uid))
-        {
-            found.node.set_phase(NodePhase::Failed);
-            found.node.message = format!("waited too long for a place; {}", found.node.message);
-        }
-        found
-    }
-
-    fn compare<T: PartialEq>(
-        &self,
-        key: &Key,
-        before: Option<&T>,
-        after: Option<&T>,
-        evidence: RemovalEvidence,
-    ) {
-        match (before, after) {
-            (Some(_), None) => {
-                if let Some(changes) = &self.changes {
-                    changes.removed(&key.cluster, &key.node, evidence);
-                }
-            }
-            (before, Some(after)) if before != Some(after) => self.tell(&key.cluster, &key.node),
-            _ => {}
-        }
-    }
-
-    fn tell(&self, cluster: &str, node: &str) {
-        if let Some(changes) = &self.changes {
-            changes.changed(cluster, node);
+    /// An object that belongs to no node, but to a group, is gone.
+    pub(super) fn gone_of_group(&self, cluster: &str, namespace: &str, name: &str) {
+        self.news.forget(namespace, name);
+        if self.state.lock().listeners.contains(cluster) {
+            self.news.of(cluster);
         }
     }
 }

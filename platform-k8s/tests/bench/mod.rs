@@ -11,21 +11,27 @@ use std::{
     time::Duration,
 };
 
-use drover_convert::error::{from_rpc_status, from_status};
-use drover_core::{Error, Result, name};
+use drover_core::{Error, Result};
 use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::platform::v1::{
-    ClusterContext, DeprovisionRequest, DeprovisionResponse, DeprovisionState, DiscoverRequest,
-    Fence, GetPlatformRequest, Node, NodePhase, NodeRole, Platform, ProvisionRequest,
-    ProvisionResponse, ResolvedGroup, Slot, Warning, WatchNodesRequest, WatchNodesResponse,
-    platform_service_client::PlatformServiceClient,
+    DeprovisionResponse, DeprovisionState, Fence, GetPlatformRequest, Node, NodePhase, Platform,
+    ProvisionRequest, ProvisionResponse, UpdateNodeRequest, Warning, WatchNodesRequest,
+    WatchNodesResponse, platform_service_client::PlatformServiceClient,
 };
 use futures::future::join_all;
 use parking_lot::Mutex;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::support::{Fault, FaultProxy, Namespace, Options, PATIENCE, Rig, Thing, until};
+use drover_testing::{
+    kubernetes::{Fault, FaultProxy, Namespace, Options, PATIENCE, Rig, Thing, until},
+    platform::{
+        caller::{list, refusal, told, updated, whole},
+        requests,
+    },
+};
+
+pub(crate) use drover_testing::platform::caller::index;
 
 /// The rig that all tests of one process share.
 pub(crate) fn rig() -> &'static Rig {
@@ -160,59 +166,32 @@ impl Bench {
 
     /// A request for nodes of a store of the catalogue here.
     pub(crate) async fn request(&self, store: &str, count: u32) -> ProvisionRequest {
-        let request_id = Uuid::new_v4();
-        let group = "db";
-        let slots = (0..count).map(|index| {
-            let ordinal = self.ordinals.fetch_add(1, Ordering::Relaxed);
-            Slot {
-                index: Some(index),
-                id: name::node_id(group, ordinal, self.owner, request_id, index),
-                name: name::node_name(group, ordinal),
-                ordinal: Some(ordinal),
-                role: NodeRole::Active.into(),
-                host_id: None,
-            }
-        });
-        ProvisionRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            owner: self.owner.to_string(),
-            request_id: request_id.to_string(),
-            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
-            slots: slots.collect(),
-            cluster: Some(ClusterContext {
-                id: self.cluster.clone(),
-                store: store.to_owned(),
-                version: "1".to_owned(),
-                labels: [("team".to_owned(), "storage".to_owned())].into(),
-                ..ClusterContext::default()
-            }),
-            group: Some(ResolvedGroup {
-                path: group.to_owned(),
-                size: count,
-                version: "1".to_owned(),
-                ..ResolvedGroup::default()
-            }),
-            spec_hash: "v1-0123456789abcdef".to_owned(),
-            ..ProvisionRequest::default()
-        }
+        let first = self.ordinals.fetch_add(count, Ordering::Relaxed);
+        let mut request = requests::provision(
+            &self.platform().await.uid,
+            self.fence(),
+            (&self.cluster, self.owner),
+            "db",
+            first..first + count,
+        );
+        request.sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let cluster = request.cluster.as_mut().unwrap();
+        cluster.store = store.to_owned();
+        cluster.version = "1".to_owned();
+        cluster.labels = [("team".to_owned(), "storage".to_owned())].into();
+        request.group.as_mut().unwrap().version = "1".to_owned();
+        request
     }
 
     pub(crate) async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
-        let outcome = self.client().provision(request.clone()).await;
-        outcome
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
+        told(self.client().provision(request.clone()).await)
     }
 
     /// Makes nodes, in the order of their indexes.
     pub(crate) async fn make(&self, store: &str, count: u32) -> (ProvisionRequest, Vec<Node>) {
         let request = self.request(store, count).await;
         let answer = self.provision(&request).await.unwrap();
-        assert_eq!((&answer.failures, &answer.unknown), (&vec![], &vec![]));
-        let mut nodes = answer.nodes;
-        nodes.sort_by_key(index);
-        assert_eq!(nodes.len(), request.slots.len());
+        let nodes = whole(answer, request.slots.len());
         (request, nodes)
     }
 
@@ -248,32 +227,18 @@ impl Bench {
 
     /// Why a request fails, which makes nothing.
     pub(crate) async fn refused(&self, request: &ProvisionRequest) -> Error {
-        match self.provision(request).await {
-            Err(error) => error,
-            Ok(answer) => {
-                assert_eq!((&answer.nodes, &answer.unknown), (&vec![], &vec![]));
-                from_rpc_status(answer.failures[0].error.as_ref().unwrap())
-            }
-        }
+        refusal(self.provision(request).await)
     }
 
     pub(crate) async fn deprovision(&self, node: &Node) -> Result<DeprovisionResponse> {
-        let slot = node.slot.clone().unwrap_or_default();
-        let request = DeprovisionRequest {
-            expected_platform_uid: self.platform().await.uid,
-            fence: Some(self.fence()),
-            request_id: Uuid::new_v4().to_string(),
-            owner: slot.owner,
-            cluster_id: node.cluster_id.clone(),
-            node_request_id: slot.request_id,
-            index: slot.index,
-            node_id: node.node_id.clone(),
-            ..DeprovisionRequest::default()
-        };
-        let outcome = self.client().deprovision(request).await;
-        outcome
-            .map(tonic::Response::into_inner)
-            .map_err(|status| from_status(&status))
+        let uid = self.platform().await.uid;
+        let request = requests::removal(&uid, self.fence(), node);
+        told(self.client().deprovision(request).await)
+    }
+
+    /// Changes a node, and answers it.
+    pub(crate) async fn update(&self, request: &UpdateNodeRequest) -> Result<Node> {
+        updated(self.client(), request).await
     }
 
     /// Asks until the node is gone, whatever fails on the way.
@@ -315,28 +280,9 @@ impl Bench {
 
     /// Nodes (of all clusters if there is no name) and warnings.
     pub(crate) async fn list(&self, cluster: &str) -> Result<(Vec<Node>, Vec<Warning>)> {
-        let (mut nodes, mut warnings) = (Vec::new(), Vec::new());
-        let mut page_token = String::new();
-        loop {
-            let request = DiscoverRequest {
-                cluster_id: cluster.to_owned(),
-                page_token,
-                ..DiscoverRequest::default()
-            };
-            let page = self
-                .client()
-                .discover(request)
-                .await
-                .map_err(|status| from_status(&status))?
-                .into_inner();
-            nodes.extend(page.nodes);
-            warnings.extend(page.warnings);
-            if page.next_page_token.is_empty() {
-                nodes.retain(|node| node.phase() != NodePhase::Terminated);
-                return Ok((nodes, warnings));
-            }
-            page_token = page.next_page_token;
-        }
+        let (mut nodes, warnings) = list(self.client(), cluster).await?;
+        nodes.retain(|node| node.phase() != NodePhase::Terminated);
+        Ok((nodes, warnings))
     }
 
     /// Waits until all nodes of the cluster run.
@@ -393,10 +339,6 @@ pub(crate) fn one_each(nodes: &[Node], request: &ProvisionRequest, what: &str) {
     let expected: BTreeSet<u32> = request.slots.iter().filter_map(|slot| slot.index).collect();
     assert_eq!(distinct, expected, "{what}: every slot has a node");
     assert_eq!(indexes.len(), distinct.len(), "{what}: no slot has two");
-}
-
-pub(crate) fn index(node: &Node) -> u32 {
-    node.slot.as_ref().and_then(|slot| slot.index).unwrap()
 }
 
 /// Attributes of a group.

@@ -15,15 +15,15 @@ use drover_platform_k8s::{
     client::Api,
     create::{Creator, Nodes},
     delete::{Item, Remover},
+    pod::Pod,
 };
 use drover_proto::platform::v1::{
     ClusterContext, DeprovisionState, Node, NodeRole, ProvisionRequest, ResolvedGroup, Slot,
 };
 use drover_templates::{Catalogue, EmbeddedFile};
-use serde_json::Value;
 use uuid::Uuid;
 
-use super::support::{Call, FaultProxy, Namespace, Options, Rig, until};
+use drover_testing::kubernetes::{Call, FaultProxy, Namespace, Options, Rig, until};
 
 /// The rig that all tests of one process share.
 pub(crate) fn rig() -> &'static Rig {
@@ -38,11 +38,13 @@ impl Nodes for Nobody {
         Box::new(())
     }
 
-    fn made(&self, identity: &Identity, items: &[Item], anchor: &Value) -> Node {
-        assert_eq!(
-            anchor["metadata"]["uid"].as_str(),
-            items.last().map(|item| item.meta.uid.as_str())
-        );
+    fn made(&self, identity: &Identity, items: &[Item], pod: Option<&Pod>) -> Node {
+        let last = items.last().map(|item| &item.meta);
+        assert!(last.is_some_and(|meta| !meta.uid.is_empty()));
+        if let Some(pod) = pod {
+            assert_eq!(Some(&pod.metadata), last);
+            assert!(!pod.spec.containers.is_empty());
+        }
         identity.node(&identity.id)
     }
 }
@@ -50,6 +52,8 @@ impl Nodes for Nobody {
 pub(crate) struct Direct {
     pub(crate) namespace: Namespace,
     pub(crate) proxy: FaultProxy,
+    pub(crate) api: Api,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) creator: Creator,
     pub(crate) remover: Arc<Remover>,
     pub(crate) cluster: String,
@@ -80,10 +84,17 @@ impl Direct {
         let kinds = settings.kinds.iter().map(|name| kinds.named(name).unwrap());
         let remover = Remover::new(api.clone(), Arc::clone(&settings), kinds.collect());
         let remover = Arc::new(remover);
-        let creator = Creator::new(api, settings, Arc::clone(&remover), Arc::new(Nobody));
+        let creator = Creator::new(
+            api.clone(),
+            Arc::clone(&settings),
+            Arc::clone(&remover),
+            Arc::new(Nobody),
+        );
         Self {
             namespace,
             proxy,
+            api,
+            settings,
             creator,
             remover,
             cluster: format!("c-{}", &Uuid::new_v4().simple().to_string()[..12]),

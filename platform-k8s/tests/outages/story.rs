@@ -12,10 +12,9 @@ use drover_proto::platform::v1::{
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use super::{
-    bench::Bench,
-    support::{PATIENCE, until},
-};
+use drover_testing::kubernetes::{PATIENCE, until};
+
+use super::bench::Bench;
 
 #[derive(Default)]
 struct Told {

@@ -18,7 +18,7 @@ use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinHandle};
 
-use super::support::{Namespace, until};
+use drover_testing::kubernetes::{Namespace, until};
 
 /// What it says of everything.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,8 @@
 //! The grammar of the command line.
 
+#[cfg(test)]
+mod tests;
+
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -23,10 +26,12 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Where the orchestrator is.
+/// Where the orchestrator is. A heading of its own: these are in the help of every command.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Orchestrator")]
 pub(crate) struct Global {
-    /// Address of the orchestrator [default: that of the context, else http://127.0.0.1:7400]
+    /// Address of the orchestrator; HOST:PORT alone is plaintext on this machine, TLS with --ca or --cert [default: that of
+    /// the context, else http://127.0.0.1:7400]
     #[arg(long, global = true, env = "DROVER_SERVER", value_name = "URL")]
     pub(crate) server: Option<String>,
     /// Context to use instead of the current one
@@ -41,6 +46,7 @@ pub(crate) struct Global {
 
 /// How it is known, and who calls.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Orchestrator")]
 pub(crate) struct Secure {
     /// Authorities to trust, PEM [default: those of the context, else the system's]
     #[arg(long, global = true, env = "DROVER_CA", value_name = "FILE")]
@@ -83,24 +89,68 @@ pub(crate) enum Command {
         /// CLUSTER/NODE
         node: String,
     },
+    /// Say that you work on a node: it is not replaced for being sick
+    Repair {
+        /// CLUSTER/NODE
+        node: String,
+        /// The work is done: it is judged like any other
+        #[arg(long)]
+        done: bool,
+    },
     /// Stop all work on a cluster, healing included
     Pause {
+        /// Name of the cluster
         cluster: String,
         /// Why, for those who look at it later
         #[arg(long, default_value = "")]
         reason: String,
     },
     /// Take up the work on a paused cluster
-    Resume { cluster: String },
+    Resume {
+        /// Name of the cluster
+        cluster: String,
+    },
     /// Do one pass over a cluster now
     Reconcile {
+        /// Name of the cluster
         cluster: String,
         /// Forget back-off and failed attempts first
         #[arg(long)]
         reset_back_off: bool,
     },
-    /// Delete clusters, platforms or secrets
+    /// Delete clusters, platforms, secrets or kept storage
     Delete(DeleteArgs),
+    /// Give up what a cluster has on a platform that will never answer again
+    Abandon {
+        /// Name of the cluster
+        cluster: String,
+        /// Name of the platform
+        #[arg(long)]
+        platform: String,
+        /// Uid of the backend [default: the only one that the cluster has there]
+        #[arg(long)]
+        uid: Option<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Say that a platform is the same backend, though it shows another uid
+    Rebind {
+        /// Name of the platform
+        platform: String,
+        /// Uid that it shows now
+        uid: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+    /// Say that nodes which vanished from a platform at once are really gone
+    ConfirmLoss {
+        /// Name of the platform
+        platform: String,
+        /// How many vanished, as `drover describe platform` says
+        count: u32,
+    },
     /// Wait until a cluster is as wanted
     Wait(WaitArgs),
     /// Print the log of a node
@@ -172,7 +222,7 @@ pub(crate) struct DevArgs {
     #[arg(long, value_name = "DIR", default_value = ".drover")]
     pub(crate) data_dir: PathBuf,
     /// Address of the API
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7400")]
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7400", value_parser = socket)]
     pub(crate) listen: SocketAddr,
     /// Further simulated platforms, by name
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -208,7 +258,7 @@ pub(crate) struct ApplyArgs {
     /// Generation that the cluster must have; 0: it must not exist
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,
-    /// Take over clusters that a platform already shows
+    /// Take over what platforms show of these clusters and this orchestrator has no record of
     #[arg(long)]
     pub(crate) adopt: bool,
     /// Delete the nodes of a group that the manifest no longer has
@@ -236,7 +286,7 @@ pub(crate) struct PlanArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GetArgs {
-    /// KIND [NAME] or KIND/NAME; kinds: clusters, nodes, platforms, hosts, events, discovered, secrets
+    /// KIND [NAME] or KIND/NAME; kinds: clusters, nodes, platforms, hosts, storage, events, discovered, secrets
     #[arg(required = true, num_args = 1..=2, value_name = "KIND [NAME]")]
     pub(crate) target: Vec<String>,
     /// Only what has these labels: a=b,c!=d,e,!f
@@ -264,15 +314,19 @@ pub(crate) struct DescribeArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ScaleArgs {
+    /// Name of the cluster
     pub(crate) cluster: String,
     /// Path of the group
     pub(crate) group: String,
     /// Active nodes
-    #[arg(required_unless_present = "standby")]
+    #[arg(required_unless_present_any = ["standby", "remove"], allow_negative_numbers = true, value_parser = nodes())]
     pub(crate) size: Option<u32>,
     /// Standby nodes
-    #[arg(long)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = nodes())]
     pub(crate) standby: Option<u32>,
+    /// Node that goes before all others, by id or name; can be repeated. Without SIZE the group gets smaller by as many
+    #[arg(long, value_name = "NODE")]
+    pub(crate) remove: Vec<String>,
     /// Generation that the cluster must have
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,
@@ -289,6 +343,7 @@ pub(crate) enum RolloutCommand {
     Status(RolloutStatusArgs),
     /// Specs that a cluster had, newest first
     History {
+        /// Name of the cluster
         cluster: String,
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
@@ -325,6 +380,7 @@ pub(crate) struct RolloutStatusArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UndoArgs {
+    /// Name of the cluster
     pub(crate) cluster: String,
     /// Revision to go back to [default: the one before the present spec]
     #[arg(long, value_name = "N")]
@@ -341,8 +397,8 @@ pub(crate) struct UndoArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// KIND NAME or KIND/NAME; kinds: cluster, platform, secret
-    #[arg(num_args = 1..=2, value_name = "KIND NAME", required_unless_present = "filenames", conflicts_with = "filenames")]
+    /// KIND NAME… or KIND/NAME…; kinds: cluster, platform, secret, storage
+    #[arg(num_args = 1.., value_name = "KIND NAME", required_unless_present = "filenames", conflicts_with = "filenames")]
     pub(crate) target: Vec<String>,
     /// Everything that these files describe
     #[arg(short, long = "filename", value_name = "FILE")]
@@ -356,6 +412,9 @@ pub(crate) struct DeleteArgs {
     /// How long to wait
     #[arg(long, default_value = "10m", value_parser = duration, value_name = "DURATION")]
     pub(crate) timeout: std::time::Duration,
+    /// What is not there is no failure
+    #[arg(long)]
+    pub(crate) ignore_not_found: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -441,8 +500,12 @@ pub(crate) enum Starter {
     /// Three processes that answer health checks
     #[default]
     Hello,
-    /// Three Redis servers
+    /// A Redis and its replica
     Redis,
+    /// An etcd of three members
+    Etcd,
+    /// A PostgreSQL and two standbys
+    Postgresql,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -490,142 +553,21 @@ pub(crate) struct CertsInitArgs {
     pub(crate) days: u32,
 }
 
+/// Reads the address to listen on; `localhost` is loopback.
+fn socket(text: &str) -> Result<SocketAddr, String> {
+    let text = text.replacen("localhost:", "127.0.0.1:", 1);
+    text.parse()
+        .map_err(|_| "expected IP:PORT like 127.0.0.1:7400".to_owned())
+}
+
+/// Nodes of a group, as many as a manifest may name.
+fn nodes() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=i64::from(drover_core::spec::MAX_NODES))
+}
+
 /// Reads a duration as manifests write it.
 fn duration(text: &str) -> Result<std::time::Duration, String> {
     crate::manifest::scalar::parse_duration(text)
         .and_then(|duration| duration.try_into().ok())
         .ok_or_else(|| "expected a duration like 30s, 5m or 1h30m".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use clap::CommandFactory;
-
-    use super::*;
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        Cli::try_parse_from(line.split(' '))
-    }
-
-    fn command(line: &str) -> Command {
-        parse(line)
-            .unwrap_or_else(|error| panic!("{line}: {error}"))
-            .command
-    }
-
-    #[test]
-    fn the_grammar_is_sound() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn apply_takes_files_and_a_generation() {
-        let Command::Apply(args) =
-            command("drover apply -f a.yaml -f - --wait --timeout 1h30m --expect-generation 0 -y")
-        else {
-            panic!("not apply")
-        };
-        assert_eq!(args.filenames, ["a.yaml", "-"]);
-        assert_eq!(
-            (args.wait, args.yes, args.expect_generation),
-            (true, true, Some(0))
-        );
-        assert_eq!(args.timeout, Duration::from_secs(5400));
-        assert!(parse("drover apply").is_err());
-    }
-
-    #[test]
-    fn plan_is_for_a_file_or_a_cluster() {
-        assert!(
-            matches!(command("drover plan orders"), Command::Plan(args) if args.cluster.as_deref() == Some("orders"))
-        );
-        assert!(
-            matches!(command("drover plan -f x --detailed-exitcode"), Command::Plan(args) if args.detailed_exitcode)
-        );
-        assert!(parse("drover plan").is_err() && parse("drover plan x -f y").is_err());
-    }
-
-    #[test]
-    fn get_takes_a_kind_and_a_name() {
-        let Command::Get(args) = command("drover get nodes hello -o json -l a=b -w --no-headers")
-        else {
-            panic!("not get")
-        };
-        assert_eq!(args.target, ["nodes", "hello"]);
-        assert_eq!(
-            (args.output, args.watch, args.no_headers),
-            (Format::Json, true, true)
-        );
-        assert!(parse("drover get").is_err() && parse("drover get a b c").is_err());
-    }
-
-    #[test]
-    fn exec_passes_everything_after_the_hyphens_on() {
-        let Command::Exec(args) = command("drover exec orders/db-1 -it -- redis-cli -p 1 --help")
-        else {
-            panic!("not exec")
-        };
-        assert_eq!(args.command, ["redis-cli", "-p", "1", "--help"]);
-        assert!(args.stdin && args.tty);
-    }
-
-    #[test]
-    fn zero_is_a_size() {
-        assert!(
-            matches!(command("drover scale hello web 0"), Command::Scale(args) if args.size == Some(0))
-        );
-        assert!(
-            matches!(command("drover scale hello web --standby 1"), Command::Scale(args) if args.size.is_none())
-        );
-        assert!(
-            parse("drover scale hello web").is_err() && parse("drover scale hello web -1").is_err()
-        );
-    }
-
-    #[test]
-    fn dev_cleans_or_runs() {
-        let Command::Dev(args) = command(
-            "drover dev --simulate aws,gcd --emulate gcp,eu=aws --platform own=http://127.0.0.1:1 --rm",
-        ) else {
-            panic!("not dev")
-        };
-        assert_eq!(args.simulate, ["aws", "gcd"]);
-        assert_eq!(args.emulate, ["gcp", "eu=aws"]);
-        assert_eq!(args.platform, ["own=http://127.0.0.1:1"]);
-        assert!(
-            parse("drover dev --clean --rm").is_err() && parse("drover dev --clean -f x").is_err()
-        );
-    }
-
-    #[test]
-    fn the_hidden_commands_keep_their_own_flags() {
-        let Command::Agent(args) =
-            command("drover agent --node-id web-0-abcde --version 1.2 --listen 127.0.0.1:0")
-        else {
-            panic!("not agent")
-        };
-        assert_eq!(
-            (args.node_id.as_str(), args.version.as_str()),
-            ("web-0-abcde", "1.2")
-        );
-        assert!(
-            matches!(command("drover launch /x/y"), Command::Launch { directory } if directory.as_os_str() == "/x/y")
-        );
-    }
-
-    #[test]
-    fn the_server_may_be_named_anywhere() {
-        let cli = parse("drover get clusters --server http://127.0.0.1:1").unwrap();
-        assert_eq!(cli.global.server.as_deref(), Some("http://127.0.0.1:1"));
-    }
-
-    #[test]
-    fn what_is_no_duration_is_wrong_usage() {
-        assert!(parse("drover wait cluster x --timeout 30").is_err());
-        assert!(
-            matches!(command("drover wait cluster x"), Command::Wait(args) if args.timeout == Duration::from_secs(60))
-        );
-    }
 }

@@ -192,13 +192,19 @@ async fn follow<T, R>(
     mut watch: impl Stream<Item = Result<Update<T>>> + Unpin,
     mut see: impl FnMut(Change<'_, T>) -> ControlFlow<R>,
 ) -> Result<R> {
+    let mut lost = String::new();
     while let Some(update) = watch.next().await {
         let flow = match update? {
             Update::Upserts(items) => items.iter().try_for_each(|item| see(Change::Upsert(item))),
             Update::Removals(names) => names.iter().try_for_each(|name| see(Change::Removal(name))),
             Update::Synced { .. } => see(Change::Complete),
             Update::Reconnecting(error) => {
-                eprintln!("the connection was lost ({error}), trying again");
+                let why = error.to_string();
+                // It is tried again and again; the same is said once.
+                if why != lost {
+                    eprintln!("the connection was lost ({why}), trying again");
+                    lost = why;
+                }
                 ControlFlow::Continue(())
             }
         };

@@ -1,9 +1,10 @@
 //! Names for orchestrators, kept in the user's config directory.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
 use anyhow::Context as _;
 use drover_client::{Authorities, Bearer, ClientSettings, Target};
+use http::uri::Authority;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -93,7 +94,7 @@ impl Security {
     /// A target with all of it. Errors: a file cannot be used, or certificates are given for plaintext.
     pub(crate) fn apply(&self, target: Target) -> Outcome<Target> {
         let certificate = match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => Some((cert.clone(), key.clone())),
+            (Some(cert), Some(key)) => Some((cert.clone(), key.clone()).into()),
             (None, None) => None,
             _ => return Err(Failure::usage("--cert and --key go together")),
         };
@@ -127,8 +128,40 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn target(&self) -> Outcome<Target> {
-        let target: Target = self.server.parse()?;
-        self.secure.apply(target)
+        self.secure.apply(address(&self.server, &self.secure)?)
+    }
+}
+
+/// Port of an orchestrator that nobody said anything about.
+const DEFAULT_PORT: u16 = 7400;
+
+/// Where an address leads: a URL, or `HOST:PORT` or `HOST`. Without a scheme it is TLS if there are certificates, plaintext
+/// if it stays on this machine, and otherwise an error: who forgets the scheme must not send a token in the clear.
+fn address(text: &str, secure: &Security) -> Outcome<Target> {
+    let text = text.trim();
+    if text.contains("://") || text.is_empty() {
+        return Ok(text.parse()?);
+    }
+    let authority: Authority = text.parse().map_err(|_| {
+        Failure::failed(format!(
+            "{text:?} is no address; expected http://HOST:PORT or https://HOST:PORT"
+        ))
+    })?;
+    let text = match authority.port() {
+        None if !text.ends_with(':') => format!("{text}:{DEFAULT_PORT}"),
+        _ => text.to_owned(),
+    };
+    let host = authority.host().trim_matches(['[', ']']);
+    let here = host.eq_ignore_ascii_case("localhost")
+        || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    if secure.ca.is_some() || secure.cert.is_some() {
+        Ok(format!("https://{text}").parse()?)
+    } else if here {
+        Ok(format!("http://{text}").parse()?)
+    } else {
+        Err(Failure::failed(format!(
+            "{text:?} does not say whether TLS is spoken there; write https://{text}, or http://{text} for plaintext"
+        )))
     }
 }
 
@@ -170,7 +203,9 @@ fn save(config: &Config) -> anyhow::Result<()> {
 /// The orchestrator to use: flag or environment, then the named context, then the current one, then the default.
 pub(crate) fn place(global: &Global) -> Outcome<Place> {
     let flags = Security::of(&global.secure);
-    if let (Some(server), None) = (&global.server, &global.context) {
+    // A variable that is set to nothing is one that is not set.
+    let server = global.server.as_ref().filter(|text| !text.is_empty());
+    if let (Some(server), None) = (server, &global.context) {
         return Ok(Place {
             server: server.clone(),
             secure: flags,
@@ -234,11 +269,11 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
         ContextCommand::Set { name, url } => {
             let secure = Security::of(&global.secure).absolute()?;
             // Said now, not at every command from now on.
-            secure.apply(url.parse()?)?;
+            let target = secure.apply(address(&url, &secure)?)?;
             config.contexts.insert(
                 name.clone(),
                 Entry {
-                    server: url,
+                    server: target.to_string(),
                     secure,
                 },
             );
@@ -248,4 +283,55 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
         }
     }
     Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lead(text: &str, secure: &Security) -> Result<String, String> {
+        address(text, secure)
+            .map(|target| target.to_string())
+            .map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn an_address_without_a_scheme_is_plaintext_on_this_machine_only() {
+        let none = Security::default();
+        for (text, url) in [
+            ("127.0.0.1:7411", "http://127.0.0.1:7411"),
+            (" localhost:1 ", "http://localhost:1"),
+            ("localhost", "http://localhost:7400"),
+            ("[::1]:7400", "http://[::1]:7400"),
+            ("[::1]", "http://[::1]:7400"),
+            ("https://example.com:1", "https://example.com:1"),
+        ] {
+            assert_eq!(lead(text, &none).unwrap(), url, "{text}");
+        }
+        let why = lead("example.com", &none).unwrap_err();
+        assert!(
+            why.contains("write https://example.com:7400, or http://example.com:7400 for"),
+            "{why}"
+        );
+        for text in [
+            "",
+            ":1",
+            "localhost:",
+            "localhost:99999",
+            "a b",
+            "x/y",
+            "ftp://x",
+        ] {
+            assert!(lead(text, &none).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_scheme_is_tls_where_there_are_certificates() {
+        let secure = Security {
+            ca: Some("ca.pem".into()),
+            ..Security::default()
+        };
+        assert_eq!(lead("127.0.0.1:1", &secure).unwrap(), "https://127.0.0.1:1");
+    }
 }

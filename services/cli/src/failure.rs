@@ -78,6 +78,10 @@ impl From<anyhow::Error> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
+        // Who reads has seen enough (`| head`).
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self::new(Exit::Done, "");
+        }
         Self::failed(error.to_string())
     }
 }
@@ -97,8 +101,26 @@ impl From<Error> for Failure {
         let mut message = format!("error: {}", error.message());
         if let Some(hint) = hint(error.reason()) {
             message = format!("{message}\nhint: {hint}");
+        } else if let Some(hint) = look(&error) {
+            message = format!("{message}\nhint: {hint}");
         }
         Self::new(exit, message)
+    }
+}
+
+/// Which command shows the names that there are, for something that is not there.
+fn look(error: &Error) -> Option<&'static str> {
+    let (kind, _) = error
+        .resource()
+        .filter(|_| error.reason() == Reason::NotFound)?;
+    match kind {
+        "cluster" => Some("drover get clusters"),
+        "group" => Some("drover describe cluster CLUSTER"),
+        "node" => Some("drover get nodes CLUSTER"),
+        "platform" => Some("drover get platforms"),
+        "secret" => Some("drover get secrets"),
+        "revision" => Some("drover rollout history CLUSTER"),
+        _ => None,
     }
 }
 
@@ -115,5 +137,26 @@ fn hint(reason: Reason) -> Option<&'static str> {
         Reason::Protected => Some("set deletionProtection: false and apply first"),
         Reason::ClusterPaused => Some("drover resume CLUSTER"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_has_seen_enough_is_no_failure() {
+        let gone = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let failure = Failure::from(gone);
+        assert_eq!((failure.exit, failure.message.as_str()), (Exit::Done, ""));
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        assert_eq!(Failure::from(full).exit, Exit::Failed);
+    }
+
+    #[test]
+    fn who_asks_for_what_is_not_there_learns_where_the_names_are() {
+        let failure = Failure::from(Error::not_found("cluster", "nope"));
+        assert_eq!(failure.exit, Exit::NotFound);
+        assert!(failure.message.ends_with("hint: drover get clusters"));
     }
 }

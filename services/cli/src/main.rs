@@ -14,7 +14,7 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
 
 use crate::{
     cli::{Cli, Command},
@@ -35,6 +35,12 @@ fn main() -> ExitCode {
             } else {
                 Exit::Done
             };
+            if error.kind() == ErrorKind::MissingSubcommand
+                && let Some(help) = help()
+            {
+                eprint!("{help}");
+                return exit.into();
+            }
             let _ = error.print();
             return exit.into();
         }
@@ -48,6 +54,14 @@ fn main() -> ExitCode {
             failure.exit.into()
         }
     }
+}
+
+/// The help of the command that lacks its subcommand, as of a command line that ends in `--help`. clap itself shows it
+/// only where no setting comes from the environment.
+fn help() -> Option<clap::Error> {
+    let arguments = std::env::args_os().chain(["--help".into()]);
+    let help = Cli::command().try_get_matches_from(arguments).err()?;
+    (help.kind() == ErrorKind::DisplayHelp).then_some(help)
 }
 
 fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {

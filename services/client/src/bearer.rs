@@ -2,14 +2,14 @@
 
 use std::{
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use drover_core::{Error, Reason, Result};
 use http::HeaderValue;
-use tokio::sync::Mutex;
+use tokio::{io::AsyncReadExt, sync::Mutex};
 
 /// Longest token: those of the headers of one request have to fit into what servers take.
 const MAX_BYTES: u64 = 8 * 1024;
@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub enum Bearer {
     /// This one.
     Token(String),
-    /// A file that holds nothing else; read again when it changes.
+    /// A file that holds nothing else; read again every second in which there are calls.
     File(PathBuf),
 }
 
@@ -44,7 +44,6 @@ pub(crate) struct Header {
 #[derive(Clone, Debug)]
 struct Read {
     value: HeaderValue,
-    modified: Option<SystemTime>,
     looked: tokio::time::Instant,
 }
 
@@ -74,34 +73,29 @@ impl Header {
                 format!("token file {}: {why}", path.display()),
             )
         };
-        let found = tokio::fs::metadata(path)
-            .await
-            .map_err(|e| wrong(e.to_string()))?;
-        let modified = found.modified().ok();
-        if let Some(read) = &mut *read
-            && modified.is_some()
-            && read.modified == modified
-        {
-            read.looked = tokio::time::Instant::now();
-            return Ok(read.value.clone());
-        }
-        if found.len() > MAX_BYTES {
-            return Err(wrong(format!(
-                "has {} bytes, which no token has",
-                found.len()
-            )));
-        }
-        let text = tokio::fs::read_to_string(path)
+        // Whole, each time: a time of change is too coarse to tell two tokens of the same moment apart.
+        let text = read_at_most(path, MAX_BYTES)
             .await
             .map_err(|e| wrong(e.to_string()))?;
         let value = header(text.trim()).map_err(|e| wrong(e.message().to_owned()))?;
         *read = Some(Read {
             value: value.clone(),
-            modified,
             looked: tokio::time::Instant::now(),
         });
         Ok(value)
     }
+}
+
+async fn read_at_most(path: &Path, most: u64) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind};
+    let mut text = String::new();
+    let file = tokio::fs::File::open(path).await?;
+    file.take(most + 1).read_to_string(&mut text).await?;
+    if text.len() as u64 > most {
+        let message = format!("holds more than {most} bytes, which no token has");
+        return Err(Error::new(ErrorKind::InvalidData, message));
+    }
+    Ok(text)
 }
 
 fn header(token: &str) -> Result<HeaderValue> {

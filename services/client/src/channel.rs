@@ -145,6 +145,13 @@ impl Channel {
         self.peer.platform = Some(name.into());
         self
     }
+
+    /// The same with a token for every call.
+    #[must_use]
+    pub fn with_bearer(mut self, bearer: Bearer) -> Self {
+        self.bearer = Some(Header::new(bearer));
+        self
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -138,7 +138,7 @@ impl Secure {
         match connector.connect(name, stream).await {
             Ok(stream) => Ok(Line::secure(stream, self.name, ready)),
             Err(error) => Err(DialError(match explain::find(&error) {
-                Some(error) => explain::to_client(error, &self.name, ready.own.as_ref()),
+                Some(error) => explain::to_caller(error, &self.name, &ready),
                 None if error.kind() == io::ErrorKind::UnexpectedEof => {
                     "the server closed the connection during the TLS handshake: does it speak TLS there?"
                         .to_owned()
@@ -196,7 +196,7 @@ impl Line {
         };
         match explain::find(&error) {
             Some(found) => {
-                let why = explain::to_client(found, name, ready.own.as_ref());
+                let why = explain::to_caller(found, name, ready);
                 self.trouble.set(Some(why.clone()));
                 io::Error::new(error.kind(), DialError(why))
             }

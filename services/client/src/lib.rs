@@ -9,6 +9,7 @@ mod bearer;
 mod call;
 mod channel;
 mod dial;
+pub mod health;
 mod infrastructure;
 mod observe;
 pub mod orchestrator;
@@ -20,7 +21,8 @@ pub use bearer::Bearer;
 pub use call::{is_unreachable, to_error};
 pub use channel::{Channel, Target, TransportError, connect, in_process};
 pub use drover_tls::{
-    Authorities, ClientSettings, check_authorities, client::server_name as check_server_name,
+    Authorities, ClientSettings, Identity, check_authorities,
+    client::server_name as check_server_name,
 };
 pub use orchestrator::OrchestratorClient;
 pub use platform::PlatformClient;

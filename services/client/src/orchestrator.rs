@@ -81,6 +81,7 @@ impl OrchestratorClient {
             resume_cluster(ResumeClusterRequest) -> ResumeClusterResponse;
             scale_group(ScaleGroupRequest) -> ScaleGroupResponse;
             replace_node(ReplaceNodeRequest) -> ReplaceNodeResponse;
+            set_node_repair(SetNodeRepairRequest) -> SetNodeRepairResponse;
             restart_group(RestartGroupRequest) -> RestartGroupResponse;
             list_revisions(ListRevisionsRequest) -> ListRevisionsResponse;
             undo_cluster(UndoClusterRequest) -> UndoClusterResponse;
@@ -97,6 +98,8 @@ impl OrchestratorClient {
             unregister_platform(UnregisterPlatformRequest) -> UnregisterPlatformResponse;
             confirm_node_loss(ConfirmNodeLossRequest) -> ConfirmNodeLossResponse;
             list_hosts(ListHostsRequest) -> ListHostsResponse;
+            list_storage(ListStorageRequest) -> ListStorageResponse;
+            delete_storage(DeleteStorageRequest) -> DeleteStorageResponse;
             list_discovered_clusters(ListDiscoveredClustersRequest) -> ListDiscoveredClustersResponse;
         }
 

@@ -10,14 +10,16 @@ use drover_core::{Error, Reason, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput},
     platform::v1::{
-        DeprovisionRequest, DeprovisionResponse, DiscoverRequest, DiscoverResponse, ExecRequest,
-        FenceRequest, GetPlatformRequest, ListHostsRequest, ListHostsResponse, Node, Platform,
+        DeleteStorageRequest, DeleteStorageResponse, DeprovisionRequest, DeprovisionResponse,
+        DiscoverRequest, DiscoverResponse, ExecRequest, FenceRequest, GetPlatformRequest,
+        KeptStorage, ListHostsRequest, ListHostsResponse, ListStorageRequest, Node, Platform,
         ProvisionRequest, ProvisionResponse, StreamLogsRequest, UpdateNodeRequest,
         UpdateNodeResponse, Warning, WatchNodesRequest, WatchNodesResponse,
         infrastructure_service_client::InfrastructureServiceClient,
         inventory_service_client::InventoryServiceClient,
         node_access_service_client::NodeAccessServiceClient,
-        platform_service_client::PlatformServiceClient, watch_nodes_response,
+        platform_service_client::PlatformServiceClient,
+        storage_service_client::StorageServiceClient, watch_nodes_response,
     },
 };
 use futures::{Stream, StreamExt, ready, stream::BoxStream};
@@ -54,6 +56,7 @@ pub struct PlatformClient {
     platform: PlatformServiceClient<Channel>,
     access: NodeAccessServiceClient<Channel>,
     inventory: InventoryServiceClient<Channel>,
+    storage: StorageServiceClient<Channel>,
     pub(crate) infrastructure: InfrastructureServiceClient<Channel>,
 }
 
@@ -67,6 +70,8 @@ impl PlatformClient {
             access: NodeAccessServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
             inventory: InventoryServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE_BYTES),
+            storage: StorageServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
             infrastructure: InfrastructureServiceClient::new(channel)
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),
@@ -199,6 +204,36 @@ impl PlatformClient {
     ) -> Result<ListHostsResponse> {
         let mut client = self.inventory.clone();
         within(deadline, client.list_hosts(request(message, deadline))).await
+    }
+
+    /// All kept storage, by id, of one cluster or of all; `deadline` is for all pages together.
+    pub async fn list_storage(
+        &self,
+        mut message: ListStorageRequest,
+        deadline: Duration,
+    ) -> Result<Vec<KeptStorage>> {
+        let end = Instant::now() + deadline;
+        let mut all = Vec::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let mut client = self.storage.clone();
+            let page = within(left, client.list_storage(request(message.clone(), left))).await?;
+            all.extend(page.storage);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            message.page_token = page.next_page_token;
+        }
+    }
+
+    /// Deletes kept storage.
+    pub async fn delete_storage(
+        &self,
+        message: DeleteStorageRequest,
+        deadline: Duration,
+    ) -> Result<DeleteStorageResponse> {
+        let mut client = self.storage.clone();
+        within(deadline, client.delete_storage(request(message, deadline))).await
     }
 
     /// Opens a watch, one attempt; `deadline` is for the opening. The stream ends with an error, always: a watch that

@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod infrastructure;
+pub mod lifecycle;
 pub mod node;
 pub mod spec;
 pub mod value;

@@ -2,7 +2,7 @@
 
 use drover_core::{
     Node, NodeState, Phase, Sym,
-    node::{Seen, SeenAddress},
+    node::{Role, Seen, SeenAddress},
 };
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb, platform::v1 as platform};
 use uuid::Uuid;
@@ -112,6 +112,43 @@ pub struct Around<'a> {
     pub visible: bool,
     /// Whether it is not what its group wants now.
     pub outdated: bool,
+    /// Whether somebody works on it.
+    pub under_repair: bool,
+}
+
+/// The role that a platform shows of a node; one that is not recorded is active.
+#[must_use]
+pub fn role(node: &platform::Node) -> Role {
+    match node.role() {
+        platform::NodeRole::Standby => Role::Standby,
+        platform::NodeRole::Active | platform::NodeRole::Unspecified => Role::Active,
+    }
+}
+
+/// A role, as others may know it: a node is active only when it has taken that role itself.
+#[must_use]
+pub fn to_role(role: Role) -> platform::NodeRole {
+    match role {
+        Role::Active => platform::NodeRole::Active,
+        Role::Promoting | Role::Demoting | Role::Standby => platform::NodeRole::Standby,
+    }
+}
+
+/// What the last probe of a node says that was asked before, if that is not all well: what it was sick of at first may
+/// be over.
+fn probed(node: &Node) -> Option<String> {
+    let words = &node.probe.message;
+    match node.state {
+        _ if words.is_empty() => None,
+        NodeState::Ready if node.message.is_empty() => Some(words.to_string()),
+        NodeState::Starting if node.message.is_empty() => {
+            Some(format!("is not healthy yet: {words}"))
+        }
+        NodeState::Unhealthy if &*node.reason == "ProbeFailed" => {
+            Some(format!("is not ready any more: {words}"))
+        }
+        _ => None,
+    }
 }
 
 /// A node as the orchestrator answers it.
@@ -157,15 +194,26 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         cluster: around.cluster.to_owned(),
         group: node.group.to_string(),
         ordinal: node.ordinal,
-        role: platform::NodeRole::Active.into(),
+        role: to_role(node.role).into(),
         platform: node.platform.to_string(),
         state: state.into(),
         reason: if unknown {
             "NotVisible".to_owned()
+        } else if node.reason.is_empty() && node.role == Role::Promoting {
+            "Promoting".to_owned()
         } else {
             node.reason.to_string()
         },
-        message: if node.message.is_empty() {
+        message: if let Some(turn) = node.turn.as_ref().filter(|turn| {
+            node.message.is_empty() && turn.call.failures > 0 && node.role == Role::Promoting
+        }) {
+            format!(
+                "promotion failed {} times, the last: {}",
+                turn.call.failures, turn.message
+            )
+        } else if let Some(words) = probed(node).filter(|_| !unknown) {
+            words
+        } else if node.message.is_empty() {
             seen.message.to_string()
         } else {
             node.message.to_string()
@@ -191,6 +239,7 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         observe_time: to_timestamp_opt(seen.last),
         outdated: around.outdated,
         marked: node.marked,
+        under_repair: around.under_repair,
         spec_hash: node.spec_hash.to_string(),
         attempts: node.attempts,
         addresses: addresses.collect(),

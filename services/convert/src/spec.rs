@@ -4,17 +4,27 @@
 use drover_core::{
     Error, Result,
     error::Violation,
+    name,
     spec::{
-        Amount, Bootstrap, ClusterSpec, GroupSpec, Health, Object, OrphanPolicy, Placement,
-        PlatformChoice, Port, Probe, Remediation, RemovalOrder, Settings, Spread, Update,
-        UpdateStrategy,
+        Amount, Bootstrap, ClusterSpec, GroupSpec, Health, Lifecycle, Management, Object,
+        OrphanPolicy, PlatformChoice, Remediation, RemovalOrder, SecretRef, Settings, Update,
+        UpdateStrategy, UserDataSource,
     },
+    storage::{Policy, Retention, Storage, parse_quantity},
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as platform};
 
-use crate::value;
+use crate::{lifecycle, value};
+
+mod health;
+mod placement;
 
 pub use drover_core::spec::MAX_SPEC;
+pub use health::health_policy;
+pub use placement::to_placement;
+
+/// Longest name of a storage class; platforms refuse longer words.
+const MAX_STORAGE_CLASS: usize = 512;
 
 struct Reader {
     wrong: Vec<Violation>,
@@ -30,14 +40,14 @@ struct Common<'a> {
     placement: &'a Option<pb::Placement>,
     bootstrap: &'a Option<pb::BootstrapSource>,
     management_policy: i32,
-    storage: bool,
-    lifecycle: bool,
+    storage: &'a Option<pb::StorageSpec>,
+    lifecycle: &'a Option<platform::Lifecycle>,
     health: &'a Option<platform::HealthPolicy>,
     remediation: &'a Option<pb::RemediationPolicy>,
     update: &'a Option<pb::UpdatePolicy>,
     max_in_flight: Option<u32>,
     grace: &'a Option<prost_types::Duration>,
-    expire_after: bool,
+    expire_after: &'a Option<prost_types::Duration>,
     removal_order: i32,
     protection: Option<bool>,
     provision_timeout: &'a Option<prost_types::Duration>,
@@ -55,14 +65,14 @@ macro_rules! common {
             placement: &$from.placement,
             bootstrap: &$from.bootstrap,
             management_policy: $from.management_policy,
-            storage: $from.storage.is_some(),
-            lifecycle: $from.lifecycle.is_some(),
+            storage: &$from.storage,
+            lifecycle: &$from.lifecycle,
             health: &$from.health,
             remediation: &$from.remediation,
             update: &$from.update,
             max_in_flight: $from.max_in_flight,
             grace: &$from.termination_grace_period,
-            expire_after: $from.expire_after.is_some(),
+            expire_after: &$from.expire_after,
             removal_order: $from.removal_order,
             protection: $from.deletion_protection,
             provision_timeout: &$from.provision_timeout,
@@ -119,19 +129,11 @@ impl Reader {
             "addons",
             "addons",
         );
-        let settings = self.settings("spec", &common!(from), &mut unsupported);
+        let settings = self.settings("spec", &common!(from));
         let orphans = match pb::OrphanPolicy::try_from(from.orphan_policy) {
             Ok(pb::OrphanPolicy::Unspecified | pb::OrphanPolicy::Delete) => OrphanPolicy::Delete,
             Ok(pb::OrphanPolicy::Ignore) => OrphanPolicy::Ignore,
-            Ok(pb::OrphanPolicy::Adopt) => {
-                lacks(
-                    &mut unsupported,
-                    true,
-                    "orphan_policy",
-                    "adoption of orphans",
-                );
-                OrphanPolicy::Ignore
-            }
+            Ok(pb::OrphanPolicy::Adopt) => OrphanPolicy::Adopt,
             Err(_) => {
                 self.refuse(
                     "spec.orphan_policy",
@@ -171,39 +173,19 @@ impl Reader {
     }
 
     fn group(&mut self, at: &str, from: &pb::GroupSpec, depth: usize) -> GroupSpec {
-        let mut unsupported = Unsupported::new();
-        lacks(
-            &mut unsupported,
-            from.standby.is_some_and(|n| n > 0),
-            "standby",
-            "standby",
-        );
-        lacks(
-            &mut unsupported,
-            !from.depends_on.is_empty(),
-            "depends_on",
-            "order between groups",
-        );
         GroupSpec {
             name: from.name.clone(),
             size: from.size,
-            settings: self.settings(at, &common!(from), &mut unsupported),
+            standby: from.standby,
+            settings: self.settings(at, &common!(from)),
             groups: self.groups(&format!("{at}.groups"), &from.groups, depth + 1),
+            depends_on: from.depends_on.clone(),
             version: from.version.clone(),
-            unsupported,
+            unsupported: Unsupported::new(),
         }
     }
 
-    fn settings(&mut self, at: &str, from: &Common<'_>, unsupported: &mut Unsupported) -> Settings {
-        lacks(unsupported, from.storage, "storage", "storage");
-        lacks(unsupported, from.lifecycle, "lifecycle", "lifecycle hooks");
-        lacks(
-            unsupported,
-            from.expire_after,
-            "expire_after",
-            "a maximal lifetime",
-        );
-        self.management_policy(at, from.management_policy, unsupported);
+    fn settings(&mut self, at: &str, from: &Common<'_>) -> Settings {
         Settings {
             platforms: from
                 .platforms
@@ -215,22 +197,23 @@ impl Reader {
             role: from.role.clone(),
             attributes: self.object(&format!("{at}.attributes"), from.attributes),
             properties: self.object(&format!("{at}.properties"), from.properties),
-            placement: from
-                .placement
-                .as_ref()
-                .map(|p| self.placement(at, p, unsupported)),
+            placement: from.placement.as_ref().map(|p| self.placement(at, p)),
             bootstrap: from
                 .bootstrap
                 .as_ref()
-                .and_then(|source| self.bootstrap(at, source, unsupported)),
-            health: from
-                .health
+                .and_then(|source| self.bootstrap(at, source)),
+            management: self.management(at, from.management_policy),
+            lifecycle: self.lifecycle(at, from.lifecycle),
+            storage: from
+                .storage
                 .as_ref()
-                .map(|health| self.health(at, health, unsupported)),
+                .map(|storage| self.storage(&format!("{at}.storage"), storage)),
+            health: from.health.as_ref().map(|health| self.health(at, health)),
             remediation: from.remediation.as_ref().map(|r| self.remediation(at, r)),
             update: from.update.as_ref().map(|update| self.update(at, update)),
             max_in_flight: from.max_in_flight,
             grace: self.span(&format!("{at}.termination_grace_period"), from.grace),
+            expire_after: self.span(&format!("{at}.expire_after"), from.expire_after),
             removal_order: self.removal_order(at, from.removal_order),
             protection: from.protection,
             provision_timeout: self
@@ -239,27 +222,32 @@ impl Reader {
         }
     }
 
-    fn bootstrap(
-        &mut self,
-        at: &str,
-        from: &pb::BootstrapSource,
-        unsupported: &mut Unsupported,
-    ) -> Option<Bootstrap> {
+    fn bootstrap(&mut self, at: &str, from: &pb::BootstrapSource) -> Option<Bootstrap> {
         use pb::bootstrap_source::Source;
         let at = format!("{at}.bootstrap");
         let (data, text) = match &from.source {
             None => {
-                self.refuse(at, "is empty; expected text, bytes or a digest");
-                return None;
-            }
-            Some(Source::SecretKey(_)) => {
-                lacks(
-                    unsupported,
-                    true,
-                    "bootstrap.secret_key",
-                    "user data from a secret",
+                self.refuse(
+                    at,
+                    "is empty; expected text, bytes, a key of a secret or a digest",
                 );
                 return None;
+            }
+            Some(Source::SecretKey(secret)) => {
+                let at = format!("{at}.secret_key");
+                if let Err(why) = name::check_name(&secret.name) {
+                    self.refuse(format!("{at}.name"), why);
+                }
+                if let Err(why) = name::check_secret_key(&secret.key) {
+                    self.refuse(format!("{at}.key"), why);
+                }
+                return Some(Bootstrap {
+                    source: UserDataSource::Secret(SecretRef {
+                        name: secret.name.clone(),
+                        key: secret.key.clone(),
+                    }),
+                    render: from.render,
+                });
             }
             Some(Source::Sha256(digest)) => {
                 let hexadecimal = digest.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -267,7 +255,7 @@ impl Reader {
                     self.refuse(format!("{at}.sha256"), "expected 64 hexadecimal digits");
                 }
                 return Some(Bootstrap {
-                    sha256: digest.to_ascii_lowercase(),
+                    source: UserDataSource::Sha256(digest.to_ascii_lowercase()),
                     render: from.render,
                 });
             }
@@ -281,28 +269,66 @@ impl Reader {
             self.refuse(format!("{at}.render"), "only text can be rendered");
         }
         Some(Bootstrap {
-            sha256: drover_core::spec::digest(data),
+            source: UserDataSource::Sha256(drover_core::spec::digest(data)),
             render: from.render,
         })
     }
 
-    fn management_policy(&mut self, at: &str, from: i32, unsupported: &mut Unsupported) {
-        use platform::ManagementPolicy;
-        match ManagementPolicy::try_from(from) {
-            Ok(ManagementPolicy::Unspecified | ManagementPolicy::Parallel) => {}
-            Ok(ManagementPolicy::OrderedReady) => {
-                lacks(
-                    unsupported,
-                    true,
-                    "management_policy",
-                    "order within a group",
-                );
-            }
-            Err(_) => self.refuse(
-                format!("{at}.management_policy"),
-                format!("{from} is no management policy"),
-            ),
+    fn storage(&mut self, at: &str, from: &pb::StorageSpec) -> Storage {
+        let size = match from.size.as_str() {
+            "" => None,
+            text => match parse_quantity(text) {
+                Some(bytes) if bytes > 0 => Some(bytes),
+                _ => {
+                    self.refuse(
+                        format!("{at}.size"),
+                        format!("{text:?} is no quantity above 0; expected one like 50Gi"),
+                    );
+                    None
+                }
+            },
+        };
+        if from.class.len() > MAX_STORAGE_CLASS {
+            self.refuse(
+                format!("{at}.class"),
+                format!("expected at most {MAX_STORAGE_CLASS} bytes"),
+            );
         }
+        Storage {
+            size,
+            class: from.class.clone(),
+            policy: Policy {
+                replaced: self.retention(&format!("{at}.when_replaced"), from.when_replaced),
+                scaled: self.retention(&format!("{at}.when_scaled"), from.when_scaled),
+                deleted: self.retention(&format!("{at}.when_deleted"), from.when_deleted),
+            },
+        }
+    }
+
+    fn retention(&mut self, field: &str, from: i32) -> Retention {
+        match pb::StorageRetention::try_from(from) {
+            Ok(pb::StorageRetention::Unspecified | pb::StorageRetention::Retain) => {
+                Retention::Retain
+            }
+            Ok(pb::StorageRetention::Delete) => Retention::Delete,
+            Err(_) => {
+                self.refuse(field, format!("{from} is no retention"));
+                Retention::Retain
+            }
+        }
+    }
+
+    fn management(&mut self, at: &str, from: i32) -> Option<Management> {
+        let result = lifecycle::management(&format!("{at}.management_policy"), from);
+        self.take(result)
+    }
+
+    fn lifecycle(&mut self, at: &str, from: &Option<platform::Lifecycle>) -> Option<Lifecycle> {
+        let result = from
+            .as_ref()
+            .map(|from| lifecycle::lifecycle(&format!("{at}.lifecycle"), from))
+            .transpose();
+        self.take(result)
     }
 
     fn removal_order(&mut self, at: &str, from: i32) -> Option<RemovalOrder> {
@@ -354,74 +380,8 @@ impl Reader {
         }
     }
 
-    fn placement(
-        &mut self,
-        at: &str,
-        from: &pb::Placement,
-        unsupported: &mut Unsupported,
-    ) -> Placement {
-        lacks(
-            unsupported,
-            from.selector.is_some(),
-            "placement.selector",
-            "placement by labels of the host",
-        );
-        let spread = from
-            .spread
-            .iter()
-            .enumerate()
-            .map(|(index, spread)| self.spread(&format!("{at}.placement.spread[{index}]"), spread))
-            .collect();
-        Placement {
-            failure_domains: from.failure_domains.clone(),
-            spread,
-            hosts: from.hosts.iter().map(|host| host.as_str().into()).collect(),
-        }
-    }
-
-    fn spread(&mut self, at: &str, from: &platform::Spread) -> Spread {
-        use platform::{SpreadScope, UnsatisfiableAction};
-        let required = match UnsatisfiableAction::try_from(from.when_unsatisfiable) {
-            Ok(UnsatisfiableAction::Unspecified | UnsatisfiableAction::ScheduleAnyway) => false,
-            Ok(UnsatisfiableAction::DoNotSchedule) => true,
-            Err(_) => {
-                self.refuse(
-                    format!("{at}.when_unsatisfiable"),
-                    "expected DoNotSchedule or ScheduleAnyway",
-                );
-                false
-            }
-        };
-        let over_cluster = match SpreadScope::try_from(from.scope) {
-            Ok(SpreadScope::Unspecified | SpreadScope::Group) => false,
-            Ok(SpreadScope::Cluster) => true,
-            Err(_) => {
-                self.refuse(format!("{at}.scope"), "expected group or cluster");
-                false
-            }
-        };
-        Spread {
-            topology_key: from.topology_key.clone(),
-            max_skew: from.max_skew.unwrap_or(1),
-            required,
-            max_per_domain: from.max_per_domain,
-            over_cluster,
-        }
-    }
-
-    fn health(
-        &mut self,
-        at: &str,
-        from: &platform::HealthPolicy,
-        unsupported: &mut Unsupported,
-    ) -> Health {
+    fn health(&mut self, at: &str, from: &platform::HealthPolicy) -> Health {
         let result = health_policy(&format!("{at}.health"), from);
-        lacks(
-            unsupported,
-            matches!(from.probe, Some(platform::health_policy::Probe::Exec(_))),
-            "health.exec",
-            "a probe by a command",
-        );
         self.take(result.map(Some)).unwrap_or_default()
     }
 
@@ -500,211 +460,24 @@ impl Reader {
     }
 }
 
-/// A health policy of the domain. A probe by a command becomes the platform's own readiness.
-///
-/// # Errors
-/// `Invalid` with the wrong field.
-pub fn health_policy(at: &str, from: &platform::HealthPolicy) -> Result<Health> {
-    use platform::health_policy::Probe as Wire;
-    let default = Health::default();
-    let port = |field: &str, port: &Option<platform::PortRef>| -> Result<Option<Port>> {
-        match port.as_ref().map(|port| &port.port) {
-            None => Ok(None),
-            Some(Some(platform::port_ref::Port::Name(name))) => Ok(Some(Port::Name(name.clone()))),
-            Some(Some(platform::port_ref::Port::Number(number))) => match u16::try_from(*number) {
-                Ok(number) if number > 0 => Ok(Some(Port::Number(number))),
-                _ => Err(Error::invalid(
-                    format!("{at}.{field}.port"),
-                    "expected 1 to 65535",
-                )),
-            },
-            Some(None) => Err(Error::invalid(
-                format!("{at}.{field}.port"),
-                "expected a name or a number",
-            )),
-        }
-    };
-    let span = |field: &str, from: &Option<prost_types::Duration>, default| {
-        from.as_ref().map_or(Ok(default), |span| {
-            value::duration(&format!("{at}.{field}"), span)
-        })
-    };
-    let probe = match &from.probe {
-        None | Some(Wire::Phase(_) | Wire::Exec(_)) => Probe::Phase,
-        Some(Wire::Grpc(probe)) => Probe::Grpc {
-            port: port("grpc", &probe.port)?,
-            service: probe.service.clone(),
-        },
-        Some(Wire::Http(probe)) => {
-            if probe.tls {
-                return Err(Error::invalid(
-                    format!("{at}.http.tls"),
-                    "https is not available in this version",
-                ));
-            }
-            let path = if probe.path.is_empty() {
-                "/healthz".to_owned()
-            } else {
-                probe.path.clone()
-            };
-            if !path.starts_with('/') || path.contains(char::is_whitespace) {
-                return Err(Error::invalid(
-                    format!("{at}.http.path"),
-                    "expected a path that begins with a slash",
-                ));
-            }
-            Probe::Http {
-                port: port("http", &probe.port)?,
-                path,
-            }
-        }
-        Some(Wire::Tcp(probe)) => Probe::Tcp {
-            port: port("tcp", &probe.port)?,
-        },
-    };
-    Ok(Health {
-        probe,
-        interval: span("interval", &from.interval, default.interval)?,
-        timeout: span("timeout", &from.timeout, default.timeout)?,
-        failure_threshold: from.failure_threshold.unwrap_or(default.failure_threshold),
-        success_threshold: from.success_threshold.unwrap_or(default.success_threshold),
-        startup_timeout: span(
-            "startup_timeout",
-            &from.startup_timeout,
-            default.startup_timeout,
-        )?,
-    })
+/// What becomes of storage, as it is answered.
+#[must_use]
+pub fn to_retention(from: Option<Retention>) -> pb::StorageRetention {
+    match from {
+        None => pb::StorageRetention::Unspecified,
+        Some(Retention::Retain) => pb::StorageRetention::Retain,
+        Some(Retention::Delete) => pb::StorageRetention::Delete,
+    }
 }
 
-/// Placement as platforms are told it.
+/// Storage as platforms are told it.
 #[must_use]
-pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
-    // Named machines travel with each slot.
-    if from.failure_domains.is_empty() && from.spread.is_empty() {
-        return None;
+pub fn to_storage(from: &Storage) -> platform::Storage {
+    platform::Storage {
+        size_bytes: from.size,
+        class: from.class.clone(),
     }
-    let spread = from.spread.iter().map(|spread| {
-        let action = if spread.required {
-            platform::UnsatisfiableAction::DoNotSchedule
-        } else {
-            platform::UnsatisfiableAction::ScheduleAnyway
-        };
-        let scope = if spread.over_cluster {
-            platform::SpreadScope::Cluster
-        } else {
-            platform::SpreadScope::Group
-        };
-        platform::Spread {
-            topology_key: spread.topology_key.clone(),
-            max_skew: Some(spread.max_skew),
-            when_unsatisfiable: action.into(),
-            max_per_domain: spread.max_per_domain,
-            scope: scope.into(),
-        }
-    });
-    Some(platform::Placement {
-        spread: spread.collect(),
-        selector: None,
-        failure_domains: from.failure_domains.clone(),
-    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn spec(change: impl Fn(&mut pb::GroupSpec)) -> Result<ClusterSpec> {
-        let mut group = pb::GroupSpec {
-            name: "db".into(),
-            size: Some(1),
-            platforms: vec![pb::PlatformChoice {
-                name: "metal".into(),
-                ..Default::default()
-            }],
-            ..Default::default()
-        };
-        change(&mut group);
-        let spec = cluster_spec(&pb::ClusterSpec {
-            groups: vec![group],
-            ..Default::default()
-        })?;
-        spec.resolve().map(|_| spec)
-    }
-
-    fn bootstrap(
-        source: Option<pb::bootstrap_source::Source>,
-        render: bool,
-    ) -> Result<ClusterSpec> {
-        spec(|group| {
-            group.bootstrap = Some(pb::BootstrapSource {
-                source: source.clone(),
-                render,
-            });
-        })
-    }
-
-    fn fields<T: std::fmt::Debug>(answer: Result<T>) -> Vec<String> {
-        let error = answer.unwrap_err();
-        error.fields().iter().map(|v| v.field.clone()).collect()
-    }
-
-    #[test]
-    fn user_data_becomes_its_digest() {
-        use pb::bootstrap_source::Source;
-        let digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
-        for source in [
-            Source::Text("hello".into()),
-            Source::Binary(b"hello".to_vec()),
-            Source::Sha256(digest.to_ascii_uppercase()),
-        ] {
-            let spec = bootstrap(Some(source), true).unwrap();
-            let expected = Bootstrap {
-                sha256: digest.to_owned(),
-                render: true,
-            };
-            assert_eq!(spec.groups[0].settings.bootstrap, Some(expected));
-        }
-        let at = "spec.groups[0].bootstrap";
-        let key = pb::SecretKeyRef::default();
-        for (source, render, field) in [
-            (None, false, at.to_owned()),
-            (Some(Source::Text(String::new())), false, at.to_owned()),
-            (
-                Some(Source::Binary(vec![255])),
-                true,
-                format!("{at}.render"),
-            ),
-            (
-                Some(Source::Sha256("12".into())),
-                false,
-                format!("{at}.sha256"),
-            ),
-            (
-                Some(Source::SecretKey(key)),
-                false,
-                format!("{at}.secret_key"),
-            ),
-        ] {
-            assert_eq!(fields(bootstrap(source, render)), [field]);
-        }
-    }
-
-    #[test]
-    fn named_machines_are_read_and_travel_with_slots_alone() {
-        let hosts = |names: &[&str]| {
-            let hosts: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            spec(move |group| {
-                group.placement = Some(pb::Placement {
-                    hosts: hosts.clone(),
-                    ..Default::default()
-                });
-            })
-        };
-        let read = hosts(&["metalstack://1f", "m2"]).unwrap();
-        let placement = read.groups[0].settings.placement.clone().unwrap();
-        assert_eq!(&*placement.hosts[0], "metalstack://1f");
-        assert_eq!(to_placement(&placement), None);
-        let twice = "spec.groups[0].placement.hosts[1]";
-        assert_eq!(fields(hosts(&["m2", "m2"])), [twice]);
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@ pub mod infrastructure;
 pub mod name;
 pub mod node;
 pub mod spec;
+pub mod storage;
 
 pub use error::{Class, Error, Reason, Result};
 pub use name::Sym;

@@ -41,6 +41,23 @@ pub fn check_name(name: &str) -> Result<(), String> {
     check(name, MAX_NAME)
 }
 
+/// Longest name of a key in a secret, as in Kubernetes.
+pub const MAX_SECRET_KEY: usize = 253;
+
+/// Checks the name of a key in a secret: 1 to 253 letters, digits, hyphens, underscores, dots.
+///
+/// # Errors
+/// What is wrong with it, in words that follow the name of the field.
+pub fn check_secret_key(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if (1..=MAX_SECRET_KEY).contains(&name.len()) && name.chars().all(good) {
+        return Ok(());
+    }
+    Err(format!(
+        "expected 1 to {MAX_SECRET_KEY} of a-z, A-Z, 0-9, hyphen, underscore and dot"
+    ))
+}
+
 fn check(name: &str, max: usize) -> Result<(), String> {
     let expected = || {
         format!(

@@ -2,7 +2,10 @@
 
 use uuid::Uuid;
 
-use crate::name::{self, Sym};
+use crate::{
+    name::{self, Sym},
+    storage::Retention,
+};
 
 /// Milliseconds since the Unix epoch, by the clock that is passed in.
 pub type Millis = u64;
@@ -36,6 +39,8 @@ pub struct Node {
     pub version: Sym,
     /// Hash of what makes it.
     pub spec_hash: Sym,
+    /// Digest of the template that it was asked for under, or by its platform's word was made from. Empty: not known.
+    pub template: Sym,
     /// Attempts to make a node in this place so far, this one included.
     pub attempts: u32,
     /// When its intent was recorded.
@@ -52,6 +57,10 @@ pub struct Node {
     pub marked: bool,
     /// Whether it was Ready for as long as its group calls stable.
     pub stable: bool,
+    /// What it is in its group, by intent.
+    pub role: Role,
+    /// Whether it was asked for with storage.
+    pub storage: bool,
     /// The platform's own id of it.
     pub node_id: Option<Box<str>>,
     /// Intent to remove it; irrevocable.
@@ -60,13 +69,81 @@ pub struct Node {
     pub settled: Millis,
     /// Until when the backend may still bring it into being. 0: its request is open.
     pub maybe_until: Millis,
+    /// Whose it is until its platform has given it this slot. Absent: it has it.
+    pub adoption: Option<Box<Former>>,
 
     /// What its platform shows.
     pub seen: Seen,
     /// What its probe shows.
     pub probe: ProbeResult,
-    /// Its removal call.
+    /// The call about it that is under way: its removal, or before that the hook in it.
     pub call: Call,
+    /// The change of its role. Absent: none is under way, and none failed since it had the role.
+    pub turn: Option<Box<Turn>>,
+    /// How the hook in it ended, until the owner has taken it in.
+    pub hook: Option<Box<HookResult>>,
+}
+
+/// What a node is in its group. Outside the spec hash: a change of it replaces nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Does the work.
+    #[default]
+    Active,
+    /// To become active: the intent is durable; its platform and the node itself may or may not know of it.
+    Promoting,
+    /// To become standby again, after its promotion was refused: its platform may still show it as active.
+    Demoting,
+    /// Ready to be promoted.
+    Standby,
+}
+
+impl Role {
+    /// Whether the node does the work of its group, or may do so already or still.
+    #[must_use]
+    pub fn may_act(self) -> bool {
+        self != Self::Standby
+    }
+}
+
+/// How far this process is with the change of a role.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// Whether a call is under way, how often it failed, and when the next one may be.
+    pub call: Call,
+    /// Platform and node have taken the role.
+    pub done: bool,
+    /// Some attempt may have made the node active, though it failed: its outcome is unknown, or an earlier process
+    /// made it.
+    pub doubt: bool,
+    /// Every attempt proves that the node did not become active: the platform refused, or the hook said no.
+    pub refused: bool,
+    /// Why the last one failed, for people.
+    pub message: Box<str>,
+}
+
+impl Turn {
+    /// Takes in that an attempt failed. `refused`: nothing of it happened.
+    pub fn failed(&mut self, refused: bool, why: &str) {
+        self.doubt |= !refused;
+        self.refused = !self.doubt;
+        self.call.failures = self.call.failures.saturating_add(1);
+        self.message = why.into();
+    }
+}
+
+/// How a hook in a node ended; why not well, for people.
+pub type HookResult = Result<(), Box<str>>;
+
+/// The slot that a node has until it is adopted, as its platform shows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Former {
+    /// Owner. Empty: it has no slot at all.
+    pub owner: Box<str>,
+    /// Request that made it.
+    pub request: Box<str>,
+    /// Index within that request.
+    pub index: Option<u32>,
 }
 
 /// Intent to remove a node.
@@ -76,6 +153,10 @@ pub struct Removal {
     pub reason: RemovalReason,
     /// Since when.
     pub since: Millis,
+    /// Whether its storage is kept. Of no account for a node without storage.
+    pub retain: bool,
+    /// Until when it waits for the hook in the node. 0: it does not, or not any more.
+    pub drain: Millis,
 }
 
 /// Why a node is removed, in the order in which a budget is spent.
@@ -89,6 +170,8 @@ pub enum RemovalReason {
     Sick,
     /// It is not what its group wants any more.
     Outdated,
+    /// It has lived for as long as its group lets it.
+    Lifetime,
     /// More than wanted.
     Surplus,
     /// Of ours, and without a record.
@@ -104,6 +187,7 @@ impl RemovalReason {
             Self::Dead => "Dead",
             Self::Sick => "Sick",
             Self::Outdated => "Outdated",
+            Self::Lifetime => "Lifetime",
             Self::Surplus => "Surplus",
             Self::Orphan => "Orphan",
         }
@@ -260,6 +344,8 @@ pub struct Request {
     pub call: Call,
     /// What the last call answered, until the owner has taken it in.
     pub answer: Option<Answer>,
+    /// Digest of the template that its nodes were made from, by the platform's word. Absent: it did not say.
+    pub rendered: Option<Sym>,
 }
 
 /// What a Provision call answered.
@@ -285,6 +371,15 @@ pub enum Outcome {
 }
 
 impl Node {
+    /// What a process that begins has to believe of the change of its role: an earlier one may have made it active.
+    pub fn resume_turn(&mut self) {
+        let doubt = || Turn {
+            doubt: true,
+            ..Turn::default()
+        };
+        self.turn = (self.role == Role::Promoting).then(|| Box::new(doubt()));
+    }
+
     /// Its name (`data-hot-1`).
     #[must_use]
     pub fn name(&self) -> String {
@@ -304,6 +399,19 @@ impl Node {
             || self
                 .removal
                 .is_some_and(|r| r.reason == RemovalReason::Dead)
+    }
+
+    /// What becomes of its storage. None: it has none, or does not go.
+    #[must_use]
+    pub fn fate_of_storage(&self) -> Option<Retention> {
+        let removal = self.removal.filter(|_| self.storage)?;
+        Some(Retention::of(removal.retain))
+    }
+
+    /// Whether its platform still has to give it this slot: nothing is known of it yet, and nothing is done to it.
+    #[must_use]
+    pub fn is_adopting(&self) -> bool {
+        self.adoption.is_some()
     }
 
     /// Whether it is known that the platform accepted it.

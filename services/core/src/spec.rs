@@ -1,17 +1,28 @@
 //! What a user wants of a cluster, and what it means for each group once everything is inherited.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 
 use crate::{
     error::{Error, Violation},
     infrastructure::InfrastructureSpec,
     name::{self, Sym},
+    storage::Storage,
 };
 
+mod group;
+mod hash;
+mod order;
+mod probe_tls;
 mod resolve;
+mod selector;
+
+pub use group::{Choice, Group, Template};
+pub use hash::digest;
+pub use order::{DEFAULT_HOOK_TIMEOUT, Hook, Lifecycle, Management};
+pub use probe_tls::{CA_CERT, ProbeTls, TLS_CERT, TLS_KEY, Trust};
+pub use selector::{Operator, Requirement, Selector};
 
 /// Free-form values.
 pub type Object = Map<String, Value>;
@@ -26,11 +37,8 @@ pub const MAX_SPEC: usize = 128 * 1024;
 pub const MAX_CHOICES: usize = 32;
 /// Most nodes of a cluster.
 pub const MAX_NODES: u32 = 10_000;
-/// A formula of what makes a node, and the version that its hashes begin with.
-type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
-/// The formulas that nodes may carry hashes of, oldest first; the last one is used for new nodes. One that covers other
-/// fields is added at the end and the others stay, so that a changed formula never looks like a changed spec.
-const FORMULAS: [Formula; 1] = [(1, cover)];
+/// Highest threshold of a health policy: a record counts probes up to here.
+pub const MAX_THRESHOLD: u32 = u8::MAX as u32;
 
 /// What is wanted of a cluster: the outermost group and what only a cluster has.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,8 +68,12 @@ pub struct GroupSpec {
     pub name: String,
     /// Active nodes. Absent in a group of nodes: 1 at first, later as it is.
     pub size: Option<u32>,
+    /// Standby nodes besides. Absent: 0.
+    pub standby: Option<u32>,
     /// Groups inside.
     pub groups: Vec<GroupSpec>,
+    /// Paths of groups that are made and rolled before it, and deleted after it.
+    pub depends_on: Vec<String>,
     /// Store version. Absent: the outer group's.
     pub version: Option<String>,
     /// What it says itself; the rest is inherited.
@@ -87,6 +99,12 @@ pub struct Settings {
     pub placement: Option<Placement>,
     /// User data for new nodes.
     pub bootstrap: Option<Bootstrap>,
+    /// Storage of each node.
+    pub storage: Option<Storage>,
+    /// In which order nodes are made and removed.
+    pub management: Option<Management>,
+    /// What is run inside nodes.
+    pub lifecycle: Option<Lifecycle>,
     /// When a node counts as healthy.
     pub health: Option<Health>,
     /// What becomes of sick nodes.
@@ -97,6 +115,8 @@ pub struct Settings {
     pub max_in_flight: Option<u32>,
     /// Time that a node gets to stop by itself.
     pub grace: Option<Duration>,
+    /// Age at which a node is replaced.
+    pub expire_after: Option<Duration>,
     /// Which nodes go first when all else is equal.
     pub removal_order: Option<RemovalOrder>,
     /// Refuses what would delete nodes for good.
@@ -129,27 +149,43 @@ pub struct Placement {
     pub failure_domains: Vec<String>,
     /// Spread over topology keys.
     pub spread: Vec<Spread>,
+    /// Labels that the machine must have. Absent: any machine.
+    pub selector: Option<Selector>,
     /// Named machines, by the platform's ids of them; in a group of nodes only. Empty: any machine.
     pub hosts: Vec<Sym>,
 }
 
 /// User data for new nodes, by reference: the data itself is with the store alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// SHA-256 of the data, 64 lower-case hexadecimal digits.
-    pub sha256: String,
+    /// Which data.
+    pub source: UserDataSource,
     /// Rendered with the template context of each node; the data is text.
     pub render: bool,
 }
 
-/// SHA-256 of user data, as reads show it: 64 lower-case hexadecimal digits.
-#[must_use]
-pub fn digest(data: &[u8]) -> String {
-    hex(&Sha256::digest(data))
+/// Where user data is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UserDataSource {
+    /// With the cluster, under its SHA-256: 64 lower-case hexadecimal digits.
+    Sha256(String),
+    /// In a secret, read when a node is made.
+    Secret(SecretRef),
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// One key of a secret.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SecretRef {
+    /// Name of the secret.
+    pub name: String,
+    /// Key in it.
+    pub key: String,
+}
+
+impl fmt::Display for SecretRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.name, self.key)
+    }
 }
 
 /// Even distribution over the values of one topology key.
@@ -176,9 +212,9 @@ pub struct Health {
     pub interval: Duration,
     /// Time that a probe may take.
     pub timeout: Duration,
-    /// Failed probes in a row that make a node Unhealthy.
+    /// Failed probes in a row that make a node Unhealthy, at most [`MAX_THRESHOLD`].
     pub failure_threshold: u32,
-    /// Good probes in a row that make it Ready.
+    /// Good probes in a row that make it Ready, at most [`MAX_THRESHOLD`].
     pub success_threshold: u32,
     /// Time from running to Ready before a node is sick.
     pub startup_timeout: Duration,
@@ -208,6 +244,8 @@ pub enum Probe {
         port: Option<Port>,
         /// Service name. Empty: the whole server.
         service: String,
+        /// How TLS is spoken. Absent: it is not.
+        tls: Option<ProbeTls>,
     },
     /// HTTP GET; 200 to 399 is good.
     Http {
@@ -215,11 +253,18 @@ pub enum Probe {
         port: Option<Port>,
         /// Path.
         path: String,
+        /// How TLS is spoken. Absent: it is not.
+        tls: Option<ProbeTls>,
     },
     /// A TCP connection.
     Tcp {
         /// Port. Absent: that of the agent address.
         port: Option<Port>,
+    },
+    /// A command inside the node, through its platform; exit code 0 is good.
+    Exec {
+        /// Command and arguments, without a shell.
+        command: Vec<String>,
     },
 }
 
@@ -250,7 +295,7 @@ pub struct Remediation {
     pub max_unhealthy: Amount,
     /// Attempts to make a node before the group is Failed and goes on at the slow cadence.
     pub max_retries: u32,
-    /// Whether the new node is made before the sick one goes. Not on named machines.
+    /// Whether the new node is made before the sick one goes. Not on named machines or kept storage.
     pub create_first: bool,
 }
 
@@ -296,9 +341,11 @@ impl Amount {
 pub struct Update {
     /// Whether they do so by themselves.
     pub strategy: UpdateStrategy,
-    /// Nodes above the size while updating; a percentage rounds up. Absent: 1. On named machines there are none.
+    /// Nodes above the size while updating; a percentage rounds up. Absent: 1. Where nodes are replaced
+    /// delete-first there are none.
     pub max_surge: Option<Amount>,
-    /// Nodes below the size while updating; a percentage rounds down. Absent: 0, on named machines 1.
+    /// Nodes below the size while updating; a percentage rounds down. Absent: 0, where nodes are replaced
+    /// delete-first 1.
     pub max_unavailable: Option<Amount>,
     /// Time that a new node must be Ready before it counts as available.
     pub min_ready: Duration,
@@ -355,139 +402,8 @@ pub enum OrphanPolicy {
     Delete,
     /// Reported.
     Ignore,
-}
-
-/// A group of nodes with everything inherited merged in.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    /// Path (`data/hot`).
-    pub path: Sym,
-    /// Where it stands in the spec (`spec.groups[0].groups[1]`).
-    pub field: String,
-    /// Active nodes wanted. Absent: not said.
-    pub size: Option<u32>,
-    /// Where its nodes can be, in order of preference.
-    pub choices: Vec<Choice>,
-    /// Role.
-    pub role: String,
-    /// Store version of its nodes. Empty: none.
-    pub version: Sym,
-    /// For templates and matchers.
-    pub attributes: Object,
-    /// Where nodes may be placed.
-    pub placement: Placement,
-    /// User data for new nodes.
-    pub bootstrap: Option<Bootstrap>,
-    /// When a node counts as healthy. Absent: the template's default, else all defaults.
-    pub health: Option<Health>,
-    /// What becomes of sick nodes.
-    pub remediation: Remediation,
-    /// How changes reach existing nodes.
-    pub update: Update,
-    /// Most nodes being made or removed at a time, on each platform.
-    pub max_in_flight: Option<u32>,
-    /// Time that a node gets to stop by itself.
-    pub grace: Duration,
-    /// Which nodes go first when all else is equal.
-    pub removal_order: RemovalOrder,
-    /// Refuses what would delete nodes for good.
-    pub protection: bool,
-    /// Time from accepted to running before a node is sick. Absent: by the kind of platform.
-    pub provision_timeout: Option<Duration>,
-    /// Time that a node must be Ready before the back-off is reset.
-    pub stable_after: Duration,
-}
-
-/// One platform of a resolved group.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// Name of the platform.
-    pub platform: Sym,
-    /// Node class. Empty: the platform's default.
-    pub class: Sym,
-    /// Most nodes of the group by this choice.
-    pub max: Option<u32>,
-    /// For the platform, merged.
-    pub properties: Object,
-    /// Requirement on the version of the platform server. Empty: any.
-    pub version_requirement: String,
-    /// What capacity of the platform it takes: choices of the same class and properties, of whichever cluster, have the
-    /// same one, and what is out for one is out for all of them.
-    pub pool: Sym,
-    /// Hash of what makes a node by this choice; nodes that carry another one are outdated.
-    pub spec_hash: Sym,
-    /// The same by the formulas of earlier versions, oldest first: nodes that carry one of these are as wanted, and get
-    /// the present one.
-    pub former_hashes: Vec<Sym>,
-}
-
-impl Group {
-    /// Whether a node can be replaced only after it is gone: on a named machine there is room for one.
-    #[must_use]
-    pub fn delete_first(&self) -> bool {
-        !self.placement.hosts.is_empty()
-    }
-
-    /// How many of its nodes may be renewed at a time.
-    #[must_use]
-    pub fn budget(&self) -> Budget {
-        let size = self.size.unwrap_or(1);
-        let update = match self.update.strategy {
-            UpdateStrategy::Rolling => self.update,
-            // What is replaced by name alone goes the gentle way.
-            UpdateStrategy::OnDelete => Update::default(),
-        };
-        if self.delete_first() {
-            let unavailable = update.max_unavailable.unwrap_or(Amount::Count(1));
-            return Budget {
-                surge: 0,
-                unavailable: unavailable.down(size),
-            };
-        }
-        let surge = update.max_surge.unwrap_or(Amount::Count(1));
-        let unavailable = update.max_unavailable.unwrap_or(Amount::Count(0));
-        Budget {
-            surge: surge.up(size),
-            unavailable: unavailable.down(size),
-        }
-    }
-
-    /// Whether a node is as this group wants it, by what made it and by where it is.
-    #[must_use]
-    pub fn makes(&self, node: &crate::Node) -> bool {
-        let hosts = &self.placement.hosts;
-        (hosts.is_empty() || hosts.contains(&node.host))
-            && self.choice_of(&node.spec_hash).is_some()
-    }
-
-    /// The first choice that makes nodes with this hash. A hash by a formula that this version does not know says
-    /// nothing, and passes as the first choice's: what cannot be compared is never replaced for it.
-    #[must_use]
-    pub fn choice_of(&self, hash: &str) -> Option<&Choice> {
-        let known = self.choices.iter().find(|choice| choice.is_hash(hash));
-        known.or_else(|| self.choices.first().filter(|_| is_of_unknown_formula(hash)))
-    }
-}
-
-impl Choice {
-    /// Whether a hash is of what this choice makes, by the present formula or an earlier one.
-    #[must_use]
-    pub fn is_hash(&self, hash: &str) -> bool {
-        *self.spec_hash == *hash || self.former_hashes.iter().any(|former| **former == *hash)
-    }
-}
-
-/// Whether a hash was made by a version with another formula than the known ones: `h2-…` where only `h1-…` is known.
-fn is_of_unknown_formula(hash: &str) -> bool {
-    let version = hash
-        .strip_prefix('h')
-        .and_then(|rest| rest.split_once('-'))
-        .and_then(|(version, _)| version.parse::<u32>().ok());
-    version.is_some_and(|version| {
-        FORMULAS
-            .iter()
-            .all(|(known, _)| u32::from(*known) != version)
-    })
+    /// Taken in as a node of its group after the grace.
+    Adopt,
 }
 
 impl ClusterSpec {
@@ -535,83 +451,4 @@ pub fn merge(outer: &Object, inner: &Object) -> Object {
         }
     }
     merged
-}
-
-/// Hash of the fields that make a node, over sorted keys, by every formula, oldest first: at most 63 characters each, fit
-/// for a label.
-fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
-    let by = |(version, formula): &Formula| {
-        let mut hash = Sha256::new();
-        hash.update([*version]);
-        formula(&mut hash, cluster, group, choice);
-        format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
-    };
-    FORMULAS.iter().map(by).collect()
-}
-
-fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
-    let fields: [&str; 5] = [
-        &cluster.software,
-        &group.version,
-        &choice.platform,
-        &choice.class,
-        &group.role,
-    ];
-    for field in fields {
-        hash.update((field.len() as u64).to_be_bytes());
-        hash.update(field);
-    }
-    digest_object(hash, &group.attributes);
-    digest_object(hash, &choice.properties);
-    // Only where there is some, so that what was hashed before it existed keeps its hash.
-    if let Some(bootstrap) = &group.bootstrap {
-        hash.update(b"b");
-        hash.update(&bootstrap.sha256);
-        hash.update([u8::from(bootstrap.render)]);
-    }
-}
-
-/// What capacity a choice takes: its class, and a hash of its properties if it has any (spot or on demand, zone).
-fn pool(class: &str, properties: &Object) -> Sym {
-    if properties.is_empty() {
-        return name::sym(class);
-    }
-    let mut hash = Sha256::new();
-    digest_object(&mut hash, properties);
-    format!("{class}#{}", hex(&hash.finalize()[..8])).into()
-}
-
-fn digest_object(hash: &mut Sha256, object: &Object) {
-    let mut keys: Vec<&String> = object.keys().collect();
-    keys.sort();
-    hash.update(b"{");
-    for key in keys {
-        hash.update((key.len() as u64).to_be_bytes());
-        hash.update(key);
-        digest_value(hash, &object[key]);
-    }
-    hash.update(b"}");
-}
-
-fn digest_value(hash: &mut Sha256, value: &Value) {
-    match value {
-        Value::Object(object) => digest_object(hash, object),
-        Value::Array(values) => {
-            hash.update(b"[");
-            for value in values {
-                digest_value(hash, value);
-            }
-            hash.update(b"]");
-        }
-        Value::String(text) => {
-            hash.update(b"s");
-            hash.update((text.len() as u64).to_be_bytes());
-            hash.update(text);
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {
-            hash.update(b"v");
-            hash.update(value.to_string());
-            hash.update(b";");
-        }
-    }
 }

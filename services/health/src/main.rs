@@ -1,17 +1,14 @@
 //! `drover health` alone: the command line would be most of an image that only needs a health check.
 //!
 //! `drover-health ADDR` asks `grpc.health.v1`; over TLS if `DROVER_CA` names a file with authorities, with the name
-//! `DROVER_SERVER_NAME` instead of the host. Exit codes: 0 serving, 1 not, 5 not reachable, 64 wrong usage.
+//! `DROVER_SERVER_NAME` instead of the host. Exit codes: 0 serving, 1 not, 5 no answer, 64 wrong usage.
 
-use std::{env, process::ExitCode, time::Duration};
+use std::{env, process::ExitCode};
 
-use drover_client::{Authorities, ClientSettings, Target};
-use tonic_health::pb::{
-    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+use drover_client::{
+    Authorities, ClientSettings, Target,
+    health::{self, ServingStatus},
 };
-
-/// How long a server may take to say how it is.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);
@@ -38,25 +35,17 @@ fn main() -> ExitCode {
 /// Errors: the exit code, and why.
 async fn ask(address: &str) -> Result<(), (u8, String)> {
     let target = target(address).map_err(|why| (64, why))?;
-    let mut client = HealthClient::new(drover_client::connect(&target));
-    let answer = tokio::time::timeout(TIMEOUT, client.check(HealthCheckRequest::default())).await;
-    match answer {
-        Ok(Ok(answer)) if answer.get_ref().status() == ServingStatus::Serving => Ok(()),
-        Ok(Ok(answer)) => Err((1, answer.get_ref().status().as_str_name().to_owned())),
-        Ok(Err(status)) => Err((5, drover_client::to_error(&status).to_string())),
-        Err(_) => Err((5, format!("no answer within {TIMEOUT:?}"))),
+    match health::check(&target, "").await {
+        Ok(ServingStatus::Serving) => Ok(()),
+        Ok(status) => Err((1, status.as_str_name().to_owned())),
+        Err(error) => Err((5, error.to_string())),
     }
 }
 
 fn target(address: &str) -> Result<Target, String> {
     let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     let ca = set("DROVER_CA");
-    let url = match (address.contains("://"), &ca) {
-        (true, _) => address.to_owned(),
-        (false, Some(_)) => format!("https://{address}"),
-        (false, None) => format!("http://{address}"),
-    };
-    let target: Target = url.parse().map_err(|error| format!("{error}"))?;
+    let target = health::target(address, ca.is_some()).map_err(|error| error.to_string())?;
     if !target.is_encrypted() {
         return Ok(target);
     }

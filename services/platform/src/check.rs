@@ -29,8 +29,9 @@ pub(crate) const LABEL_PREFIX: &str = "drover.dev/";
 const MAX_SPEC_HASH: usize = 63;
 /// Longest id or name of a node: a group path of the greatest depth and length, its ordinal and its hash.
 const MAX_NODE_NAME: usize = 640;
-/// Longest node id, store, version or other word of a backend. Longer ones are a mistake.
-const MAX_WORD: usize = 512;
+/// Longest node id, store, version or other word of a backend. Longer ones are a mistake. Room for the longest name of a
+/// node: who has made one can remove it.
+const MAX_WORD: usize = 1024;
 
 /// Collects what is wrong with a request.
 #[derive(Debug, Default)]
@@ -372,6 +373,20 @@ fn capabilities(request: &ProvisionRequest, description: &Description) -> Result
     needed
         .into_iter()
         .try_for_each(|capability| need(description, capability))
+}
+
+/// Checks which page of a list is wanted, and of which cluster (empty: all). Answers how many things it may have.
+pub(crate) fn page(check: &mut Checker, page_size: i32, cluster_id: &str) -> usize {
+    if page_size < 0 {
+        check.wrong("page_size", "is negative");
+    }
+    if !cluster_id.is_empty() {
+        check.cluster("cluster_id", cluster_id);
+    }
+    match usize::try_from(page_size) {
+        Ok(0) | Err(_) => limits::PAGE_SIZE,
+        Ok(size) => size.min(limits::MAX_PAGE_SIZE),
+    }
 }
 
 /// Refuses what the platform cannot do.

@@ -13,9 +13,9 @@ use prost::Message;
 use tokio::time::Instant;
 
 use crate::{
-    check::Checker,
+    check::{self, Checker},
     clock::timestamp,
-    limits::{MAX_PAGE_BYTES, MAX_PAGE_SIZE, PAGE_SIZE},
+    limits::MAX_PAGE_BYTES,
     observer::Reading,
     platform::Platform,
 };
@@ -139,19 +139,12 @@ impl Platform {
 
 fn page_size(request: &DiscoverRequest) -> Result<usize> {
     let mut check = Checker::default();
-    if request.page_size < 0 {
-        check.wrong("page_size", "is negative");
-    }
-    if !request.cluster_id.is_empty() {
-        check.cluster("cluster_id", &request.cluster_id);
-    } else if !request.node_ids.is_empty() {
+    let size = check::page(&mut check, request.page_size, &request.cluster_id);
+    if request.cluster_id.is_empty() && !request.node_ids.is_empty() {
         check.wrong("node_ids", "needs cluster_id");
     }
     check.finish()?;
-    Ok(match usize::try_from(request.page_size) {
-        Ok(0) | Err(_) => PAGE_SIZE,
-        Ok(size) => size.min(MAX_PAGE_SIZE),
-    })
+    Ok(size)
 }
 
 /// How many of these make a page. At least one, so that there is always progress.

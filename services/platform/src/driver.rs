@@ -8,8 +8,8 @@ use drover_core::{Error, Reason, Result};
 use drover_proto::{
     common::v1::ProcessOutput,
     platform::v1::{
-        Capability, DeprovisionState, ExecRequest, ExecStart, FailureDomain, Limits, Node,
-        NodeClass, Slot, SlotKey, StreamLogsRequest, Warning,
+        Capability, DeprovisionState, ExecRequest, ExecStart, FailureDomain, KeptStorage, Limits,
+        Node, NodeClass, Slot, SlotKey, StreamLogsRequest, Warning,
     },
 };
 use futures::stream::BoxStream;
@@ -82,6 +82,19 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Removes one node if it still has this cluster and slot; otherwise [`Reason::SlotMismatch`]. Not there: `Gone`.
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted>;
+
+    /// All storage that was kept when its node went ([`Deletion::retain_storage`]) and that no node has now; or an error,
+    /// never a short list.
+    async fn kept_storage(&self) -> Result<Vec<KeptStorage>> {
+        Err(lacks(Capability::RetainStorage))
+    }
+
+    /// Deletes kept storage with its data if it is of this id, owner, cluster, group and ordinal
+    /// ([`storage::is_meant`](crate::storage::is_meant)) and no node has it, nor gets it meanwhile. Not there: `Gone`.
+    async fn delete_storage(&self, meant: &KeptStorage) -> Result<DeprovisionState> {
+        let _ = meant;
+        Err(lacks(Capability::RetainStorage))
+    }
 
     /// Changes role or labels of a node, or adopts it, if it still has this cluster and slot.
     async fn update(&self, target: &Target, change: &Change) -> Result<Node> {

@@ -20,6 +20,7 @@ mod remove;
 pub mod replicante;
 mod server;
 mod service;
+pub mod storage;
 pub mod templates;
 mod watch;
 

@@ -172,6 +172,9 @@ impl Platform {
         for (index, error) in remembered {
             outcomes.entry(index).or_insert(Outcome::Failed(error));
         }
+        // What was there before may have been made from an earlier template.
+        let all_new = outcomes.is_empty();
+        let template_digest = renderer.digest().to_owned();
         let position = |index: &u32| !outcomes.contains_key(index);
         let missing: Vec<u32> = (0..request.slots.len() as u32).filter(position).collect();
         if !missing.is_empty() {
@@ -195,7 +198,11 @@ impl Platform {
                 outcomes.insert(index, made.next().unwrap_or_else(silent));
             }
         }
-        self.done(&request, &fingerprint, outcomes)
+        let mut done = self.done(&request, &fingerprint, outcomes)?;
+        if all_new && !done.response.nodes.is_empty() {
+            done.response.template_digest = template_digest;
+        }
+        Ok(done)
     }
 
     fn done(

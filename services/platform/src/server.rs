@@ -6,7 +6,7 @@ use drover_core::Result;
 use drover_proto::platform::v1::{
     infrastructure_service_server::InfrastructureServiceServer,
     node_access_service_server::NodeAccessServiceServer,
-    platform_service_server::PlatformServiceServer,
+    platform_service_server::PlatformServiceServer, storage_service_server::StorageServiceServer,
 };
 use drover_server::{ServerSettings, Service as Server, Shutdown};
 use tonic::service::Routes;
@@ -88,5 +88,6 @@ fn service(name: &'static str, platform: &Arc<Platform>) -> Server {
     Server::new(name, env!("CARGO_PKG_VERSION"))
         .add(PlatformServiceServer::new(service.clone()))
         .add(NodeAccessServiceServer::new(service.clone()))
+        .add(StorageServiceServer::new(service.clone()))
         .add(InfrastructureServiceServer::new(service))
 }

@@ -22,7 +22,8 @@ pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send
 #[derive(Clone)]
 pub(crate) struct Service(pub(crate) Arc<Platform>);
 
-fn answer<T>(outcome: Result<T, Error>) -> Result<Response<T>, Status> {
+/// An answer as it travels.
+pub(crate) fn answer<T>(outcome: Result<T, Error>) -> Result<Response<T>, Status> {
     outcome
         .map(Response::new)
         .map_err(|error| to_status(&error))

@@ -131,6 +131,14 @@ impl Renderer {
             .map_or(&[], |selected| &selected.entry().ports)
     }
 
+    /// Digest of the template, as the catalogue entry has it. Empty: there is none.
+    #[must_use]
+    pub fn digest(&self) -> &str {
+        self.selected
+            .as_ref()
+            .map_or("", |selected| &selected.entry().digest)
+    }
+
     /// What becomes of one slot in its place.
     ///
     /// # Errors
@@ -287,6 +295,7 @@ fn entry(entry: &Entry) -> TemplateEntry {
         addon: entry.addon,
         ports: entry.ports.clone(),
         defaults: (defaults != TemplateDefaults::default()).then_some(defaults),
+        digest: entry.digest.clone(),
     }
 }
 
@@ -312,6 +321,7 @@ fn health(health: &Health) -> HealthPolicy {
             Probe::Grpc { port: at, service } => health_policy::Probe::Grpc(GrpcProbe {
                 port: port(at),
                 service: service.clone(),
+                ..GrpcProbe::default()
             }),
             Probe::Http {
                 port: at,
@@ -321,6 +331,7 @@ fn health(health: &Health) -> HealthPolicy {
                 port: port(at),
                 path: path.clone(),
                 tls: *tls,
+                ..HttpProbe::default()
             }),
             Probe::Tcp { port: at } => health_policy::Probe::Tcp(TcpProbe { port: port(at) }),
             Probe::Exec { command } => health_policy::Probe::Exec(ExecProbe {

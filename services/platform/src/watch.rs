@@ -29,11 +29,19 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Shortest and longest heartbeat interval.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// Time between two messages of changes, on average: a large creation is some messages a second, and not some for each
+/// of its nodes.
+const PAUSE: Duration = Duration::from_millis(5);
+/// So much of that may be taken in advance: what happens to one node is sent at once.
+const BURST: Duration = Duration::from_millis(25);
+
 struct Watcher {
     platform: Arc<Platform>,
     cluster: Option<String>,
     heartbeat: Duration,
     next_heartbeat: Instant,
+    /// When the pauses of all messages of changes so far are over.
+    paused_until: Instant,
     stage: Stage,
     /// Position in the log up to which everything was sent.
     position: u64,
@@ -81,6 +89,7 @@ impl Platform {
             cluster: (!request.cluster_id.is_empty()).then_some(request.cluster_id),
             heartbeat,
             next_heartbeat: Instant::now() + heartbeat,
+            paused_until: Instant::now(),
             stage: Stage::Snapshot(None),
             fresh: self.observer.observe_time(),
             ready: VecDeque::from([Event::Started(WatchStarted {
@@ -154,6 +163,12 @@ impl Watcher {
     /// Puts what is new into `ready`, or waits until there is something.
     async fn changes(&mut self) -> Result<()> {
         let platform = Arc::clone(&self.platform);
+        let ended = || Error::unavailable("the platform server shuts down");
+        tokio::select! {
+            biased;
+            () = platform.shutdown.cancelled() => return Err(ended()),
+            () = self.pause() => {}
+        }
         let observed = platform.observer.observe_time();
         self.changes.mark_unchanged();
         let log = platform.observer.log();
@@ -165,6 +180,7 @@ impl Watcher {
             self.fresh = observed;
         } else {
             self.push_entries(entries);
+            self.paused_until = self.paused_until.max(Instant::now()) + PAUSE;
         }
         self.push_warnings();
         if due {
@@ -182,8 +198,15 @@ impl Watcher {
             }
         };
         tokio::select! {
-            () = platform.shutdown.cancelled() => Err(Error::unavailable("the platform server shuts down")),
+            () = platform.shutdown.cancelled() => Err(ended()),
             () = wait => Ok(()),
+        }
+    }
+
+    async fn pause(&self) {
+        let ahead = self.paused_until - Instant::now();
+        if ahead > BURST {
+            tokio::time::sleep(ahead - BURST).await;
         }
     }
 

@@ -1,55 +1,36 @@
 //! A server from its first connection to its last.
 
-use std::{
-    convert::Infallible,
-    future::Future,
-    io,
-    net::SocketAddr,
-    panic::AssertUnwindSafe,
-    pin::pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+mod connection;
+mod entrance;
 
-use futures::{
-    FutureExt, StreamExt,
-    future::{BoxFuture, poll_fn},
-    stream::FuturesUnordered,
-};
-use http::{HeaderValue, Request, Response, StatusCode, header};
-use hyper::body::Incoming;
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioExecutor, TokioTimer},
     server::conn::auto,
-    service::TowerToHyperService,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{body::Body, transport::server::TcpConnectInfo};
 use tonic_health::{ServingStatus, server::HealthReporter};
-use tracing::Instrument;
 
 use crate::{
     Readiness, ServerSettings, Service,
     access::Access,
     audit::Audit,
     calls::Calls,
-    cork::cork,
-    crowd::{Crowd, Entry, Place, Visitor},
-    encryption::{Encryption, Shown},
-    http::{OWN_PATHS, Record, routes},
-    net::{Impatient, holder},
+    crowd::{Crowd, Entry},
+    encryption::Encryption,
+    http::routes,
+    net::holder,
     telemetry,
 };
+use connection::{Connection, HEADER_TIMEOUT};
+use entrance::Entrance;
 
-/// How long a connection may take to send what it wants, so that slow ones do not pile up.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a connection is pinged; a dead one holds its place no longer than this and [`KEEP_ALIVE_TIMEOUT`].
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
 /// How long a ping may stay unanswered.
@@ -71,8 +52,6 @@ const MAX_RESETS: usize = 64;
 const MAX_ERRORS: usize = 128;
 /// How long a connection for which there is no place has to ask something and to be told.
 const REFUSAL_TIME: Duration = Duration::from_secs(5);
-/// When those may come again.
-const CROWDED_RETRY: Duration = Duration::from_secs(5);
 /// How long an idle connection has to end when its place is needed. A call that crosses the message is still answered.
 const FAREWELL: Duration = Duration::from_millis(250);
 /// Largest sum of the headers of a request: ours have a few hundred bytes.
@@ -424,215 +403,6 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     }
 }
 
-struct Connection {
-    entrance: Entrance,
-    stream: TcpStream,
-    peer: SocketAddr,
-    stop: CancellationToken,
-    encryption: Option<Arc<Encryption>>,
-}
-
-impl Connection {
-    async fn serve(self, builder: &auto::Builder<TokioExecutor>, place: &Place) {
-        let visitor = Some(place.visitor());
-        let mut over: FuturesUnordered<_> = std::iter::once(given_up(place)).collect();
-        tokio::select! {
-            () = self.run(builder, visitor, Some(place)) => {}
-            _ = over.next() => {}
-        }
-    }
-
-    /// Says in words of whatever protocol it speaks that there is no place.
-    async fn refuse(self, builder: &auto::Builder<TokioExecutor>) {
-        // Who is not quick is not told.
-        let _ = tokio::time::timeout(REFUSAL_TIME, self.run(builder, None, None)).await;
-    }
-
-    async fn run(
-        mut self,
-        builder: &auto::Builder<TokioExecutor>,
-        visitor: Option<Visitor>,
-        place: Option<&Place>,
-    ) {
-        // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
-        let _ = self.stream.set_nodelay(true);
-        let info = TcpConnectInfo {
-            local_addr: self.stream.local_addr().ok(),
-            remote_addr: Some(self.peer),
-        };
-        let mut visit = Visit {
-            entrance: self.entrance,
-            info,
-            who: None,
-            visitor,
-        };
-        let Some(encryption) = self.encryption.take() else {
-            return converse(builder, self.stream, visit, &self.stop, place).await;
-        };
-        let shaken = tokio::select! {
-            shaken = encryption.accept(self.stream, self.peer) => shaken,
-            () = self.stop.cancelled() => return,
-        };
-        let Some((stream, who)) = shaken else {
-            return;
-        };
-        visit.who = who;
-        converse(builder, stream, visit, &self.stop, place).await;
-    }
-}
-
-/// Ends when a connection that was told to go has had its time, and nothing is in flight on it.
-async fn given_up(place: &Place) {
-    place.displaced().await;
-    tokio::time::sleep(FAREWELL).await;
-    while !place.guest().is_idle() {
-        tokio::time::sleep(FAREWELL).await;
-    }
-}
-
-/// Serves one connection until it ends, or until it has to.
-async fn converse(
-    builder: &auto::Builder<TokioExecutor>,
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    visit: Visit,
-    stop: &CancellationToken,
-    place: Option<&Place>,
-) {
-    let peer = visit.info.remote_addr;
-    let (stream, uncork) = cork(Impatient::new(stream, HEADER_TIMEOUT));
-    let service = TowerToHyperService::new(visit);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Told to go by either; polled only when something happened, since all connections share the first.
-    let mut leaving: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
-    leaving.push(stop.cancelled().boxed());
-    if let Some(place) = place {
-        leaving.push(place.displaced().boxed());
-    }
-    let mut told = false;
-    let outcome = poll_fn(|cx| {
-        if !told && leaving.poll_next_unpin(cx).is_ready() {
-            told = true;
-            connection.as_mut().graceful_shutdown();
-        }
-        let outcome = connection.as_mut().poll(cx);
-        // The connection is told of an error when it writes again, or reads.
-        let _ = uncork.poll(cx);
-        outcome
-    })
-    .await;
-    // What was written last; who does not read it is given up with the connection.
-    let _ = tokio::time::timeout(FAREWELL, poll_fn(|cx| uncork.poll(cx))).await;
-    if let Err(error) = outcome {
-        // Clients go away as they like.
-        tracing::debug!(?peer, error, "connection ended");
-    }
-}
-
-/// gRPC to the services, anything else to the HTTP routes.
-#[derive(Clone)]
-struct Entrance {
-    grpc: Calls,
-    http: axum::Router,
-    paths: Arc<[&'static str]>,
-}
-
-#[derive(Clone)]
-struct Visit {
-    entrance: Entrance,
-    info: TcpConnectInfo,
-    who: Option<Arc<Shown>>,
-    /// None: there is no place for it.
-    visitor: Option<Visitor>,
-}
-
-impl tower::Service<Request<Incoming>> for Visit {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let content = request.headers().get(header::CONTENT_TYPE);
-        let grpc = content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
-        let Some(visitor) = &self.visitor else {
-            let response = if grpc {
-                crowded().into_http()
-            } else {
-                refusal(StatusCode::SERVICE_UNAVAILABLE)
-            };
-            return futures::future::ready(Ok(response)).boxed();
-        };
-        request.extensions_mut().insert(visitor.clone());
-        request.extensions_mut().insert(self.info.clone());
-        if let Some(who) = &self.who {
-            request.extensions_mut().insert(who.clone());
-        }
-        if grpc {
-            return self.entrance.grpc.call(request);
-        }
-        let entrance = self.entrance.clone();
-        async move { Ok(entrance.plain(request).await) }.boxed()
-    }
-}
-
-impl Entrance {
-    /// Plain HTTP, with the same bounds as gRPC.
-    async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
-        let _in_flight = self.grpc.tracker().token();
-        let exempt = OWN_PATHS.contains(&request.uri().path());
-        let place = self.grpc.admit_http();
-        let busy = self.grpc.busy_http(&mut request);
-        let mut record = Record::start(&self.paths, &request);
-        let trace = record.trace();
-        let context = self.grpc.http_context(trace);
-        let known = exempt || self.paths.contains(&request.uri().path());
-        let (asked, entry) = self
-            .grpc
-            .judge_http(&request, known, context.trace_id)
-            .await;
-        if let Some(entry) = entry {
-            record.audit(entry);
-        }
-        let caller = match asked {
-            Ok(caller) => caller,
-            Err(error) => return record.end(denied(&error)),
-        };
-        request.headers_mut().remove(header::AUTHORIZATION);
-        request.extensions_mut().insert(caller);
-        if place.is_none() && !exempt {
-            return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
-        }
-        let deadline = context.deadline;
-        request.extensions_mut().insert(context);
-        let answer = tower::Service::call(&mut self.http, request);
-        let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
-            .catch_unwind()
-            .instrument(record.span());
-        let answer = match deadline {
-            Some(at) => tokio::time::timeout_at(at, answer).await.ok(),
-            None => Some(answer.await),
-        };
-        drop(busy);
-        record.end(match answer {
-            Some(Ok(Ok(response))) => response.map(Body::new),
-            Some(Ok(Err(never))) => match never {},
-            Some(Err(_)) => refusal(StatusCode::INTERNAL_SERVER_ERROR),
-            None => refusal(StatusCode::GATEWAY_TIMEOUT),
-        })
-    }
-}
-
-fn crowded() -> tonic::Status {
-    let error = drover_core::Error::new(
-        drover_core::Reason::Overloaded,
-        "too many connections, and all of them have calls in flight (max_connections)",
-    );
-    drover_convert::error::to_status(&error.with_retry_after(CROWDED_RETRY))
-}
-
 /// How many connections this process can have: each takes a file descriptor, and the store, logs and calls to others
 /// need some, too.
 fn affordable(wanted: usize) -> usize {
@@ -649,29 +419,6 @@ fn affordable(wanted: usize) -> usize {
         );
     }
     wanted.min(most)
-}
-
-fn refusal(status: StatusCode) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = status;
-    if status == StatusCode::SERVICE_UNAVAILABLE {
-        response
-            .headers_mut()
-            .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-    }
-    response
-}
-
-/// Who may not, in words of HTTP.
-fn denied(error: &drover_core::Error) -> Response<Body> {
-    let text = format!("{}\n", error.message());
-    let mut response = Response::new(Body::new(http_body_util::Full::from(text)));
-    *response.status_mut() = match error.reason() {
-        drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
-        drover_core::Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::UNAUTHORIZED,
-    };
-    response
 }
 
 struct Health {

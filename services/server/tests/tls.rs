@@ -56,7 +56,7 @@ async fn start(settings: &ServerSettings) -> (Demo, Running) {
 fn trusting(authority: &Authority, own: Option<&Pair>) -> ClientSettings {
     ClientSettings {
         authorities: Authorities::File(authority.ca()),
-        certificate: own.map(|own| (own.cert.clone(), own.key.clone())),
+        certificate: own.map(|own| (own.cert.clone(), own.key.clone()).into()),
         server_name: None,
     }
 }

@@ -169,7 +169,8 @@ fn tls(given: &Given, variable: &impl Fn(&str) -> Option<String>) -> ClientSetti
             .or_else(|| file("OTEL_EXPORTER_OTLP_CERTIFICATE"))
             .map_or(Authorities::System, Authorities::File),
         certificate: file("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE")
-            .zip(file("OTEL_EXPORTER_OTLP_CLIENT_KEY")),
+            .zip(file("OTEL_EXPORTER_OTLP_CLIENT_KEY"))
+            .map(Into::into),
         server_name: None,
     }
 }

@@ -3,9 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
 };
 
 use drover_core::{Error, Reason, Result};
@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use serde_saphyr::Spanned;
 
 use crate::{
+    digest::digest,
     index::{Health, IndexFile, Lifecycle, ManagementPolicy, Matcher, Port},
     render::{self, Position, Rendered},
     scope::Scope,
@@ -94,6 +95,9 @@ pub struct Entry {
     pub management_policy: Option<ManagementPolicy>,
     /// Suggested hooks.
     pub lifecycle: Option<Lifecycle>,
+    /// SHA-256, in hexadecimal digits, of what nodes are made from: the template, the files that it names (of all files, if
+    /// it computes a name), options and ports. The same content has the same digest on any machine.
+    pub digest: String,
     file: String,
 }
 
@@ -124,8 +128,11 @@ struct Layer {
     environment: Environment<'static>,
 }
 
-type Stamps = BTreeMap<String, (u64, Option<SystemTime>)>;
-type Files = BTreeMap<String, String>;
+type Stamps = BTreeMap<String, Stamp>;
+/// Which file it is, its size, and when it changed last: seconds and nanoseconds, of contents and of all else. A clock of
+/// files is coarse, but a file that takes the place of another has a number of its own.
+type Stamp = (u64, u64, [i64; 4]);
+pub(crate) type Files = BTreeMap<String, String>;
 
 impl Catalogue {
     /// A catalogue that is built into the program.
@@ -415,6 +422,7 @@ macro_rules! entry {
             $check.health(health, &file.ports)?;
         }
         Entry {
+            digest: digest(&file.template.value, &file.options, &file.ports, $check.files),
             file: file.template.value,
             options: file.options,
             ports: file.ports,
@@ -521,7 +529,7 @@ fn message(error: &serde_saphyr::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Size and time of every file of a catalogue.
+/// What tells every file of a catalogue from an earlier one.
 fn stamps(directory: &Path) -> Result<Stamps> {
     let mut found = Stamps::new();
     walk(directory, "", &mut found)?;
@@ -562,7 +570,13 @@ fn walk(root: &Path, below: &str, found: &mut Stamps) -> Result<()> {
                     "larger than 1 MiB: no template",
                 ));
             }
-            found.insert(path, (meta.len(), meta.modified().ok()));
+            let times = [
+                meta.mtime(),
+                meta.mtime_nsec(),
+                meta.ctime(),
+                meta.ctime_nsec(),
+            ];
+            found.insert(path, (meta.ino(), meta.len(), times));
             if found.len() > MAX_FILES {
                 return Err(Error::invalid(
                     root.display().to_string(),

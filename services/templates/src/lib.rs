@@ -33,18 +33,23 @@
 //! Every other file whose name ends in `.yaml`, `.yml`, `.j2` or `.jinja` is parsed too, so that templates can
 //! `{% include %}` and `{% import %}` it.
 //!
+//! Every entry has a [digest](Entry::digest) of what its nodes are made from.
+//!
 //! # Templates
 //!
 //! Templates are [minijinja](https://docs.rs/minijinja). They see [`Context`] and nothing else; a name that is not
 //! defined is refused (`{{ options.size | default(1) }}` where it may be absent), nothing is escaped by itself
-//! (`{{ value | tojson }}` quotes for YAML and JSON), and time and output are limited. Errors name file, line and
-//! column and never repeat what was rendered.
+//! (`{{ value | tojson }}` quotes for YAML and JSON), and time and output are limited. `{{ refuse("why") }}` refuses a
+//! request that the template cannot serve, in these words. Errors name file, line and column and never repeat what was
+//! rendered.
 
 mod catalogue;
 mod context;
+mod digest;
 mod index;
 mod render;
 mod scope;
+pub mod stores;
 mod version;
 
 pub use catalogue::{Catalogue, EmbeddedFile, Entry, Query, Reload, Selected};

@@ -95,8 +95,26 @@ pub(crate) fn environment() -> Environment<'static> {
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(FUEL));
+    environment.add_function("refuse", refuse);
     environment
 }
+
+/// `refuse("why")` in a template: ends the rendering with these words of its author.
+fn refuse(why: String) -> std::result::Result<minijinja::Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "refused").with_source(Refusal(why)))
+}
+
+/// What a template says of what it cannot make.
+#[derive(Debug)]
+struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
 
 /// Renders template `key`, which errors call `name`.
 pub(crate) fn render(
@@ -142,7 +160,9 @@ impl io::Write for Bounded {
 /// An error of a template with its place. Details of values are left out: they may repeat what is confidential.
 pub(crate) fn template_error(name: &str, error: &minijinja::Error, reason: Reason) -> Error {
     let error = innermost(error);
+    let refusal = std::error::Error::source(error).and_then(|it| it.downcast_ref::<Refusal>());
     let mut what = match error.kind() {
+        _ if refusal.is_some() => refusal.map(ToString::to_string).unwrap_or_default(),
         ErrorKind::OutOfFuel => "it takes too many steps".to_owned(),
         ErrorKind::WriteFailure => format!("it renders more than {MAX_RENDERED} bytes"),
         kind => kind.to_string(),

@@ -294,6 +294,17 @@ fn an_undefined_name_is_refused_with_its_place_and_without_any_value() {
 }
 
 #[test]
+fn a_template_refuses_in_its_own_words() {
+    let source = "a: 1\n{% if not bootstrap %}{{ refuse('a password is needed') }}{% endif %}";
+    let error = render_text("db.yaml", source, &context()).unwrap_err();
+    assert_eq!(error.reason(), Reason::Precondition);
+    assert_eq!(
+        error.message(),
+        "template db.yaml, line 2, column 26: a password is needed"
+    );
+}
+
+#[test]
 fn errors_of_values_do_not_repeat_them() {
     for source in [
         "{{ secrets.key | int }}",

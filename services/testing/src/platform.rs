@@ -22,6 +22,7 @@
 )]
 
 mod access;
+pub mod caller;
 mod discover;
 mod fence;
 mod fixture;
@@ -30,7 +31,9 @@ mod handshake;
 mod infrastructure;
 mod provision;
 mod remove;
+pub mod requests;
 mod restart;
+mod storage;
 mod update;
 mod watch;
 
@@ -68,6 +71,9 @@ pub struct Subject {
     /// Makes a node that no orchestrator asked for and answers its cluster id (or nothing) and node id. `None` (default):
     /// that cannot be done here.
     pub make_foreign: Option<Hook<(String, String)>>,
+    /// Whether a node can be adopted into a cluster of another id. Default true. If not, that is refused with
+    /// `Precondition`.
+    pub moves: bool,
     /// Starts the server again over the same backend. `connect` leads to the new one afterwards. `None` (default): that
     /// cannot be done here.
     pub restart: Option<Hook<()>>,
@@ -100,6 +106,7 @@ impl Subject {
             becomes_ready: true,
             command: vec!["true".to_owned()],
             make_foreign: None,
+            moves: true,
             restart: None,
             infrastructure: None,
             fuzz_rounds: 300,
@@ -140,6 +147,9 @@ checks! {
     remove::an_absent_node_is_gone,
     remove::wrong_fields_of_a_removal_are_named,
     remove::foreign_nodes_are_listed_and_left_alone,
+    storage::kept_storage_is_listed_and_attached_again,
+    storage::storage_has_one_node_at_a_time,
+    storage::kept_storage_is_deleted_only_as_it_is_meant,
     discover::pages_are_complete_and_from_one_read,
     discover::nodes_are_found_by_cluster_and_id,
     discover::wrong_pages_are_refused,
@@ -154,6 +164,7 @@ checks! {
     update::role_and_labels_are_changed,
     update::a_change_of_another_slot_is_refused,
     update::a_node_is_adopted_once,
+    update::a_foreign_node_is_adopted_and_removed,
     access::logs_are_read,
     access::commands_are_run,
     access::wrong_targets_are_refused,

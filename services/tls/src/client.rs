@@ -8,7 +8,14 @@ use std::{
 
 use parking_lot::Mutex;
 use rustls::{
-    ClientConfig, RootCertStore, client::Resumption, pki_types::ServerName, version::TLS13,
+    ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        Resumption,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    version::TLS13,
 };
 
 use crate::{
@@ -32,6 +39,32 @@ pub enum Authorities {
     File(PathBuf),
     /// These, PEM.
     Pem(String),
+    /// Nobody's in particular: every certificate is believed. For who asks only how a server is.
+    Any,
+}
+
+/// A client's own certificate (with what lies between it and its authority), and its key.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// Files of the two, PEM; read again when they change.
+    Files(PathBuf, PathBuf),
+    /// The two, PEM. Never shown.
+    Pem(Arc<[u8]>, Arc<[u8]>),
+}
+
+impl From<(PathBuf, PathBuf)> for Identity {
+    fn from((cert, key): (PathBuf, PathBuf)) -> Self {
+        Self::Files(cert, key)
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files(cert, key) => f.debug_tuple("Files").field(cert).field(key).finish(),
+            Self::Pem(..) => f.write_str("Pem"),
+        }
+    }
 }
 
 /// How a server is called over TLS.
@@ -39,9 +72,8 @@ pub enum Authorities {
 pub struct ClientSettings {
     /// Whose certificates of servers are believed. Default: those of the system.
     pub authorities: Authorities,
-    /// Files of the client's own certificate (with what lies between it and its authority) and of its key, PEM. Default:
-    /// none is shown.
-    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The client's own certificate. Default: none is shown.
+    pub certificate: Option<Identity>,
     /// Name that the server's certificate must have. Default: the host of the endpoint.
     pub server_name: Option<String>,
 }
@@ -95,6 +127,8 @@ pub struct Ready {
     pub config: Arc<ClientConfig>,
     /// The client's own certificate, to say what is wrong with it.
     pub own: Option<Certificate>,
+    /// Whether the authorities and the certificate come from settings of this program, which has flags for them.
+    pub by_flags: bool,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -152,19 +186,27 @@ impl Client {
 
     fn read(&self) -> Result<Sources, TlsError> {
         let ca = match &self.settings.authorities {
-            Authorities::System => None,
+            Authorities::System | Authorities::Any => None,
             Authorities::File(path) => Some(Source::read(CA, path)?),
             Authorities::Pem(text) => Some(Source::given(text.as_bytes().to_vec())),
         };
         let own = match &self.settings.certificate {
             None => None,
-            Some((cert, key)) => Some((Source::read(CERT, cert)?, Source::read(KEY, key)?)),
+            Some(Identity::Files(cert, key)) => {
+                Some((Source::read(CERT, cert)?, Source::read(KEY, key)?))
+            }
+            Some(Identity::Pem(cert, key)) => {
+                Some((Source::given(cert.to_vec()), Source::given(key.to_vec())))
+            }
         };
         Ok(Sources { ca, own })
     }
 
     fn build(&self, sources: &Sources) -> Result<Ready, TlsError> {
         let roots = match &sources.ca {
+            None if self.settings.authorities == Authorities::Any => {
+                Arc::new(RootCertStore::empty())
+            }
             None => system()?,
             Some(source) => pem::authorities(CA, source)?,
         };
@@ -174,29 +216,28 @@ impl Client {
     fn build_with(&self, roots: Arc<RootCertStore>, sources: &Sources) -> Result<Ready, TlsError> {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
-            .map_err(|e| TlsError::new(CA, None, e))?
-            .with_root_certificates(roots);
+            .map_err(|e| TlsError::new(CA, None, e))?;
+        let builder = match self.settings.authorities {
+            Authorities::Any => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Anybody)),
+            _ => builder.with_root_certificates(roots),
+        };
         let mut own = None;
-        let mut config = match (&sources.own, &self.settings.certificate) {
-            (Some((cert, key)), Some((cert_path, key_path))) => {
+        let mut config = match &sources.own {
+            Some((cert, key)) => {
                 let chain = pem::chain(CERT, cert)?;
-                let wrong = |what, path: &PathBuf, why: String| {
-                    TlsError::new(what, Some(path.clone()), why)
-                };
-                own =
-                    Some(Certificate::read(&chain[0]).map_err(|why| wrong(CERT, cert_path, why))?);
-                let key = pem::key(KEY, key)?;
+                own = Some(Certificate::read(&chain[0]).map_err(|why| cert.wrong(CERT, why))?);
                 builder
-                    .with_client_auth_cert(chain, key)
+                    .with_client_auth_cert(chain, pem::key(KEY, key)?)
                     .map_err(|e| match e {
                         rustls::Error::InconsistentKeys(_) => {
-                            let why = format!("is not the key of {}", cert_path.display());
-                            wrong(KEY, key_path, why)
+                            key.wrong(KEY, format!("is not the key of {}", cert.name()))
                         }
-                        e => wrong(CERT, cert_path, e.to_string()),
+                        e => cert.wrong(CERT, e),
                     })?
             }
-            _ => builder.with_no_client_auth(),
+            None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
         // Every connection shows the certificate of its time.
@@ -204,7 +245,58 @@ impl Client {
         Ok(Ready {
             config: Arc::new(config),
             own,
+            by_flags: self.by_flags(),
         })
+    }
+
+    fn by_flags(&self) -> bool {
+        let authorities = &self.settings.authorities;
+        let own = &self.settings.certificate;
+        matches!(authorities, Authorities::System | Authorities::File(_))
+            && !matches!(own, Some(Identity::Pem(..)))
+    }
+}
+
+/// Believes every certificate, as long as the server has its key.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &provider().signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, known)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let known = &provider().signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, known)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider()
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-use crate::peer::Certificate;
+use crate::{client::Ready, peer::Certificate};
 
 /// The error of rustls within another, however deep.
 #[must_use]
@@ -26,15 +26,45 @@ pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
     None
 }
 
-/// For who calls: what is wrong between it and a server at `host`, whose own certificate is `own`.
+/// What a message begins with in which a server refuses the certificate of a client.
+const REFUSED: &str = "the server refuses the client's certificate: ";
+/// What one begins with in which it misses one.
+const WANTED: &str = "the server wants a client certificate";
+
+/// Whether a message of [`to_client`] says that the server refuses the client, which says nothing of the server.
+#[must_use]
+pub fn is_of_client(message: &str) -> bool {
+    message.contains(REFUSED) || message.contains(WANTED)
+}
+
+/// For who calls with flags: what is wrong between it and a server at `host`, whose own certificate is `own`.
 #[must_use]
 pub fn to_client(error: &Error, host: &str, own: Option<&Certificate>) -> String {
+    between(error, host, own, true)
+}
+
+/// For who calls as `ready` says: what is wrong between it and a server at `host`.
+#[must_use]
+pub fn to_caller(error: &Error, host: &str, ready: &Ready) -> String {
+    between(error, host, ready.own.as_ref(), ready.by_flags)
+}
+
+fn between(error: &Error, host: &str, own: Option<&Certificate>, by_flags: bool) -> String {
     match error {
         Error::InvalidCertificate(why) => {
+            let trusted = if by_flags {
+                "name those to trust with --ca"
+            } else {
+                "it is none of those given"
+            };
             format!(
                 "the server's certificate is refused: {}",
-                certificate(why, host, "name those to trust with --ca")
+                certificate(why, host, trusted)
             )
+        }
+        Error::AlertReceived(AlertDescription::CertificateRequired) => {
+            let flags = if by_flags { " (--cert and --key)" } else { "" };
+            format!("{WANTED}{flags}, and none was shown")
         }
         Error::AlertReceived(alert) => refused_by_server(*alert, own),
         Error::InvalidMessage(_) => {
@@ -49,12 +79,8 @@ pub fn to_client(error: &Error, host: &str, own: Option<&Certificate>) -> String
 
 fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> String {
     use AlertDescription as A;
-    let refused = |why: &str| format!("the server refuses the client's certificate: {why}");
+    let refused = |why: &str| format!("{REFUSED}{why}");
     match alert {
-        A::CertificateRequired => {
-            "the server wants a client certificate (--cert and --key), and none was shown"
-                .to_owned()
-        }
         A::UnknownCA => refused("it is of an authority that the server does not trust"),
         // An authority of the same name with another key.
         A::DecryptError => refused("its signature is not of an authority that the server trusts"),

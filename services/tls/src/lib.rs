@@ -14,7 +14,7 @@ use std::{path::PathBuf, sync::Arc};
 use rustls::crypto::CryptoProvider;
 
 pub use self::{
-    client::{Authorities, Client, ClientSettings},
+    client::{Authorities, Client, ClientSettings, Identity},
     peer::{Certificate, Peer},
     server::{Server, ServerFiles},
 };

@@ -46,7 +46,15 @@ impl Source {
         })
     }
 
-    fn wrong(&self, what: &'static str, why: impl ToString) -> TlsError {
+    /// Where it is, in words.
+    pub(crate) fn name(&self) -> String {
+        self.path.as_ref().map_or_else(
+            || "the one beside it".to_owned(),
+            |path| path.display().to_string(),
+        )
+    }
+
+    pub(crate) fn wrong(&self, what: &'static str, why: impl ToString) -> TlsError {
         TlsError::new(what, self.path.clone(), why)
     }
 }

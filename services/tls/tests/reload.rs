@@ -78,7 +78,7 @@ fn a_client_keeps_what_worked() {
     let own = authority.client("own", "spiffe://drover/admin/a");
     let client = Client::new(ClientSettings {
         authorities: Authorities::Pem(authority.pem.clone()),
-        certificate: Some((own.cert.clone(), own.key.clone())),
+        certificate: Some((own.cert.clone(), own.key.clone()).into()),
         server_name: None,
     });
     let before = client.config().unwrap();

@@ -26,6 +26,30 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Deadline of a call.
 const CALL: Duration = Duration::from_secs(10);
 
+/// A platform over an emulated EC2 that is read every so often.
+#[cfg(feature = "clouds")]
+pub fn emulated_ec2(url: String, directory: &std::path::Path, poll: Duration) -> DriverSettings {
+    use drover_platform_cloud::drivers::aws;
+
+    let credentials = directory.join("aws-credentials");
+    let text = "[default]\naws_access_key_id = test\naws_secret_access_key = test\n";
+    std::fs::write(&credentials, text).unwrap();
+    let mut settings = aws::Settings {
+        region: "eu-central-1".to_owned(),
+        endpoint: url,
+        credentials_file: Some(credentials),
+        image: "debian".to_owned(),
+        instance_type: "t3.micro".to_owned(),
+        ..aws::Settings::default()
+    };
+    settings.common.calls_per_second = 200.0;
+    settings.common.poll_interval_seconds = poll.as_secs_f64();
+    settings.common.pending_poll_interval_seconds = poll.as_secs_f64();
+    settings.common.visibility_delay_seconds = 2.0;
+    settings.common.call_timeout_seconds = 5.0;
+    DriverSettings::Aws(Box::new(settings))
+}
+
 pub struct World {
     pub directory: TempDir,
     orchestrator: Option<(Orchestrator, Running)>,

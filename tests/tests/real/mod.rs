@@ -23,13 +23,14 @@ use std::{
 use drover_client::{OrchestratorClient, connect};
 use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
+pub use drover_testing::processes::processes_of;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// How long a condition may take on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Deadline of a call.
-const CALL: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(180);
+/// Deadline of a call on a busy machine.
+const CALL: Duration = Duration::from_secs(30);
 /// Ports of servers that start again at the same place: below those that Linux hands out for outgoing connections, and
 /// beside those of nodes.
 const PORTS: std::ops::Range<u16> = 11_000..19_000;
@@ -523,51 +524,6 @@ fn is_transient(error: &Error) -> bool {
         error.reason(),
         Reason::Unavailable | Reason::DeadlineExceeded | Reason::Overloaded
     )
-}
-
-/// Living processes (no zombies) that belong to a state directory, with their node id. Told by their environment, or by
-/// their directory where they have overwritten that (redis); then without an id.
-pub fn processes_of(state: &Path) -> BTreeMap<u32, String> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse::<u32>().ok())
-        else {
-            continue;
-        };
-        let Ok(environment) = fs::read(entry.path().join("environ")) else {
-            continue;
-        };
-        let value = |name: &str| {
-            let mut variables = environment
-                .split(|&byte| byte == 0)
-                .map(String::from_utf8_lossy);
-            variables.find_map(|text| text.strip_prefix(name).map(str::to_owned))
-        };
-        let directory = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
-        let belongs = value("DROVER_DIR=")
-            .map_or(directory, PathBuf::from)
-            .starts_with(state);
-        if belongs && lives(pid) {
-            found.insert(pid, value("DROVER_NODE_ID=").unwrap_or_default());
-        }
-    }
-    found
-}
-
-/// Whether there is a process that is no zombie.
-pub fn lives(pid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
-        return false;
-    };
-    !stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .trim_start()
-        .starts_with('Z')
 }
 
 /// `kill -9`. It may have gone by itself.

@@ -21,7 +21,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "UpToDate",
         "cluster",
-        "All nodes match the present spec.",
+        "All nodes match the present spec, and the templates that their platforms have now; the message names those that changed.",
         "False: an update is under way (`drover rollout status NAME`), or the others wait for their end (`OnDelete`): `drover rollout restart NAME`.",
     ),
     (
@@ -82,19 +82,25 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "DeletionBlocked",
         "cluster",
         "Deletion waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, orphans after a restore.",
-        "Bring the platform back, or register it again under its name. Gone for good: `AbandonPlatform` of the API gives its records up: [operate](../tasks/operate.md#maintenance). After a restore: `drover-orchestrator store confirm-restore`.",
+        "Bring the platform back, or register it again under its name. Gone for good: `drover abandon NAME --platform PLATFORM` gives its records up: [operate](../tasks/operate.md#when-the-store-or-a-platform-is-not-what-it-was). After a restore: `drover-orchestrator store confirm-restore`.",
     ),
     (
         "StoreBehind",
         "cluster",
         "A platform shows a sequence that this store never gave out: the store is older than reality. The cluster is frozen.",
-        "Stop the other orchestrator if there is one with a newer copy, or restore a newer backup. If this store is the one to go on with: [backup](../operate/backup.md).",
+        "Stop the other orchestrator if there is one with a newer copy, or restore a newer backup. If this store is the one to go on with: `drover apply --adopt` keeps the nodes: [backup](../operate/backup.md).",
+    ),
+    (
+        "StoreUnavailable",
+        "cluster",
+        "The next step of the cluster cannot be stored (a full disk, for example), so it is not done. Nodes that are there are left alone. It is tried every few seconds, and by itself the condition ends.",
+        "What the message says: make room on the disk of the orchestrator's store.",
     ),
     (
         "ForeignNodes",
         "cluster",
         "A platform shows nodes of this cluster id under another owner. Nothing is created.",
-        "Look with `drover get discovered`; remove those nodes or use another name.",
+        "Take them over with `drover apply --adopt`, remove them where they come from (it ends by itself), or use another name.",
     ),
     (
         "Rejected",
@@ -131,6 +137,12 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "group",
         "An update does not go on: no room for a surge, or new nodes do not become ready.",
         "Correct the spec and apply, or make room.",
+    ),
+    (
+        "PromotionFailed",
+        "group",
+        "A standby that is to take over does not become active: its platform refuses, or its `postPromote` hook fails. Refused: after three attempts another ready standby is tried. Unknown: nobody can say whether it is active, so no other one is tried while it lives.",
+        "What the message says: correct the hook and apply; or `drover replace NAME/NODE`: when that node is gone, another one is tried.",
     ),
     (
         "Failed",

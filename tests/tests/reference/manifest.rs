@@ -120,26 +120,12 @@ fn fields(listing: &str) -> Vec<Field> {
 }
 
 /// What is refused elsewhere, as long as the words are there: file, words, field, feature.
-const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
-    (
-        "services/convert/src/spec.rs",
-        "https is not available in this version",
-        "health.http.tls",
-        "a probe by https",
-    ),
-    (
-        "orchestrator/src/registry.rs",
-        "secrets are not available in this version",
-        "platform.spec.tokenSecret",
-        "secrets",
-    ),
-    (
-        "orchestrator/src/connect.rs",
-        "secrets are not available in this version",
-        "platform.spec.tls.clientCertificateSecret",
-        "secrets",
-    ),
-];
+const ELSEWHERE: &[(&str, &str, &str, &str)] = &[(
+    "orchestrator/src/registry.rs",
+    "secrets are not available in this version",
+    "platform.spec.tokenSecret",
+    "secrets",
+)];
 
 /// What `services/convert` calls lacking, and the rest: the field as it is written in manifests, and what it is.
 fn refused() -> Vec<(String, String)> {

@@ -2,7 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{Error, Millis, Phase, Sym, error::Reason, node::Outcome};
+use drover_core::{
+    Error, Millis, Phase, Sym,
+    error::Reason,
+    node::{Outcome, Role},
+};
 use uuid::Uuid;
 
 use super::{Event, World, build};
@@ -16,11 +20,18 @@ pub struct Thing {
     pub index: u32,
     pub ordinal: u32,
     pub sequence: u64,
+    /// Whether it is in another cluster than the one that is planned.
+    pub other_cluster: bool,
+    pub spec_hash: Sym,
     pub group: Sym,
     /// Named machine that it is. Empty: none.
     pub host: Sym,
+    /// Whether it has storage, that of its group and ordinal.
+    pub storage: bool,
     pub phase: Phase,
     pub ready: bool,
+    /// Does the work of its group.
+    pub acts: bool,
     /// Not listed before then.
     pub hidden_until: Millis,
 }
@@ -36,6 +47,8 @@ impl Thing {
 pub struct Faults {
     pub provision: u64,
     pub deprovision: u64,
+    pub turn: u64,
+    pub adopt: u64,
     /// Time until listed is up to the contract's limit.
     pub hidden: bool,
 }
@@ -82,7 +95,7 @@ impl Backend {
 }
 
 impl World {
-    fn chance(&mut self, percent: u64) -> bool {
+    pub(super) fn chance(&mut self, percent: u64) -> bool {
         self.rng.u64(0..100) < percent
     }
 
@@ -101,10 +114,14 @@ impl World {
                 index: node.index,
                 ordinal: node.ordinal,
                 sequence: node.sequence,
+                other_cluster: false,
+                spec_hash: node.spec_hash.clone(),
                 group: node.group.clone(),
                 host: node.host.clone(),
+                storage: node.storage,
                 phase: Phase::Pending,
                 ready: true,
+                acts: node.role == Role::Active,
                 hidden_until: 0,
             })
             .collect();
@@ -255,14 +272,28 @@ impl World {
                 "two on {}",
                 thing.host
             );
+            let writes = |other: &Thing| {
+                let same = other.group == thing.group && other.ordinal == thing.ordinal;
+                other.storage && same && other.phase != Phase::Terminated
+            };
+            assert!(
+                !thing.storage || !backend.things.values().any(writes),
+                "two write to the storage of {}-{}",
+                thing.group,
+                thing.ordinal
+            );
             thing.hidden_until = self.now + if backend.faults.hidden { delay } else { 0 };
             let (id, group) = (thing.id.clone(), thing.group.clone());
             let hidden = thing.hidden_until - self.now;
+            let acts = thing.acts;
             backend.things.insert(id.clone(), thing);
             if std::env::var_os("PLANNER_TRACE").is_some() {
                 eprintln!("at {}: made {id} of {group}", self.now - 1_000_000_000);
             }
             self.check_ceiling(&group);
+            if acts {
+                self.check_acting(&group);
+            }
             let run = self.rng.u64(100..10_000);
             self.at(hidden, Event::Appear(platform.clone(), id.clone()));
             self.at(run, Event::Phase(platform.clone(), id, Phase::Running));
@@ -306,6 +337,40 @@ impl World {
         let good = does && !fails;
         let took = self.rng.u64(5..500);
         self.at(took, Event::Deprovisioned(epoch, slot, good));
+    }
+
+    /// A platform is asked to hand a foreign node over.
+    pub(super) fn adopt(&mut self, slot: u64) {
+        let node = self.state.node_mut(slot).unwrap();
+        assert!(!node.call.in_flight, "one adoption call at a time");
+        assert!(node.removal.is_none());
+        node.call.in_flight = true;
+        let node = node.clone();
+        let (uid, epoch) = (self.state.uid, self.epoch);
+        let id = node.node_id.clone().unwrap().to_string();
+        let former = node.adoption.clone().unwrap();
+        let backend = &self.platforms[&node.platform];
+        let (faults, reachable) = (backend.faults.adopt, backend.reachable);
+        let fails = self.chance(faults);
+        // More than all: none of them gets there.
+        let does = reachable && (!fails || faults <= 100 && self.rng.bool());
+        let backend = self.platforms.get_mut(&node.platform).unwrap();
+        let mut gone = None;
+        if does && let Some(thing) = backend.things.get_mut(&id) {
+            let is = (thing.owner.to_string(), thing.request.to_string());
+            if is == (former.owner.to_string(), former.request.to_string()) {
+                (thing.owner, thing.request, thing.index) = (uid, node.request, node.index);
+                (thing.ordinal, thing.sequence) = (node.ordinal, node.sequence);
+                thing.group = node.group.clone();
+                thing.spec_hash = node.spec_hash.clone();
+                backend.made.insert((node.request, node.index));
+            }
+            gone = Some((thing.owner, thing.request) != (uid, node.request));
+            self.show(&node.platform, &id);
+        }
+        let took = self.rng.u64(5..500);
+        let told = if fails { None } else { gone };
+        self.at(took, Event::Adopted(epoch, slot, told));
     }
 
     /// Something of ours dies: failed, terminated, or simply not there any more.

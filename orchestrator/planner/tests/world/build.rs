@@ -4,7 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use drover_core::{
     Millis, Sym,
-    spec::{Amount, Choice, Group, Placement, Remediation, RemovalOrder, Update, UpdateStrategy},
+    spec::{
+        Amount, Choice, Group, Hook, Lifecycle, Placement, Remediation, RemovalOrder, Template,
+        Update, UpdateStrategy,
+    },
+    storage::{Policy, Storage},
 };
 use drover_planner::{Limits, PlatformView};
 
@@ -37,6 +41,7 @@ pub fn view(name: &str) -> PlatformView {
         sick: 0,
         total: 100,
         fenced: false,
+        adopts: true,
     }
 }
 
@@ -45,22 +50,37 @@ pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
         path: path.into(),
         field: String::new(),
         size: Some(size),
+        standby: 0,
         choices: platforms.iter().map(|name| choice(name, "v1")).collect(),
         role: String::new(),
         version: "".into(),
         attributes: serde_json::Map::new(),
         placement: Placement::default(),
         bootstrap: None,
+        storage: None,
+        management: None,
+        lifecycle: None,
+        depends_on: Vec::new(),
         health: None,
         remediation: Remediation::default(),
         update: on_delete(),
         max_in_flight: None,
         grace: Duration::from_secs(30),
+        expire_after: None,
         removal_order: RemovalOrder::Newest,
         protection: false,
         provision_timeout: None,
         stable_after: Duration::from_secs(600),
     }
+}
+
+/// A group whose nodes have storage, of which this becomes.
+pub fn stored(mut group: Group, policy: Policy) -> Group {
+    group.storage = Some(Storage {
+        policy,
+        ..Storage::default()
+    });
+    group
 }
 
 pub fn choice(platform: &str, version: &str) -> Choice {
@@ -73,6 +93,7 @@ pub fn choice(platform: &str, version: &str) -> Choice {
         pool: "".into(),
         spec_hash: format!("{version}-{platform}").into(),
         former_hashes: Vec::new(),
+        template: None,
     }
 }
 
@@ -98,6 +119,29 @@ pub fn at_version(mut group: Group, version: &str) -> Group {
         *one = choice(&one.platform, version);
     }
     group
+}
+
+/// The same group, now that its platforms have this template.
+pub fn of_template(mut group: Group, digest: &str) -> Group {
+    for choice in &mut group.choices {
+        choice.template = Some(Template {
+            name: "web".into(),
+            digest: digest.into(),
+        });
+    }
+    group
+}
+
+/// A hook that may take so many seconds before a node goes.
+pub fn pre_stop(seconds: u64) -> Lifecycle {
+    let hook = Hook {
+        exec: vec!["leave".to_owned()],
+        timeout: Duration::from_secs(seconds),
+    };
+    Lifecycle {
+        pre_stop: Some(hook),
+        post_promote: None,
+    }
 }
 
 pub fn sym(text: &str) -> Sym {

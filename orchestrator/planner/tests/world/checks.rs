@@ -2,7 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use drover_core::{NodeState, Phase, node::RemovalReason, spec::UpdateStrategy};
+use drover_core::{
+    Node, NodeState, Phase,
+    node::{RemovalReason, Role},
+    spec::{Management, UpdateStrategy},
+    storage::Retention,
+};
 use drover_planner::{Call, Op, Plan};
 
 use super::{World, backend::Thing, build};
@@ -58,8 +63,89 @@ impl World {
         assert_eq!(places.len(), living.len(), "two of {group} in one place");
     }
 
+    /// Storage is kept as its group says, or said last.
+    fn check_storage(&self, node: &Node, reason: RemovalReason, retain: bool) {
+        let wanted = self.groups.iter().find(|g| g.path == node.group);
+        let said = self.state.storage.get(&node.group).copied();
+        let own = wanted.and_then(|g| g.storage.as_ref()).map(|it| it.policy);
+        let policy = own.or(said).unwrap_or_default();
+        let gone = self.state.deleting || wanted.is_none();
+        let expected = match reason {
+            _ if gone => policy.deleted,
+            RemovalReason::Surplus => policy.scaled,
+            _ => policy.replaced,
+        };
+        let expected = node.storage && expected == Retention::Retain;
+        // Who makes room for a place below the size was not scaled away: its data is kept.
+        let size = wanted.and_then(|g| g.size).unwrap_or(1);
+        let moves = reason == RemovalReason::Surplus
+            && policy.replaced == Retention::Retain
+            && node.ordinal >= size;
+        if moves && retain && node.storage {
+            return;
+        }
+        assert_eq!(retain, expected, "{reason:?} of {node:?}");
+    }
+
+    /// An ordered group comes and goes one node at a time, and not before those that it depends on.
+    fn check_order(&self, planned: &Plan) {
+        let of = |path: &drover_core::Sym| {
+            let nodes = self.state.nodes.iter();
+            nodes.filter(|n| n.group == *path).collect::<Vec<_>>()
+        };
+        for group in &self.groups {
+            let grown = self.state.grown.get(&group.path).copied().unwrap_or(0);
+            let mut made = planned.ops.iter().filter_map(|op| match op {
+                Op::Request { nodes, .. } if nodes[0].group == group.path => Some(nodes),
+                _ => None,
+            });
+            let removed = planned.ops.iter().filter(|op| match op {
+                Op::Remove { slot, reason, .. } if *reason != RemovalReason::Dead => self
+                    .state
+                    .node(*slot)
+                    .is_some_and(|n| n.group == group.path),
+                _ => false,
+            });
+            if group.management == Some(Management::OrderedReady) {
+                assert!(removed.count() <= 1, "{}: one goes at a time", group.path);
+                if let Some(nodes) = made.clone().next() {
+                    assert_eq!(nodes.len(), 1, "{}: one comes at a time", group.path);
+                    let ordinal = nodes[0].ordinal;
+                    let lower = of(&group.path)
+                        .into_iter()
+                        .filter(|n| n.ordinal < ordinal && !n.is_dead());
+                    let ready = lower
+                        .filter(|n| n.removal.is_none() && group.makes(n) && !n.marked)
+                        .all(|n| {
+                            n.state != NodeState::Requested && n.state != NodeState::Provisioning
+                        });
+                    let waits = planned.ops.iter().any(|op| matches!(op, Op::Enter { .. }));
+                    assert!(
+                        ready || waits,
+                        "{} comes before those below it",
+                        nodes[0].name()
+                    );
+                }
+            }
+            let first = grown == 0 && made.next().is_some();
+            for on in group.depends_on.iter().filter(|_| first) {
+                let size = self
+                    .groups
+                    .iter()
+                    .find(|g| g.path == *on)
+                    .map_or(0, |g| g.size.unwrap());
+                let there = of(on)
+                    .into_iter()
+                    .filter(|n| n.removal.is_none() && !n.is_dead())
+                    .count();
+                assert!(there >= size as usize, "{} comes before {on}", group.path);
+            }
+        }
+    }
+
     /// What no plan may do.
     pub(super) fn check(&self, planned: &Plan) {
+        self.check_order(planned);
         let mut leaving: BTreeSet<u64> = self
             .state
             .nodes
@@ -68,12 +154,18 @@ impl World {
             .map(|n| n.slot)
             .collect();
         for op in &planned.ops {
-            let Op::Remove { slot, reason } = op else {
+            let Op::Remove {
+                slot,
+                reason,
+                retain,
+            } = op
+            else {
                 continue;
             };
             assert!(!self.state.paused, "nothing is removed while paused");
             assert!(leaving.insert(*slot), "an intent is recorded once");
             let node = self.state.node(*slot).unwrap();
+            self.check_storage(node, *reason, *retain);
             let kept = self.groups.iter().find(|g| g.path == node.group);
             let Some(group) = kept.filter(|_| !self.state.deleting) else {
                 assert_eq!(*reason, RemovalReason::User);
@@ -83,13 +175,19 @@ impl World {
             assert!(view.visible, "{node:?} cannot be seen and is removed");
             if matches!(
                 reason,
-                RemovalReason::Sick | RemovalReason::Outdated | RemovalReason::Surplus
+                RemovalReason::Sick
+                    | RemovalReason::Outdated
+                    | RemovalReason::Lifetime
+                    | RemovalReason::Surplus
             ) {
                 assert!(!node.seen.unlisted && node.node_id.is_some(), "{node:?}");
             }
             let voluntary = matches!(
                 reason,
-                RemovalReason::Surplus | RemovalReason::User | RemovalReason::Outdated
+                RemovalReason::Surplus
+                    | RemovalReason::User
+                    | RemovalReason::Outdated
+                    | RemovalReason::Lifetime
             );
             if voluntary && node.state == NodeState::Ready && self.is_up(node) {
                 let left = self
@@ -99,18 +197,41 @@ impl World {
                     .filter(|n| n.group == node.group && !leaving.contains(&n.slot))
                     .filter(|n| self.is_up(n))
                     .count();
+                // Too many active ones while standby nodes are lacking: those that act have to be enough.
+                let acts = *reason == RemovalReason::Surplus && group.standby > 0;
+                let acts = acts && node.role.may_act();
+                let staying = self.state.nodes.iter().filter(|n| {
+                    n.group == node.group
+                        && !leaving.contains(&n.slot)
+                        && n.role == Role::Active
+                        && self.is_up(n)
+                });
+                let (left, least) = if acts {
+                    (staying.count(), group.size.unwrap() as usize)
+                } else {
+                    (left, group.total() as usize)
+                };
                 let fewer = match reason {
+                    // It makes room for a place below the size, whose storage waits.
+                    RemovalReason::Surplus
+                        if group.hands_on_storage() && Some(node.ordinal) >= group.size =>
+                    {
+                        group.budget().unavailable as usize
+                    }
                     RemovalReason::Surplus => 0,
                     _ => group.budget().unavailable as usize,
                 };
                 assert!(
-                    left + fewer >= group.size.unwrap() as usize,
+                    left + fewer >= least,
                     "{left} stay Ready, {reason:?} {node:?}"
                 );
             }
         }
         for call in &planned.calls {
             if let Call::Deprovision { slot } = call {
+                let node = self.state.node(*slot);
+                let drain = node.and_then(|node| node.removal).map_or(0, |r| r.drain);
+                assert_eq!(drain, 0, "removed while its hook runs: {node:?}");
                 assert!(leaving.contains(slot), "removal without an intent");
             }
         }
@@ -130,9 +251,11 @@ impl World {
     pub fn assert_converged(&self) {
         let mut wanted = 0;
         for group in &self.groups {
-            let size = group.size.unwrap_or(1) as usize;
+            let size = group.total() as usize;
             wanted += size;
             let living = self.living(&group.path);
+            let acting = living.iter().filter(|thing| thing.acts).count();
+            assert_eq!(acting, group.size.unwrap_or(1) as usize, "{living:#?}");
             let all = (living, &self.state.nodes, self.plan().report);
             assert_eq!(all.0.len(), size, "{}: {all:#?}", group.path);
         }
@@ -147,6 +270,10 @@ impl World {
         }
         for node in &self.state.nodes {
             assert_eq!(node.state, NodeState::Ready, "{node:?}");
+            assert!(
+                matches!(node.role, Role::Active | Role::Standby),
+                "{node:?}"
+            );
         }
         for later in [0, 1, 3_600_000] {
             let planned = self.plan_at(self.now + later, false);

@@ -9,25 +9,35 @@ pub mod backend;
 pub mod build;
 mod checks;
 pub mod infrastructure;
+mod roles;
+pub mod steps;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+mod events;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use backend::{Backend, Faults, Thing};
 use drover_core::{
     Error, Millis, Phase, Sym,
-    error::Reason,
     infrastructure::{Observed, Wanted},
-    node::{Answer, Call as Attempt, Outcome, ProbeResult, Seen},
+    node::{Call as Attempt, Outcome, ProbeResult, RemovalReason, Role, Seen},
     spec::{Group, OrphanPolicy, UpdateStrategy},
 };
-use drover_planner::{Call, Input, Op, Orphan, Plan, PlatformView, State, apply, plan};
+use drover_planner::{Call, Input, Leaving, Op, Plan, PlatformView, State, apply, plan};
 use uuid::Uuid;
 
 /// Passes without an event or a wake in between, before a plan counts as going round in circles.
 const MAX_ROUNDS: usize = 200;
+
+/// What a plan removes, and why.
+pub fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
+    let ops = planned.ops.iter();
+    ops.filter_map(|op| match op {
+        Op::Remove { slot, reason, .. } => Some((*slot, *reason)),
+        _ => None,
+    })
+    .collect()
+}
 
 /// What will happen at a platform, or reach the orchestrator.
 pub enum Event {
@@ -41,12 +51,20 @@ pub enum Event {
     Gone(Sym, String, Option<bool>),
     /// A Provision call ends.
     Answered(u64, Uuid, Result<Vec<Outcome>, Error>),
+    /// A hook ends in a node, or cannot be run.
+    Drained(u64, u64, Option<bool>),
     /// A Deprovision call ends.
     Deprovisioned(u64, u64, bool),
+    /// A node takes a role.
+    Turn(u64, Role),
+    /// A call that changes a role ends: well, or refused, or with an unknown outcome.
+    Turned(u64, u64, Role, Result<(), bool>),
     /// A call about infrastructure does what it asks for.
     Effect(infrastructure::Ask),
     /// A call about infrastructure ends.
     Told(infrastructure::Ask, Result<Observed, Error>),
+    /// A call to adopt ends. Some(true): the node is somebody else's.
+    Adopted(u64, u64, Option<bool>),
     /// A complete read ends.
     Read(u64, Sym, Millis, Option<Vec<Thing>>),
 }
@@ -64,6 +82,10 @@ pub struct World {
     pub rng: fastrand::Rng,
     pub groups: Vec<Group>,
     pub infrastructure: Vec<Wanted>,
+    /// Groups that are wanted no more.
+    pub leaving: Vec<Leaving>,
+    /// Slots in which a hook was run to its end.
+    pub drained: Vec<u64>,
     /// The infrastructure that really is there, by platform.
     pub sites: BTreeMap<Sym, infrastructure::Site>,
     pub state: State,
@@ -82,6 +104,8 @@ pub struct World {
     /// The most nodes that each group might have, and since when.
     /// With what is replaced by name alone, and without.
     sizes: Vec<(Millis, Sym, usize, usize)>,
+    /// The most active nodes that each group might have, and since when.
+    pub actives: Vec<(Millis, Sym, usize)>,
     /// Nodes of this group on its way to Ready die after so long.
     pub lifetime: Option<Millis>,
     queue: BTreeMap<(Millis, u64), Event>,
@@ -105,6 +129,8 @@ impl World {
             rng: fastrand::Rng::with_seed(seed),
             groups: Vec::new(),
             infrastructure: Vec::new(),
+            leaving: Vec::new(),
+            drained: Vec::new(),
             sites: BTreeMap::new(),
             durable: state.clone(),
             state,
@@ -123,6 +149,7 @@ impl World {
             passes: 0,
             requested: Vec::new(),
             sizes: Vec::new(),
+            actives: Vec::new(),
             lifetime: None,
             queue: BTreeMap::new(),
             process_start: now,
@@ -151,17 +178,33 @@ impl World {
         self.sizes
             .extend(gone.into_iter().map(|path| (self.now, path, 0, 0)));
         for group in &groups {
-            let mut most = group.size.unwrap_or(1) as usize;
-            if group.update.strategy == UpdateStrategy::Rolling {
+            let mut most = group.total() as usize;
+            let rolls = group.update.strategy == UpdateStrategy::Rolling;
+            if rolls || group.expire_after.is_some() || group.management.is_some() {
                 most += group.budget().surge as usize;
             }
-            if group.remediation.create_first && most == group.size.unwrap_or(1) as usize {
+            if group.remediation.create_first && most == group.total() as usize {
                 most += 1;
             }
-            let marked = most.max(group.size.unwrap_or(1) as usize + group.budget().surge as usize);
+            let marked = most.max(group.total() as usize + group.budget().surge as usize);
             self.sizes
                 .push((self.now, group.path.clone(), most, marked));
+            let actives = match group.standby {
+                0 => marked,
+                _ => group.size.unwrap_or(1) as usize,
+            };
+            self.actives.push((self.now, group.path.clone(), actives));
         }
+        for group in &groups {
+            if let Some(storage) = &group.storage {
+                for state in [&mut self.state, &mut self.durable] {
+                    state.storage.insert(group.path.clone(), storage.policy);
+                }
+            }
+        }
+        self.leaving.extend(self.groups.iter().map(Leaving::of));
+        let kept = |one: &Leaving| groups.iter().all(|group| group.path != one.path);
+        self.leaving.retain(kept);
         self.groups = groups;
         self.state.generation += 1;
         self.durable.generation += 1;
@@ -204,6 +247,7 @@ impl World {
             groups: &self.groups,
             infrastructure: &self.infrastructure,
             health_defaults: &[],
+            leaving: &self.leaving,
             orphans: self.orphans,
             orphan_grace: 120_000,
             orphan_hold: self.orphan_hold,
@@ -234,6 +278,8 @@ impl World {
             node.seen = Seen::default();
             node.probe = ProbeResult::default();
             node.call = Attempt::default();
+            node.resume_turn();
+            node.hook = None;
         }
         for request in self.state.requests.values_mut() {
             request.call = Attempt::default();
@@ -334,7 +380,10 @@ impl World {
                     let slots: Vec<_> = nodes.iter().map(|n| (n.slot, n.ordinal)).collect();
                     eprintln!("  request {} {} {slots:?}", request.id, request.group);
                 }
-                Op::Condition { .. } | Op::Observed { .. } => {}
+                Op::Condition { .. }
+                | Op::Own { .. }
+                | Op::Adopted { .. }
+                | Op::Observed { .. } => {}
                 _ => eprintln!("  {op:?}"),
             }
         }
@@ -347,6 +396,9 @@ impl World {
         match call {
             Call::Provision { request, deadline } => self.provision(*request, *deadline),
             Call::Deprovision { slot } => self.deprovision(*slot),
+            Call::Turn { slot } => self.turn(*slot),
+            Call::Drain { slot, until } => self.run_hook(*slot, *until),
+            Call::Adopt { slot } => self.adopt(*slot),
             Call::Confirm { platform } => {
                 let confirm = self.state.confirms.or_default(platform.clone());
                 assert!(!confirm.in_flight, "one complete read at a time");
@@ -396,6 +448,12 @@ impl World {
         }
     }
 
+    /// Whether nothing is left to be done or to happen.
+    pub fn is_quiet(&self) -> bool {
+        let planned = self.plan_at(self.now, false);
+        self.queue.is_empty() && planned.is_empty() && planned.wake.is_none()
+    }
+
     /// One pass, and then on to when something happens next.
     pub fn run_one(&mut self) {
         let planned = self.pass();
@@ -425,180 +483,5 @@ impl World {
             "still busy after a day: {:?}",
             self.plan()
         );
-    }
-
-    fn happen(&mut self, event: Event) {
-        match event {
-            Event::Make(platform, things) => self.make(&platform, things),
-            Event::Phase(platform, id, phase) => {
-                let backend = self.platforms.get_mut(&platform).unwrap();
-                if let Some(thing) = backend.things.get_mut(&id)
-                    && !thing.is_dead()
-                {
-                    thing.phase = phase;
-                    self.show(&platform, &id);
-                    if phase == Phase::Running
-                        && let Some(lifetime) = self.lifetime
-                    {
-                        self.at(lifetime, Event::Phase(platform, id, Phase::Failed));
-                    }
-                }
-            }
-            Event::Appear(platform, id) => self.show(&platform, &id),
-            Event::Gone(platform, id, confirmed) => {
-                self.platforms
-                    .get_mut(&platform)
-                    .unwrap()
-                    .things
-                    .remove(&id);
-                if let Some(confirmed) = confirmed {
-                    self.unlist(&platform, &id, confirmed);
-                }
-            }
-            Event::Answered(epoch, request, outcome) => {
-                if epoch == self.epoch
-                    && let Some(request) = self.state.requests.get_mut(&request)
-                {
-                    if let Err(error) = &outcome
-                        && error.reason() == Reason::NoCapacity
-                    {
-                        let until = self.now + 60_000;
-                        let view = self.views.get_mut(&request.platform).unwrap();
-                        view.no_capacity.push(build::shortage(until));
-                    }
-                    request.call.in_flight = false;
-                    request.answer = Some(Answer {
-                        at: self.now,
-                        taken: false,
-                        outcome,
-                    });
-                }
-            }
-            Event::Deprovisioned(epoch, slot, good) => {
-                if epoch == self.epoch
-                    && let Some(node) = self.state.node_mut(slot)
-                {
-                    node.call.in_flight = false;
-                    node.call.failures = if good { 0 } else { node.call.failures + 1 };
-                    node.call.next = self.now + if good { 30_000 } else { 1_000 };
-                }
-            }
-            Event::Effect(ask) => self.effect(ask),
-            Event::Told(ask, outcome) => self.told(&ask, outcome),
-            Event::Read(epoch, platform, begun, shown) => {
-                if epoch == self.epoch {
-                    self.end_read(&platform, begun, shown);
-                }
-            }
-        }
-    }
-
-    fn end_read(&mut self, platform: &Sym, begun: Millis, shown: Option<Vec<Thing>>) {
-        let read = shown.filter(|_| self.platforms[platform].reachable);
-        if let Some(confirm) = self.state.confirms.get_mut(platform) {
-            confirm.in_flight = false;
-            confirm.next = self.now + if read.is_some() { 0 } else { 5_000 };
-        }
-        let Some(shown) = read else { return };
-        let backend = &self.platforms[platform];
-        let view = self.views.get_mut(platform).unwrap();
-        if !view.visible {
-            (view.visible, view.callable, view.visible_since) = (true, true, self.now);
-            view.trouble = "".into();
-        }
-        let slots: BTreeSet<(Uuid, u32)> = shown.iter().map(|t| (t.request, t.index)).collect();
-        for node in &mut self.state.nodes {
-            if *node.platform_uid == *backend.uid && !slots.contains(&(node.request, node.index)) {
-                if node.seen.missing_from == 0 && !node.seen.unlisted && node.seen.last > 0 {
-                    // Listed until now.
-                    node.seen.last = node.seen.last.max(begun);
-                }
-                node.seen.missing_from = begun;
-                let runs = |t: &&Thing| t.request == node.request && t.index == node.index;
-                node.seen.silent = backend
-                    .things
-                    .values()
-                    .find(runs)
-                    .is_none_or(|t| t.phase != Phase::Running);
-            }
-        }
-        self.state
-            .orphans
-            .retain(|(at, id), _| at != platform || shown.iter().any(|t| t.id == **id));
-        for thing in &shown {
-            self.take_in(platform, thing, begun);
-        }
-        // What changed while it was read.
-        let listed = self.platforms[platform].list(self.now);
-        for thing in shown {
-            if listed.iter().all(|t| t.id != thing.id) {
-                self.unlist(platform, &thing.id, false);
-            }
-        }
-        for thing in listed {
-            self.take_in(platform, &thing, self.now);
-        }
-    }
-
-    fn show(&mut self, platform: &Sym, id: &str) {
-        let backend = &self.platforms[platform];
-        if !self.views[platform].visible {
-            return;
-        }
-        let thing = backend
-            .list(self.now)
-            .into_iter()
-            .find(|thing| thing.id == id);
-        if let Some(thing) = thing {
-            self.take_in(platform, &thing, self.now);
-        }
-    }
-
-    fn take_in(&mut self, platform: &Sym, thing: &Thing, at: Millis) {
-        if thing.owner != self.state.uid {
-            return;
-        }
-        let slot = |n: &&mut drover_core::Node| {
-            n.request == thing.request && n.index == thing.index && n.platform == *platform
-        };
-        if let Some(node) = self.state.nodes.iter_mut().find(slot) {
-            if at < node.seen.last {
-                return;
-            }
-            if node.node_id.is_none() {
-                node.seen.node_id = thing.id.as_str().into();
-            }
-            node.seen.phase = thing.phase;
-            node.seen.ready = Some(thing.ready);
-            node.seen.last = at;
-            node.seen.missing_from = 0;
-            node.seen.unlisted = false;
-        } else {
-            let since = self.now;
-            let key = (platform.clone(), thing.id.as_str().into());
-            self.state.orphans.entry(key).or_insert_with(|| Orphan {
-                request: thing.request,
-                index: thing.index,
-                sequence: thing.sequence,
-                group: thing.group.clone(),
-                ordinal: thing.ordinal,
-                platform_uid: self.views[platform].uid.clone(),
-                since,
-            });
-        }
-    }
-
-    fn unlist(&mut self, platform: &Sym, id: &str, confirmed: bool) {
-        if !self.views[platform].visible {
-            return;
-        }
-        let own =
-            |n: &&mut drover_core::Node| n.node_id.as_deref().unwrap_or(&n.seen.node_id) == id;
-        if let Some(node) = self.state.nodes.iter_mut().find(own) {
-            node.seen.gone |= confirmed;
-            node.seen.unlisted = true;
-            node.seen.last = self.now;
-        }
-        self.state.orphans.remove(&(platform.clone(), id.into()));
     }
 }

@@ -218,6 +218,7 @@ impl Store {
         check(&desired)?;
         data.check()?;
         let uid = Uuid::now_v7();
+        let data = self.sealed(uid, data)?;
         let marker = Marker {
             key: Name::Desired(uid).into(),
             txn: new_txn_id(),
@@ -265,6 +266,7 @@ impl Store {
     ) -> Result<Revision> {
         check(&desired)?;
         data.check()?;
+        let data = self.sealed(uid, data)?;
         if expected == 0 {
             return Err(Error::internal("a cluster is made with create_cluster"));
         }
@@ -289,7 +291,10 @@ impl Store {
     /// User data of a cluster, `None` when none of this digest is stored. Secret.
     pub async fn user_data(&self, uid: Uuid, digest: &str) -> Result<Option<Bytes>> {
         let key = Name::UserData(uid, digest.to_owned()).into();
-        Ok(self.backend.get(&key).await?.map(|entry| entry.value))
+        let entry = self.backend.get(&key).await?;
+        entry
+            .map(|entry| self.opened_data(&entry, digest))
+            .transpose()
     }
 
     /// Digests of the user data that is stored of a cluster.

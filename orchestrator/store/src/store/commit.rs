@@ -97,6 +97,20 @@ pub(super) async fn put(
     }
 }
 
+/// Writes one value as it is, over one of this revision. Of unknown outcome: whoever comes again finds out.
+pub(super) async fn put_plain(
+    backend: &dyn Backend,
+    key: Key,
+    value: Bytes,
+    expected: Revision,
+) -> Result<()> {
+    let txn = Txn::default()
+        .put(key.clone(), value)
+        .expect(key, Expect::at(expected));
+    backend.commit(txn, Lane::Bulk).await?;
+    Ok(())
+}
+
 /// The error of a write that expected another revision, with the one that there is.
 pub(super) async fn mismatch(backend: &dyn Backend, key: &Key) -> Error {
     match backend.get(key).await {

@@ -6,10 +6,17 @@ mod events;
 mod feed;
 mod own;
 mod records;
+mod secrets;
 mod step;
 mod transfer;
 
-use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result};
@@ -33,6 +40,7 @@ use self::{
 use crate::{
     backend::{Backend, Entry, Info, PAGE, RETRY_AFTER, Range, Revision},
     keys::{self, Key, Name},
+    seal::Keyring,
     sqlite::{self, SqliteBackend},
     value::{Head, Meta},
 };
@@ -46,8 +54,12 @@ pub struct Versioned<T> {
     pub revision: Revision,
 }
 
-/// Format of the values.
-const VALUE_FORMAT: u32 = 1;
+/// Newest format of the values that is known.
+const VALUE_FORMAT: u32 = SEALED_FORMAT;
+/// Format of a store without encryption.
+const PLAIN_FORMAT: u32 = 1;
+/// Format of a store with encryption. Who knows only the one before would give nodes what it cannot read.
+const SEALED_FORMAT: u32 = 2;
 
 /// Numbers of requests that a lost store may have given out to one cluster since its copy was taken: a hundred years of one
 /// an hour.
@@ -69,6 +81,8 @@ pub struct Store {
     holding: Arc<Holding>,
     feed: Arc<Feed>,
     tasks: Vec<JoinHandle<()>>,
+    /// What secrets and user data are encrypted with. Unset: there are no secrets, and user data is stored as it is.
+    keys: OnceLock<Keyring>,
 }
 
 impl Store {
@@ -98,6 +112,7 @@ impl Store {
             holding,
             feed,
             tasks,
+            keys: OnceLock::new(),
         })
     }
 
@@ -334,9 +349,9 @@ async fn make_meta(backend: &dyn Backend) -> Result<Versioned<Meta>> {
     let id = Bytes::copy_from_slice(Uuid::new_v4().as_bytes());
     let value = Meta {
         id,
-        format: VALUE_FORMAT,
+        format: PLAIN_FORMAT,
         incarnation: 1,
-        held: false,
+        ..Meta::default()
     };
     let made = commit::put(backend, Name::Meta.into(), value.clone(), Some(0), None).await;
     match made {

@@ -1,4 +1,4 @@
-//! Platforms, secrets and tombstones.
+//! Platforms and tombstones.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backend::{CommitError, Expect, Lane, Op, PAGE, Range, Revision, Txn},
     keys::{self, Key, Name},
-    value::{PlatformRow, SecretRow, Tombstone},
+    value::{PlatformRow, Tombstone},
 };
 
 /// Least time that a tombstone stays: a creation that was under way when the cluster ended may show up this late.
@@ -59,58 +59,6 @@ impl Store {
         expected: Option<Revision>,
     ) -> Result<Revision> {
         self.delete_record(Name::Platform(name.into()), "platform", name, expected)
-            .await
-    }
-
-    /// Names of all secrets with their revisions.
-    pub async fn secrets(&self) -> Result<Vec<Versioned<String>>> {
-        let entries = self
-            .backend
-            .scan(Range::prefix(&keys::kind(b's')), PAGE)
-            .await?
-            .collect()
-            .await?;
-        let name = |key: &Key| match key.parse() {
-            Some(Name::Secret(name)) => Ok(name),
-            _ => Err(super::damaged(key)),
-        };
-        entries
-            .iter()
-            .map(|entry| {
-                Ok(Versioned {
-                    value: name(&entry.key)?,
-                    revision: entry.revision,
-                })
-            })
-            .collect()
-    }
-
-    /// What a secret holds, `None` when there is none.
-    pub async fn secret(&self, name: &str) -> Result<Option<Versioned<Bytes>>> {
-        let secret = self
-            .read::<SecretRow>(&Name::Secret(name.into()).into())
-            .await?;
-        Ok(secret.map(|secret| Versioned {
-            value: secret.value.value,
-            revision: secret.revision,
-        }))
-    }
-
-    /// Stores a secret. `expected` as of [`Store::put_platform`].
-    pub async fn put_secret(
-        &self,
-        name: &str,
-        value: Bytes,
-        expected: Option<Revision>,
-    ) -> Result<Revision> {
-        let row = SecretRow { value };
-        self.put_record(Name::Secret(name.into()).into(), row, expected)
-            .await
-    }
-
-    /// Removes a secret. `expected`: its present revision, `None` for any.
-    pub async fn delete_secret(&self, name: &str, expected: Option<Revision>) -> Result<Revision> {
-        self.delete_record(Name::Secret(name.into()), "secret", name, expected)
             .await
     }
 
@@ -188,7 +136,7 @@ impl Store {
         commit::put(&*self.backend, key, value, expected, Some(API_WAIT)).await
     }
 
-    async fn delete_record(
+    pub(super) async fn delete_record(
         &self,
         name: Name,
         kind: &str,

@@ -78,7 +78,19 @@ pub(super) fn run(node: &Arc<Node>, start: ExecStart, input: ExecInput) -> Resul
         }
     };
     let Some(child) = child else {
-        return Ok(Box::pin(futures::stream::iter([Ok(exit(NOT_FOUND))])));
+        // As a shell says it: an exit code alone could be the command's own.
+        let program = start.command.first().map_or("", String::as_str);
+        let said = ProcessOutput {
+            output: Some(Output::Stderr(Chunk {
+                content: Some(Content::Data(
+                    format!("{program}: not found\n").into_bytes(),
+                )),
+            })),
+        };
+        return Ok(Box::pin(futures::stream::iter([
+            Ok(said),
+            Ok(exit(NOT_FOUND)),
+        ])));
     };
     let task = AbortOnDropHandle::new(tokio::spawn(attend(
         child,

@@ -27,6 +27,9 @@ pub(super) fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> 
 
 /// Creates a file with this content, whole or not at all. False: it is there already.
 pub(super) fn create_once(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
+    if fs::exists(path)? {
+        return Ok(false);
+    }
     let temporary = sibling(path);
     write_new(&temporary, content, mode)?;
     let linked = fs::hard_link(&temporary, path);

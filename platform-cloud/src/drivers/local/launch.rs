@@ -126,7 +126,15 @@ fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error
     if let Some(user) = &spec.user {
         command.uid(user.uid).gid(user.gid);
     }
-    command.exec()
+    let error = command.exec();
+    match &spec.user {
+        Some(user) if error.kind() == io::ErrorKind::PermissionDenied => io::Error::other(format!(
+            "{error}: user {} must be able to enter {} and all directories above it",
+            user.uid,
+            directory.display()
+        )),
+        _ => error,
+    }
 }
 
 fn write(to: &OwnedFd, bytes: &[u8]) -> io::Result<()> {

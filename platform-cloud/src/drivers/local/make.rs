@@ -9,7 +9,7 @@ use std::{
 };
 
 use drover_core::{Error, Reason, Result};
-use drover_proto::platform::v1::Slot;
+use drover_proto::platform::v1::{NodeRole, Slot, Storage};
 use prost_types::value::Kind;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -18,10 +18,11 @@ use super::{
     LocalDriver, Settings, Shared,
     crash::{self, Point},
     node::{Node, blocking, unix_millis},
+    peers,
     place::{self, Wish},
     ports::{self, PortNumbers},
     spec::{self, ProcessFile, Site},
-    state::{DATA, Record},
+    state::{DATA, PEERS, Record, Volume},
 };
 use drover_platform::{
     driver::{Batch, Outcome, Place},
@@ -33,6 +34,8 @@ const MAX_ID: usize = 200;
 
 /// File with the user data in the directory of a node.
 const BOOTSTRAP: &str = "bootstrap";
+/// File with the role of a node in its directory, written anew when that changes.
+pub(super) const ROLE: &str = "role";
 
 impl LocalDriver {
     /// Does everything but making a node.
@@ -109,12 +112,27 @@ impl LocalDriver {
             ports: process.ports,
             agent_address: process.agent_address,
             readiness: process.readiness,
+            readiness_file: process.readiness_file,
             stop_signal: process.stop_signal,
+            peers: process.peers,
             storage,
         };
         let (state, to_write) = (Arc::clone(&self.shared.state), record.clone());
-        let prepared =
-            blocking(move || state.prepare(&to_write, &process.spec, &process.files)).await;
+        let volume = batch
+            .request
+            .storage
+            .as_ref()
+            .map(|storage| volume(&record.identity, storage));
+        let told = record.peers.then(|| peers::at_first(&self.shared, &record));
+        let prepared = blocking(move || {
+            let prepared =
+                state.prepare(&to_write, &process.spec, &process.files, volume.as_ref())?;
+            if let Some(peers) = told {
+                prepared.add(PEERS, &peers)?;
+            }
+            Ok(prepared)
+        })
+        .await;
         let prepared = prepared.map_err(|error| Failure::Final(cannot_write(&error)))?;
         crash::point(Point::IntentWritten);
         if !batch.may_start() {
@@ -193,6 +211,7 @@ impl LocalDriver {
             domain: domain.to_owned(),
             storage: storage.map_or_else(|| data.clone(), |key| self.shared.state.storage(key)),
             bootstrap: bootstrap.unwrap_or_default(),
+            peers: self.shared.state.node(node_id).join(PEERS),
             data,
             ports: ports.clone(),
         }
@@ -221,6 +240,8 @@ impl LocalDriver {
             ("DROVER_DIR", text(&site.data)),
             ("DROVER_STORAGE", text(&site.storage)),
             ("DROVER_BOOTSTRAP", text(&site.bootstrap)),
+            ("DROVER_PEERS", text(&site.peers)),
+            ("DROVER_ROLE_FILE", text(&site.data.join(ROLE))),
         ];
         let mut process = ProcessFile::parse(&rendered.document)?.resolve(Site {
             host: &host,
@@ -232,6 +253,11 @@ impl LocalDriver {
                 .collect(),
             overrides: overrides(batch)?,
         })?;
+        process.files.push(spec::File {
+            path: PathBuf::from(ROLE),
+            content: role_words(slot.role()).into(),
+            mode: 0o644,
+        });
         if let Some(content) = rendered.bootstrap {
             process.files.push(spec::File {
                 path: PathBuf::from(BOOTSTRAP),
@@ -250,6 +276,7 @@ struct NodeSite {
     storage: PathBuf,
     /// Empty: no user data.
     bootstrap: PathBuf,
+    peers: PathBuf,
     ports: PortNumbers,
 }
 
@@ -367,6 +394,20 @@ fn storage_key(identity: &Identity) -> String {
     )
 }
 
+/// Whose the storage of a node is.
+fn volume(identity: &Identity, storage: &Storage) -> Volume {
+    Volume {
+        owner: identity.owner.clone(),
+        cluster_id: identity.cluster_id.clone(),
+        group: identity.group.clone(),
+        ordinal: identity.ordinal,
+        store_id: identity.store_id.clone(),
+        size_bytes: storage.size_bytes,
+        class: storage.class.clone(),
+        kept: 0,
+    }
+}
+
 fn short_hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -402,6 +443,14 @@ fn overrides(batch: &Batch) -> Result<BTreeMap<String, String>> {
             )),
         })
         .collect()
+}
+
+/// A role as its file says it.
+pub(super) fn role_words(role: NodeRole) -> &'static str {
+    match role {
+        NodeRole::Standby => "standby\n",
+        NodeRole::Unspecified | NodeRole::Active => "active\n",
+    }
 }
 
 pub(super) fn cannot_write(error: &io::Error) -> Error {

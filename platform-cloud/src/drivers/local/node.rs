@@ -1,46 +1,42 @@
 //! One node and the task that looks after it: starts its process, sees it become ready and die, and removes it.
 
+mod removal;
+mod start;
+
 use std::{
     future::pending,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use drover_proto::{
     common::v1::{Address, AddressType},
-    platform::v1::{Node as ProtoNode, NodePhase, RemovalEvidence},
+    platform::v1::{Node as ProtoNode, NodePhase, NodeRole},
 };
 use parking_lot::Mutex;
-use rustix::process::Signal;
 use tokio::{
-    io::AsyncReadExt,
     net::TcpStream,
-    process::{Child, Command},
     sync::watch,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::{
-    Shared,
-    crash::{self, Point},
-    files, launch, logs,
+    Shared, files, logs,
+    make::{ROLE, role_words},
     place::Seat,
-    process::{Process, ProcessId},
+    process::Process,
     spec::endpoint,
-    state::{EXIT, Exit, LOCK, NODE, PROCESS, REMOVAL, Record, Removal, StateDir},
+    state::{DATA, NODE, Record, Removal},
 };
 use drover_platform::driver::Found;
-use drover_telemetry::Span;
-
-/// Longest time for which a launcher may be silent. It needs milliseconds; a machine that swaps may need seconds.
-const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
+use removal::{clear, removal_requested, stop};
+pub(super) use removal::{lock_out_launchers, write_removal};
+use start::{Begun, begin, end, how_it_ended};
 
 /// First and longest wait between two looks whether a node accepts connections. The first ones are short, because most
 /// nodes are ready within a tenth of a second.
@@ -51,10 +47,6 @@ const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often the size of a log is looked at. A node that writes 100 MB/s exceeds its limit by half a gigabyte.
 const LOG_CHECK: Duration = Duration::from_secs(5);
-
-/// Wait between two looks whether killed processes are gone, at first and at most. Killing takes milliseconds, unless a
-/// process hangs in the kernel.
-const KILL_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
 /// Wait after an error of the file system before a removal goes on.
 const RETRY: Duration = Duration::from_secs(1);
@@ -128,6 +120,15 @@ impl Node {
             | Stage::Running { .. }
             | Stage::Unknown { .. }
             | Stage::Ended { .. } => None,
+        }
+    }
+
+    /// Whether its process is gone for good.
+    pub(super) fn has_ended(&self) -> bool {
+        match &self.state.lock().stage {
+            Stage::Ended { .. } => true,
+            Stage::Running { process, .. } => process.is_dead(),
+            Stage::Pending | Stage::Unknown { .. } => false,
         }
     }
 
@@ -307,199 +308,30 @@ async fn life(shared: &Arc<Shared>, node: &Arc<Node>) {
     clear(shared, node).await;
 }
 
-struct Begun {
-    /// `None`: it is to be removed before it was started.
-    process: Option<Arc<Process>>,
-    /// Set if this platform started it.
-    child: Option<Child>,
-}
-
-/// Finds the process of a node, or starts it. The error says why it will never run.
-async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String> {
-    let (exit, found) = loop {
-        let exit = files::read_json::<Exit>(&node.directory.join(EXIT));
-        match exit.and_then(|exit| find(&node.directory).map(|found| (exit, found))) {
-            Ok(read) => break read,
-            Err(error) => node.set_stage(
-                shared,
-                Stage::Unknown {
-                    message: error.to_string(),
-                },
-            ),
-        }
-        sleep(RETRY).await;
-    };
-    match (exit, found) {
-        (_, Recorded::Alive(process)) => Ok(Begun {
-            process: Some(process),
-            child: None,
-        }),
-        (Some(exit), _) => Err(exit.message),
-        (None, Recorded::Dead) => Err(ENDED_UNSEEN.to_owned()),
-        (None, Recorded::Nothing) if node.removal().is_some() => Ok(Begun {
-            process: None,
-            child: None,
-        }),
-        (None, Recorded::Nothing) => {
-            let mut span = Span::internal("start process");
-            let begun = start(shared, node).await;
-            if let (Some(span), Err(why)) = (&mut span, &begun) {
-                span.fail("failed", why);
-            }
-            begun
-        }
-    }
-}
-
-/// What is known of the process of a node.
-enum Recorded {
-    /// None was recorded.
-    Nothing,
-    Dead,
-    Alive(Arc<Process>),
-}
-
-const ENDED_UNSEEN: &str = "the process ended while the platform was not running";
-
-fn find(directory: &Path) -> io::Result<Recorded> {
-    let unreadable =
-        |error| io::Error::other(format!("{PROCESS} in the directory of the node: {error}"));
-    let Some(id) = files::read_json::<ProcessId>(&directory.join(PROCESS)).map_err(unreadable)?
-    else {
-        return Ok(Recorded::Nothing);
-    };
-    let process = id
-        .hold()
-        .map_err(|error| io::Error::other(format!("process {}: {error}", id.pid)))?;
-    Ok(process.map_or(Recorded::Dead, |process| Recorded::Alive(Arc::new(process))))
-}
-
-/// Starts the launcher and hears from it until it has become the node's program.
-async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
-    let launcher = &shared.settings.launcher;
-    let mut child = Command::new(launcher)
-        .arg("launch")
-        .arg(&node.directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| format!("the launcher {} cannot be run: {error}", launcher.display()))?;
-    crash::point(Point::LauncherSpawned);
-    let mut said = Vec::new();
-    if let Some(report) = child.stdout.take() {
-        // The pipe is closed when the launcher becomes the program, or ends.
-        let heard = timeout(LAUNCH_TIMEOUT, report.take(4096).read_to_end(&mut said)).await;
-        if heard.is_err() {
-            // Without its record it has not become the program, and it never will when it is dead.
-            let _ = child.kill().await;
-        }
-    }
-    match said.split_first() {
-        Some((&launch::STARTING, [])) => {
-            let found = find(&node.directory);
-            if let Ok(Recorded::Alive(process)) = found {
-                return Ok(Begun {
-                    process: Some(process),
-                    child: Some(child),
-                });
-            }
-            if let Err(error) = found {
-                // It cannot be watched, so it must not run: nobody would see it end.
-                warn!(node = %node.directory.display(), %error, "a new process cannot be watched and is killed");
-                let _ = child.start_kill();
-            }
-            Err(how_a_child_ended(child).await)
-        }
-        Some((&launch::STARTING, [launch::REFUSED, why @ ..]) | (&launch::REFUSED, why)) => {
-            let _ = child.wait().await;
-            Err(format!(
-                "the process could not be started: {}",
-                String::from_utf8_lossy(why)
-            ))
-        }
-        // Another launcher, of a platform that was killed, was quicker; or this one died without a word.
-        _ => {
-            let status = child.wait().await;
-            match find(&node.directory) {
-                Ok(Recorded::Alive(process)) => Ok(Begun {
-                    process: Some(process),
-                    child: None,
-                }),
-                Ok(Recorded::Dead) => Err(ENDED_UNSEEN.to_owned()),
-                Ok(Recorded::Nothing) => Err(format!("the launcher {}", describe(status))),
-                Err(error) => Err(error.to_string()),
-            }
-        }
-    }
-}
-
-async fn how_it_ended(process: &Process, child: Option<Child>) -> String {
-    match child {
-        Some(child) => how_a_child_ended(child).await,
-        None => format!(
-            "process {} ended; it was not started by this platform process, so how is not known",
-            process.id().pid
-        ),
-    }
-}
-
-async fn how_a_child_ended(mut child: Child) -> String {
-    let pid = child.id().unwrap_or_default();
-    format!("process {pid} {}", describe(child.wait().await))
-}
-
-fn describe(status: io::Result<ExitStatus>) -> String {
-    use std::os::unix::process::ExitStatusExt;
-
-    match status {
-        Ok(status) => match (status.code(), status.signal()) {
-            (Some(code), _) => format!("exited with code {code}"),
-            (None, Some(signal)) => format!("was killed by signal {signal}"),
-            (None, None) => "ended".to_owned(),
-        },
-        Err(error) => format!("ended; its status cannot be read: {error}"),
-    }
-}
-
-/// Remembers how a process ended, and ends what it left behind.
-async fn end(shared: &Shared, node: &Node, id: Option<ProcessId>, message: String) {
-    let pid = id.as_ref().map(|id| id.pid);
-    info!(node = %node.directory.display(), %message, "the process of a node has ended");
-    node.set_stage(
-        shared,
-        Stage::Ended {
-            pid,
-            message: message.clone(),
-        },
-    );
-    if let Some(id) = id {
-        kill_all(&id, None).await;
-    }
-    let path = node.directory.join(EXIT);
-    let written = blocking(move || {
-        if !std::fs::exists(&path)? {
-            files::replace(&path, &files::to_json(&Exit { message })?, 0o644)?;
-        }
-        Ok(())
-    });
-    if let Err(error) = written.await {
-        warn!(node = %node.directory.display(), %error, "how a node ended cannot be written down");
-    }
-}
-
-async fn removal_requested(node: &Node) {
-    let mut changes = node.removal.subscribe();
-    // The sender lives in the node.
-    let _ = changes.wait_for(Option::is_some).await;
-}
-
 /// Sees the node become ready, and then waits forever.
 async fn watch_readiness(shared: &Shared, node: &Node, process: &Arc<Process>) {
-    let (readiness, host) = {
+    let (readiness, file, host) = {
         let state = node.state.lock();
-        (state.record.readiness, state.record.own_address())
+        let Record {
+            readiness,
+            readiness_file,
+            ..
+        } = &state.record;
+        (
+            *readiness,
+            readiness_file
+                .as_ref()
+                .map(|path| node.directory.join(DATA).join(path)),
+            state.record.own_address(),
+        )
     };
+    if let Some(file) = file {
+        let mut wait = READY_POLL.0;
+        while !tokio::fs::try_exists(&file).await.unwrap_or_default() {
+            sleep(wait).await;
+            wait = (wait * 3 / 2).min(READY_POLL.1);
+        }
+    }
     if let Some(port) = readiness {
         let mut wait = READY_POLL.0;
         while !matches!(
@@ -530,122 +362,16 @@ async fn keep_log_small(node: &Node) {
     }
 }
 
-/// Asks the process to stop, waits until the deadline, and kills whatever is left of its session.
-async fn stop(node: &Node, process: &Process) {
-    let signal = Signal::from_named_raw(node.record().stop_signal).unwrap_or(Signal::TERM);
-    if let Err(error) = process.signal_group(signal) {
-        warn!(node = %node.directory.display(), %error, "a node cannot be asked to stop");
-    }
-    let mut removal = node.removal.subscribe();
-    loop {
-        let deadline = removal
-            .borrow_and_update()
-            .as_ref()
-            .map_or(0, |removal| removal.deadline);
-        let left = Duration::from_millis(deadline.saturating_sub(unix_millis(SystemTime::now())));
-        tokio::select! {
-            died = process.died() => {
-                if died.is_ok() {
-                    break;
-                }
-                sleep(left).await;
-                break;
-            }
-            () = sleep_until(Instant::now() + left) => break,
-            _ = removal.changed() => {}
-        }
-    }
-    kill_all(process.id(), Some(process)).await;
-    crash::point(Point::Stopped);
-}
-
-/// Kills a session until none of it is left.
-async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
-    let mut wait = KILL_POLL.0;
-    loop {
-        let session = id.clone();
-        match blocking(move || session.kill_session()).await {
-            Ok(0) if leader.is_none_or(Process::is_dead) => return,
-            Ok(_) => {}
-            Err(error) => warn!(pid = id.pid, %error, "what a node has started cannot be killed"),
-        }
-        sleep(wait).await;
-        wait = (wait * 2).min(KILL_POLL.1);
-    }
-}
-
-/// Removes everything of a node.
-async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
-    let mut said = String::new();
-    while let Err(error) = try_clear(&shared.state, node).await {
-        if error.kind() != io::ErrorKind::WouldBlock {
-            let error = error.to_string();
-            // What lasts is said once, not once an attempt.
-            if said != error {
-                warn!(node = %node.directory.display(), error, "a removed node leaves something behind; trying again");
-                said = error;
-            }
-            sleep(RETRY).await;
-        }
-        sleep(KILL_POLL.1).await;
-    }
-    let record = node.record();
-    shared.forget(&record.node_id);
-    if let Some(changes) = shared.changes.get() {
-        changes.removed(
-            &record.identity.cluster_id,
-            &record.node_id,
-            RemovalEvidence::Confirmed,
-        );
-    }
-}
-
-async fn try_clear(state: &Arc<StateDir>, node: &Arc<Node>) -> io::Result<()> {
-    let (directory, record) = (node.directory.clone(), node.record());
-    let lock = blocking(move || lock_out_launchers(&directory)).await?;
-    // Once a record is there, or no launcher can write one any more, what is recorded is all that there is.
-    if let Some(id) = files::read_json::<ProcessId>(&node.directory.join(PROCESS))? {
-        let process = id.hold()?;
-        kill_all(&id, process.as_ref()).await;
-    }
-    let retain = node.removal().is_some_and(|removal| removal.retain_storage);
-    let state = Arc::clone(state);
-    blocking(move || {
-        if let Some(key) = record.storage.filter(|_| !retain) {
-            state.remove_storage(&key)?;
-        }
-        state.remove(&record.node_id)
-    })
-    .await?;
-    drop(lock);
-    Ok(())
-}
-
-/// Makes sure that no launcher, perhaps one of a platform that was killed, starts the node from now on: there is a
-/// record, or its lock is ours. `WouldBlock`: one is on its way.
-pub(super) fn lock_out_launchers(directory: &Path) -> io::Result<Option<OwnedFd>> {
-    let record = directory.join(PROCESS);
-    if !std::fs::exists(directory)? || std::fs::exists(&record)? {
-        return Ok(None);
-    }
-    let lock = files::lock(&directory.join(LOCK), false)?;
-    // A launcher may have recorded itself in between; its lock ends with it.
-    if lock.is_none() && !std::fs::exists(&record)? {
-        return Err(io::ErrorKind::WouldBlock.into());
-    }
-    Ok(lock)
-}
-
 /// Writes the record of a node.
 pub(super) async fn write_record(node: &Node, record: Record) -> io::Result<()> {
     let path = node.directory.join(NODE);
     blocking(move || files::replace(&path, &files::to_json(&record)?, 0o644)).await
 }
 
-/// Writes down that a node is being removed.
-pub(super) async fn write_removal(node: &Node, removal: Removal) -> io::Result<()> {
-    let path = node.directory.join(REMOVAL);
-    blocking(move || files::replace(&path, &files::to_json(&removal)?, 0o644)).await
+/// Tells a node its role: its process finds it in a file.
+pub(super) async fn write_role(node: &Node, role: NodeRole) -> io::Result<()> {
+    let path = node.directory.join(DATA).join(ROLE);
+    blocking(move || files::replace(&path, role_words(role).as_bytes(), 0o644)).await
 }
 
 /// Runs something that blocks outside of the runtime's threads.

@@ -117,11 +117,12 @@ impl ProcessId {
     }
 
     /// Whether a process is a living member of its session. The id of a session is not reused while it has members; what
-    /// is older than its leader belongs to another one.
+    /// is older than its leader belongs to another one, and so does everything once another process has its id.
     fn has(&self, pid: u32) -> io::Result<bool> {
-        Ok(stat(pid)?.is_some_and(|stat| {
+        let member = stat(pid)?.is_some_and(|stat| {
             stat.session == self.pid && stat.start >= self.start && !stat.is_dead()
-        }))
+        });
+        Ok(member && stat(self.pid)?.is_none_or(|leader| leader.start == self.start))
     }
 }
 
@@ -260,6 +261,27 @@ mod tests {
         assert_eq!(id.kill_session().unwrap(), 0);
         drop(end);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn whoever_has_the_id_of_a_dead_leader_by_now_is_not_killed_for_it() {
+        let mut child = Command::new("setsid")
+            .args(["sleep", "60"])
+            .spawn()
+            .unwrap();
+        let id = ProcessId::of(child.id()).unwrap().unwrap();
+        // It is the leader of a session of its own from then on.
+        while stat(id.pid).unwrap().unwrap().session != id.pid {
+            std::thread::yield_now();
+        }
+        let dead = ProcessId {
+            start: id.start - 1,
+            ..id.clone()
+        };
+        assert_eq!(dead.kill_session().unwrap(), 0);
+        assert!(id.lives().unwrap());
+        assert_eq!(id.kill_session().unwrap(), 1);
+        child.wait().unwrap();
     }
 
     #[tokio::test]

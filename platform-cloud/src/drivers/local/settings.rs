@@ -10,13 +10,13 @@ use std::{
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
-use drover_templates::EmbeddedFile;
+use drover_templates::{EmbeddedFile, stores};
 use serde_json::json;
 
 use super::{Shared, make::text, place};
 use drover_platform::driver::Description;
 
-/// The shipped templates: `agent` for clusters that name no store, and `redis`.
+/// The shipped templates: `agent` for clusters that name no store, `etcd`, `postgresql` and `redis`.
 pub const CATALOGUE: &[EmbeddedFile] = &[
     EmbeddedFile {
         name: "index.yaml",
@@ -26,10 +26,22 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
         name: "agent.yaml",
         content: include_str!("../../../catalogue/local/agent.yaml"),
     },
+    stores::NODE,
+    EmbeddedFile {
+        name: "etcd.yaml",
+        content: include_str!("../../../catalogue/local/etcd.yaml"),
+    },
+    stores::ETCD,
+    EmbeddedFile {
+        name: "postgresql.yaml",
+        content: include_str!("../../../catalogue/local/postgresql.yaml"),
+    },
+    stores::POSTGRESQL,
     EmbeddedFile {
         name: "redis.yaml",
         content: include_str!("../../../catalogue/local/redis.yaml"),
     },
+    stores::REDIS,
 ];
 
 /// Ports for nodes, unless the settings say otherwise: below those that Linux hands out for outgoing connections.

@@ -33,6 +33,8 @@ const STOP_SIGNALS: [(&str, i32); 5] = [
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct ProcessFile {
+    #[serde(default)]
+    requires: Vec<RequirementFile>,
     command: String,
     #[serde(default)]
     arguments: Vec<String>,
@@ -52,6 +54,8 @@ pub(super) struct ProcessFile {
     readiness: Option<ReadinessFile>,
     #[serde(default)]
     stop_signal: Option<String>,
+    #[serde(default)]
+    peers: bool,
 }
 
 #[derive(Deserialize)]
@@ -83,7 +87,20 @@ enum Scheme {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReadinessFile {
-    port: String,
+    #[serde(default)]
+    port: Option<String>,
+    #[serde(default)]
+    file: Option<String>,
+}
+
+/// A program that a script of the template needs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequirementFile {
+    program: String,
+    package: String,
+    #[serde(default)]
+    directory: Option<PathBuf>,
 }
 
 /// What the launcher needs to become the process of a node. Secret, therefore without `Debug`.
@@ -124,8 +141,12 @@ pub(super) struct Process {
     pub(super) agent_address: Option<String>,
     /// Port that accepts connections when the node is ready.
     pub(super) readiness: Option<u16>,
+    /// File below the data directory that is there when the node is ready.
+    pub(super) readiness_file: Option<PathBuf>,
     /// Number of the signal.
     pub(super) stop_signal: i32,
+    /// Whether it is told of the others.
+    pub(super) peers: bool,
 }
 
 /// Where a node is put.
@@ -183,7 +204,14 @@ impl ProcessFile {
         let readiness = self
             .readiness
             .as_ref()
-            .map(|ready| port("readiness.port", &ready.port))
+            .and_then(|ready| ready.port.as_deref())
+            .map(|name| port("readiness.port", name))
+            .transpose()?;
+        let readiness_file = self
+            .readiness
+            .as_ref()
+            .and_then(|ready| ready.file.as_deref())
+            .map(|path| below("readiness.file", path))
             .transpose()?;
         let mut environment = PASSED_ON
             .into_iter()
@@ -219,7 +247,11 @@ impl ProcessFile {
             .enumerate()
             .map(|(at, file)| file.resolve(at))
             .collect::<Result<_>>()?;
-        let program = find(&self.command, environment.get("PATH").map(OsString::from))?;
+        let path = environment.get("PATH").map(OsString::from);
+        for required in &self.requires {
+            required.check(path.clone())?;
+        }
+        let program = find(&self.command, path)?;
         let working_directory = match &self.working_directory {
             Some(path) => Some(site.data.join(below("workingDirectory", path)?)),
             None => None,
@@ -239,8 +271,37 @@ impl ProcessFile {
             ports,
             agent_address,
             readiness,
+            readiness_file,
             stop_signal,
+            peers: self.peers,
         })
+    }
+}
+
+impl RequirementFile {
+    fn check(&self, path: Option<OsString>) -> Result<()> {
+        let Self {
+            program,
+            package,
+            directory,
+        } = self;
+        let (there, place) = match directory {
+            Some(directory) => (
+                is_program(&directory.join(program)),
+                format!(" in {}", directory.display()),
+            ),
+            None => (look_up(program, path).is_some(), String::new()),
+        };
+        if there {
+            return Ok(());
+        }
+        Err(Error::new(
+            Reason::Precondition,
+            format!(
+                "the program `{program}` is not installed on this machine{place}: install the package {package}"
+            ),
+        )
+        .with_resource("command", program))
     }
 }
 
@@ -336,12 +397,15 @@ fn find(command: &str, path: Option<OsString>) -> Result<PathBuf> {
             ))
         };
     }
-    let path = path.unwrap_or_default();
-    env::split_paths(&path)
+    look_up(command, path)
+        .ok_or_else(|| missing("install it, or start the platform with a PATH that has it"))
+}
+
+fn look_up(command: &str, path: Option<OsString>) -> Option<PathBuf> {
+    env::split_paths(&path.unwrap_or_default())
         .filter(|directory| directory.is_absolute())
         .map(|directory| directory.join(command))
         .find(|program| !command.is_empty() && is_program(program))
-        .ok_or_else(|| missing("install it, or start the platform with a PATH that has it"))
 }
 
 fn is_program(path: &Path) -> bool {

@@ -10,10 +10,12 @@
 //!   process.json           the process, once there is one
 //!   exit.json              how it ended, once that is known
 //!   removal.json           it is being removed
+//!   peers.json             what it may know of the others, if its template asks for it
 //!   log, log.1             what it writes
 //!   data/                  its own directory
 //! nodes/.new-…, .gone-…    half-made and half-removed, of no meaning
 //! storage/KEY/             storage that outlives nodes
+//! volumes/KEY.json         whose it is
 //! ```
 
 use std::{
@@ -45,6 +47,7 @@ pub(super) const DATA: &str = "data";
 pub(super) const EXIT: &str = "exit.json";
 pub(super) const LOCK: &str = "lock";
 pub(super) const LOG: &str = "log";
+pub(super) const PEERS: &str = "peers.json";
 pub(super) const OLD_LOG: &str = "log.1";
 pub(super) const NODE: &str = "node.json";
 pub(super) const PROCESS: &str = "process.json";
@@ -53,6 +56,7 @@ pub(super) const SPEC: &str = "spec.json";
 const UUID: &str = "uuid";
 const NEW: &str = ".new-";
 const GONE: &str = ".gone-";
+const VOLUMES: &str = "volumes";
 
 /// How often, and after which waits, the lock of a platform that is gone is tried again. A child that it was just
 /// starting holds it too, until it runs its own program a moment later.
@@ -83,9 +87,30 @@ pub(super) struct Record {
     pub(super) ports: BTreeMap<String, u16>,
     pub(super) agent_address: Option<String>,
     pub(super) readiness: Option<u16>,
+    /// File below the data directory that is there when it is ready.
+    #[serde(default)]
+    pub(super) readiness_file: Option<PathBuf>,
     pub(super) stop_signal: i32,
+    /// Whether it is told of the others.
+    #[serde(default)]
+    pub(super) peers: bool,
     /// Key of its storage. `None`: none was declared.
     pub(super) storage: Option<String>,
+}
+
+/// Whose storage is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub(super) owner: String,
+    pub(super) cluster_id: String,
+    pub(super) group: String,
+    pub(super) ordinal: u32,
+    pub(super) store_id: String,
+    /// As it was asked for; nothing holds a node to it.
+    pub(super) size_bytes: Option<u64>,
+    pub(super) class: String,
+    /// Since when no node has it, in milliseconds of Unix time. 0: one has it, or had it when it was last written.
+    pub(super) kept: u64,
 }
 
 /// How a process ended.
@@ -130,15 +155,22 @@ impl StateDir {
             Error::new(
                 Reason::Precondition,
                 format!(
-                    "the state directory {} is in use by process {holder}",
+                    "the state directory {} is in use by process {holder}; stop it, or use another directory",
                     root.display()
                 ),
             )
             .with_metadata("pid", holder)
         })?;
-        fs::write(&lock, std::process::id().to_string()).map_err(unusable)?;
+        match fs::write(&lock, std::process::id().to_string()) {
+            // It only tells others who holds it. What runs already is looked after on a full disk, too.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!(directory = %root.display(), "the disk is full; no node can be made");
+            }
+            written => written.map_err(unusable)?,
+        }
         make(&root.join("nodes"))
             .and_then(|()| make(&root.join("storage")))
+            .and_then(|()| make(&root.join(VOLUMES)))
             .map_err(unusable)?;
         files::create_once(
             &root.join(UUID),
@@ -186,22 +218,46 @@ impl StateDir {
         self.root.join("storage").join(key)
     }
 
+    fn volume(&self, key: &str) -> PathBuf {
+        self.root.join(VOLUMES).join(format!("{key}.json"))
+    }
+
+    /// Keys of all storage, and whose it is where that is known.
+    pub(super) fn volumes(&self) -> io::Result<Vec<(String, Option<Volume>)>> {
+        let keys = names(&self.root.join("storage"))?;
+        keys.into_iter()
+            .map(|key| {
+                let volume = files::read_json(&self.volume(&key))?;
+                Ok((key, volume))
+            })
+            .collect()
+    }
+
+    /// Whose some storage is. None: there is none of this key, or nothing is known of it.
+    pub(super) fn read_volume(&self, key: &str) -> io::Result<Option<Volume>> {
+        if !fs::exists(self.storage(key))? {
+            return Ok(None);
+        }
+        files::read_json(&self.volume(key))
+    }
+
+    /// Writes down whose storage is.
+    pub(super) fn write_volume(&self, key: &str, volume: &Volume) -> io::Result<()> {
+        files::replace(&self.volume(key), &files::to_json(volume)?, 0o644)
+    }
+
     /// Ids of all nodes that have a directory.
     pub(super) fn node_ids(&self) -> io::Result<Vec<String>> {
-        let mut ids = Vec::new();
-        for entry in fs::read_dir(self.nodes())? {
-            if let Ok(name) = entry?.file_name().into_string()
-                && !name.starts_with('.')
-            {
-                ids.push(name);
-            }
-        }
-        Ok(ids)
+        names(&self.nodes())
     }
 
     /// Removes what was half-made or half-removed when the platform died.
     pub(super) fn sweep(&self) -> io::Result<()> {
-        for directory in [self.nodes(), self.root.join("storage")] {
+        for directory in [
+            self.nodes(),
+            self.root.join("storage"),
+            self.root.join(VOLUMES),
+        ] {
             for entry in fs::read_dir(directory)? {
                 let entry = entry?;
                 if entry.file_name().to_string_lossy().starts_with('.') {
@@ -222,6 +278,7 @@ impl StateDir {
         record: &Record,
         spec: &ProcessSpec,
         content: &[File],
+        volume: Option<&Volume>,
     ) -> io::Result<Prepared> {
         let temporary = self.nodes().join(format!("{NEW}{}", record.node_id));
         if fs::exists(&temporary)? {
@@ -242,12 +299,16 @@ impl StateDir {
         for file in content {
             write_owned(&data, file, spec.user)?;
         }
-        if let Some(storage) = record.storage.as_ref().map(|key| self.storage(key))
-            && !fs::exists(&storage)?
-        {
-            prepared.new_storage = Some(storage.clone());
-            make_owned(&storage, spec.user)?;
-            files::sync_parent(&storage)?;
+        if let (Some(key), Some(volume)) = (&record.storage, volume) {
+            let storage = self.storage(key);
+            let is_new = !fs::exists(&storage)?;
+            // Before the storage itself: what is there always has an owner.
+            self.write_volume(key, volume)?;
+            if is_new {
+                prepared.new_storage = Some(storage.clone());
+                make_owned(&storage, spec.user)?;
+                files::sync_parent(&storage)?;
+            }
         }
         files::write_new(
             &prepared.temporary.join(SPEC),
@@ -270,7 +331,11 @@ impl StateDir {
 
     /// Removes storage.
     pub(super) fn remove_storage(&self, key: &str) -> io::Result<()> {
-        self.remove_whole(&self.root.join("storage"), key)
+        self.remove_whole(&self.root.join("storage"), key)?;
+        match fs::remove_file(self.volume(key)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn remove_whole(&self, parent: &Path, name: &str) -> io::Result<()> {
@@ -286,6 +351,19 @@ impl StateDir {
             _ => Ok(()),
         }
     }
+}
+
+/// Names in a directory, without what is half-made or half-removed.
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        if let Ok(name) = entry?.file_name().into_string()
+            && !name.starts_with('.')
+        {
+            names.push(name);
+        }
+    }
+    Ok(names)
 }
 
 /// Takes the lock of a state directory, or answers the process that has it.
@@ -318,6 +396,11 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
+    /// Writes another file into the directory of the node.
+    pub(super) fn add(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        super::peers::write(&self.temporary.join(name), content)
+    }
+
     /// From now on the node exists.
     pub(super) fn commit(mut self) -> io::Result<()> {
         fs::rename(&self.temporary, &self.place)?;

@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use drover_convert::value::to_duration;
 use drover_core::{Class, Error, Reason, Result};
 use drover_proto::{
-    common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
+    common::v1::{Chunk, LabelSelector, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
-        Capability, DeprovisionState, ExecRequest, ExecStart, Limits, Node, NodeClass, NodePhase,
-        Slot, StreamLogsRequest, exec_request::Input,
+        Capability, DeprovisionState, ExecRequest, ExecStart, KeptStorage, Limits, Node, NodeClass,
+        NodePhase, Slot, StreamLogsRequest, exec_request::Input,
     },
 };
 use futures::{StreamExt, stream};
@@ -75,6 +75,8 @@ impl Simulated {
         let domains = world.failure_domains();
         let mut placer = placement::placer(&world, &domains, &batch.request);
         let mut shared = None;
+        let storage = batch.request.storage.as_ref();
+        let selector = placement::selector(&batch.request);
         let mut make = |slot: &Slot| {
             if !batch.may_start() {
                 return Outcome::NotStarted;
@@ -89,9 +91,9 @@ impl Simulated {
                 Ok(data) => data,
                 Err(error) => return Outcome::Failed(error),
             };
-            let made = seat(&world, &mut placer, slot).and_then(|(domain, host)| {
+            let made = seat(&world, &mut placer, slot, selector).and_then(|(domain, host)| {
                 let (identity, settings) = (batch.identity(slot), &self.settings);
-                let made = world.create(identity, domain, host, &mut shared, settings);
+                let made = world.create(identity, storage, (domain, host), &mut shared, settings);
                 let name = domain.map_or("", |at| domains[at].name.as_str());
                 match (&made, host) {
                     (Ok(_), Some(_)) => placer.count(name, true),
@@ -132,6 +134,7 @@ impl Simulated {
                 self.settings.scaled(self.settings.visibility_delay),
             )),
             max_bootstrap_bytes: self.settings.max_bootstrap_bytes,
+            calls_per_second: self.settings.calls_per_second,
             // A repeat reads the nodes of its request as they really are.
             replay_delay: Some(to_duration(Duration::ZERO)),
             ..Limits::default()
@@ -139,12 +142,16 @@ impl Simulated {
     }
 }
 
-/// Failure domain of the next node, and its machine if that is named.
+/// Failure domain of the next node, and its machine if that is named or chosen by its labels.
 fn seat(
     world: &World,
     placer: &mut Placer<'_>,
     slot: &Slot,
+    selector: Option<&LabelSelector>,
 ) -> Result<(Option<usize>, Option<usize>)> {
+    if let (None, Some(selector)) = (&slot.host_id, selector) {
+        return placement::labelled(world, placer, selector);
+    }
     let Some(id) = &slot.host_id else {
         let domain = placer.choose()?;
         let at = domain.and_then(|name| world.domains.iter().position(|room| room.name == name));
@@ -184,12 +191,15 @@ impl Driver for Simulated {
         if !self.settings.failure_domains.is_empty() {
             capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
         }
+        if self.settings.hosts.iter().any(|it| !it.labels.is_empty()) {
+            capabilities.push(Capability::HostLabels);
+        }
         if !self.settings.hosts.is_empty() {
             capabilities.push(Capability::NamedHosts);
         }
         let world = self.world.lock();
         Description {
-            uid: self.uid.clone(),
+            uid: self.uid.lock().clone(),
             name: self.settings.name.clone(),
             kind: "simulated".to_owned(),
             driver: "simulated".to_owned(),
@@ -326,6 +336,23 @@ impl Driver for Simulated {
         })
     }
 
+    async fn kept_storage(&self) -> Result<Vec<KeptStorage>> {
+        let lost_answer = self.call(Operation::List).await?;
+        if lost_answer {
+            return Err(lost());
+        }
+        Ok(self.world.lock().kept_storage())
+    }
+
+    async fn delete_storage(&self, meant: &KeptStorage) -> Result<DeprovisionState> {
+        let lost_answer = self.call(Operation::Delete).await?;
+        self.world.lock().delete_storage(meant)?;
+        if lost_answer {
+            return Err(lost());
+        }
+        Ok(DeprovisionState::Gone)
+    }
+
     async fn update(&self, target: &Target, change: &Change) -> Result<Node> {
         let lost_answer = self.call(Operation::Update).await?;
         let node = self.world.lock().update(target, change)?;
@@ -377,6 +404,15 @@ impl Driver for Simulated {
             .unwrap_or_default();
         Ok(match program {
             "false" => exit(1).boxed(),
+            "sleep" => {
+                let seconds = start.command.get(1).and_then(|text| text.parse().ok());
+                let pause = Duration::from_secs(seconds.unwrap_or_default());
+                let slept = stream::once(async move {
+                    tokio::time::sleep(pause).await;
+                    Ok(output(Output::ExitCode(0)))
+                });
+                slept.boxed()
+            }
             "echo" => {
                 let text = format!("{}\n", start.command[1..].join(" "));
                 stream::once(async move { Ok(stdout(text.into_bytes())) })

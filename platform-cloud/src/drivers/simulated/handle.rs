@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use drover_core::{Error, Result};
-use drover_proto::platform::v1::{Node, Resource};
+use drover_proto::platform::v1::{KeptStorage, Node, Resource};
 
 use super::{
     Simulated,
@@ -31,7 +31,9 @@ pub struct SimulatedHandle(Arc<Simulated>);
 
 impl fmt::Debug for SimulatedHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SimulatedHandle").field(&self.0.uid).finish()
+        f.debug_tuple("SimulatedHandle")
+            .field(&*self.0.uid.lock())
+            .finish()
     }
 }
 
@@ -96,6 +98,11 @@ impl SimulatedHandle {
             .is_some()
     }
 
+    /// The backend says to be another one from now on, with all that it has.
+    pub fn set_uid(&self, uid: &str) {
+        uid.clone_into(&mut self.0.uid.lock());
+    }
+
     /// What happens to the next call of this kind that has no fault yet. Faults on demand go before those by chance.
     pub fn fail_next(&self, operation: Operation, fault: Fault) {
         self.0.world.lock().faults.add(operation, fault);
@@ -155,6 +162,12 @@ impl SimulatedHandle {
         self.0.estate.lock().vanish(cluster_id, kind)
     }
 
+    /// All storage as it really is, each with the id of the node that has it, if one does.
+    #[must_use]
+    pub fn storage(&self) -> Vec<(KeptStorage, Option<String>)> {
+        self.0.world.lock().storage()
+    }
+
     /// Every node as it really is, whatever lists show.
     #[must_use]
     pub fn nodes(&self) -> Vec<Node> {
@@ -199,7 +212,7 @@ impl SimulatedHandle {
                 "no failure domain has room",
             ));
         }
-        let node = world.create(identity, domain, None, &mut None, &self.0.settings)?;
+        let node = world.create(identity, None, (domain, None), &mut None, &self.0.settings)?;
         drop(world);
         self.wake();
         Ok(node)

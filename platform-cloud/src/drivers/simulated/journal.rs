@@ -9,6 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::volumes::Volume;
 use drover_platform::identity::Identity;
 
 #[derive(Serialize, Deserialize)]
@@ -19,6 +20,8 @@ enum Line {
     Last(u32),
     Put(u32, Box<Stored>),
     Gone(u32),
+    Volume(Box<Volume>),
+    NoVolume(String),
 }
 
 /// A node as it is kept.
@@ -41,6 +44,7 @@ pub(super) struct Past {
     pub(super) uid: Option<String>,
     pub(super) nodes: BTreeMap<u32, Stored>,
     pub(super) last_id: u32,
+    pub(super) volumes: BTreeMap<String, Volume>,
 }
 
 #[derive(Debug)]
@@ -59,6 +63,9 @@ pub(super) fn open(path: &Path) -> io::Result<(Journal, Past)> {
     text.push_str(&line(&Line::Last(past.last_id)));
     for (number, stored) in &past.nodes {
         text.push_str(&line(&Line::Put(*number, Box::new(stored.clone()))));
+    }
+    for volume in past.volumes.values() {
+        text.push_str(&line(&Line::Volume(Box::new(volume.clone()))));
     }
     let new = path.with_extension("new");
     fs::write(&new, text)?;
@@ -79,6 +86,12 @@ fn read(file: impl BufRead) -> io::Result<Past> {
             }
             Ok(Line::Gone(number)) => {
                 past.nodes.remove(&number);
+            }
+            Ok(Line::Volume(volume)) => {
+                past.volumes.insert(volume.id.clone(), *volume);
+            }
+            Ok(Line::NoVolume(id)) => {
+                past.volumes.remove(&id);
             }
             // The last line may be half written.
             Err(_) if lines.peek().is_none() => {}
@@ -102,6 +115,14 @@ impl Journal {
 
     pub(super) fn gone(&mut self, number: u32) {
         self.write(&Line::Gone(number));
+    }
+
+    pub(super) fn volume(&mut self, volume: Volume) {
+        self.write(&Line::Volume(Box::new(volume)));
+    }
+
+    pub(super) fn no_volume(&mut self, id: String) {
+        self.write(&Line::NoVolume(id));
     }
 
     fn write(&mut self, what: &Line) {

@@ -1,9 +1,14 @@
 //! Placement in the simulated world.
 
-use drover_core::Result;
-use drover_proto::platform::v1::{FailureDomain, Placement, ProvisionRequest};
+use std::collections::BTreeMap;
 
-use super::world::World;
+use drover_core::{Error, Reason, Result};
+use drover_proto::{
+    common::v1::{LabelOperator, LabelRequirement, LabelSelector},
+    platform::v1::{FailureDomain, Placement, ProvisionRequest},
+};
+
+use super::world::{Host, World};
 use crate::placement::{self, Placer};
 
 /// A placer that knows what is there.
@@ -37,6 +42,54 @@ pub(super) fn fill(world: &World, placer: &mut Placer<'_>) {
 /// Checks that the placement can be understood by this backend.
 pub(super) fn check(world: &World, request: &ProvisionRequest) -> Result<()> {
     placement::check(&world.failure_domains(), placement(request), &[])
+}
+
+/// The labels that the machines of a request must have. `None`: any machine, and none that is asked for.
+pub(super) fn selector(request: &ProvisionRequest) -> Option<&LabelSelector> {
+    placement(request)?.selector.as_ref()
+}
+
+/// The failure domain and the machine of the next node: a free one with these labels, where fewest of its group are.
+///
+/// # Errors
+/// `NoCapacity` when none is free where the placement allows one.
+pub(super) fn labelled(
+    world: &World,
+    placer: &Placer<'_>,
+    selector: &LabelSelector,
+) -> Result<(Option<usize>, Option<usize>)> {
+    let fits = |host: &Host| {
+        let domain = host.domain.map(|at| world.domains[at].name.as_str());
+        selects(selector, &host.labels) && domain.is_none_or(|name| placer.check(name).is_ok())
+    };
+    let free = world.free_hosts().filter(|(_, host)| fits(host));
+    let emptiest = free.min_by_key(|(at, host)| {
+        let domain = host.domain.map(|at| world.domains[at].name.as_str());
+        (domain.map_or(0, |name| placer.of_group(name)), *at)
+    });
+    let (at, host) = emptiest.ok_or_else(|| {
+        Error::new(
+            Reason::NoCapacity,
+            "no free machine has the labels of placement.selector",
+        )
+    })?;
+    Ok((host.domain, Some(at)))
+}
+
+fn selects(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
+    let mut exact = selector.match_labels.iter();
+    let meets = |one: &LabelRequirement| {
+        let value = labels.get(&one.key);
+        match one.operator() {
+            LabelOperator::In => value.is_some_and(|value| one.values.contains(value)),
+            LabelOperator::NotIn => value.is_none_or(|value| !one.values.contains(value)),
+            LabelOperator::Exists => value.is_some(),
+            LabelOperator::NotExists => value.is_none(),
+            LabelOperator::Unspecified => false,
+        }
+    };
+    exact.all(|(key, value)| labels.get(key) == Some(value))
+        && selector.match_expressions.iter().all(meets)
 }
 
 fn placement(request: &ProvisionRequest) -> Option<&Placement> {

@@ -49,7 +49,9 @@ pub struct SimulatedSettings {
     pub failure_domains: Vec<DomainSettings>,
     /// Most bytes of user data. Absent: no limit of its own.
     pub max_bootstrap_bytes: Option<u32>,
-    /// Machines that can be asked for by name. Default: none. Other nodes do not take them.
+    /// Calls per second that callers are asked to keep to. Absent: no limit.
+    pub calls_per_second: Option<f64>,
+    /// Machines that can be asked for by name, or by labels if one has some. Default: none. Other nodes do not take them.
     pub hosts: Vec<HostSettings>,
     /// Node classes. Empty: every name is accepted.
     pub node_classes: Vec<ClassSettings>,
@@ -93,6 +95,8 @@ pub struct HostSettings {
     pub failure_domain: String,
     /// Who has it, beside the nodes here. Empty: nobody.
     pub claimed_by: String,
+    /// Labels by which it can be chosen. Default: none.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A node class.
@@ -151,6 +155,7 @@ impl Default for SimulatedSettings {
             capacity: None,
             failure_domains: Vec::new(),
             max_bootstrap_bytes: None,
+            calls_per_second: None,
             hosts: Vec::new(),
             node_classes: Vec::new(),
             errors: ErrorRates::default(),
@@ -169,6 +174,10 @@ impl SimulatedSettings {
     pub(super) fn check(&self) -> Result<()> {
         if !(self.time_scale.is_finite() && self.time_scale > 0.0) {
             return Err(Error::invalid("time_scale", "must be above 0"));
+        }
+        let rate = self.calls_per_second;
+        if rate.is_some_and(|rate| !rate.is_finite() || rate <= 0.0) {
+            return Err(Error::invalid("calls_per_second", "must be above 0"));
         }
         if self.max_batch == 0 {
             return Err(Error::invalid("max_batch", "must be at least 1"));

@@ -71,6 +71,9 @@ fn write(out: &mut impl Write, chunk: Option<Chunk>) -> Outcome<bool> {
 pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Failure> {
     let (cluster, id) = target::node(&args.node)?;
     let tty = args.tty && stdin().is_terminal();
+    if args.tty && !tty {
+        eprintln!("standard input is no terminal: -t is left out");
+    }
     let start = ExecNodeStart {
         cluster,
         id,

@@ -42,6 +42,7 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
     };
     let mut planned = check(client, &objects, &options, ", nothing applied").await?;
     if args.dry_run {
+        preview(client, &objects).await?;
         for (document, answer) in objects.clusters.iter().zip(&planned) {
             output::line(&format!(
                 "{} (dry run)",
@@ -128,7 +129,9 @@ pub(crate) async fn check(
     }
     for document in &objects.platforms {
         let answer = register(client, document.object.clone(), true).await;
-        problems.keep(answer, document)?;
+        if !matches!(&answer, Err(error) if secret_is_coming(error, objects)) {
+            problems.keep(answer, document)?;
+        }
     }
     let coming: Vec<String> = objects
         .platforms
@@ -199,6 +202,36 @@ fn request(cluster: &Cluster, options: &Options) -> ApplyClusterRequest {
         remove_groups: options.remove_groups.clone(),
         ..Default::default()
     }
+}
+
+/// Says what would become of secrets and platforms, one line for each. Answers whether any would change.
+pub(crate) async fn preview(client: &Client, objects: &Objects) -> Outcome<bool> {
+    let mut changes = false;
+    for document in &objects.secrets {
+        let mut request = document.object.clone();
+        request.validate_only = true;
+        let answer = client
+            .call(client.api.apply_secret(request, CALL_TIMEOUT))
+            .await?;
+        changes |= answer.outcome() != ApplyOutcome::Unchanged;
+        output::line(&super::secret::changes(client, &answer).await?)?;
+    }
+    for document in &objects.platforms {
+        let name = &document.object.name;
+        let word = match register(client, document.object.clone(), true).await {
+            Ok(answer) => {
+                changes |= answer.outcome() != ApplyOutcome::Unchanged;
+                outcome_word(answer.outcome())
+            }
+            Err(error) if secret_is_coming(&error, objects) => {
+                changes = true;
+                "checked when its secret is there"
+            }
+            Err(error) => return Err(error.into()),
+        };
+        output::line(&format!("platform/{name} {word} (dry run)"))?;
+    }
+    Ok(changes)
 }
 
 /// Registers a platform, or changes its registration.
@@ -278,7 +311,7 @@ fn warn(name: &str, warnings: &[String]) {
     }
 }
 
-fn outcome_word(outcome: ApplyOutcome) -> &'static str {
+pub(crate) fn outcome_word(outcome: ApplyOutcome) -> &'static str {
     match outcome {
         ApplyOutcome::Created => "created",
         ApplyOutcome::Configured => "configured",

@@ -1,14 +1,18 @@
 //! `describe` and `status`: what is wanted, what is there, what is being done and what is waited for.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use drover_proto::orchestrator::v1::{
-    Cluster, ClusterPhase, GetClusterRequest, GetNodeRequest, PlanClusterRequest, PlatformPhase,
-    plan_cluster_request::Subject,
+    Cluster, ClusterPhase, EventSeverity, GetClusterRequest, GetNodeRequest, ListEventsRequest,
+    Node, PlanClusterRequest, PlatformPhase, plan_cluster_request::Subject,
 };
 use prost_types::Timestamp;
 
 use super::{
+    storage,
     target::{self, Kind, Target},
     tree::{activity, reason, since, tree, worst},
 };
@@ -23,7 +27,14 @@ use crate::{
 };
 
 pub(crate) async fn run(client: &Client, args: DescribeArgs) -> Outcome {
-    let target = Target::parse(&args.target)?;
+    let target = match (Target::parse(&args.target), args.target.as_slice()) {
+        (Err(_), [name]) if !name.contains('/') => {
+            return Err(Failure::usage(format!(
+                "describe takes KIND NAME, for example: drover describe cluster {name}"
+            )));
+        }
+        (target, _) => target?,
+    };
     let name = target.name()?;
     match target.kind {
         Kind::Cluster => cluster(client, name, args.all).await?,
@@ -63,8 +74,63 @@ async fn cluster(client: &Client, name: &str, all: bool) -> Outcome<()> {
     if !below.rows.is_empty() {
         output::print(&format!("\n{}", below.render(true, output::colours())))?;
     }
-    output::print(&activity(&cluster, &plan, now))?;
-    Ok(())
+    let kept = storage::of_cluster(client, name).await;
+    if !kept.is_empty() {
+        let table = storage::table(&kept);
+        let text = table.render(true, output::colours());
+        output::print(&format!("\nStorage that is kept:\n{text}"))?;
+    }
+    output::print(&activity(&cluster, &nodes, &plan, now))?;
+    Ok(output::print(&warnings(client, &cluster, now).await?)?)
+}
+
+/// The last warnings about a cluster: what went wrong a moment ago and is no state that lasts.
+async fn warnings(client: &Client, cluster: &Cluster, now: SystemTime) -> Outcome<String> {
+    /// Longest time for which one is shown.
+    const RECENT: Duration = Duration::from_secs(600);
+    /// Most that are shown.
+    const MOST: usize = 5;
+    /// Events that are looked through.
+    const LOOK: u64 = 100;
+    let last = cluster
+        .status
+        .as_ref()
+        .map(|status| status.last_event_sequence);
+    let request = ListEventsRequest {
+        cluster: cluster.name.clone(),
+        after_sequence: last.unwrap_or(0).saturating_sub(LOOK),
+        ..Default::default()
+    };
+    let call = client.api.list_events(request, CALL_TIMEOUT);
+    let Ok(answer) = client.call(call).await else {
+        // All else is shown already; those events may not be kept any more.
+        return Ok(String::new());
+    };
+    let events = answer.events;
+    let recent = events.iter().filter(|event| {
+        let age = age::elapsed(event.event_time.as_ref(), now);
+        event.severity() == EventSeverity::Warning && age.is_some_and(|age| age <= RECENT)
+    });
+    let recent: Vec<String> = recent
+        .map(|event| {
+            let age = age::since(event.event_time.as_ref(), now);
+            let of = event.node.as_ref().or(event.group.as_ref());
+            let of = of.map(|of| format!("{of} ")).unwrap_or_default();
+            format!(
+                "WARNED {of}{age} ago: {}: {}\n",
+                event.reason, event.message
+            )
+        })
+        .collect();
+    Ok(recent[recent.len().saturating_sub(MOST)..].concat())
+}
+
+fn repair(node: &Node) -> &'static str {
+    if node.under_repair {
+        "somebody works on it: it is not replaced for being sick"
+    } else {
+        ""
+    }
 }
 
 async fn node(client: &Client, name: &str) -> Outcome<()> {
@@ -79,6 +145,12 @@ async fn node(client: &Client, name: &str) -> Outcome<()> {
         .await?;
     let node = answer.node.unwrap_or_default();
     let now = SystemTime::now();
+    let kept: Vec<String> = storage::of_cluster(client, &node.cluster)
+        .await
+        .iter()
+        .filter(|one| storage::is_of(one, &node))
+        .map(|one| format!("{} on {}", storage::id(one), one.platform))
+        .collect();
     let endpoints: Vec<String> = node
         .endpoints
         .iter()
@@ -91,6 +163,7 @@ async fn node(client: &Client, name: &str) -> Outcome<()> {
         ("SINCE", age::since(node.state_time.as_ref(), now)),
         ("REASON", node.reason.clone()),
         ("MESSAGE", node.message.clone()),
+        ("REPAIR", repair(&node).to_owned()),
         ("GROUP", format!("{} ({})", node.group, rows::role(&node))),
         (
             "PLATFORM",
@@ -102,6 +175,7 @@ async fn node(client: &Client, name: &str) -> Outcome<()> {
         ("AGENT", node.agent_address.clone().unwrap_or_default()),
         ("DOMAIN", node.failure_domain.clone()),
         ("PROVIDER ID", node.provider_id.clone()),
+        ("KEPT STORAGE", kept.join(", ")),
         (
             "REQUEST",
             format!(

@@ -1,15 +1,16 @@
 //! Commands that change one thing: `scale`, `replace`, `pause`, `resume`, `reconcile`, `delete`.
 
-use drover_core::Reason;
+use drover_core::Error;
 use drover_proto::orchestrator::v1::{
-    DeleteClusterRequest, DeleteSecretRequest, PauseClusterRequest, ReconcileClusterRequest,
-    ReplaceNodeRequest, ResumeClusterRequest, ScaleGroupRequest, UnregisterPlatformRequest,
+    DeleteClusterRequest, DeleteSecretRequest, GetClusterRequest, ListSecretsRequest,
+    PauseClusterRequest, ReconcileClusterRequest, ReplaceNodeRequest, ResumeClusterRequest,
+    ScaleGroupRequest, SetNodeRepairRequest, UnregisterPlatformRequest,
     plan_cluster_request::Subject,
 };
 use tokio::time::Instant;
 
 use super::{
-    apply, report, rollout,
+    apply, report, rollout, storage,
     target::{self, Kind, Target},
     wait,
 };
@@ -29,10 +30,17 @@ pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
         size: args.size,
         standby: args.standby,
         expected_generation: args.expect_generation,
+        // A node of this cluster, however it is written.
+        remove_nodes: args
+            .remove
+            .iter()
+            .map(|node| node.rsplit('/').next().unwrap_or(node).to_owned())
+            .collect(),
     };
     if args.dry_run {
         return rollout::dry_run(client, &cluster, Subject::Scale(request), args.output).await;
     }
+    let before = generation(client, &cluster).await;
     let answer = client
         .call(client.api.scale_group(request, CALL_TIMEOUT))
         .await?;
@@ -41,17 +49,34 @@ pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
         return Ok(Exit::Done);
     }
     let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
+    let word = if before == Some(generation) {
+        "unchanged"
+    } else {
+        "scaled"
+    };
     let tally = answer
         .plan
         .as_ref()
         .map(report::Tally::of)
         .unwrap_or_default();
     output::line(&format!(
-        "group/{cluster}/{} scaled (generation {generation}): {}",
+        "group/{cluster}/{} {word} (generation {generation}): {}",
         args.group,
         tally.words()
     ))?;
     Ok(Exit::Done)
+}
+
+/// The generation of a cluster, for saying afterwards whether anything has changed. Who may not read it is told less.
+async fn generation(client: &Client, cluster: &str) -> Option<u64> {
+    let request = GetClusterRequest {
+        name: cluster.to_owned(),
+        min_revision: None,
+    };
+    let answer = client
+        .call(client.api.get_cluster(request, CALL_TIMEOUT))
+        .await;
+    Some(answer.ok()?.cluster?.generation)
 }
 
 pub(crate) async fn replace(client: &Client, node: &str) -> Outcome {
@@ -68,6 +93,29 @@ pub(crate) async fn replace(client: &Client, node: &str) -> Outcome {
         "node/{cluster}/{} ({}) will be replaced",
         node.name, node.id
     ))?;
+    Ok(Exit::Done)
+}
+
+pub(crate) async fn repair(client: &Client, node: &str, done: bool) -> Outcome {
+    let (cluster, id) = target::node(node)?;
+    let request = SetNodeRepairRequest {
+        cluster: cluster.clone(),
+        id,
+        under_repair: !done,
+    };
+    let answer = client
+        .call(client.api.set_node_repair(request, CALL_TIMEOUT))
+        .await?;
+    let node = answer.node.unwrap_or_default();
+    let name = format!("{cluster}/{}", node.name);
+    output::line(&if done {
+        format!("node/{name} ({}) is judged like any other", node.id)
+    } else {
+        format!(
+            "node/{name} ({}) is not replaced for being sick until: drover repair {name} --done",
+            node.id
+        )
+    })?;
     Ok(Exit::Done)
 }
 
@@ -130,6 +178,17 @@ pub(crate) async fn reconcile(client: &Client, cluster: &str, reset_back_off: bo
 }
 
 pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
+    if args.filenames.is_empty() {
+        let targets = Target::several(&args.target)?;
+        if let [target] = targets.as_slice()
+            && target.kind == Kind::Storage
+        {
+            return storage::delete(client, target.name()?, &args).await;
+        }
+        if targets.iter().any(|target| target.kind == Kind::Storage) {
+            return Err(Failure::usage("kept storage is deleted one at a time"));
+        }
+    }
     let things = chosen(client, &args).await?;
     if things.is_empty() {
         eprintln!("nothing found");
@@ -144,7 +203,10 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
                 };
                 rollout::dry_run(client, name, Subject::Delete(request), args.output).await?;
             } else {
-                output::line(&format!("{}/{name} deleted (dry run)", kind.word()))?;
+                eprintln!(
+                    "{}/{name} would be deleted; whether it may be is checked only then",
+                    kind.word()
+                );
             }
         }
         return Ok(Exit::Done);
@@ -160,8 +222,20 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
         }
     }
     let start = Instant::now();
+    let mut missing = false;
     for (kind, name) in &things {
-        delete_one(client, *kind, name).await?;
+        match delete_one(client, *kind, name).await {
+            Ok(()) => {}
+            // What a file describes is taken down to its end, also the second time.
+            Err(failure) if failure.exit == Exit::NotFound => {
+                if !args.ignore_not_found {
+                    eprintln!("{failure}");
+                    missing = true;
+                }
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        }
         // What a file describes is taken down from the top: its platforms only when nothing is on them any more.
         let then_more =
             !args.filenames.is_empty() && things.iter().any(|(kind, _)| *kind != Kind::Cluster);
@@ -170,7 +244,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
             output::line(&format!("cluster/{name} gone"))?;
         }
     }
-    Ok(Exit::Done)
+    Ok(if missing { Exit::NotFound } else { Exit::Done })
 }
 
 /// What is to be deleted, in the order in which it is: clusters, platforms, secrets.
@@ -197,14 +271,15 @@ async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String
             .map(|document| (Kind::Secret, document.object.name.clone()));
         return Ok(clusters.chain(platforms).chain(secrets).collect());
     }
-    let target = Target::parse(&args.target)?;
-    if !matches!(target.kind, Kind::Cluster | Kind::Platform | Kind::Secret) {
+    let targets = Target::several(&args.target)?;
+    let known = [Kind::Cluster, Kind::Platform, Kind::Secret];
+    if targets.iter().any(|target| !known.contains(&target.kind)) {
         return Err(Failure::usage(
-            "only clusters, platforms and secrets can be deleted; to renew a node: drover replace",
+            "only clusters, platforms, secrets and kept storage can be deleted; to renew a node: drover replace",
         ));
     }
-    match (&target.name, &args.selector) {
-        (None, Some(selector)) if target.kind == Kind::Cluster => {
+    match (targets.as_slice(), &args.selector) {
+        ([target], Some(selector)) if target.name.is_none() && target.kind == Kind::Cluster => {
             let found = client
                 .list_clusters(Some(target::selector(selector)?))
                 .await?;
@@ -217,7 +292,10 @@ async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String
         (_, Some(_)) => Err(Failure::usage(
             "labels select clusters, and only without a name",
         )),
-        (_, None) => Ok(vec![(target.kind, target.name()?.to_owned())]),
+        (targets, None) => targets
+            .iter()
+            .map(|target| Ok((target.kind, target.name()?.to_owned())))
+            .collect(),
     }
 }
 
@@ -243,18 +321,23 @@ async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
             output::line(&format!("platform/{name} deleted"))?;
         }
         _ => {
+            // Deleting one that is not there is no error of the API.
+            let request = ListSecretsRequest {
+                name: Some(name.to_owned()),
+                ..Default::default()
+            };
+            let found = client
+                .call(client.api.list_secrets(request, CALL_TIMEOUT))
+                .await?;
+            if found.secrets.is_empty() {
+                return Err(Error::not_found("secret", name).into());
+            }
             let request = DeleteSecretRequest {
                 name: name.to_owned(),
             };
-            match client
+            client
                 .call(client.api.delete_secret(request, CALL_TIMEOUT))
-                .await
-            {
-                Err(error) if error.reason() == Reason::NotFound => {}
-                answer => {
-                    answer?;
-                }
-            }
+                .await?;
             output::line(&format!("secret/{name} deleted"))?;
         }
     }

@@ -166,12 +166,14 @@ async fn watch(
         let shown = match args.output {
             Format::Json | Format::Yaml => json::line(event)
                 .map_err(Failure::from)
-                .and_then(|line| Ok(output::print(&line)?)),
-            Format::Name => output::line(&format!("event/{}/{}", event.cluster, event.sequence))
-                .map_err(Failure::from),
+                .and_then(|line| Ok(output::print_on(&line)?)),
+            Format::Name => {
+                output::print_on(&format!("event/{}/{}\n", event.cluster, event.sequence))
+                    .map_err(Failure::from)
+            }
             Format::Table | Format::Wide => {
                 let row = rows::event(event, now);
-                output::line(&columns(&row)).map_err(Failure::from)
+                output::print_on(&(columns(&row) + "\n")).map_err(Failure::from)
             }
         };
         match shown {

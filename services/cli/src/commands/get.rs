@@ -18,7 +18,7 @@ use drover_proto::{
 use prost::{Message, Name};
 
 use super::{
-    events,
+    events, storage,
     target::{self, Kind, Target},
 };
 use crate::{
@@ -69,6 +69,7 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
         (Kind::Platform, false) => platforms(client, target.name, view).await?,
         (Kind::Host, false) => hosts(client, target.name()?, selector, view).await?,
         (Kind::Discovered, false) => discovered(client, target.name, view).await?,
+        (Kind::Storage, false) => kept_storage(client, target.name, view).await?,
         (Kind::Secret, false) => secrets(client, target.name, view).await?,
     }
     Ok(Exit::Done)
@@ -326,6 +327,17 @@ async fn discovered(client: &Client, platform: Option<String>, view: View) -> Ou
     })
 }
 
+async fn kept_storage(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
+    let all = storage::list(client, name.as_deref()).await?;
+    let names = || {
+        all.storage
+            .iter()
+            .map(|one| format!("storage/{}", storage::id(one)))
+            .collect()
+    };
+    view.print(&all, names, || storage::table(&all.storage))
+}
+
 async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
     let now = SystemTime::now();
     let mut all = ListSecretsResponse::default();
@@ -369,7 +381,8 @@ struct Follower {
     view: View,
     table: Table,
     shown: BTreeMap<String, Vec<String>>,
-    complete: bool,
+    /// Widths of the columns of the first table, once it is complete.
+    widths: Option<Vec<usize>>,
 }
 
 impl Follower {
@@ -378,7 +391,7 @@ impl Follower {
             view,
             table,
             shown: BTreeMap::new(),
-            complete: false,
+            widths: None,
         }
     }
 
@@ -410,12 +423,13 @@ impl Follower {
             return Ok(());
         }
         match self.view.format {
-            Format::Json | Format::Yaml => output::print(&json::line(message)?)?,
-            Format::Name => output::line(name)?,
+            Format::Json | Format::Yaml => output::print_on(&json::line(message)?)?,
+            Format::Name => output::print_on(&format!("{name}\n"))?,
             Format::Table | Format::Wide => {
                 self.table.rows.push(row);
-                if self.complete {
-                    self.flush(false)?;
+                if let Some(widths) = &self.widths {
+                    output::print_on(&self.table.below(widths, output::colours()))?;
+                    self.table.rows.clear();
                 }
             }
         }
@@ -430,17 +444,14 @@ impl Follower {
     }
 
     fn complete(&mut self) -> Outcome<()> {
-        if !std::mem::replace(&mut self.complete, true) {
-            self.flush(self.view.header)?;
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self, header: bool) -> Outcome<()> {
-        if !matches!(self.view.format, Format::Table | Format::Wide) {
+        if self.widths.is_some() {
             return Ok(());
         }
-        output::print(&self.table.render(header, output::colours()))?;
+        if matches!(self.view.format, Format::Table | Format::Wide) {
+            let text = self.table.render(self.view.header, output::colours());
+            output::print_on(&text)?;
+        }
+        self.widths = Some(self.table.widths());
         self.table.rows.clear();
         Ok(())
     }

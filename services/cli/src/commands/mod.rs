@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod apply;
+mod backend;
 mod describe;
 mod edit;
 mod events;
@@ -12,6 +13,8 @@ mod plan;
 mod probe;
 mod report;
 mod rollout;
+mod secret;
+mod storage;
 mod target;
 mod tree;
 pub(crate) mod wait;
@@ -39,12 +42,25 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Scale(args) => edit::scale(&client()?, args).await,
         Command::Rollout(command) => rollout::run(&client()?, command).await,
         Command::Replace { node } => edit::replace(&client()?, &node).await,
+        Command::Repair { node, done } => edit::repair(&client()?, &node, done).await,
         Command::Pause { cluster, reason } => edit::pause(&client()?, &cluster, &reason).await,
         Command::Resume { cluster } => edit::resume(&client()?, &cluster).await,
         Command::Reconcile {
             cluster,
             reset_back_off,
         } => edit::reconcile(&client()?, &cluster, reset_back_off).await,
+        Command::Abandon {
+            cluster,
+            platform,
+            uid,
+            yes,
+        } => backend::abandon(&client()?, &cluster, &platform, uid, yes).await,
+        Command::Rebind { platform, uid, yes } => {
+            backend::rebind(&client()?, &platform, &uid, yes).await
+        }
+        Command::ConfirmLoss { platform, count } => {
+            backend::confirm_loss(&client()?, &platform, count).await
+        }
         Command::Delete(args) => edit::delete(&client()?, args).await,
         Command::Wait(args) => wait::run(&client()?, args).await,
         Command::Logs(args) => access::logs(&client()?, args).await,

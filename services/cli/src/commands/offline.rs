@@ -13,11 +13,15 @@ use crate::{
 /// Manifests to start from; the same that are shipped as examples.
 const HELLO: &str = include_str!("../../../../deploy/examples/hello.yaml");
 const REDIS: &str = include_str!("../../../../deploy/examples/redis.yaml");
+const ETCD: &str = include_str!("../../../../deploy/examples/etcd.yaml");
+const POSTGRESQL: &str = include_str!("../../../../deploy/examples/postgresql.yaml");
 
 pub(crate) fn init(kind: Starter) -> Outcome {
     output::print(match kind {
         Starter::Hello => HELLO,
         Starter::Redis => REDIS,
+        Starter::Etcd => ETCD,
+        Starter::Postgresql => POSTGRESQL,
     })?;
     Ok(Exit::Done)
 }

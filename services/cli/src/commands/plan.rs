@@ -56,7 +56,10 @@ async fn stored(client: &Client, name: &str, format: Format) -> Outcome<bool> {
 async fn documents(client: &Client, filenames: &[String], format: Format) -> Outcome<bool> {
     let objects = apply::read(client, filenames).await?;
     let planned = apply::check(client, &objects, &Options::default(), "").await?;
-    let mut changes = false;
+    let mut changes = match format {
+        Format::Json | Format::Yaml => false,
+        Format::Table | Format::Wide | Format::Name => apply::preview(client, &objects).await?,
+    };
     for (document, answer) in objects.clusters.iter().zip(planned) {
         let Some(answer) = answer else {
             output::line(&format!(

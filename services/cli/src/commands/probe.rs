@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use drover_client::Target;
-use tonic_health::pb::{
-    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
-};
+use drover_client::health::{self as probe, ServingStatus};
 
 use crate::{
     cli::Global,
     client::Client,
     context::Security,
-    failure::{Exit, Failure, Outcome},
+    failure::{Exit, Outcome},
     output,
 };
 
@@ -21,41 +18,14 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Asks grpc.health.v1. Exit code 0: serving, 1: not, 3: unknown service, 5: not reachable.
 pub(crate) async fn health(global: &Global, address: &str, service: &str) -> Outcome {
     let secure = Security::of(&global.secure);
-    let url = match address.split_once("://") {
-        Some(("grpc", rest)) => format!("http://{rest}"),
-        Some(("grpcs", rest)) => format!("https://{rest}"),
-        Some(_) => address.to_owned(),
-        // Who names authorities wants to see them.
-        None if secure.ca.is_some() => format!("https://{address}"),
-        None => format!("http://{address}"),
-    };
-    let target: Target = url.parse()?;
+    // Who names authorities wants to see them.
+    let target = probe::target(address, secure.ca.is_some())?;
     let target = if target.is_encrypted() {
         secure.apply(target)?
     } else {
         target
     };
-    let mut client = HealthClient::new(drover_client::connect(&target));
-    let request = HealthCheckRequest {
-        service: service.to_owned(),
-    };
-    let answer = match tokio::time::timeout(TIMEOUT, client.check(request)).await {
-        Ok(Ok(answer)) => answer.into_inner(),
-        Ok(Err(status)) => {
-            let error = drover_client::to_error(&status);
-            return Err(if drover_client::is_unreachable(&error) {
-                error.context(format!("cannot reach {target}")).into()
-            } else {
-                error.into()
-            });
-        }
-        Err(_) => {
-            return Err(Failure::timed_out(format!(
-                "{target} did not answer within {TIMEOUT:?}"
-            )));
-        }
-    };
-    let (word, exit) = match answer.status() {
+    let (word, exit) = match probe::check(&target, service).await? {
         ServingStatus::Serving => ("serving", Exit::Done),
         ServingStatus::NotServing => ("not serving", Exit::Failed),
         ServingStatus::ServiceUnknown => ("unknown service", Exit::NotFound),

@@ -17,9 +17,10 @@ pub(crate) enum Kind {
     Event,
     Discovered,
     Secret,
+    Storage,
 }
 
-const KINDS: [(&str, &str, Kind); 7] = [
+const KINDS: [(&str, &str, Kind); 8] = [
     ("cluster", "clusters", Kind::Cluster),
     ("node", "nodes", Kind::Node),
     ("platform", "platforms", Kind::Platform),
@@ -27,6 +28,7 @@ const KINDS: [(&str, &str, Kind); 7] = [
     ("event", "events", Kind::Event),
     ("discovered", "discovered", Kind::Discovered),
     ("secret", "secrets", Kind::Secret),
+    ("storage", "storage", Kind::Storage),
 ];
 
 impl Kind {
@@ -90,11 +92,29 @@ impl Target {
         }
     }
 
+    /// Several of them: `KIND NAME NAME…`, `KIND/NAME KIND/NAME…`.
+    pub(crate) fn several(words: &[String]) -> Outcome<Vec<Self>> {
+        match words {
+            [first, ..] if first.contains('/') => words
+                .iter()
+                .map(|word| Self::parse(std::slice::from_ref(word)))
+                .collect(),
+            [kind, names @ ..] if names.len() > 1 => names
+                .iter()
+                .map(|name| Self::parse(&[kind.clone(), name.clone()]))
+                .collect(),
+            _ => Ok(vec![Self::parse(words)?]),
+        }
+    }
+
     /// The name, where one must be given.
     pub(crate) fn name(&self) -> Outcome<&str> {
-        self.name
-            .as_deref()
-            .ok_or_else(|| Failure::usage(format!("which {}? give its name", self.kind.word())))
+        self.name.as_deref().ok_or_else(|| {
+            Failure::usage(match self.kind {
+                Kind::Host => "which platform? drover get hosts PLATFORM".to_owned(),
+                kind => format!("which {}? give its name", kind.word()),
+            })
+        })
     }
 }
 
@@ -231,6 +251,23 @@ mod tests {
             failure.message.contains("did you mean `clusters`?"),
             "{failure}"
         );
+    }
+
+    #[test]
+    fn several_are_named_as_in_kubectl() {
+        let cluster = |name: &str| Target {
+            kind: Kind::Cluster,
+            name: Some(name.into()),
+        };
+        for text in ["cluster a b", "cluster/a cluster/b", "clusters a cluster/b"] {
+            let found = Target::several(&words(text)).unwrap();
+            assert_eq!(found, [cluster("a"), cluster("b")], "{text}");
+        }
+        assert_eq!(
+            Target::several(&words("cluster a")).unwrap(),
+            [cluster("a")]
+        );
+        assert!(Target::several(&words("cluster/a b")).is_err());
     }
 
     #[test]

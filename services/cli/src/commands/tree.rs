@@ -36,7 +36,11 @@ pub(super) fn tree(cluster: &Cluster, nodes: &[Node], all: bool, now: SystemTime
         status.observed_generation, cluster.generation
     ));
     if let Some(pause) = &status.pause {
-        about.push(format!("paused: {}", pause.reason));
+        about.push(if pause.reason.is_empty() {
+            "paused".to_owned()
+        } else {
+            format!("paused: {}", pause.reason)
+        });
     }
     if let Some(condition) = trouble
         && !condition.message.is_empty()
@@ -152,7 +156,8 @@ fn group_row(branch: &str, group: &GroupStatus, nodes: &[&Node], now: SystemTime
     }
     about.push(format!(
         "up to date {} of {}",
-        group.updated,
+        // While nodes are replaced there are more than wanted.
+        group.updated.min(group.size + group.standby),
         group.size + group.standby
     ));
     if group.unknown > 0 {
@@ -186,8 +191,14 @@ fn group_row(branch: &str, group: &GroupStatus, nodes: &[&Node], now: SystemTime
 }
 
 fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: SystemTime) {
-    let is_fine =
-        |node: &&&Node| node.state() == NodeState::Ready && !node.outdated && !node.marked;
+    let is_fine = |node: &&&Node| {
+        // One that works and has something to say is listed: it says it to be read.
+        node.state() == NodeState::Ready
+            && !node.outdated
+            && !node.marked
+            && !node.under_repair
+            && node.message.is_empty()
+    };
     let fine: Vec<&Node> = if all {
         Vec::new()
     } else {
@@ -217,16 +228,19 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
         ]);
     }
     for node in nodes.iter().filter(|node| all || !is_fine(node)) {
-        let mut message = node.message.clone();
-        if message.is_empty() && node.state() == NodeState::Ready {
-            message = rows::address(node);
-        }
-        if node.outdated {
-            message = format!("outdated {message}").trim_end().to_owned();
-        }
-        if node.marked {
-            message = format!("to be replaced {message}").trim_end().to_owned();
-        }
+        let about = [
+            (node.marked, "to be replaced".to_owned()),
+            (node.under_repair, "under repair".to_owned()),
+            (node.outdated, "outdated".to_owned()),
+            (true, node.message.clone()),
+            (node.state() == NodeState::Ready, rows::address(node)),
+        ];
+        let about: Vec<String> = about
+            .into_iter()
+            .filter(|(holds, words)| *holds && !words.is_empty())
+            .map(|(_, words)| words)
+            .collect();
+        let message = about.join(" · ");
         lines.push(vec![
             format!("node/{} {}", node.name, rows::role(node)),
             rows::node_state(node.state()),
@@ -249,18 +263,20 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
 }
 
 /// Conditions that are troubles when they hold; the others are troubles when they do not.
-const BAD_WHEN_TRUE: [&str; 15] = [
+const BAD_WHEN_TRUE: [&str; 17] = [
     "Deleting",
     "Paused",
     "StoreBehind",
     "ForeignNodes",
     "DeletionBlocked",
+    "StoreUnavailable",
     "Failed",
     "Rejected",
     "PlatformUnavailable",
     "NoCapacity",
     "RemediationBlocked",
     "UpdateBlocked",
+    "PromotionFailed",
     "ProbeUnreachable",
     "Remediating",
     "ScalingUp",
@@ -299,7 +315,7 @@ pub(super) fn since(
 }
 
 /// What is being done, and what comes next.
-pub(super) fn activity(cluster: &Cluster, plan: &Plan, now: SystemTime) -> String {
+pub(super) fn activity(cluster: &Cluster, nodes: &[Node], plan: &Plan, now: SystemTime) -> String {
     let mut out = String::new();
     for action in &plan.actions {
         let why = if action.message.is_empty() {
@@ -330,6 +346,7 @@ pub(super) fn activity(cluster: &Cluster, plan: &Plan, now: SystemTime) -> Strin
         };
         out.push_str(&format!("WAITS  {who} {until}: {why}\n"));
     }
+    out.push_str(&coming(nodes, now));
     let ready = cluster
         .status
         .as_ref()
@@ -338,6 +355,37 @@ pub(super) fn activity(cluster: &Cluster, plan: &Plan, now: SystemTime) -> Strin
         out.push_str("Nothing to do by itself now: drover events shows what happened\n");
     }
     out
+}
+
+/// Nodes that are on their way, for which nothing is to be done but wait.
+fn coming(nodes: &[Node], now: SystemTime) -> String {
+    let on_the_way = nodes.iter().filter(|node| {
+        matches!(
+            node.state(),
+            NodeState::Requested | NodeState::Provisioning | NodeState::Starting
+        )
+    });
+    let coming: Vec<&Node> = on_the_way.collect();
+    let Some(first) = coming
+        .iter()
+        .filter_map(|node| node.state_time.as_ref())
+        .min_by_key(|time| (time.seconds, time.nanos))
+    else {
+        return String::new();
+    };
+    let mut names: Vec<&str> = coming
+        .iter()
+        .take(MAX_NAMES)
+        .map(|node| node.name.as_str())
+        .collect();
+    if coming.len() > MAX_NAMES {
+        names.push("…");
+    }
+    format!(
+        "COMES  {}: not Ready yet, the first for {}\n",
+        names.join(", "),
+        age::since(Some(first), now)
+    )
 }
 
 #[cfg(test)]
@@ -431,6 +479,60 @@ cluster/orders            Remediating   2 of 3   ProbeFailed   41s     postgresq
             tree(&cluster, &nodes, true, now).rows.len(),
             5,
             "--all lists every node"
+        );
+        let activity = activity(&cluster, &nodes, &Plan::default(), now);
+        assert!(activity.starts_with("Nothing to do"), "{activity}");
+    }
+
+    #[test]
+    fn what_a_ready_node_says_is_shown() {
+        let now = SystemTime::now();
+        let node = |name: &str, message: &str| Node {
+            name: name.into(),
+            role: NodeRole::Active.into(),
+            state: NodeState::Ready.into(),
+            message: message.into(),
+            agent_address: Some("tcp://127.0.0.1:1".into()),
+            ..Default::default()
+        };
+        let mut marked = node("db-2", "");
+        (marked.marked, marked.under_repair) = (true, true);
+        let nodes = [
+            node("db-0", ""),
+            node("db-1", "follows 4 MB behind"),
+            marked,
+        ];
+        let mut table = Table::new(&["NAME", "STATUS", "READY", "REASON", "SINCE", "MESSAGE"]);
+        let nodes: Vec<&Node> = nodes.iter().collect();
+        node_rows(&mut table, "", &nodes, false, now);
+        let messages: Vec<&str> = table.rows.iter().map(|row| row[5].as_str()).collect();
+        assert_eq!(
+            messages,
+            [
+                "db-0 active   (--all lists them)",
+                "follows 4 MB behind · 127.0.0.1:1",
+                "to be replaced · under repair · 127.0.0.1:1"
+            ]
+        );
+    }
+
+    #[test]
+    fn nodes_on_their_way_are_what_is_waited_for() {
+        let now = SystemTime::now();
+        let node = |name: &str, state: NodeState, seconds| Node {
+            name: name.into(),
+            state: state.into(),
+            state_time: ago(now, seconds),
+            ..Default::default()
+        };
+        let nodes = [
+            node("db-0", NodeState::Ready, 90),
+            node("db-1", NodeState::Starting, 4),
+            node("db-2", NodeState::Requested, 9),
+        ];
+        assert_eq!(
+            activity(&Cluster::default(), &nodes, &Plan::default(), now),
+            "COMES  db-1, db-2: not Ready yet, the first for 9s\n"
         );
     }
 }

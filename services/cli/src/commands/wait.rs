@@ -132,7 +132,7 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
         Ok(Ok(true)) => Ok(()),
         Ok(Ok(false)) => Err(Failure::new(
             Exit::NotFound,
-            format!("error: there is no cluster {name:?}"),
+            format!("error: there is no cluster {name:?}\nhint: drover get clusters"),
         )),
         // Some orchestrators answer a watch of a missing cluster so.
         Ok(Err(error))

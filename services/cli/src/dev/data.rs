@@ -1,7 +1,9 @@
 //! The data directory of `drover dev`: what is in it, and how it is removed.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -56,6 +58,25 @@ impl DataDir {
 
     pub(super) fn local(&self) -> PathBuf {
         self.root.join("local")
+    }
+
+    /// The file with the key of the store, made if it is not there.
+    pub(super) fn keys(&self) -> anyhow::Result<PathBuf> {
+        let path = self.root.join("secrets.key");
+        let failed = || format!("cannot make {}", path.display());
+        if path.try_exists().with_context(failed)? {
+            return Ok(path);
+        }
+        let line = drover_orchestrator::new_key()?;
+        // Whole or not at all: half a key would be none, and would stay.
+        let made = self.root.join("secrets.key.new");
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(&made).with_context(failed)?;
+        file.write_all(line.as_bytes()).with_context(failed)?;
+        file.sync_all().with_context(failed)?;
+        fs::rename(&made, &path).with_context(failed)?;
+        Ok(path)
     }
 
     pub(super) fn simulated(&self, name: &str) -> PathBuf {
@@ -150,6 +171,23 @@ mod tests {
         assert!(DataDir::open(dir.path()).is_err());
         assert!(clean(dir.path()).is_err());
         assert!(dir.path().join("thesis.tex").exists());
+    }
+
+    #[test]
+    fn the_key_is_made_once_and_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let data = DataDir::open(&dir.path().join(".drover")).unwrap();
+        let path = data.keys().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!((text.lines().count(), mode & 0o777), (1, 0o600));
+        assert_eq!(data.keys().unwrap(), path);
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            text,
+            "kept between runs"
+        );
     }
 
     #[test]

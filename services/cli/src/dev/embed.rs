@@ -1,9 +1,9 @@
 //! The servers that `drover dev` runs in this process, each on a port of its own on loopback.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use anyhow::Context;
-use drover_orchestrator::{Orchestrator, PlatformTlsSettings};
+use drover_orchestrator::{Orchestrator, PlatformTlsSettings, SecretsSettings};
 use drover_platform_cloud::{
     PlatformServer, Settings as PlatformSettings,
     drivers::{local, simulated::SimulatedSettings},
@@ -77,7 +77,14 @@ impl Servers {
             endpoints.insert(name, format!("http://{}", running.address()));
             platforms.push((platform, running));
         }
-        let (orchestrator, api) = start_orchestrator(&data.store(), listener, platform_tls).await?;
+        let settings = drover_orchestrator::Settings {
+            data_dir: data.store(),
+            platform_tls,
+            secrets: SecretsSettings {
+                key_file: Some(data.keys()?),
+            },
+        };
+        let (orchestrator, api) = start_orchestrator(&settings, listener).await?;
         Ok(Self {
             orchestrator,
             api,
@@ -117,15 +124,10 @@ async fn start_platform(settings: PlatformSettings) -> anyhow::Result<(PlatformS
 }
 
 async fn start_orchestrator(
-    store: &Path,
+    settings: &drover_orchestrator::Settings,
     listener: TcpListener,
-    platform_tls: PlatformTlsSettings,
 ) -> anyhow::Result<(Orchestrator, Running)> {
-    let settings = drover_orchestrator::Settings {
-        data_dir: store.to_path_buf(),
-        platform_tls,
-    };
-    let orchestrator = Orchestrator::open(&settings).await?;
+    let orchestrator = Orchestrator::open(settings).await?;
     let server = ServerSettings::default();
     let running = drover_server::spawn(orchestrator.service(), listener, &server, Shutdown::new())?;
     Ok((orchestrator, running))

@@ -33,6 +33,16 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
     }
     let elsewhere = elsewhere(&args.platform)?;
     // Before anything is made, since most of it needs no data.
+    if args.simulate.iter().any(|name| name.trim() == "local") {
+        return Err(Failure::usage(
+            "`local` is the platform of this machine; give the simulated one another name",
+        ));
+    }
+    // Said before anything starts. Not read yet: what is a pipe can be read only once.
+    for file in args.filenames.iter().filter(|name| *name != "-") {
+        std::fs::metadata(file)
+            .map_err(|error| Failure::failed(format!("cannot read {file}: {error}")))?;
+    }
     let asked = simulated(args.simulate.iter().cloned());
     emulate::parse(&args.emulate, &taken(&asked, &elsewhere))?;
     let listener = embed::listen(args.listen)

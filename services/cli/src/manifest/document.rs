@@ -188,6 +188,7 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
     let keys = [
         ("stringData", "a map of texts"),
         ("data", "a map of bytes in base64"),
+        ("dataFrom", "a map of {file: PATH}"),
         ("sha256", "a map of digests of stored values that are kept"),
     ];
     let (name, _) = metadata(decoder, root, &keys, false);
@@ -233,6 +234,14 @@ fn secret_value(
     entry: &Entry,
     path: &str,
 ) -> Option<SecretContent> {
+    if section == "dataFrom" {
+        return decoder
+            .file(&entry.value, path)
+            .map(|content| match String::from_utf8(content) {
+                Ok(text) => SecretContent::Text(text),
+                Err(error) => SecretContent::Binary(error.into_bytes()),
+            });
+    }
     let Value::Scalar { .. } = entry.value.value else {
         decoder.error(entry.span, path, "wrong value", "expected a text");
         return None;

@@ -22,14 +22,13 @@ const WIDTH: usize = 110;
 pub(crate) fn explain(path: &str) -> Result<String, String> {
     let mut words = path.split('.').filter(|word| !word.is_empty());
     let kind = words.next().unwrap_or("cluster").to_lowercase();
-    let Some((_, name, message)) = KINDS
+    let Some((word, name, message)) = KINDS
         .iter()
         .find(|(word, ..)| *word == kind || format!("{word}s") == kind)
     else {
-        return Err(format!(
-            "there is no kind `{kind}` (kinds: cluster, platform)"
-        ));
+        return other(&kind, words.next());
     };
+    let kind = (*word).to_owned();
     let mut message = schema::message(message).map_err(|error| error.to_string())?;
     let mut done = vec![kind.clone()];
     let mut field: Option<Field> = None;
@@ -37,18 +36,36 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
         None => {
             let about = schema::comment(&message.parent_file(), message.path());
             return Ok(format!(
-                "{kind}  a document with apiVersion: drover.dev/v1, kind: {name}, metadata and spec\n\nmetadata  name, labels\nspec      {about}\n\nMore: drover explain {kind}.spec\n"
+                "{kind}  a document with apiVersion: drover.dev/v1, kind: {name}, metadata and spec\n\nmetadata  {}\nspec      {about}\n\nMore: drover explain {kind}.spec\n",
+                if kind == "cluster" {
+                    "name, labels"
+                } else {
+                    "name"
+                }
             ));
         }
         Some("spec") => done.push("spec".into()),
+        Some("metadata") => return Ok(metadata(&kind)),
         Some(other) => {
             return Err(format!(
                 "{kind} has no field `{other}` to explain; try {kind}.spec"
             ));
         }
     }
-    for word in words {
+    let mut group = false;
+    let mut words = words.peekable();
+    while let Some(word) = words.next() {
+        // As messages and plans write it: `cluster.spec.groups.web.size`, `platforms[0].name`.
+        let word = word.split('[').next().unwrap_or(word);
+        let named = std::mem::take(&mut group);
         let fields = schema::fields(&message);
+        let keys = || fields.iter().map(|field| field.key.as_str());
+        let is_name = !keys().any(|key| key == word)
+            && (words.peek().is_some() || schema::closest(word, keys()).is_none());
+        if named && is_name {
+            continue;
+        }
+        group = word == "groups";
         let Some(found) = fields.iter().find(|field| field.key == word) else {
             let suggestion = schema::closest(word, fields.iter().map(|field| field.key.as_str()));
             let suggestion = suggestion
@@ -76,6 +93,43 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
         out.push_str(&listing(&path, &message));
     }
     Ok(out)
+}
+
+/// What no proto describes: the kind Secret.
+fn other(kind: &str, field: Option<&str>) -> Result<String, String> {
+    if !["secret", "secrets"].contains(&kind) {
+        return Err(format!(
+            "there is no kind `{kind}` (kinds: cluster, platform, secret); a path begins with one: drover explain cluster.spec"
+        ));
+    }
+    match field {
+        None => Ok(SECRET.to_owned()),
+        Some("metadata") => Ok(metadata("secret")),
+        Some(name) if SECRET.contains(&format!("\n{name} ")) => Ok(SECRET.to_owned()),
+        Some(name) => Err(format!("secret has no field `{name}`")),
+    }
+}
+
+const SECRET: &str = "\
+secret  a document with apiVersion: drover.dev/v1, kind: Secret, metadata and at least one of the others. What it holds
+is never shown again: it is read back as names of keys and their digests.
+
+metadata    name
+stringData  (a map of texts) Keys and what they hold.
+data        (a map of texts) The same in base64.
+dataFrom    (a map of maps {file: PATH}) The same from files; paths are relative to the manifest.
+sha256      (a map of texts) Keys that stay as they are stored, by the digest that is read back.
+";
+
+fn metadata(kind: &str) -> String {
+    let labels = if kind == "cluster" {
+        "  labels  (a map of texts) Words to select clusters by, as in Kubernetes; 64 at most.\n"
+    } else {
+        ""
+    };
+    format!(
+        "{kind}.metadata  (a map)\n\nFields:\n  name    (a text) Name of the {kind}, unique among its kind. Required.\n{labels}"
+    )
 }
 
 fn listing(path: &str, message: &MessageDescriptor) -> String {
@@ -161,6 +215,7 @@ pub(crate) fn json_schema() -> anyhow::Result<Value> {
         ));
     }
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
+    let file = json!({"type": "object", "properties": {"file": {"type": "string"}}, "required": ["file"], "additionalProperties": false});
     kinds.push(json!({
         "type": "object",
         "properties": {
@@ -169,6 +224,7 @@ pub(crate) fn json_schema() -> anyhow::Result<Value> {
             "metadata": metadata_schema(json!({"name": {"type": "string", "minLength": 1}})),
             "stringData": texts,
             "data": texts,
+            "dataFrom": {"type": "object", "additionalProperties": file},
             "sha256": texts,
         },
         "required": ["apiVersion", "kind", "metadata"],
@@ -308,6 +364,33 @@ mod tests {
             "cluster.spec.groups has no field `sise`, did you mean `size`?"
         );
         assert!(explain("pod").unwrap_err().contains("no kind `pod`"));
+        assert!(
+            explain("secret.spec")
+                .unwrap_err()
+                .contains("no field `spec`")
+        );
+    }
+
+    #[test]
+    fn paths_are_understood_as_messages_write_them() {
+        let groups = explain("cluster.spec.groups").unwrap();
+        assert_eq!(explain("cluster.spec.groups.web").unwrap(), groups);
+        assert_eq!(
+            explain("cluster.spec.groups.web.platforms[0].name").unwrap(),
+            explain("cluster.spec.groups.platforms.name").unwrap()
+        );
+    }
+
+    #[test]
+    fn every_kind_and_its_metadata_are_explained() {
+        assert!(explain("cluster.metadata").unwrap().contains("\n  labels "));
+        for path in ["platform.metadata", "secret.metadata", "platform"] {
+            let text = explain(path).unwrap();
+            assert!(text.contains("name") && !text.contains("labels"), "{text}");
+        }
+        let secret = explain("secret").unwrap();
+        assert!(secret.contains("stringData"), "{secret}");
+        assert_eq!(explain("secrets.stringData").unwrap(), secret);
     }
 
     #[test]

@@ -106,6 +106,10 @@ impl Manifests {
                 manifests.add_file(path)?;
             }
         }
+        // Nothing at all is a pipe that broke, or the wrong file.
+        if manifests.raw.is_empty() && manifests.unreadable.is_empty() {
+            bail!("no document in {}", inputs.join(", "));
+        }
         Ok(manifests)
     }
 
@@ -117,9 +121,16 @@ impl Manifests {
     }
 
     fn add(&mut self, name: &str, base: PathBuf, content: Vec<u8>) -> anyhow::Result<()> {
-        let text =
-            String::from_utf8(content).map_err(|_| anyhow::anyhow!("{name} is not UTF-8 text"))?;
-        self.add_text(name, base, text);
+        // Half of the bytes of a text in UTF-16 are nothing, and its mark is no UTF-8.
+        let wide = content.starts_with(&[0xff, 0xfe])
+            || content.starts_with(&[0xfe, 0xff])
+            || content.contains(&0);
+        let text = String::from_utf8(content).ok().filter(|_| !wide);
+        match text {
+            Some(text) => self.add_text(name, base, text),
+            None if wide => bail!("{name} is not UTF-8 text (is it UTF-16? save it as UTF-8)"),
+            None => bail!("{name} is not UTF-8 text"),
+        }
         Ok(())
     }
 
@@ -393,7 +404,15 @@ impl Objects {
 impl<T> Document<T> {
     /// What the server objects to, at the place in the manifest that it is about.
     pub(crate) fn violation(&self, violation: &Violation) -> Diagnostic {
-        self.at(&violation.field, violation.description.clone())
+        let words = &violation.description;
+        // Words about a name follow it, unless they repeat it.
+        let is_name = violation.field.rsplit('.').next() == Some("name");
+        let message = if is_name && words.starts_with("is ") {
+            format!("the name {words}")
+        } else {
+            words.clone()
+        };
+        self.at(&violation.field, message)
     }
 
     /// Something that is about one of its fields.

@@ -150,6 +150,10 @@ impl Node {
                 Some(Scalar::Null) => "nothing".into(),
                 Some(Scalar::Bool(_)) => format!("the truth value {text}"),
                 Some(Scalar::Integer(_) | Scalar::Float(_)) => format!("the number {text}"),
+                // In quotes it is a text, and looks like what was expected.
+                Some(Scalar::Text(_)) if !matches!(resolve(text), Scalar::Text(_)) => {
+                    format!("the text \"{text}\"")
+                }
                 _ if text.len() <= 40 && !text.contains('\n') => format!("`{text}`"),
                 _ => "a text".into(),
             },
@@ -458,7 +462,14 @@ fn to_span(span: &granit_parser::Span) -> Span {
 fn syntax(error: &ScanError) -> Stop {
     let mark = error.marker();
     let text = error.to_string();
-    let message = text.split(" at byte ").next().unwrap_or(&text).to_owned();
+    // The place is said where all places are said.
+    let mut message = text;
+    for mark in [" at byte ", " at char "] {
+        message = message.split(mark).next().unwrap_or_default().to_owned();
+    }
+    if message.starts_with("tabs disallowed") {
+        message.push_str("; indent with spaces");
+    }
     Stop {
         message: format!("not readable as YAML or JSON: {message}"),
         span: Span {

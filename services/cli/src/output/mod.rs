@@ -91,6 +91,37 @@ impl Table {
             })
     }
 
+    /// How wide the columns are, in characters.
+    pub(crate) fn widths(&self) -> Vec<usize> {
+        let width = |(position, name): (usize, &&str)| {
+            let cells = self.rows.iter().filter_map(|row| row.get(position));
+            let widest = cells.map(|cell| cell.chars().count()).max();
+            widest.unwrap_or(0).max(name.chars().count())
+        };
+        self.header.iter().enumerate().map(width).collect()
+    }
+
+    /// Its rows alone, below a table that was printed before with these widths.
+    pub(crate) fn below(&self, widths: &[usize], colours: bool) -> String {
+        let mut out = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), name) in row.iter().zip(widths).zip(&self.header) {
+                let cell = cell.replace(['\n', '\r', '\t'], " ");
+                let room = " ".repeat(width.saturating_sub(cell.chars().count()) + 3);
+                if colours && STATE_COLUMNS.contains(name) {
+                    line.push_str(&paint(&cell));
+                } else {
+                    line.push_str(&cell);
+                }
+                line.push_str(&room);
+            }
+            out.push_str(line.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+
     fn coloured(&self, line: &str, row: usize, widths: &[u16]) -> String {
         let mut line = line.to_owned();
         // From the right, so that what is inserted moves nothing that is still to come.
@@ -142,6 +173,12 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,
     }
+}
+
+/// Prints what never ends by itself. Errors: also a reader that has gone away, which ends it.
+pub(crate) fn print_on(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }
 
 /// Prints a line to standard output.

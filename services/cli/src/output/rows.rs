@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
+use drover_core::storage::quantity;
 use drover_proto::{
     orchestrator::v1::{
         Cluster, ClusterPhase, ClusterSpec, DiscoveredCluster, Event, EventSeverity, GroupSpec,
-        Node, NodeState, Platform, PlatformPhase, PlatformStatus, Secret,
+        KeptStorage, Node, NodeState, Platform, PlatformPhase, PlatformStatus, Secret,
+        StorageClaim,
     },
     platform::v1::{Host, HostState, NodeRole},
 };
@@ -33,12 +35,13 @@ pub(crate) fn node_status(node: &Node) -> String {
 }
 
 /// Conditions that say more than the phase, the gravest first.
-const TELLING: [&str; 9] = [
+const TELLING: [&str; 10] = [
     "Deleting",
     "Paused",
     "StoreBehind",
     "ForeignNodes",
     "DeletionBlocked",
+    "StoreUnavailable",
     "Failed",
     "Remediating",
     "ScalingUp",
@@ -353,6 +356,34 @@ pub(crate) fn discovered(cluster: &DiscoveredCluster, now: SystemTime) -> Vec<St
         or_dash(&cluster.owner),
         cluster.node_count.to_string(),
         age::since(cluster.observe_time.as_ref(), now),
+    ]
+}
+
+pub(crate) fn storage_table() -> Table {
+    Table::new(&[
+        "CLUSTER", "GROUP", "ORDINAL", "PLATFORM", "SIZE", "CLASS", "SINCE", "FOR", "ID",
+    ])
+}
+
+pub(crate) fn storage(one: &KeptStorage, now: SystemTime) -> Vec<String> {
+    let kept = one.storage.clone().unwrap_or_default();
+    let asked = kept.storage.unwrap_or_default();
+    let whom = match one.claim() {
+        StorageClaim::Cluster => "its next node",
+        StorageClaim::None => "nobody: its cluster is deleted",
+        StorageClaim::Foreign => "another orchestrator",
+        StorageClaim::Unspecified => "-",
+    };
+    vec![
+        or_dash(&kept.cluster_id),
+        or_dash(&kept.group),
+        kept.ordinal.to_string(),
+        one.platform.clone(),
+        asked.size_bytes.map_or_else(|| "-".to_owned(), quantity),
+        or_dash(&asked.class),
+        age::since(kept.kept_time.as_ref(), now),
+        whom.to_owned(),
+        kept.id,
     ]
 }
 

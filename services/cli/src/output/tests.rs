@@ -64,6 +64,24 @@ fn a_table_has_no_borders_and_no_trailing_space() {
 }
 
 #[test]
+fn rows_that_come_later_stand_below_the_table() {
+    let row = |name: &str, status: &str| vec![name.to_owned(), status.to_owned(), "1s".to_owned()];
+    let mut table = Table::new(&["NAME", "STATUS", "AGE"]);
+    table.rows.push(row("orders/db-0", "Ready"));
+    let widths = table.widths();
+    table.rows = vec![row("a/b", "Starting"), row("orders/db-1", "Ready")];
+    assert_eq!(
+        table.below(&widths, false),
+        "a/b           Starting   1s\norders/db-1   Ready    1s\n"
+    );
+    assert!(
+        table
+            .below(&widths, true)
+            .contains("a/b           \x1b[33mStarting\x1b[0m   1s")
+    );
+}
+
+#[test]
 fn a_cell_is_one_line_whatever_a_platform_says() {
     let mut table = Table::new(&["NAME", "MESSAGE"]);
     table

@@ -4,7 +4,9 @@ use std::{collections::HashSet, time::Duration};
 
 use super::{
     Amount, Choice, ClusterSpec, Group, GroupSpec, MAX_CHOICES, MAX_DEPTH, MAX_GROUPS, MAX_NODES,
-    Settings, Update, merge, pool, spec_hashes,
+    Settings, Update,
+    hash::{pool, spec_hashes},
+    merge, order,
 };
 use crate::{
     error::{Error, Violation},
@@ -59,6 +61,9 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         version: &cluster.version,
     };
     walk.siblings("spec.groups", &cluster.groups, &outer, 1);
+    for (field, why) in order::resolve(&cluster.groups, &mut walk.groups) {
+        walk.refuse(field, why);
+    }
     crate::infrastructure::check(
         &cluster.infrastructure,
         &cluster.groups,
@@ -147,6 +152,12 @@ impl Walk<'_> {
                 "a group that contains groups has no size of its own",
             );
         }
+        if group.standby.is_some() {
+            self.refuse(
+                format!("{at}.standby"),
+                "a group that contains groups has no nodes of its own",
+            );
+        }
         let outer = Outer {
             path: &path,
             settings: &settings,
@@ -185,13 +196,18 @@ impl Walk<'_> {
             );
             self.refuse(format!("{at}.name"), description);
         }
-        if spec.size.is_some_and(|size| size > MAX_NODES) {
-            self.refuse(
-                format!("{at}.size"),
-                format!("expected a whole number, 0 to {MAX_NODES}"),
-            );
-        } else {
-            self.nodes += u64::from(spec.size.unwrap_or(1));
+        for (field, count) in [
+            ("size", spec.size.unwrap_or(1)),
+            ("standby", spec.standby.unwrap_or(0)),
+        ] {
+            if count > MAX_NODES {
+                self.refuse(
+                    format!("{at}.{field}"),
+                    format!("expected a whole number, 0 to {MAX_NODES}"),
+                );
+            } else {
+                self.nodes += u64::from(count);
+            }
         }
         if settings.platforms.is_empty() {
             self.refuse(
@@ -209,17 +225,23 @@ impl Walk<'_> {
             path: path.into(),
             field: at.to_owned(),
             size: spec.size,
+            standby: spec.standby.unwrap_or(0),
             choices: Vec::with_capacity(settings.platforms.len()),
             role: settings.role.unwrap_or_default(),
             version: name::sym(version),
             attributes: settings.attributes,
             placement: settings.placement.unwrap_or_default(),
             bootstrap: settings.bootstrap,
+            storage: settings.storage,
+            management: settings.management,
+            lifecycle: settings.lifecycle,
+            depends_on: Vec::new(),
             health: settings.health,
             remediation: settings.remediation.unwrap_or_default(),
             update: settings.update.unwrap_or_default(),
             max_in_flight: settings.max_in_flight,
             grace: settings.grace.unwrap_or(DEFAULT_GRACE),
+            expire_after: settings.expire_after,
             removal_order: settings.removal_order.unwrap_or_default(),
             protection: settings.protection.unwrap_or_default(),
             provision_timeout: settings.provision_timeout,
@@ -241,14 +263,20 @@ impl Walk<'_> {
                 pool: name::sym(""),
                 spec_hash: name::sym(""),
                 former_hashes: Vec::new(),
+                template: None,
             };
-            choice.pool = pool(&choice.class, &choice.properties);
+            choice.pool = pool(
+                &choice.class,
+                &choice.properties,
+                group.placement.selector.as_ref(),
+            );
             let mut hashes = spec_hashes(self.cluster, &group, &choice);
             choice.spec_hash = hashes.pop().unwrap_or_default();
             choice.former_hashes = hashes;
             group.choices.push(choice);
         }
         self.check_hosts(at, &group);
+        self.check_storage(at, &group, &spec.settings);
         self.check_budget(at, &group, spec.settings.update.is_some());
         self.groups.push(group);
     }
@@ -269,14 +297,19 @@ impl Walk<'_> {
     /// An update has to be able to begin: nodes above the size, or nodes below it.
     fn check_budget(&mut self, at: &str, group: &Group, own: bool) {
         let budget = group.budget();
-        let size = group.size.unwrap_or(1);
+        let size = group.total();
         if size == 0 || budget.surge + budget.unavailable > 0 || both_zero(&group.update) {
             return;
         }
         let description = if group.delete_first() {
             format!(
-                "named machines are replaced one after the other has gone: with {size} nodes this leaves none of them \
-                 unavailable; expected at least 1"
+                "{} are replaced one after the other has gone: with {size} nodes this leaves none of them unavailable; \
+                 expected at least 1",
+                if group.placement.hosts.is_empty() {
+                    "nodes on kept storage"
+                } else {
+                    "named machines"
+                }
             )
         } else {
             format!(
@@ -331,7 +364,7 @@ impl Walk<'_> {
                 "are machines of one platform, but the group names several",
             );
         }
-        let size = group.size.unwrap_or(1) as usize;
+        let size = group.total() as usize;
         if hosts.len() < size {
             let description = format!(
                 "names {} machines for {size} nodes; expected at least as many",
@@ -364,6 +397,33 @@ impl Walk<'_> {
         }
     }
 
+    /// Storage that is kept is on one platform, and with one node at a time.
+    fn check_storage(&mut self, at: &str, group: &Group, own: &Settings) {
+        let field = |own: bool, name: &str| {
+            if own {
+                format!("{at}.{name}")
+            } else {
+                at.to_owned()
+            }
+        };
+        let keeps = group.storage.as_ref().is_some_and(|it| it.policy.keeps());
+        let platforms = || group.choices.iter().map(|choice| &choice.platform);
+        if keeps && platforms().any(|one| Some(one) != platforms().next()) {
+            self.refuse(
+                field(own.storage.is_some(), "storage"),
+                "is kept on one platform, but the group names several; name one, or let it be deleted with its node \
+                 (whenReplaced, whenScaled and whenDeleted: Delete)",
+            );
+        }
+        if group.hands_on_storage() && group.remediation.create_first {
+            self.refuse(
+                field(own.remediation.is_some(), "remediation.create_first"),
+                "the storage of a sick node can be handed on only when it is gone; leave this out, or set \
+                 storage.whenReplaced to Delete",
+            );
+        }
+    }
+
     fn check_settings(&mut self, at: &str, settings: &Settings) {
         if settings.platforms.len() > MAX_CHOICES {
             self.refuse(
@@ -375,6 +435,12 @@ impl Walk<'_> {
             if let Err(why) = name::check_name(&choice.name) {
                 self.refuse(format!("{at}.platforms[{index}].name"), why);
             }
+        }
+        if settings.expire_after.is_some_and(|age| age.is_zero()) {
+            self.refuse(
+                format!("{at}.expire_after"),
+                "0 would replace every node at once; expected a span, or leave it out",
+            );
         }
         if settings.max_in_flight == Some(0) {
             self.refuse(
@@ -411,6 +477,13 @@ impl Walk<'_> {
         }
         if let Some(update) = &settings.update {
             self.check_update(at, update);
+        }
+        let selector = settings
+            .placement
+            .as_ref()
+            .and_then(|p| p.selector.as_ref());
+        if let Some(selector) = selector {
+            selector.check(&format!("{at}.placement.selector"), &mut self.wrong);
         }
         for (index, spread) in settings
             .placement
@@ -455,11 +528,15 @@ fn inherit(outer: &Settings, inner: &Settings) -> Settings {
         properties: merge(&outer.properties, &own.properties),
         placement: own.placement.or_else(|| outer.placement.clone()),
         bootstrap: own.bootstrap.or_else(|| outer.bootstrap.clone()),
+        storage: own.storage.or_else(|| outer.storage.clone()),
+        management: own.management.or(outer.management),
+        lifecycle: own.lifecycle.or_else(|| outer.lifecycle.clone()),
         health: own.health.or_else(|| outer.health.clone()),
         remediation: own.remediation.or(outer.remediation),
         update: own.update.or(outer.update),
         max_in_flight: own.max_in_flight.or(outer.max_in_flight),
         grace: own.grace.or(outer.grace),
+        expire_after: own.expire_after.or(outer.expire_after),
         removal_order: own.removal_order.or(outer.removal_order),
         protection: own.protection.or(outer.protection),
         provision_timeout: own.provision_timeout.or(outer.provision_timeout),
@@ -468,267 +545,4 @@ fn inherit(outer: &Settings, inner: &Settings) -> Settings {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::spec::{Bootstrap, Object, Placement, PlatformChoice};
-
-    fn object(value: serde_json::Value) -> Object {
-        value.as_object().cloned().unwrap_or_default()
-    }
-
-    fn on(platform: &str) -> Vec<PlatformChoice> {
-        vec![PlatformChoice {
-            name: platform.into(),
-            ..Default::default()
-        }]
-    }
-
-    fn leaf(name: &str, size: u32) -> GroupSpec {
-        GroupSpec {
-            name: name.into(),
-            size: Some(size),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn groups_inherit_and_maps_merge_by_key() {
-        let mut inner = leaf("hot", 2);
-        inner.settings.properties = object(json!({"b": null, "c": 3}));
-        let outer = GroupSpec {
-            name: "data".into(),
-            settings: Settings {
-                platforms: on("local"),
-                properties: object(json!({"a": 1, "b": 2})),
-                ..Default::default()
-            },
-            groups: vec![inner],
-            ..Default::default()
-        };
-        let spec = ClusterSpec {
-            groups: vec![outer],
-            ..Default::default()
-        };
-        let groups = spec.resolve().unwrap();
-        assert_eq!(&*groups[0].path, "data/hot");
-        assert_eq!(&*groups[0].choices[0].platform, "local");
-        assert_eq!(
-            serde_json::Value::Object(groups[0].choices[0].properties.clone()),
-            json!({"a": 1, "c": 3})
-        );
-        assert_eq!(groups[0].grace, Duration::from_secs(30));
-    }
-
-    #[test]
-    fn every_wrong_field_is_named_at_once() {
-        let mut twice = leaf("a", 20_000);
-        twice.unsupported.push(("standby".into(), "standby"));
-        let spec = ClusterSpec {
-            groups: vec![leaf("a", 1), twice],
-            ..Default::default()
-        };
-        let error = spec.resolve().unwrap_err();
-        let fields: Vec<&str> = error.fields().iter().map(|v| v.field.as_str()).collect();
-        for field in [
-            "spec.groups[0].platforms",
-            "spec.groups[1].name",
-            "spec.groups[1].size",
-            "spec.groups[1].standby",
-        ] {
-            assert!(fields.contains(&field), "{field} in {fields:?}");
-        }
-    }
-
-    #[test]
-    fn depth_number_and_names_are_limited() {
-        let mut group = leaf("g", 1);
-        for _ in 0..MAX_DEPTH {
-            group = GroupSpec {
-                name: "g".into(),
-                groups: vec![group],
-                ..Default::default()
-            };
-        }
-        let spec = ClusterSpec {
-            groups: vec![group],
-            ..Default::default()
-        };
-        assert!(spec.resolve().unwrap_err().message().contains("deeper"));
-
-        let groups = (0..=MAX_GROUPS)
-            .map(|n| leaf(&format!("g{n}"), 0))
-            .collect();
-        let settings = Settings {
-            platforms: on("local"),
-            ..Default::default()
-        };
-        let spec = ClusterSpec {
-            groups,
-            settings,
-            ..Default::default()
-        };
-        assert!(spec.resolve().unwrap_err().message().contains("more than"));
-    }
-
-    fn wrong(groups: Vec<GroupSpec>, settings: Settings) -> Vec<String> {
-        let spec = ClusterSpec {
-            groups,
-            settings,
-            ..Default::default()
-        };
-        let error = spec.resolve().unwrap_err();
-        error.fields().iter().map(|v| v.field.clone()).collect()
-    }
-
-    fn on_machines(name: &str, size: u32, platform: &str, machines: &[&str]) -> GroupSpec {
-        let mut group = leaf(name, size);
-        group.settings.platforms = on(platform);
-        group.settings.placement = Some(Placement {
-            hosts: machines.iter().map(|host| (*host).into()).collect(),
-            ..Default::default()
-        });
-        group
-    }
-
-    #[test]
-    fn each_machine_is_for_one_group_and_there_are_enough_of_them() {
-        let none = Settings::default;
-        let few = on_machines("a", 3, "metal", &["m1", "m2"]);
-        assert_eq!(wrong(vec![few], none()), ["spec.groups[0].placement.hosts"]);
-        let twice = on_machines("a", 1, "metal", &["m1", "m2", "m1", ""]);
-        let fields = [
-            "spec.groups[0].placement.hosts[2]",
-            "spec.groups[0].placement.hosts[3]",
-        ];
-        assert_eq!(wrong(vec![twice], none()), fields);
-        let first = on_machines("a", 1, "metal", &["m1"]);
-        let shared = on_machines("b", 1, "metal", &["m2", "m1"]);
-        let fields = ["spec.groups[1].placement.hosts[1]"];
-        assert_eq!(wrong(vec![first.clone(), shared], none()), fields);
-        let mut several = first.clone();
-        several.settings.platforms.extend(on("other"));
-        assert_eq!(
-            wrong(vec![several], none()),
-            ["spec.groups[0].placement.hosts"]
-        );
-        let outer = Settings {
-            platforms: on("metal"),
-            placement: first.settings.placement.clone(),
-            ..Default::default()
-        };
-        let inside = GroupSpec {
-            name: "outer".into(),
-            settings: outer.clone(),
-            groups: vec![on_machines("in", 1, "metal", &["m3"])],
-            ..Default::default()
-        };
-        let fields = wrong(vec![inside], outer);
-        for field in ["spec.placement.hosts", "spec.groups[0].placement.hosts"] {
-            assert!(
-                fields.iter().any(|one| one == field),
-                "{field} in {fields:?}"
-            );
-        }
-        // The same name on another platform is another machine.
-        let elsewhere = on_machines("b", 1, "other", &["m1"]);
-        let spec = ClusterSpec {
-            groups: vec![first, elsewhere],
-            ..Default::default()
-        };
-        assert_eq!(spec.resolve().unwrap()[1].placement.hosts.len(), 1);
-    }
-
-    #[test]
-    fn user_data_is_inherited_and_part_of_what_makes_a_node() {
-        let data = |text: &str, render| Bootstrap {
-            sha256: crate::spec::digest(text.as_bytes()),
-            render,
-        };
-        let groups = |outer, inner| {
-            let mut group = leaf("g", 1);
-            group.settings.bootstrap = inner;
-            let settings = Settings {
-                platforms: on("local"),
-                bootstrap: outer,
-                ..Default::default()
-            };
-            let spec = ClusterSpec {
-                groups: vec![group],
-                settings,
-                ..Default::default()
-            };
-            spec.resolve().unwrap().remove(0)
-        };
-        let hash = |group: Group| group.choices[0].spec_hash.clone();
-        let plain = hash(groups(None, None));
-        let inherited = groups(Some(data("x", false)), None);
-        assert_eq!(inherited.bootstrap, Some(data("x", false)));
-        let own = groups(Some(data("y", true)), Some(data("x", false)));
-        assert_eq!(hash(inherited.clone()), hash(own));
-        assert_ne!(hash(inherited.clone()), plain);
-        assert_ne!(
-            hash(inherited.clone()),
-            hash(groups(Some(data("x", true)), None))
-        );
-        assert_ne!(hash(inherited), hash(groups(Some(data("z", false)), None)));
-    }
-
-    #[test]
-    fn choices_of_one_class_and_other_properties_take_other_capacity() {
-        let mut group = leaf("g", 1);
-        group.settings.node_class = Some("m6i".into());
-        let spot = PlatformChoice {
-            name: "aws".into(),
-            properties: object(json!({"capacityType": "spot"})),
-            ..Default::default()
-        };
-        group.settings.platforms = vec![spot, on("aws").remove(0)];
-        let spec = ClusterSpec {
-            groups: vec![group],
-            ..Default::default()
-        };
-        let choices = spec.resolve().unwrap().remove(0).choices;
-        assert_ne!(choices[0].pool, choices[1].pool);
-        assert_eq!(&*choices[1].pool, "m6i");
-    }
-
-    #[test]
-    fn the_hash_knows_what_makes_a_node_and_nothing_else() {
-        let hash = |change: &dyn Fn(&mut GroupSpec)| {
-            let mut group = leaf("g", 1);
-            group.settings.platforms = on("local");
-            group.settings.properties = object(json!({"a": 1, "b": {"x": 1, "y": 2}}));
-            change(&mut group);
-            ClusterSpec {
-                groups: vec![group],
-                ..Default::default()
-            }
-            .resolve()
-            .unwrap()[0]
-                .choices[0]
-                .spec_hash
-                .clone()
-        };
-        let plain = hash(&|_| {});
-        assert_eq!(plain, hash(&|g| g.size = Some(7)));
-        assert_eq!(
-            plain,
-            hash(&|g| g.settings.grace = Some(Duration::from_secs(1)))
-        );
-        assert_eq!(
-            plain,
-            hash(&|g| g.settings.properties = object(json!({"b": {"y": 2, "x": 1}, "a": 1})))
-        );
-        assert_ne!(
-            plain,
-            hash(&|g| g.settings.properties = object(json!({"a": 2})))
-        );
-        assert_ne!(
-            plain,
-            hash(&|g| g.settings.node_class = Some("large".into()))
-        );
-        assert!(plain.len() <= 63);
-    }
-}
+mod tests;

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use drover_convert::{error::to_status, value::to_duration};
+use drover_convert::value::to_duration;
 use drover_core::{Error, Result};
 use drover_proto::platform::v1::{
     Capability, EnsureInfrastructureRequest, EnsureInfrastructureResponse, FirewallDirection,
@@ -23,9 +23,8 @@ use crate::{
     check::{self, Checker},
     clock::timestamp,
     driver::lacks,
-    limits::{MAX_PAGE_SIZE, PAGE_SIZE},
     platform::Platform,
-    service::Service,
+    service::{Service, answer},
 };
 
 /// The owners whose infrastructure is being changed: one call at a time for each.
@@ -51,40 +50,28 @@ impl InfrastructureService for Service {
         &self,
         request: Request<EnsureInfrastructureRequest>,
     ) -> std::result::Result<Response<EnsureInfrastructureResponse>, Status> {
-        let outcome = self.0.ensure_infrastructure(request.into_inner()).await;
-        outcome
-            .map(Response::new)
-            .map_err(|error| to_status(&error))
+        answer(self.0.ensure_infrastructure(request.into_inner()).await)
     }
 
     async fn get_infrastructure(
         &self,
         request: Request<GetInfrastructureRequest>,
     ) -> std::result::Result<Response<GetInfrastructureResponse>, Status> {
-        let outcome = self.0.get_infrastructure(request.into_inner()).await;
-        outcome
-            .map(Response::new)
-            .map_err(|error| to_status(&error))
+        answer(self.0.get_infrastructure(request.into_inner()).await)
     }
 
     async fn list_infrastructure(
         &self,
         request: Request<ListInfrastructureRequest>,
     ) -> std::result::Result<Response<ListInfrastructureResponse>, Status> {
-        let outcome = self.0.list_infrastructure(request.into_inner()).await;
-        outcome
-            .map(Response::new)
-            .map_err(|error| to_status(&error))
+        answer(self.0.list_infrastructure(request.into_inner()).await)
     }
 
     async fn release_infrastructure(
         &self,
         request: Request<ReleaseInfrastructureRequest>,
     ) -> std::result::Result<Response<ReleaseInfrastructureResponse>, Status> {
-        let outcome = self.0.release_infrastructure(request.into_inner()).await;
-        outcome
-            .map(Response::new)
-            .map_err(|error| to_status(&error))
+        answer(self.0.release_infrastructure(request.into_inner()).await)
     }
 }
 
@@ -181,17 +168,8 @@ impl Platform {
             &request.expected_instance_id,
         )?;
         let mut check = Checker::default();
-        if request.page_size < 0 {
-            check.wrong("page_size", "is negative");
-        }
-        if !request.cluster_id.is_empty() {
-            check.cluster("cluster_id", &request.cluster_id);
-        }
+        let size = check::page(&mut check, request.page_size, &request.cluster_id);
         check.finish()?;
-        let size = match usize::try_from(request.page_size) {
-            Ok(0) | Err(_) => PAGE_SIZE,
-            Ok(size) => size.min(MAX_PAGE_SIZE),
-        };
         let observe_time = self.observer.now();
         let (mut resources, warnings) = self.infrastructure()?.list().await?;
         resources.retain(|resource| {

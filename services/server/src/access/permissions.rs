@@ -135,6 +135,7 @@ const TABLE: &[Service] = &[
             ("ResumeCluster", Change),
             ("ScaleGroup", Change),
             ("ReplaceNode", Change),
+            ("SetNodeRepair", Change),
             ("RestartGroup", Change),
             ("ListRevisions", Read),
             ("UndoCluster", Change),
@@ -157,6 +158,8 @@ const TABLE: &[Service] = &[
             ("UnregisterPlatform", Administer),
             ("ConfirmNodeLoss", Administer),
             ("ListHosts", Read),
+            ("ListStorage", Read),
+            ("DeleteStorage", Change),
             ("ListDiscoveredClusters", Read),
         ],
     ),
@@ -178,6 +181,13 @@ const TABLE: &[Service] = &[
             ("Provision", PlatformChange),
             ("Deprovision", PlatformChange),
             ("UpdateNode", PlatformChange),
+        ],
+    ),
+    (
+        "drover.platform.v1.StorageService",
+        &[
+            ("ListStorage", PlatformRead),
+            ("DeleteStorage", PlatformChange),
         ],
     ),
     (

@@ -8,19 +8,18 @@ use std::{
 
 use drover_client::Channel;
 use drover_convert::error::from_status;
-use drover_core::{Error, Reason, Result, name};
+use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{
-    Capability, ClusterContext, DeprovisionRequest, DeprovisionResponse, DiscoverRequest,
-    DiscoverResponse, Fence, FenceRequest, GetPlatformRequest, Node, NodePhase, NodeRole, Platform,
-    ProvisionRequest, ProvisionResponse, ResolvedGroup, Slot, UpdateNodeRequest,
-    node_access_service_client::NodeAccessServiceClient,
+    Capability, DeprovisionRequest, DeprovisionResponse, DiscoverRequest, DiscoverResponse, Fence,
+    FenceRequest, GetPlatformRequest, Node, NodePhase, Platform, ProvisionRequest,
+    ProvisionResponse, UpdateNodeRequest, node_access_service_client::NodeAccessServiceClient,
     platform_service_client::PlatformServiceClient,
 };
 use tokio::time::Instant;
 use tonic::Request;
 use uuid::Uuid;
 
-use super::Subject;
+use super::{Subject, caller::index, requests};
 
 /// How often a condition is looked at.
 const LOOK: Duration = Duration::from_millis(10);
@@ -132,44 +131,27 @@ impl<'a> Fixture<'a> {
 
     /// A valid request for up to `count` new nodes.
     pub(super) fn request(&self, count: usize) -> ProvisionRequest {
-        let request_id = Uuid::new_v4();
-        let group = "db";
-        let slots = (0..self.batch(count) as u32).map(|index| {
-            let ordinal = self.ordinals.fetch_add(1, Ordering::Relaxed);
-            Slot {
-                index: Some(index),
-                id: name::node_id(group, ordinal, self.owner, request_id, index),
-                name: name::node_name(group, ordinal),
-                ordinal: Some(ordinal),
-                role: NodeRole::Active.into(),
-                host_id: None,
-            }
-        });
-        ProvisionRequest {
-            expected_platform_uid: self.platform.uid.clone(),
-            fence: Some(self.fence()),
-            owner: self.owner.to_string(),
-            request_id: request_id.to_string(),
-            sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
-            slots: slots.collect(),
-            cluster: Some(ClusterContext {
-                id: self.cluster.clone(),
-                store: self.subject.store.clone(),
-                version: self.subject.version.clone(),
-                labels: [("team".to_owned(), "storage".to_owned())].into(),
-                ..ClusterContext::default()
-            }),
-            group: Some(ResolvedGroup {
-                path: group.to_owned(),
-                size: count as u32,
-                node_class: self.subject.node_class.clone(),
-                version: self.subject.version.clone(),
-                properties: self.subject.properties.clone(),
-                ..ResolvedGroup::default()
-            }),
-            spec_hash: "v1-0123456789abcdef".to_owned(),
-            ..ProvisionRequest::default()
-        }
+        let slots = self.batch(count) as u32;
+        let first = self.ordinals.fetch_add(slots, Ordering::Relaxed);
+        let subject = self.subject;
+        let mut request = requests::provision(
+            &self.platform.uid,
+            self.fence(),
+            (&self.cluster, self.owner),
+            "db",
+            first..first + slots,
+        );
+        request.sequence = self.sequence.fetch_add(1, Ordering::Relaxed) + 1;
+        let cluster = request.cluster.as_mut().unwrap();
+        cluster.store.clone_from(&subject.store);
+        cluster.version.clone_from(&subject.version);
+        cluster.labels = [("team".to_owned(), "storage".to_owned())].into();
+        let group = request.group.as_mut().unwrap();
+        group.size = count as u32;
+        group.node_class.clone_from(&subject.node_class);
+        group.version.clone_from(&subject.version);
+        group.properties.clone_from(&subject.properties);
+        request
     }
 
     pub(super) async fn provision(&self, request: &ProvisionRequest) -> Result<ProvisionResponse> {
@@ -306,13 +288,6 @@ impl<'a> Fixture<'a> {
         })
         .await;
     }
-}
-
-pub(super) fn index(node: &Node) -> u32 {
-    node.slot
-        .as_ref()
-        .and_then(|slot| slot.index)
-        .expect("an own node has an index")
 }
 
 /// Ids of the nodes that exist.

@@ -112,6 +112,13 @@ pub(super) async fn the_handshake_is_complete_and_stable(subject: &Subject) {
     ] {
         assert!(!value.is_empty(), "{name} is set");
     }
+    for entry in &platform.templates {
+        let template = &entry.template;
+        assert!(
+            entry.digest.len() <= 64,
+            "the digest of {template} has at most 64 characters"
+        );
+    }
     assert!(
         platform.etag.len() <= 64,
         "the etag has at most 64 characters"

@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use super::{
     Subject,
-    fixture::{Fixture, ids, index, partition, refused, until},
+    caller::index,
+    fixture::{Fixture, handshake, ids, partition, refused, until},
 };
 
 pub(super) async fn every_slot_is_made_with_its_identity(subject: &Subject) {
@@ -76,9 +77,15 @@ pub(super) async fn the_same_request_at_once_makes_one_set(subject: &Subject) {
     let request = fixture.request(3);
     let answers = join_all((0..8).map(|_| fixture.provision(&request))).await;
     let mut sets = Vec::new();
+    let templates = handshake(subject).await.templates;
     for answer in answers {
         let answer = answer.expect("every caller gets an answer");
         partition(&request, &answer);
+        let digest = &answer.template_digest;
+        assert!(
+            digest.is_empty() || templates.iter().any(|entry| entry.digest == *digest),
+            "the template of an answer is listed"
+        );
         sets.push(answer.nodes);
     }
     for set in &sets {

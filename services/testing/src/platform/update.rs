@@ -1,25 +1,23 @@
 use drover_core::Reason;
 use drover_proto::platform::v1::{
-    Capability, Node, NodeAdoption, NodeChange, NodeRole, Slot, SlotKey, UpdateNodeRequest,
-    update_node_request::Update,
+    Capability, DeprovisionRequest, DeprovisionState, Node, NodeChange, NodeRole, SlotKey,
+    UpdateNodeRequest, update_node_request::Update,
 };
 use uuid::Uuid;
 
 use super::{
     Subject,
     fixture::{Fixture, refused, until},
+    requests,
 };
 
 fn change(fixture: &Fixture<'_>, node: &Node, change: NodeChange) -> UpdateNodeRequest {
-    UpdateNodeRequest {
-        expected_platform_uid: fixture.platform.uid.clone(),
-        fence: Some(fixture.fence()),
-        node_id: node.node_id.clone(),
-        expected_cluster_id: node.cluster_id.clone(),
-        expected_slot: node.slot.clone(),
-        update: Some(Update::Change(change)),
-        ..UpdateNodeRequest::default()
-    }
+    requests::update(
+        &fixture.platform.uid,
+        fixture.fence(),
+        node,
+        Update::Change(change),
+    )
 }
 
 pub(super) async fn role_and_labels_are_changed(subject: &Subject) {
@@ -165,40 +163,21 @@ pub(super) async fn a_change_of_another_slot_is_refused(subject: &Subject) {
 }
 
 pub(super) async fn a_node_is_adopted_once(subject: &Subject) {
-    let (fixture, heir) = (Fixture::new(subject).await, Fixture::new(subject).await);
+    let (fixture, mut heir) = (Fixture::new(subject).await, Fixture::new(subject).await);
     if !fixture.can(Capability::Adopt) {
         return;
     }
     let (request, nodes) = fixture.make(1).await;
     let node = &nodes[0];
-    let adoption = |owner: String| UpdateNodeRequest {
-        expected_platform_uid: fixture.platform.uid.clone(),
-        fence: Some(heir.fence()),
-        node_id: node.node_id.clone(),
-        expected_cluster_id: node.cluster_id.clone(),
-        expected_slot: node.slot.clone(),
-        update: Some(Update::Adoption(NodeAdoption {
-            cluster_id: heir.cluster.clone(),
-            key: Some(SlotKey {
-                owner,
-                request_id: Uuid::new_v4().to_string(),
-                index: None,
-            }),
-            slot: Some(Slot {
-                index: Some(0),
-                id: "db-7-abcde".to_owned(),
-                name: "db-7".to_owned(),
-                ordinal: Some(7),
-                role: NodeRole::Active.into(),
-                host_id: None,
-            }),
-            sequence: 3,
-            group: "db".to_owned(),
-            spec_hash: "v1-adopted".to_owned(),
-        })),
-        ..UpdateNodeRequest::default()
-    };
-    let first = adoption(heir.owner.to_string());
+    if !subject.moves {
+        refused(
+            fixture.update(&adoption(&heir, node, heir.owner)).await,
+            Reason::Precondition,
+            "another cluster",
+        );
+        heir.cluster.clone_from(&fixture.cluster);
+    }
+    let first = adoption(&heir, node, heir.owner);
     for _ in 0..2 {
         let adopted = fixture
             .update(&first)
@@ -217,7 +196,7 @@ pub(super) async fn a_node_is_adopted_once(subject: &Subject) {
         );
         assert_eq!(adopted.store_id, heir.store_id.to_string());
     }
-    let late = adoption(Uuid::new_v4().to_string());
+    let late = adoption(&heir, node, Uuid::new_v4());
     refused(
         fixture.update(&late).await,
         Reason::NodeNotInCluster,
@@ -230,9 +209,106 @@ pub(super) async fn a_node_is_adopted_once(subject: &Subject) {
         "the owner before",
     );
     until(subject, "the heir's cluster has the node", || async {
-        let nodes = heir.nodes().await;
-        (nodes.len() == 1 && fixture.nodes().await.is_empty()).then_some(())
+        let (nodes, left) = (heir.nodes().await, fixture.nodes().await);
+        let left = left.iter().filter(|node| node.cluster_id != heir.cluster);
+        (nodes.len() == 1 && left.count() == 0 && is_of(&nodes[0], &heir)).then_some(())
     })
     .await;
     heir.clean().await;
+}
+
+fn adoption(heir: &Fixture<'_>, node: &Node, owner: Uuid) -> UpdateNodeRequest {
+    requests::adoption(
+        &heir.platform.uid,
+        heir.fence(),
+        node,
+        (&heir.cluster, owner),
+    )
+}
+
+fn is_of(node: &Node, heir: &Fixture<'_>) -> bool {
+    let slot = node.slot.as_ref();
+    slot.is_some_and(|slot| slot.owner == heir.owner.to_string())
+}
+
+pub(super) async fn a_foreign_node_is_adopted_and_removed(subject: &Subject) {
+    let mut heir = Fixture::new(subject).await;
+    let Some(make_foreign) = subject
+        .make_foreign
+        .as_ref()
+        .filter(|_| heir.can(Capability::Adopt))
+    else {
+        return;
+    };
+    let (cluster_id, node_id) = make_foreign().await;
+    let listed = || async {
+        let nodes = heir.list("", 0).await;
+        nodes
+            .into_iter()
+            .find(|node| node.node_id == node_id && node.cluster_id == cluster_id)
+    };
+    let node = until(subject, "the foreign node is listed", listed).await;
+    let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
+    assert_eq!(owner.unwrap_or_default(), "", "it has no owner");
+    // As whoever takes over a cluster does it.
+    if !cluster_id.is_empty() {
+        heir.cluster.clone_from(&cluster_id);
+    }
+    let mut wrong = adoption(&heir, &node, heir.owner);
+    wrong.expected_slot = Some(SlotKey {
+        owner: Uuid::new_v4().to_string(),
+        request_id: Uuid::new_v4().to_string(),
+        index: Some(0),
+    });
+    refused(
+        heir.update(&wrong).await,
+        Reason::NodeNotInCluster,
+        "it has no owner",
+    );
+    let wanted = adoption(&heir, &node, heir.owner);
+    let before = (node.name.clone(), node.addresses.clone());
+    for _ in 0..2 {
+        let adopted = heir.update(&wanted).await;
+        let adopted = adopted.expect("an adoption can be repeated");
+        assert_eq!(
+            (adopted.id.as_str(), adopted.name.as_str(), adopted.ordinal),
+            ("db-7-abcde", "db-7", Some(7)),
+            "{before:?}"
+        );
+        assert!(is_of(&adopted, &heir), "{adopted:?}");
+    }
+    let change = NodeChange {
+        role: NodeRole::Standby.into(),
+        set_labels: [("tier".to_owned(), "hot".to_owned())].into(),
+        ..NodeChange::default()
+    };
+    let listed = || async {
+        let nodes = heir.list(&heir.cluster, 0).await;
+        nodes
+            .into_iter()
+            .find(|node| node.node_id == node_id && is_of(node, &heir))
+    };
+    let node = until(subject, "it is listed as the heir's", listed).await;
+    if heir.can(Capability::UpdateNode) {
+        let changed = heir.update(&self::change(&heir, &node, change)).await;
+        let changed = changed.expect("it can be changed as any other");
+        assert_eq!(changed.role(), NodeRole::Standby);
+        assert_eq!(changed.labels.get("tier").map(String::as_str), Some("hot"));
+    }
+    until(subject, "it is removed", || async {
+        let removal = DeprovisionRequest {
+            expected_platform_uid: heir.platform.uid.clone(),
+            fence: Some(heir.fence()),
+            request_id: Uuid::new_v4().to_string(),
+            owner: heir.owner.to_string(),
+            cluster_id: heir.cluster.clone(),
+            node_request_id: node.slot.as_ref()?.request_id.clone(),
+            index: Some(0),
+            node_id: node_id.clone(),
+            ..DeprovisionRequest::default()
+        };
+        let answer = heir.deprovision(&removal).await.expect("it is removed");
+        (answer.state() == DeprovisionState::Gone).then_some(())
+    })
+    .await;
 }

@@ -24,8 +24,8 @@ use std::{
 
 use drover_core::Reason;
 use drover_store::{
-    Backend, Bytes, ClusterRow, Desired, EventRow, Finish, Head, Lane, NewEvent, Owned, Step,
-    StepDone, Store, Versioned, backend::Range,
+    Backend, Bytes, ClusterRow, Desired, EventRow, Finish, Head, Keyring, Lane, NewEvent, Owned,
+    Step, StepDone, Store, Versioned, backend::Range,
 };
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -187,8 +187,18 @@ pub fn head_of(done: StepDone) -> Versioned<Head> {
     }
 }
 
+/// A key of tests; nothing that matters is encrypted with it.
+const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
 pub(crate) async fn open(backend: &Arc<dyn Backend>) -> Store {
-    Store::open(Arc::clone(backend)).await.unwrap()
+    try_open(backend).await.unwrap()
+}
+
+/// Opened, and with its key.
+pub(crate) async fn try_open(backend: &Arc<dyn Backend>) -> drover_core::Result<Store> {
+    let store = Store::open(Arc::clone(backend)).await?;
+    store.unlock(Keyring::parse(KEY, "key").unwrap()).await?;
+    Ok(store)
 }
 
 /// The head of a cluster as it is stored.

@@ -1,11 +1,11 @@
 //! Checks of the store over a backend.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drover_core::Reason;
 use drover_store::{
-    Bytes, Changed, Desired, Finish, Head, Lane, NodeRow, PlatformRow, SHARDS, Step, Versioned,
-    shard_of,
+    Bytes, Changed, Desired, Finish, Head, Keyring, Lane, NodeRow, PlatformRow, SHARDS, Step,
+    Store, Versioned, shard_of,
 };
 use futures::future::join_all;
 use uuid::Uuid;
@@ -488,7 +488,7 @@ pub async fn a_read_waits_for_its_revision(make: Make<'_>) {
 /// New, changed, stale and removed.
 pub async fn platforms_and_secrets_are_written_by_revision(make: Make<'_>) {
     let Subject { backend, _keep } = make();
-    let store = open(&backend).await;
+    let store = Store::open(Arc::clone(&backend)).await.unwrap();
     let platform = |generation| PlatformRow {
         name: "eu".into(),
         generation,
@@ -521,6 +521,13 @@ pub async fn platforms_and_secrets_are_written_by_revision(make: Make<'_>) {
         Reason::NotFound
     );
 
+    assert_eq!(
+        reason(store.put_secret("db", "one".into(), Some(0))).await,
+        Reason::Precondition,
+        "there is no key"
+    );
+    let keys = Keyring::parse(&Keyring::generate().unwrap(), "keys").unwrap();
+    assert_eq!(store.unlock(keys).await.unwrap(), 0);
     let first = store.put_secret("db", "one".into(), Some(0)).await.unwrap();
     let second = store
         .put_secret("db", "two".into(), Some(first))

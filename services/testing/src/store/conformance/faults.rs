@@ -7,7 +7,8 @@ use drover_store::{Backend, Finish, Lane, PlatformRow, Step, Store, backend::Com
 use futures::future::join_all;
 
 use super::{
-    Make, Subject, check_consistent, event, head_of, no_head, one_node, open, present_head, wanted,
+    Make, Subject, check_consistent, event, head_of, no_head, one_node, open, present_head,
+    try_open, wanted,
 };
 use crate::store::{Fault, FaultBackend};
 
@@ -96,16 +97,16 @@ pub async fn a_lost_answer_is_resolved_not_repeated(make: Make<'_>) {
     }
 }
 
-/// Before and after each commit, the making of the store included.
+/// Before and after each commit, the making of the store and its first key included.
 pub async fn a_crash_leaves_all_of_a_step_or_nothing(make: Make<'_>) {
-    let commits = commits_of_script(make).await + 2;
+    let commits = commits_of_script(make).await + 4;
     for fault in [Fault::CrashBefore, Fault::CrashAfter] {
         for nth in 1..=commits {
             let Subject { backend, _keep } = make();
             let faulty = Arc::new(FaultBackend::new(Arc::clone(&backend)));
             faulty.inject(nth, fault);
             let run = async {
-                let store = Store::open(Arc::clone(&faulty) as Arc<dyn Backend>).await?;
+                let store = try_open(&(Arc::clone(&faulty) as Arc<dyn Backend>)).await?;
                 script(&store).await
             };
             // The process is gone in the middle of whatever it did; a crash after the last commit cuts off nothing.

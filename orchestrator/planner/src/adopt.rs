@@ -1,0 +1,417 @@
+//! Nodes that are there and have no record here, taken in: foreign ones whose owner is changed at their platform, and
+//! our own that only an older copy of this store does not know.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drover_core::{
+    Millis, Node, NodeState, Phase, Sym,
+    node::{Call as Attempt, Former, ProbeResult, Role, Seen},
+    spec::OrphanPolicy,
+};
+use uuid::Uuid;
+
+use crate::{Call, Foreign, Op, Orphan, Planner};
+
+/// Where a node is put: position of the group in the input, and of the choice in the group.
+type Place = (usize, usize);
+
+/// What the nodes of groups leave free, as this plan goes on.
+struct Free {
+    /// Ordinals in use, by path of the group.
+    ordinals: BTreeMap<Sym, BTreeSet<u32>>,
+    /// Nodes, by group of the input.
+    counts: Vec<usize>,
+}
+
+impl Free {
+    /// An ordinal of a group: this one if nobody has it, otherwise the lowest that is free.
+    fn ordinal(&mut self, group: &Sym, wanted: Option<u32>) -> u32 {
+        let used = self.ordinals.entry(group.clone()).or_default();
+        let ordinal = wanted
+            .filter(|ordinal| !used.contains(ordinal))
+            .or_else(|| (0..).find(|ordinal| !used.contains(ordinal)))
+            .unwrap_or_default();
+        used.insert(ordinal);
+        ordinal
+    }
+}
+
+impl Planner<'_> {
+    /// Goes on with adoptions that were begun, and carries out the order to adopt.
+    pub(crate) fn adopt(&mut self, new_id: &mut dyn FnMut() -> Uuid) {
+        self.call_adoptions();
+        if !self.state.adopts() {
+            return;
+        }
+        let mut free = self.free();
+        let mut left = self.take_own(&mut free, new_id);
+        left |= self.take_foreign(&mut free, new_id);
+        let pending = self.state.nodes.iter().any(Node::is_adopting);
+        if left || pending || !self.sees_all() || self.full() {
+            return;
+        }
+        self.op(Op::Adopted {
+            order: self.state.adopt,
+        });
+        self.plan.again = true;
+    }
+
+    /// Asks platforms for nodes whose records are durable.
+    fn call_adoptions(&mut self) {
+        for at in 0..self.state.nodes.len() {
+            let node = &self.state.nodes[at];
+            let open = node.is_adopting() && node.seen.last == 0;
+            if !open || self.marks[at].forgotten || node.call.in_flight {
+                continue;
+            }
+            let view = self.input.platforms.get(&node.platform);
+            if !view.is_some_and(|view| view.callable && view.sees(&node.platform_uid)) {
+                self.note(
+                    &node.group,
+                    Some(node.slot),
+                    false,
+                    "PlatformUnavailable",
+                    || format!("{} cannot be asked to hand it over", node.platform),
+                );
+                continue;
+            }
+            if self.input.now < node.call.next {
+                self.wake(node.call.next);
+                let until = Some(node.call.next);
+                self.note_until(
+                    &node.group,
+                    Some(node.slot),
+                    false,
+                    "Adopting",
+                    until,
+                    || {
+                        format!(
+                            "{} has not handed it over: {}",
+                            node.platform, node.seen.message
+                        )
+                    },
+                );
+                continue;
+            }
+            self.plan.calls.push(Call::Adopt { slot: node.slot });
+        }
+    }
+
+    /// What is seen of a node that is being adopted: that it is ours, or not yet.
+    pub(crate) fn observe_adoption(&mut self, node: &Node) {
+        if node.seen.last > 0 {
+            self.op(Op::Own { slot: node.slot });
+            self.plan.again = true;
+        }
+    }
+
+    /// A node that is being adopted and that nobody wants any more was never ours. Answers whether it is one.
+    pub(crate) fn gives_up_adoption(&mut self, at: usize) -> bool {
+        let node = &self.state.nodes[at];
+        if !node.is_adopting() {
+            return false;
+        }
+        // Handed over after all, it is a node of a group that nobody wants, or an orphan.
+        if !node.call.in_flight {
+            self.op(Op::Forget {
+                slot: node.slot,
+                reason: "NotAdopted",
+                message: "is left to its owner".into(),
+                lost: false,
+            });
+            self.marks[at].forgotten = true;
+        }
+        true
+    }
+
+    /// Whether a node that is being adopted is still shown as somebody else's.
+    pub(crate) fn shows_foreign(&self, node: &Node) -> bool {
+        let id = node.node_id.clone().unwrap_or_default();
+        let key = (node.platform.clone(), id);
+        self.state.foreign.contains_key(&key)
+    }
+
+    /// Whether every platform that may have something of the cluster can be seen.
+    fn sees_all(&mut self) -> bool {
+        let groups = self.input.groups.iter();
+        let named = groups.flat_map(|group| group.choices.iter().map(|choice| &choice.platform));
+        let used = self.state.used.iter().map(|(platform, _)| platform);
+        let hidden = named.chain(used).find(|platform| {
+            let view = self.input.platforms.get(*platform);
+            view.is_some_and(|view| !view.visible)
+        });
+        if let Some(platform) = hidden {
+            let message = format!("{platform} has to be seen before the adoption is over");
+            self.note("", None, false, "PlatformUnavailable", || message);
+        }
+        hidden.is_none()
+    }
+
+    fn free(&self) -> Free {
+        let mut ordinals: BTreeMap<Sym, BTreeSet<u32>> = BTreeMap::new();
+        let mut counts = vec![0; self.input.groups.len()];
+        for (node, mark) in self.state.nodes.iter().zip(&self.marks) {
+            if mark.forgotten || mark.dead {
+                continue;
+            }
+            let used = ordinals.entry(node.group.clone()).or_default();
+            used.insert(node.ordinal);
+            if let Some(count) = counts.get_mut(usize::from(mark.group)) {
+                *count += usize::from(!mark.leaving);
+            }
+        }
+        Free { ordinals, counts }
+    }
+
+    /// Takes in nodes of our own. Answers whether some are left for later.
+    fn take_own(&mut self, free: &mut Free, new_id: &mut dyn FnMut() -> Uuid) -> bool {
+        let state = self.state;
+        let mut own: Vec<(&(Sym, Box<str>), &Orphan)> = state.orphans.iter().collect();
+        // The newest last: where two claim one ordinal, the one that was there first keeps it.
+        own.sort_by_key(|(key, orphan)| (orphan.sequence, orphan.index, *key));
+        for ((platform, node_id), orphan) in own {
+            let view = self.input.platforms.get(platform);
+            let Some(view) = view.filter(|view| view.sees(&orphan.platform_uid)) else {
+                continue;
+            };
+            if self.full() {
+                return true;
+            }
+            let adopts = view.adopts && view.callable;
+            let node = self.own_record(
+                platform,
+                node_id,
+                orphan,
+                free,
+                adopts.then_some(&mut *new_id),
+            );
+            self.take(node, "Adopt");
+        }
+        false
+    }
+
+    /// The record of a node of our own that is kept. `rename`: its platform can be told another ordinal.
+    fn own_record(
+        &mut self,
+        platform: &Sym,
+        node_id: &str,
+        orphan: &Orphan,
+        free: &mut Free,
+        rename: Option<&mut dyn FnMut() -> Uuid>,
+    ) -> Node {
+        let ordinal = free.ordinal(&orphan.group, Some(orphan.ordinal));
+        let mut node = Node {
+            slot: self.next_slot,
+            request: orphan.request,
+            index: orphan.index,
+            ordinal,
+            sequence: orphan.sequence,
+            group: orphan.group.clone(),
+            platform_uid: orphan.platform_uid.clone(),
+            class: orphan.class.clone(),
+            version: orphan.version.clone(),
+            host: orphan
+                .seen
+                .host_id
+                .as_deref()
+                .map(Into::into)
+                .unwrap_or_default(),
+            spec_hash: orphan.spec_hash.clone(),
+            role: orphan.role,
+            storage: self.orphan_storage(&orphan.group).0,
+            state: state_of(orphan.seen.phase),
+            message: "had no record and is kept".into(),
+            seen: (*orphan.seen).clone(),
+            ..blank(platform, node_id, self.input.now)
+        };
+        if let Some(new_id) = rename.filter(|_| ordinal != orphan.ordinal) {
+            node.adoption = Some(Box::new(Former {
+                owner: self.state.uid.to_string().into(),
+                request: orphan.request.to_string().into(),
+                index: Some(orphan.index),
+            }));
+            (node.request, node.index) = (new_id(), 0);
+            // The lost store may have given out more than what is seen here.
+            node.sequence = self.next_sequence.max(orphan.sequence + 1);
+            node.state = NodeState::Requested;
+            node.seen = Seen::default();
+        }
+        node
+    }
+
+    /// Takes in nodes of others. Answers whether some are left for later.
+    fn take_foreign(&mut self, free: &mut Free, new_id: &mut dyn FnMut() -> Uuid) -> bool {
+        let state = self.state;
+        let taken: BTreeSet<(&str, &str)> = state
+            .nodes
+            .iter()
+            .filter_map(|node| Some((&*node.platform, node.node_id.as_deref()?)))
+            .collect();
+        let mut foreign: Vec<(&(Sym, Box<str>), &Foreign)> = state
+            .foreign
+            .iter()
+            .filter(|((platform, id), _)| !taken.contains(&(&**platform, &**id)))
+            .collect();
+        foreign.sort_by_key(|(key, one)| (one.group.clone(), one.ordinal, *key));
+        for ((platform, node_id), one) in foreign {
+            let view = self.input.platforms.get(platform);
+            let Some(view) = view.filter(|view| view.sees(&one.platform_uid)) else {
+                continue;
+            };
+            if let Some(why) = (!view.adopts).then_some("cannot give nodes another owner") {
+                self.note(&one.group, None, false, "ForeignNodes", || {
+                    format!("{node_id} stays as it is: {platform} {why}")
+                });
+                continue;
+            }
+            let Some((group, choice)) = self.place(platform, one, free) else {
+                self.note(&one.group, None, false, "ForeignNodes", || {
+                    format!("{node_id} stays as it is: no group of the spec is on {platform}")
+                });
+                continue;
+            };
+            if self.full() {
+                return true;
+            }
+            free.counts[group] += 1;
+            let spec = &self.input.groups[group];
+            let recorded = one.ordinal.filter(|_| spec.path == one.group);
+            let node = Node {
+                slot: self.next_slot,
+                request: new_id(),
+                ordinal: free.ordinal(&spec.path, recorded),
+                role: one.role,
+                sequence: self.next_sequence,
+                group: spec.path.clone(),
+                platform_uid: one.platform_uid.clone(),
+                class: one.class.clone(),
+                host: one.host.clone(),
+                version: one.version.clone(),
+                // It counts as what is wanted: whoever wants it renewed restarts the group.
+                spec_hash: spec.choices[choice].spec_hash.clone(),
+                // What it keeps is kept as that of its group: better once too often than deleted.
+                storage: spec.storage.is_some(),
+                message: "belonged to somebody else and is kept".into(),
+                adoption: Some(Box::new(one.former.clone())),
+                ..blank(platform, node_id, self.input.now)
+            };
+            self.take(node, "Adopt");
+        }
+        false
+    }
+
+    /// The group of a foreign node: the one that it says, then the first on its platform that lacks nodes, then the
+    /// first on its platform.
+    fn place(&self, platform: &Sym, one: &Foreign, free: &Free) -> Option<Place> {
+        let choice = |group: usize| {
+            let mut choices = self.input.groups[group].choices.iter();
+            choices.position(|choice| choice.platform == *platform)
+        };
+        let said = self.paths.get(&*one.group).map(|&at| usize::from(at));
+        let here: Vec<Place> = (0..self.input.groups.len())
+            .filter_map(|group| Some((group, choice(group)?)))
+            .collect();
+        let lacks = |&(group, _): &Place| {
+            let wanted = Self::size(&self.input.groups[group]);
+            free.counts[group] < wanted
+        };
+        here.iter()
+            .find(|(group, _)| Some(*group) == said)
+            .or_else(|| here.iter().find(|place| lacks(place)))
+            .or_else(|| here.first())
+            .copied()
+    }
+
+    /// Records a node; its platform is asked once that is durable.
+    pub(crate) fn take(&mut self, node: Node, reason: &'static str) {
+        let slot = node.slot;
+        self.note(&node.group, Some(slot), true, reason, || {
+            format!(
+                "{} on {} {}",
+                node.node_id.as_deref().unwrap_or_default(),
+                node.platform,
+                node.message
+            )
+        });
+        self.next_slot += 1;
+        self.next_sequence = self.next_sequence.max(node.sequence + 1);
+        let asks = node.is_adopting();
+        self.op(Op::TakeOrphan {
+            node: Box::new(node),
+        });
+        if asks {
+            self.plan.calls.push(Call::Adopt { slot });
+        }
+        self.plan.again = true;
+    }
+
+    /// Orphans that become nodes of a group: as good as there, so nothing is made in their place.
+    pub(crate) fn expected_orphans(&self, group: &str) -> usize {
+        if self.input.orphans != OrphanPolicy::Adopt {
+            return 0;
+        }
+        let orphans = self.state.orphans.values();
+        orphans.filter(|one| *one.group == *group).count()
+    }
+
+    /// Takes in an orphan whose cluster wants that of orphans.
+    pub(crate) fn keep_orphan(&mut self, platform: &Sym, node_id: &str, orphan: &Orphan) {
+        let mut free = self.free();
+        for op in &self.plan.ops {
+            if let Op::TakeOrphan { node } = op {
+                let used = free.ordinals.entry(node.group.clone()).or_default();
+                used.insert(node.ordinal);
+            }
+        }
+        let node = self.own_record(platform, node_id, orphan, &mut free, None);
+        self.take(node, "Orphan");
+    }
+}
+
+/// The state of a node that was there before its record. One that runs may serve, though it was never probed: what is to
+/// be renewed of such goes within the budget of its group.
+pub(crate) fn state_of(phase: Phase) -> NodeState {
+    match phase {
+        Phase::Running => NodeState::Ready,
+        _ => NodeState::Provisioning,
+    }
+}
+
+/// A record that says nothing yet but where the node is. No call of ours made it, and none can.
+fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
+    Node {
+        slot: 0,
+        request: Uuid::nil(),
+        index: 0,
+        ordinal: 0,
+        sequence: 0,
+        group: Sym::default(),
+        platform: platform.clone(),
+        platform_uid: Sym::default(),
+        class: Sym::default(),
+        host: Sym::default(),
+        version: Sym::default(),
+        spec_hash: Sym::default(),
+        template: Sym::default(),
+        attempts: 0,
+        create_time: now,
+        state: NodeState::Requested,
+        state_time: now,
+        reason: "Adopting".into(),
+        message: Box::default(),
+        marked: false,
+        stable: false,
+        role: Role::Active,
+        storage: false,
+        node_id: Some(node_id.into()),
+        removal: None,
+        settled: now,
+        maybe_until: now,
+        adoption: None,
+        seen: Seen::default(),
+        probe: ProbeResult::default(),
+        call: Attempt::default(),
+        turn: None,
+        hook: None,
+    }
+}

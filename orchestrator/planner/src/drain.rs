@@ -1,0 +1,106 @@
+//! Drain: what is run inside a node before it goes, and for how long the node waits for it at most.
+
+use drover_core::{Millis, NodeState, Phase, node::RemovalReason};
+
+use crate::{Call, NO_GROUP, Op, Planner, observe::millis};
+
+impl Planner<'_> {
+    /// How long a node may be drained. 0: not at all.
+    fn drain_span(&self, at: usize) -> Millis {
+        let mark = &self.marks[at];
+        let (hook, grace) = if mark.group == NO_GROUP {
+            let Some(one) = self.leaving(&self.state.nodes[at].group) else {
+                return 0;
+            };
+            (one.pre_stop.as_ref(), one.grace)
+        } else {
+            let group = &self.input.groups[usize::from(mark.group)];
+            let hook = group.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
+            (hook, group.grace)
+        };
+        hook.map_or(0, |hook| millis(hook.timeout.min(grace)))
+    }
+
+    /// Has a node that is to be removed drained first, if it runs as far as is known.
+    pub(crate) fn begin_drain(&mut self, at: usize, reason: RemovalReason) {
+        let node = &self.state.nodes[at];
+        let ran = matches!(
+            node.state,
+            NodeState::Starting | NodeState::Ready | NodeState::Unhealthy
+        );
+        let may = matches!(
+            node.seen.phase,
+            Phase::Running | Phase::Unseen | Phase::Unknown
+        );
+        // What is not ours yet is not ours to run something in.
+        let dead = self.marks[at].dead
+            || node.adoption.is_some()
+            || node.seen.gone
+            || matches!(reason, RemovalReason::Dead | RemovalReason::Orphan);
+        if dead || !ran || !may || node.node_id.is_none() {
+            return;
+        }
+        let span = self.drain_span(at);
+        if span > 0 {
+            self.marks[at].draining = true;
+            self.op(Op::Drain {
+                slot: node.slot,
+                until: self.input.now + span,
+                failed: None,
+            });
+        }
+    }
+
+    /// Has hooks run, and ends drains that are over.
+    pub(crate) fn drain(&mut self) {
+        for at in 0..self.state.nodes.len() {
+            let node = &self.state.nodes[at];
+            let until = node.removal.map_or(0, |removal| removal.drain);
+            if until == 0 || self.marks[at].forgotten {
+                continue;
+            }
+            if self.full() {
+                return;
+            }
+            let runs = matches!(
+                node.seen.phase,
+                Phase::Running | Phase::Unseen | Phase::Unknown
+            ) && !node.seen.gone;
+            let over: Option<Option<Box<str>>> = match &node.hook {
+                Some(ended) => Some((**ended).clone().err()),
+                None if !runs => Some(Some("the node ended".into())),
+                // One that is under way ends with its call.
+                None if self.input.now >= until && !node.call.in_flight => {
+                    Some(Some("its time was over".into()))
+                }
+                None => None,
+            };
+            if let Some(failed) = over {
+                self.op(Op::Drain {
+                    slot: node.slot,
+                    until: 0,
+                    failed,
+                });
+                continue;
+            }
+            if self.input.now < until {
+                self.wake(until);
+            }
+            let view = self.input.platforms.get(&node.platform);
+            let callable =
+                view.is_some_and(|view| view.callable && *view.uid == *node.platform_uid);
+            if node.call.in_flight || !callable {
+                continue;
+            }
+            if self.input.now < node.call.next {
+                self.wake(node.call.next);
+                continue;
+            }
+            let slot = node.slot;
+            self.note("", Some(slot), true, "Draining", || {
+                "its preStop hook runs before it goes".into()
+            });
+            self.plan.calls.push(Call::Drain { slot, until });
+        }
+    }
+}

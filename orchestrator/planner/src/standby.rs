@@ -1,0 +1,384 @@
+//! Roles: who of a group does the work, who stands by for it, and who takes over.
+//!
+//! Never are there more active nodes than wanted: whoever may still act counts as active until it is proven dead or absent,
+//! and who was told to become active counts from that intent on. Nobody is told to give way for somebody else; a role
+//! is taken back only where its promotion was refused, so that nothing of it happened.
+
+use std::collections::BTreeSet;
+
+use drover_core::{
+    NodeState, Phase,
+    node::{RemovalReason, Role, Turn},
+    spec::{Budget, Group},
+};
+
+use crate::{Call, ConditionKey, ConditionKind, Op, Planner};
+
+/// Refused promotions of a node before another one is tried instead.
+const ATTEMPTS: u8 = 3;
+
+impl Planner<'_> {
+    /// Active nodes wanted.
+    pub(crate) fn actives(group: &Group) -> usize {
+        group.size.unwrap_or(1) as usize
+    }
+
+    /// Goes on with changes of roles, and has ready standby nodes take the places of active ones that are proven gone.
+    pub(crate) fn assign_roles(&mut self, group: usize) {
+        if self
+            .own(group)
+            .all(|at| self.marks[at].role == Role::Active)
+        {
+            return;
+        }
+        let turning: Vec<usize> = self
+            .own(group)
+            .filter(|&at| {
+                let mark = &self.marks[at];
+                let turns = matches!(mark.role, Role::Promoting | Role::Demoting);
+                turns && !mark.dead && !mark.leaving
+            })
+            .collect();
+        for at in turning {
+            if self.full() {
+                return;
+            }
+            self.follow_turn(group, at);
+        }
+        self.promote(group);
+    }
+
+    /// Takes in how the change of a role went, or tries again.
+    fn follow_turn(&mut self, group: usize, at: usize) {
+        let (spec, node) = (&self.input.groups[group], &self.state.nodes[at]);
+        let turn = node.turn.as_deref();
+        if turn.is_some_and(|turn| turn.done) {
+            let role = match node.role {
+                Role::Promoting | Role::Active => Role::Active,
+                Role::Demoting | Role::Standby => Role::Standby,
+            };
+            self.turn(at, role);
+            return;
+        }
+        if let Some(turn) = turn.filter(|turn| turn.call.failures > 0) {
+            self.hold_promotion(group, at, turn);
+        }
+        if turn.is_some_and(|turn| turn.call.in_flight) {
+            return;
+        }
+        if node.role == Role::Promoting && self.acting(group) > Self::actives(spec) {
+            // Fewer are wanted by now. Told again, it would be one too many; it goes as surplus.
+            self.note(&spec.path, Some(node.slot), false, "Standby", || {
+                "is not wanted as an active one any more".into()
+            });
+            return;
+        }
+        let exhausted = |turn: &Turn| turn.refused && turn.call.failures >= ATTEMPTS;
+        if node.role == Role::Promoting && turn.is_some_and(exhausted) {
+            let other = self.heirs(group).into_iter().next();
+            if other.is_some_and(|other| self.failures(other) < ATTEMPTS) {
+                self.turn(at, Role::Demoting);
+                self.plan.calls.push(Call::Turn { slot: node.slot });
+                return;
+            }
+        }
+        self.call_turn(at, &spec.path);
+    }
+
+    /// Has a node take the role that it is to have, as soon as that may be.
+    fn call_turn(&mut self, at: usize, group: &str) {
+        let node = &self.state.nodes[at];
+        let (slot, platform) = (node.slot, node.platform.clone());
+        let runs = self.marks[at].fresh && node.seen.phase == Phase::Running;
+        let callable = self.input.platforms.get(&platform);
+        if !runs || !callable.is_some_and(|view| view.callable) {
+            self.note(group, Some(slot), false, "Promote", || {
+                format!("its role is changed when {platform} shows that it runs")
+            });
+            return;
+        }
+        let next = node.turn.as_ref().map_or(0, |turn| turn.call.next);
+        if self.input.now < next {
+            self.wake(next);
+            self.note_until(group, Some(slot), false, "BackOff", Some(next), || {
+                "its promotion is tried again then".into()
+            });
+            return;
+        }
+        self.plan.calls.push(Call::Turn { slot });
+    }
+
+    fn hold_promotion(&mut self, group: usize, at: usize, turn: &Turn) {
+        let (path, node) = (&self.input.groups[group].path, &self.state.nodes[at]);
+        let key = ConditionKey {
+            group: path.clone(),
+            kind: ConditionKind::PromotionFailed,
+        };
+        let way_out = if turn.refused {
+            ""
+        } else {
+            "; whether it is active is not known, so no other one is tried while it lives"
+        };
+        let message = format!("{}: {}{way_out}", node.name(), turn.message);
+        let reason = if turn.refused { "Refused" } else { "Unknown" };
+        self.hold(key, reason, &message);
+        self.note(path, Some(node.slot), false, "PromotionFailed", || message);
+    }
+
+    /// Tells ready standby nodes to become active, as many as active ones are missing for certain.
+    fn promote(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let lacks = Self::actives(spec).saturating_sub(self.acting(group));
+        if lacks == 0 {
+            return;
+        }
+        let mut told = 0;
+        for at in self.heirs(group) {
+            if told == lacks || self.full() {
+                return;
+            }
+            let node = &self.state.nodes[at];
+            let (slot, name) = (node.slot, node.name());
+            let next = node.turn.as_ref().map_or(0, |turn| turn.call.next);
+            if self.input.now < next {
+                self.wake(next);
+                continue;
+            }
+            self.note(&spec.path, Some(slot), true, "Promote", || {
+                format!("{name} becomes active")
+            });
+            self.turn(at, Role::Promoting);
+            self.plan.calls.push(Call::Turn { slot });
+            told += 1;
+        }
+        if told < lacks {
+            self.note(&spec.path, None, false, "Standby", || {
+                format!(
+                    "{} active nodes are missing, and no standby is Ready",
+                    lacks - told
+                )
+            });
+        }
+    }
+
+    fn turn(&mut self, at: usize, role: Role) {
+        let slot = self.state.nodes[at].slot;
+        self.marks[at].role = role;
+        self.op(Op::Turn { slot, role });
+    }
+
+    /// Nodes that do the work of a group, or may do it for all that is known.
+    pub(crate) fn acting(&self, group: usize) -> usize {
+        self.own(group).filter(|&at| self.may_act(at)).count()
+    }
+
+    fn may_act(&self, at: usize) -> bool {
+        let (mark, seen) = (&self.marks[at], &self.state.nodes[at].seen);
+        let ended = mark.fresh && matches!(seen.phase, Phase::Failed | Phase::Terminated);
+        mark.role.may_act() && !mark.dead && !(mark.leaving && ended)
+    }
+
+    /// Available nodes that do the work of a group.
+    pub(crate) fn serving(&self, group: usize) -> usize {
+        let serves = |at: &usize| {
+            let mark = &self.marks[*at];
+            mark.available && !mark.leaving && mark.role == Role::Active
+        };
+        self.own(group).filter(serves).count()
+    }
+
+    /// Standby nodes that can take over now, best first: those that failed least, that are as wanted, and the oldest.
+    fn heirs(&self, group: usize) -> Vec<usize> {
+        let mut heirs: Vec<usize> = self
+            .own(group)
+            .filter(|&at| {
+                let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
+                let view = self.input.platforms.get(&node.platform);
+                mark.role == Role::Standby
+                    && mark.available
+                    && !mark.leaving
+                    && !mark.dead
+                    && view.is_some_and(|view| view.callable)
+            })
+            .collect();
+        heirs.sort_by_key(|&at| {
+            let slot = self.state.nodes[at].slot;
+            (self.failures(at), self.is_renewed(at), slot)
+        });
+        heirs
+    }
+
+    fn failures(&self, at: usize) -> u8 {
+        let turn = self.state.nodes[at].turn.as_ref();
+        turn.map_or(0, |turn| turn.call.failures)
+    }
+
+    /// Whether a standby is ready to take over from this node as soon as it is gone.
+    pub(crate) fn is_relieved(&self, group: usize, at: usize) -> bool {
+        self.marks[at].role.may_act() && !self.heirs(group).is_empty()
+    }
+
+    /// So many of the nodes that are asked for next begin as active ones. Where there is a standby that ran already, it
+    /// takes over and the new one becomes standby; one that never ran has nothing to take over with.
+    pub(crate) fn lacking_actives(&self, group: usize) -> u32 {
+        let spec = &self.input.groups[group];
+        if spec.standby == 0 {
+            return u32::MAX;
+        }
+        let asked = self.plan.ops.iter().flat_map(|op| match op {
+            Op::Request { request, nodes, .. } if request.group == spec.path => nodes.as_slice(),
+            _ => &[],
+        });
+        let asked = asked.filter(|node| node.role.may_act()).count();
+        let ran = |at: &usize| {
+            let (mark, node) = (&self.marks[*at], &self.state.nodes[*at]);
+            let ran = match node.state {
+                NodeState::Ready => true,
+                NodeState::Unhealthy => *node.reason != *"StartTimeout",
+                NodeState::Requested
+                | NodeState::Provisioning
+                | NodeState::Starting
+                | NodeState::Draining
+                | NodeState::Deprovisioning
+                | NodeState::Failed => false,
+            };
+            mark.role == Role::Standby && !mark.dead && !mark.leaving && (ran || mark.available)
+        };
+        let heirs = self.own(group).filter(ran).count();
+        let awaited = self.own(group).filter(|&at| self.leaves_its_part(at));
+        let there = self.acting(group) + asked + heirs + awaited.count();
+        let lacks = Self::actives(spec).saturating_sub(there);
+        u32::try_from(lacks).unwrap_or(u32::MAX)
+    }
+
+    /// Whether a node acts no more and its storage waits for whoever follows in its place: there is what was written last,
+    /// and no other storage is to be taken for it.
+    fn leaves_its_part(&self, at: usize) -> bool {
+        !self.may_act(at) && self.hands_on_its_part(at)
+    }
+
+    fn hands_on_its_part(&self, at: usize) -> bool {
+        let node = &self.state.nodes[at];
+        let spec = &self.input.groups[usize::from(self.marks[at].group)];
+        // Which role an orphan had is not known.
+        let kept = node.removal.map_or_else(
+            || self.retains(at, RemovalReason::Dead),
+            |it| it.retain && it.reason != RemovalReason::Orphan,
+        );
+        let followed = spec.hands_on_storage() && (node.ordinal as usize) < Self::size(spec);
+        self.marks[at].role.may_act() && node.storage && kept && followed
+    }
+
+    /// Which of the nodes that are asked for begin as active ones, so many of them: first those that follow an active one
+    /// in its place, then the lowest.
+    pub(crate) fn who_begins_active(
+        &self,
+        group: usize,
+        ordinals: &[u32],
+        count: usize,
+    ) -> BTreeSet<u32> {
+        let (from, to) = (self.starts[group] as usize, self.starts[group + 1] as usize);
+        let former: BTreeSet<u32> = self.members[from..to]
+            .iter()
+            .map(|&at| at as usize)
+            .filter(|&at| self.marks[at].forgotten && self.hands_on_its_part(at))
+            .map(|at| self.state.nodes[at].ordinal)
+            .collect();
+        let mut order = ordinals.to_vec();
+        order.sort_by_key(|ordinal| (!former.contains(ordinal), *ordinal));
+        order.into_iter().take(count).collect()
+    }
+
+    /// Who of too many goes, best first: standby nodes before active ones, and of each kind only as many as are too many.
+    pub(crate) fn surplus_order(
+        &self,
+        group: usize,
+        certain: Vec<usize>,
+        surplus: usize,
+    ) -> Vec<usize> {
+        let spec = &self.input.groups[group];
+        let (acting, standby): (Vec<usize>, Vec<usize>) = certain
+            .iter()
+            .partition(|&&at| self.marks[at].role.may_act());
+        if standby.is_empty() && spec.standby == 0 {
+            return self.pick(group, certain, surplus);
+        }
+        let over = standby.len().saturating_sub(spec.standby as usize);
+        // Those that are about to be promoted are still needed.
+        let lacks = Self::actives(spec).saturating_sub(self.acting(group));
+        let mut order = self.pick(group, standby, surplus.min(over.saturating_sub(lacks)));
+        let too_many = acting.len().saturating_sub(Self::actives(spec));
+        let too_many = if spec.standby == 0 {
+            too_many.min(surplus.saturating_sub(order.len()))
+        } else {
+            too_many
+        };
+        let mut active = self.pick(group, acting.clone(), acting.len());
+        // Who does not act yet is missed least.
+        active.sort_by_key(|&at| self.marks[at].role == Role::Active);
+        active.truncate(too_many);
+        order.extend(active);
+        order
+    }
+
+    fn pick(&self, group: usize, candidates: Vec<usize>, count: usize) -> Vec<usize> {
+        if !self.is_ordered(group) {
+            return self.removal_order(group, candidates, count);
+        }
+        let mut order = self.highest(candidates);
+        order.truncate(count);
+        order
+    }
+
+    /// Who is renewed first: standby nodes, so that one of them can take over from an active one.
+    pub(crate) fn renewal_order(
+        &self,
+        group: usize,
+        candidates: Vec<usize>,
+        count: usize,
+    ) -> Vec<usize> {
+        let mut order = self.removal_order(group, candidates, count);
+        if self.input.groups[group].standby > 0 {
+            order.sort_by_key(|&at| self.marks[at].role.may_act());
+        }
+        order
+    }
+
+    /// Whether an active node that is to be renewed has to stay until a renewed standby can take over: as many at a time
+    /// as may be unavailable, and one in any case, since no other one can be active while it is.
+    pub(crate) fn awaits_standby(&mut self, group: usize, at: usize, budget: Budget) -> bool {
+        let spec = &self.input.groups[group];
+        if spec.standby == 0 || !self.marks[at].role.may_act() {
+            return false;
+        }
+        let (slot, marked) = (self.state.nodes[at].slot, self.state.nodes[at].marked);
+        let open = self.own(group).any(|other| {
+            let mark = &self.marks[other];
+            mark.role == Role::Standby && !mark.leaving && self.is_renewed(other)
+        });
+        let changing = self
+            .own(group)
+            .filter(|&other| {
+                let mark = &self.marks[other];
+                let turns = matches!(mark.role, Role::Promoting | Role::Demoting);
+                other != at && self.may_act(other) && (mark.leaving || turns)
+            })
+            .count();
+        let staying = self
+            .own(group)
+            .filter(|&other| self.may_act(other) && !self.marks[other].leaving)
+            .count();
+        let lacks = Self::actives(spec).saturating_sub(staying);
+        let mut heirs = self.heirs(group);
+        heirs.retain(|&heir| !self.is_renewed(heir));
+        let waits = (open && !marked)
+            || changing >= (budget.unavailable as usize).max(1)
+            || heirs.len() <= lacks;
+        if waits {
+            self.note(&spec.path, Some(slot), false, "Standby", || {
+                "replaced when a standby that is as wanted can take over".into()
+            });
+        }
+        waits
+    }
+}

@@ -1,0 +1,108 @@
+//! Storage of nodes: whether it is kept when they go, and who gets it.
+
+use std::collections::BTreeSet;
+
+use drover_core::{
+    node::RemovalReason,
+    storage::{Policy, Retention},
+};
+
+use crate::{NO_GROUP, Op, Planner};
+
+impl Planner<'_> {
+    /// Whether the storage of a node that is to be removed now is kept.
+    pub(crate) fn retains(&self, at: usize, reason: RemovalReason) -> bool {
+        let node = &self.state.nodes[at];
+        node.storage && self.retention(&node.group, reason, self.is_unwanted(at))
+    }
+
+    /// What becomes of storage in a group. What is not known any more is kept.
+    fn retention(&self, group: &str, reason: RemovalReason, unwanted: bool) -> bool {
+        let policy = self.policy(group).unwrap_or_default();
+        policy.of(reason, unwanted) == Retention::Retain
+    }
+
+    /// What the group says now, or said last.
+    fn policy(&self, group: &str) -> Option<Policy> {
+        let wanted = self
+            .paths
+            .get(group)
+            .and_then(|&at| self.input.groups[usize::from(at)].storage.as_ref())
+            .map(|storage| storage.policy);
+        wanted.or_else(|| self.state.storage.get(group).copied())
+    }
+
+    /// Whether an orphan of a group may have storage, and whether that is kept.
+    pub(crate) fn orphan_storage(&self, group: &str) -> (bool, bool) {
+        let has = self.policy(group).is_some();
+        let unwanted = self.state.deleting || !self.paths.contains_key(group);
+        (
+            has,
+            has && self.retention(group, RemovalReason::Orphan, unwanted),
+        )
+    }
+
+    /// Places of a group below its size that no record holds: where the storage of who was there waits. None: its nodes
+    /// hand nothing on.
+    pub(crate) fn vacancies(&self, group: usize) -> Option<usize> {
+        let spec = &self.input.groups[group];
+        if !spec.hands_on_storage() {
+            return None;
+        }
+        let size = Self::size(spec);
+        let held = self.held(group);
+        let below = held.iter().filter(|&&ordinal| (ordinal as usize) < size);
+        Some(size - below.count())
+    }
+
+    /// Ordinals of a group that something may live under, also what this plan asks for.
+    fn held(&self, group: usize) -> BTreeSet<u32> {
+        let path = &self.input.groups[group].path;
+        let asked = self.plan.ops.iter().flat_map(|op| match op {
+            Op::Request { request, nodes, .. } if request.group == *path => nodes.as_slice(),
+            _ => &[],
+        });
+        self.own(group)
+            .map(|at| &self.state.nodes[at])
+            .chain(asked)
+            .map(|node| node.ordinal)
+            .collect()
+    }
+
+    /// Says of nodes that are on their way out that their storage waits for them to be gone.
+    pub(crate) fn note_held(&mut self, group: usize) {
+        let path = self.input.groups[group].path.clone();
+        let leaving: Vec<(u64, String)> = self
+            .own(group)
+            .filter(|&at| self.marks[at].leaving || self.marks[at].dead)
+            .map(|at| (self.state.nodes[at].slot, self.state.nodes[at].name()))
+            .collect();
+        for (slot, name) in leaving {
+            self.note(&path, Some(slot), false, "Storage", || {
+                format!("the next {name} gets its storage when it is proven absent")
+            });
+        }
+    }
+
+    /// How many nodes beyond the size are to go for places below it that are free: storage waits there, and those who
+    /// are beyond have no place to stay. Answers them as well, the last first. Roles go before places: absent where some
+    /// nodes stand by.
+    pub(crate) fn beyond(&self, group: usize, certain: &[usize]) -> Option<(usize, Vec<usize>)> {
+        if self.input.groups[group].standby > 0 {
+            return None;
+        }
+        let vacant = self.vacancies(group)?;
+        let size = Self::size(&self.input.groups[group]);
+        let mut beyond: Vec<usize> = certain.to_vec();
+        beyond.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].ordinal));
+        let strays = beyond
+            .iter()
+            .filter(|&&at| self.state.nodes[at].ordinal as usize >= size);
+        Some((strays.count().min(vacant), beyond))
+    }
+
+    /// Whether a node belongs to no group that is wanted.
+    pub(crate) fn is_unwanted(&self, at: usize) -> bool {
+        self.marks[at].group == NO_GROUP || self.state.deleting
+    }
+}

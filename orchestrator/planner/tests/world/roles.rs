@@ -1,0 +1,96 @@
+//! Changes of roles: what nodes take of them, and what is heard of it.
+
+use drover_core::node::Role;
+
+use super::{Event, World, build};
+
+impl World {
+    pub(super) fn turn(&mut self, slot: u64) {
+        let faults = {
+            let node = self.state.node_mut(slot).unwrap();
+            let turn = node.turn.get_or_insert_default();
+            assert!(!turn.call.in_flight, "one change of a role at a time");
+            turn.call.in_flight = true;
+            let backend = &self.platforms[&node.platform];
+            if backend.reachable {
+                backend.faults.turn
+            } else {
+                100
+            }
+        };
+        let (node, epoch) = (self.state.node(slot).unwrap(), self.epoch);
+        let (role, reachable) = (node.role, self.platforms[&node.platform].reachable);
+        assert!(matches!(role, Role::Promoting | Role::Demoting), "{node:?}");
+        assert_eq!(self.durable.node(slot).unwrap().role, role, "intent first");
+        let took = self.rng.u64(5..3_000);
+        let (happens, outcome) = if !self.chance(faults) {
+            (true, Ok(()))
+        } else if !reachable {
+            (false, Err(false))
+        } else {
+            // Refused before or after the platform took it; lost on the way there or back.
+            let happens = self.rng.bool();
+            (happens, Err(self.rng.bool()))
+        };
+        if happens {
+            self.at(took, Event::Turn(slot, role));
+        }
+        self.at(took + 1, Event::Turned(epoch, slot, role, outcome));
+    }
+
+    /// What really runs takes the role, if it still does.
+    pub(super) fn take_role(&mut self, slot: u64, role: Role) {
+        let Some(node) = self.durable.node(slot) else {
+            return;
+        };
+        let (group, key) = (node.group.clone(), (node.request, node.index));
+        let backend = self.platforms.get_mut(&node.platform).unwrap();
+        let mut things = backend.things.values_mut();
+        let Some(thing) = things.find(|t| (t.request, t.index) == key && !t.is_dead()) else {
+            return;
+        };
+        thing.acts = role == Role::Promoting;
+        if thing.acts {
+            self.check_acting(&group);
+        }
+    }
+
+    pub(super) fn turned(&mut self, epoch: u64, slot: u64, role: Role, outcome: Result<(), bool>) {
+        let now = self.now;
+        let Some(node) = self.state.node_mut(slot).filter(|_| epoch == self.epoch) else {
+            return;
+        };
+        if node.role != role {
+            return;
+        }
+        let turn = node.turn.get_or_insert_default();
+        turn.call.in_flight = false;
+        turn.done = outcome.is_ok();
+        if let Err(refused) = outcome {
+            turn.failed(refused, "");
+            turn.call.next = now + 1_000;
+        }
+    }
+
+    /// After one became active: never more than wanted.
+    pub fn check_acting(&self, group: &str) {
+        let from = self
+            .now
+            .saturating_sub(build::CALL + build::CREATION + 5_000);
+        let (mut most, mut last) = (0, 0);
+        for (at, path, actives) in &self.actives {
+            if **path == *group {
+                if *at >= from {
+                    most = most.max(last).max(*actives);
+                }
+                last = *actives;
+            }
+        }
+        let most = most.max(last);
+        let acting = self.living(group).iter().filter(|t| t.acts).count();
+        assert!(
+            acting <= most,
+            "{acting} of {group} are active, at most {most} may"
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! Taking over what platforms show of a cluster and has no record here.
+
+use drover_core::{Error, Reason, Result, Sym};
+use drover_planner::{Call, Op, Plan, State};
+use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use uuid::Uuid;
+
+use super::Api;
+use crate::{
+    cluster::{Cluster, Inner, Resolved},
+    intake,
+    shared::Registered,
+};
+
+/// How long a platform may take to show the nodes of one cluster.
+const TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Nodes that are not ours, and where they are: name of the platform, uid of the backend.
+pub(super) struct Others(Vec<(Sym, String, Vec<wire::Node>)>);
+
+impl Others {
+    /// Makes them known to a cluster.
+    pub(super) fn show(&self, api: &Api, cluster: &Cluster) {
+        let mut inner = cluster.inner.lock();
+        let now = api.shared.now();
+        for (platform, uid, nodes) in &self.0 {
+            for node in nodes {
+                intake::foreign_node(&api.shared, &mut inner, platform, uid, node, now);
+            }
+        }
+    }
+}
+
+impl Api {
+    /// Nodes of a cluster id that is to be taken over, as platforms show them now.
+    ///
+    /// # Errors
+    /// `CapabilityMissing` where one cannot give nodes another owner, `Unavailable` where one cannot be asked.
+    pub(super) async fn others(&self, name: &str) -> Result<Others> {
+        let mut others = Vec::new();
+        for (platform, registered) in self.registered() {
+            if registered.platform.foreign_owner(name).is_none() {
+                continue;
+            }
+            refuse_unable(&platform, &registered)?;
+            let (uid, instance) = registered.platform.identity();
+            let client = registered.platform.client().ok_or_else(|| {
+                Error::unavailable(format!(
+                    "{platform} shows nodes of {name:?} and cannot be asked about them now"
+                ))
+            })?;
+            let message = wire::DiscoverRequest {
+                expected_platform_uid: uid.clone(),
+                expected_instance_id: instance,
+                cluster_id: name.to_owned(),
+                ..wire::DiscoverRequest::default()
+            };
+            let mut nodes = client.discover_all(message, TIMEOUT).await?.nodes;
+            // What is left of deleted clusters of ours is about to go.
+            nodes.retain(|node| {
+                let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
+                let owner = owner.and_then(|owner| Uuid::parse_str(owner).ok());
+                owner.is_none_or(|owner| self.shared.tombstones.last(owner).is_none())
+            });
+            others.push((platform, uid, nodes));
+        }
+        Ok(Others(others))
+    }
+
+    /// Whether there may be something to adopt. Refuses what cannot be.
+    pub(super) fn adoptable(
+        &self,
+        inner: &Inner,
+        resolved: &Resolved,
+        removed: &[String],
+    ) -> Result<bool> {
+        let mut last: Option<&Sym> = None;
+        for (platform, _) in inner.state.foreign.keys() {
+            if last == Some(platform) {
+                continue;
+            }
+            last = Some(platform);
+            if let Some(registered) = self.shared.platform(platform) {
+                refuse_unable(platform, &registered)?;
+            }
+        }
+        refuse_removed(&inner.state, resolved, removed)?;
+        let now = self.shared.now();
+        let hidden = |choice: &drover_core::spec::Choice| {
+            let platform = self.shared.platform(&choice.platform);
+            platform.is_some_and(|registered| !registered.platform.is_visible(now))
+        };
+        let mut choices = resolved.groups.iter().flat_map(|group| &group.choices);
+        Ok(!inner.state.orphans.is_empty()
+            || !inner.state.foreign.is_empty()
+            || choices.any(hidden))
+    }
+}
+
+fn refuse_unable(platform: &Sym, registered: &Registered) -> Result<()> {
+    if registered.platform.has(wire::Capability::Adopt) {
+        return Ok(());
+    }
+    let message = format!("{platform} cannot give nodes another owner");
+    Err(Error::new(Reason::CapabilityMissing, message).with_metadata("capability", "ADOPT"))
+}
+
+/// What is taken in of a group that the spec lacks would be deleted at once.
+fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Result<()> {
+    for orphan in state.orphans.values() {
+        let path = &*orphan.group;
+        let wanted = resolved.groups.iter().any(|group| *group.path == *path);
+        let named = removed
+            .iter()
+            .any(|named| named == path || path.starts_with(&format!("{named}/")));
+        if !wanted && !named {
+            let message = format!(
+                "platforms show nodes of group {path:?}, which the spec lacks; add the group, or name it in \
+                 remove_groups to delete them"
+            );
+            return Err(Error::new(Reason::GroupHasNodes, message).with_metadata("group", path));
+        }
+    }
+    Ok(())
+}
+
+/// What becomes of adoptions in a forecast: they succeed.
+pub(super) fn suppose(inner: &mut Inner, names: &mut State, plan: &Plan, now: u64) {
+    for op in &plan.ops {
+        if let Op::TakeOrphan { node } = op {
+            names.nodes.push((**node).clone());
+        }
+    }
+    for call in &plan.calls {
+        if let Call::Adopt { slot } = call {
+            drover_planner::apply(&mut inner.state, &[Op::Own { slot: *slot }], now);
+        }
+    }
+}
+
+/// What of a plan may surprise who only wanted to keep what is there.
+pub(super) fn warning(plan: &pb::Plan) -> Option<String> {
+    let count = |kind: pb::ActionKind| {
+        let actions = plan.actions.iter();
+        actions.filter(|action| action.kind() == kind).count()
+    };
+    let (adopted, removed) = (
+        count(pb::ActionKind::Adopt),
+        count(pb::ActionKind::Deprovision),
+    );
+    (adopted > 0 && removed > 0).then(|| {
+        format!("{adopted} nodes are adopted, and {removed} nodes are then more than wanted and are DELETED")
+    })
+}

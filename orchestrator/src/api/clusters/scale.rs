@@ -1,0 +1,156 @@
+//! Other sizes of groups, and which nodes go first.
+
+use std::sync::Arc;
+
+use drover_core::{Error, Result, spec::MAX_NODES};
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{Desired, Versioned};
+use prost::Message;
+
+use super::super::Api;
+use crate::{
+    cluster::{Cluster, Inner, Resolved, stored_spec},
+    pass,
+};
+
+use super::{expect, find_group, find_node, protected, refuse_deleting};
+
+impl Api {
+    pub(in crate::api) async fn scale(
+        &self,
+        request: pb::ScaleGroupRequest,
+    ) -> Result<pb::ScaleGroupResponse> {
+        let cluster = self.find_to_change(&request.cluster)?;
+        let _change = cluster.change.lock().await;
+        let (desired, spec) = self.scaled(&cluster, &cluster.inner.lock(), &request)?;
+        let revision = self.store(&cluster, desired, Some(spec)).await?;
+        let plan = self.preview(&cluster);
+        Ok(pb::ScaleGroupResponse {
+            cluster: Some(self.shown(&cluster)),
+            plan: Some(plan),
+            revision,
+        })
+    }
+
+    /// What is wanted once a group has another size.
+    pub(in crate::api) fn scaled(
+        &self,
+        cluster: &Cluster,
+        inner: &Inner,
+        request: &pb::ScaleGroupRequest,
+    ) -> Result<(Versioned<Desired>, Arc<Resolved>)> {
+        let named = !request.remove_nodes.is_empty();
+        if request.size.is_none() && request.standby.is_none() && !named {
+            return Err(Error::invalid("size", "neither size nor standby is given"));
+        }
+        let answer = {
+            expect(inner, request.expected_generation)?;
+            refuse_deleting(inner, &cluster.name)?;
+            let mut desired = inner.desired.clone();
+            let mut spec = stored_spec(&desired.value.spec)?;
+            let group = find_group(&mut spec.groups, &request.group)
+                .ok_or_else(|| Error::not_found("group", request.group.as_str()))?;
+            if !group.groups.is_empty() {
+                return Err(Error::invalid(
+                    "group",
+                    format!("{:?} contains groups; name one of them", request.group),
+                ));
+            }
+            let before = group.size.unwrap_or(1);
+            let standby_before = group.standby.unwrap_or(0);
+            let (size, standby) = if named {
+                let counts = (before, standby_before);
+                mark_removed(cluster, inner, request, counts, &mut desired.value)?
+            } else {
+                let standby = request.standby.unwrap_or(standby_before);
+                (request.size.unwrap_or(before), standby)
+            };
+            if size > MAX_NODES {
+                return Err(Error::invalid(
+                    "size",
+                    format!("expected a whole number, 0 to {MAX_NODES}"),
+                ));
+            }
+            if standby > MAX_NODES {
+                return Err(Error::invalid(
+                    "standby",
+                    format!("expected a whole number, 0 to {MAX_NODES}"),
+                ));
+            }
+            let resolved = inner.spec.groups.iter().find(|g| *g.path == *request.group);
+            let fewer = size < before || standby < standby_before;
+            if fewer && resolved.is_some_and(|group| group.protection) {
+                return Err(protected(&request.group));
+            }
+            if let Some(group) = resolved.filter(|_| standby > 0) {
+                self.require_standby(group)?;
+            }
+            group.size = Some(size);
+            if standby != standby_before {
+                group.standby = (standby > 0).then_some(standby);
+            }
+            let resolved = Arc::new(
+                Resolved::new(&drover_convert::spec::cluster_spec(&spec)?)?
+                    .interned(&self.shared.interner),
+            );
+            if size != before || standby != standby_before {
+                desired.value.spec = spec.encode_to_vec().into();
+                desired.value.generation += 1;
+                desired.value.apply_time_ms = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
+            }
+            (desired, resolved)
+        };
+        Ok(answer)
+    }
+}
+
+/// Marks the nodes that a change of size names, so that they go before all others. Answers size and standby.
+fn mark_removed(
+    cluster: &Cluster,
+    inner: &Inner,
+    request: &pb::ScaleGroupRequest,
+    (before, standby_before): (u32, u32),
+    desired: &mut Desired,
+) -> Result<(u32, u32)> {
+    pass::living_marks(desired, &inner.state);
+    let mut ids = std::collections::BTreeSet::new();
+    let mut standing_by = 0;
+    for (index, name) in request.remove_nodes.iter().enumerate() {
+        let field = || format!("remove_nodes[{index}]");
+        let node = find_node(cluster, inner, name)?;
+        if *node.group != *request.group {
+            let why = format!("{name:?} is a node of group {:?}", &*node.group);
+            return Err(Error::invalid(field(), why));
+        }
+        if !ids.insert(node.id(cluster.uid)) {
+            return Err(Error::invalid(
+                field(),
+                format!("{name:?} stands there twice"),
+            ));
+        }
+        standing_by += u32::from(!node.role.may_act());
+    }
+    let gone = u32::try_from(ids.len())
+        .unwrap_or(u32::MAX)
+        .saturating_sub(standing_by);
+    let most_standby = standby_before.saturating_sub(standing_by);
+    let standby = request.standby.unwrap_or(most_standby);
+    if standby > most_standby {
+        let why = format!(
+            "expected at most {most_standby}: {standing_by} of {standby_before} standby nodes go"
+        );
+        return Err(Error::invalid("standby", why));
+    }
+    let most = before.saturating_sub(gone);
+    let size = request.size.unwrap_or(most);
+    if size > most {
+        let why = format!("expected at most {most}: {gone} of {before} nodes go");
+        return Err(Error::invalid("size", why));
+    }
+    for id in ids {
+        if !desired.marks.contains(&id) {
+            desired.marks.push(id);
+        }
+    }
+    Ok((size, standby))
+}

@@ -1,0 +1,78 @@
+//! What probes over TLS name: looked at when it is applied, so that a wrong name is not found out node by node.
+
+use std::sync::Arc;
+
+use drover_core::{Result, error::Violation, spec::ProbeTls};
+use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+
+use super::{Api, check::Checked};
+use crate::{cluster::Cluster, probes};
+
+/// Every place of a spec that says how a probe speaks TLS, with its path.
+fn places(spec: &pb::ClusterSpec) -> Vec<(String, ProbeTls)> {
+    let mut found = Vec::new();
+    let mut add = |at: &str, health: Option<&wire::HealthPolicy>| {
+        let at = format!("{at}.health");
+        let health = health.and_then(|own| drover_convert::spec::health_policy(&at, own).ok());
+        if let Some((field, tls)) = health.as_ref().and_then(|health| health.probe.tls()) {
+            found.push((format!("{at}.{field}"), tls.clone()));
+        }
+    };
+    add("spec", spec.health.as_ref());
+    let mut open = vec![("spec".to_owned(), &spec.groups)];
+    while let Some((at, groups)) = open.pop() {
+        for (index, group) in groups.iter().enumerate() {
+            let at = format!("{at}.groups[{index}]");
+            add(&at, group.health.as_ref());
+            open.push((at, &group.groups));
+        }
+    }
+    found
+}
+
+/// Whether a probe names a secret.
+pub(super) fn names_secrets(spec: &pb::ClusterSpec) -> bool {
+    let places = places(spec);
+    places.iter().any(|(_, tls)| !tls.secrets().is_empty())
+}
+
+impl Api {
+    /// Reads what probes name. A secret that is not there is an error, with its path; one that holds something else is
+    /// wrong.
+    pub(super) async fn check_probe_tls(
+        &self,
+        checked: &Checked,
+        cluster: Option<&Arc<Cluster>>,
+        validate_only: bool,
+        wrong: &mut Vec<Violation>,
+    ) -> Result<()> {
+        let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
+        for (path, tls) in places(&checked.spec) {
+            for (field, of) in tls.secrets() {
+                let before = before.as_ref();
+                if !before.is_some_and(|before| before.secrets.contains(&of)) {
+                    self.may_name(&of, validate_only)?;
+                }
+                if let Err(error) = self.shared.secrets.find(&of) {
+                    let why = error.message().to_owned();
+                    return Err(error.with_violation(format!("{path}.{field}"), why));
+                }
+            }
+            if let Some(name) = &tls.server_name
+                && let Err(why) = drover_client::check_server_name(name)
+            {
+                wrong.push(Violation {
+                    field: format!("{path}.server_name"),
+                    description: why.to_string(),
+                });
+            }
+            if let Err((field, why)) = probes::tls::read(&self.shared.store, &tls).await {
+                wrong.push(Violation {
+                    field: format!("{path}.{field}"),
+                    description: why,
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,296 @@
+//! Secrets as users make, see and delete them. No answer, error or log has any of their content.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use drover_core::{
+    Error, Reason, Result,
+    error::Violation,
+    name,
+    spec::{SecretRef, digest},
+};
+use drover_proto::orchestrator::v1 as pb;
+use prost::Message;
+
+use super::{
+    Api,
+    paging::{self, Page},
+};
+use crate::{
+    calls::digest_not_stored,
+    hooks::Point,
+    registry,
+    secrets::{self, Content, ContentKey},
+};
+
+/// Most bytes of a secret: names of its keys and what they hold.
+const MAX_SECRET: usize = 256 * 1024;
+/// Most keys of a secret, so that what is stored beside each fits into a transaction, too.
+const MAX_KEYS: usize = 512;
+/// Users that a refusal names.
+const NAMED_USERS: usize = 10;
+
+/// What is wrong with a secret without looking at what is stored.
+fn check(request: &pb::ApplySecretRequest) -> Result<()> {
+    let mut wrong = Vec::new();
+    let mut refuse = |field: String, description: String| {
+        wrong.push(Violation { field, description });
+    };
+    if let Err(why) = name::check_name(&request.name) {
+        refuse("name".to_owned(), why);
+    }
+    let mut size = 0;
+    for (key, value) in &request.data {
+        use pb::secret_value::Value;
+        let field = || format!("data.{key}");
+        if let Err(why) = name::check_secret_key(key) {
+            refuse(field(), why);
+        }
+        size += key.len();
+        match &value.value {
+            None => refuse(
+                field(),
+                "is empty; expected text, bytes or a digest".to_owned(),
+            ),
+            Some(Value::Text(text)) => size += text.len(),
+            Some(Value::Binary(data)) => size += data.len(),
+            Some(Value::Sha256(digest)) => {
+                let hexadecimal = digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+                if digest.len() != 64 || !hexadecimal {
+                    refuse(field(), "expected 64 hexadecimal digits".to_owned());
+                }
+            }
+        }
+    }
+    if request.data.is_empty() {
+        refuse(
+            "data".to_owned(),
+            "is empty; expected at least one key".to_owned(),
+        );
+    }
+    if request.data.len() > MAX_KEYS {
+        let why = format!(
+            "has {} keys; at most {MAX_KEYS} are possible",
+            request.data.len()
+        );
+        refuse("data".to_owned(), why);
+    }
+    if size > MAX_SECRET {
+        refuse("data".to_owned(), too_large(size));
+    }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        wrong.sort();
+        Err(Error::violations(wrong))
+    }
+}
+
+fn too_large(size: usize) -> String {
+    format!("has {size} bytes; at most {MAX_SECRET} are possible")
+}
+
+/// The content that a request leads to; keys whose content stays keep their version.
+fn wanted(
+    data: impl IntoIterator<Item = (String, pb::SecretValue)>,
+    before: Option<&Content>,
+) -> Result<Vec<ContentKey>> {
+    use pb::secret_value::Value;
+    let sorted: BTreeMap<String, pb::SecretValue> = data.into_iter().collect();
+    let mut keys = Vec::with_capacity(sorted.len());
+    for (name, value) in sorted {
+        let present = before.and_then(|before| before.get(&name));
+        let content: Bytes = match value.value {
+            Some(Value::Text(text)) => text.into_bytes().into(),
+            Some(Value::Binary(data)) => data.into(),
+            Some(Value::Sha256(wanted)) => {
+                let wanted = wanted.to_ascii_lowercase();
+                let kept = present.filter(|present| digest(&present.content) == wanted);
+                let kept = kept.ok_or_else(|| {
+                    digest_not_stored(&wanted).with_metadata("field", format!("data.{name}"))
+                })?;
+                kept.content.clone()
+            }
+            None => Bytes::new(),
+        };
+        keys.push(match present {
+            Some(present) if present.content == content => present.clone(),
+            _ => ContentKey::new(&name, content),
+        });
+    }
+    let size: usize = keys
+        .iter()
+        .map(|key| key.name.len() + key.content.len())
+        .sum();
+    if size > MAX_SECRET {
+        return Err(Error::invalid("data", too_large(size)));
+    }
+    Ok(keys)
+}
+
+impl Api {
+    pub(super) async fn apply_secret(
+        &self,
+        request: pb::ApplySecretRequest,
+    ) -> Result<pb::ApplySecretResponse> {
+        let name = request.name.clone();
+        self.caller.about("secret", &name);
+        check(&request)?;
+        let store = &self.shared.store;
+        store.keys()?;
+        let _changing = self.shared.secrets.changing.write().await;
+        let before = secrets::content(store, &name).await?;
+        let present = before.as_ref().map_or(0, |(_, revision)| *revision);
+        if let Some(expected) = request.expected_revision
+            && expected != present
+        {
+            let message = format!("secret {name:?} has revision {present} now; read it again");
+            return Err(
+                Error::new(Reason::RevisionMismatch, message).with_metadata("revision", present)
+            );
+        }
+        let old = before.as_ref().map(|(content, _)| content);
+        let keys = wanted(request.data, old)?;
+        if let Some(old) = old {
+            self.refuse_missing(&name, old, &keys)?;
+        }
+        let now = self.shared.now();
+        let (outcome, content) = match old {
+            None => (
+                pb::ApplyOutcome::Created,
+                Content {
+                    keys,
+                    create_time_ms: now,
+                    update_time_ms: now,
+                },
+            ),
+            Some(old) if old.keys == keys => (pb::ApplyOutcome::Unchanged, old.clone()),
+            Some(old) => (
+                pb::ApplyOutcome::Configured,
+                Content {
+                    keys,
+                    update_time_ms: now,
+                    ..*old
+                },
+            ),
+        };
+        let stores = !request.validate_only && outcome != pb::ApplyOutcome::Unchanged;
+        let (revision, known) = if stores {
+            self.shared.hooks.reach(Point::BeforeApply).await;
+            let value = content.encode_to_vec().into();
+            let revision = store.put_secret(&name, value, Some(present)).await?;
+            self.shared.hooks.reach(Point::AfterApply).await;
+            self.shared.wrote(revision);
+            let known = content.known(revision);
+            self.shared.secrets.put(&name, known.clone());
+            registry::secret_changed(&self.shared, &name).await;
+            (revision, known)
+        } else {
+            (self.shared.revision(), content.known(present))
+        };
+        let users = secrets::users(&self.shared, &name, None);
+        Ok(pb::ApplySecretResponse {
+            secret: Some(known.to_proto(&name, users)),
+            outcome: outcome.into(),
+            revision,
+        })
+    }
+
+    /// Refuses to take away a key that somebody names.
+    fn refuse_missing(&self, name: &str, old: &Content, new: &[ContentKey]) -> Result<()> {
+        let mut wrong = Vec::new();
+        for gone in old
+            .keys
+            .iter()
+            .filter(|old| new.iter().all(|new| new.name != old.name))
+        {
+            if let Some(first) = secrets::users(&self.shared, name, Some(&gone.name)).first() {
+                wrong.push(Violation {
+                    field: format!("data.{}", gone.name),
+                    description: format!("is missing, and {first} names it"),
+                });
+            }
+        }
+        if wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::violations(wrong))
+        }
+    }
+
+    pub(super) async fn list_secrets(
+        &self,
+        request: pb::ListSecretsRequest,
+    ) -> Result<pb::ListSecretsResponse> {
+        self.shared.reach(request.min_revision).await?;
+        let after = paging::start(&request.page_token)?;
+        let mut page = Page::new(request.page_size)?;
+        let revision = self.shared.revision();
+        let mut users = secrets::all_users(&self.shared);
+        for (name, known) in self.shared.secrets.all() {
+            let before = after.as_deref().is_some_and(|after| name.as_str() <= after);
+            let other = request.name.as_ref().is_some_and(|wanted| *wanted != name);
+            if before || other {
+                continue;
+            }
+            let users = users.remove(&name).unwrap_or_default();
+            if !page.push(name.as_str(), known.to_proto(&name, users)) {
+                break;
+            }
+        }
+        Ok(pb::ListSecretsResponse {
+            secrets: page.rows,
+            next_page_token: page.next,
+            revision,
+        })
+    }
+
+    pub(super) async fn delete_secret(
+        &self,
+        request: pb::DeleteSecretRequest,
+    ) -> Result<pb::DeleteSecretResponse> {
+        let name = &request.name;
+        self.caller.about("secret", name);
+        if name.is_empty() {
+            return Err(Error::invalid("name", "is empty"));
+        }
+        let _changing = self.shared.secrets.changing.write().await;
+        let users = secrets::users(&self.shared, name, None);
+        if let Some(first) = users.first() {
+            let named = users[..users.len().min(NAMED_USERS)].join(", ");
+            let more = match users.len().saturating_sub(NAMED_USERS) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let message = format!("secret {name:?} is named by {named}{more}");
+            return Err(Error::new(Reason::SecretInUse, message)
+                .with_metadata("user", first)
+                .with_resource("secret", name));
+        }
+        let revision = match self.shared.store.delete_secret(name, None).await {
+            Ok(revision) => {
+                self.shared.wrote(revision);
+                revision
+            }
+            Err(error) if error.reason() == Reason::NotFound => self.shared.revision(),
+            Err(error) => return Err(error),
+        };
+        self.shared.secrets.remove(name);
+        Ok(pb::DeleteSecretResponse { revision })
+    }
+
+    /// Whether the caller may name a secret in a cluster: one that the cluster names already, or one whose name is among
+    /// those of the clusters that it may change (or see, if nothing is stored).
+    pub(super) fn may_name(&self, of: &SecretRef, validate_only: bool) -> Result<()> {
+        let may = if validate_only {
+            self.caller.sees(&of.name, None)
+        } else {
+            self.caller.changes(&of.name, None)
+        };
+        if may {
+            return Ok(());
+        }
+        let message = format!("secret {:?} is outside of what the caller may use", of.name);
+        Err(Error::new(Reason::PermissionDenied, message).with_resource("secret", &of.name))
+    }
+}

@@ -1,0 +1,225 @@
+//! A plan as it is answered.
+
+use drover_convert::{
+    spec::to_retention,
+    value::{to_timestamp, to_timestamp_opt},
+};
+use drover_core::{Node, error::cut, node::Role, storage::Retention};
+use drover_planner::{Call, Note, Op, Plan, State};
+use drover_proto::orchestrator::v1 as pb;
+
+/// Most actions and notes in an answered plan, each.
+const MAX_PLAN: usize = 1_000;
+
+/// Names of the steps of one plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Steps {
+    generation: u64,
+    revision: u64,
+    number: u32,
+}
+
+impl Steps {
+    /// `revision` is that of the head that the plan is made from: it changes with every step that is durable.
+    pub(crate) fn new(generation: u64, revision: u64) -> Self {
+        Self {
+            generation,
+            revision,
+            number: 0,
+        }
+    }
+
+    /// The name of the next one.
+    pub(crate) fn next(&mut self) -> String {
+        self.number += 1;
+        format!("{}.{}.{}", self.generation, self.revision, self.number)
+    }
+}
+
+/// A plan as it is answered. `state` is the record that it was made from, `revision` that of its head.
+pub(crate) fn plan(
+    plan: &Plan,
+    state: &State,
+    revision: u64,
+    generation: u64,
+    now: u64,
+) -> pb::Plan {
+    let mut actions: Vec<pb::Action> = plan.ops.iter().filter_map(|op| action(op, state)).collect();
+    for call in &plan.calls {
+        let again = |op: &Op| matches!((op, call), (Op::Attempt { request, .. }, Call::Provision { request: r, .. }) if request == r);
+        if plan.ops.iter().any(again)
+            && let Call::Provision { request, .. } = call
+            && let Some(request) = state.requests.get(request)
+        {
+            actions.push(pb::Action {
+                kind: pb::ActionKind::Provision.into(),
+                group: request.group.to_string(),
+                platform: request.platform.to_string(),
+                count: 1,
+                reason: "ScaleUp".to_owned(),
+                message: "asks again under the same request: what became of it is not known"
+                    .to_owned(),
+                ..pb::Action::default()
+            });
+        }
+    }
+    let mut steps = Steps::new(generation, revision);
+    for action in &mut actions {
+        action.step = steps.next();
+    }
+    let mut report: Vec<pb::PlanNote> = plan.report.iter().map(|one| note(one, state)).collect();
+    let omitted = actions.len().saturating_sub(MAX_PLAN) + report.len().saturating_sub(MAX_PLAN);
+    actions.truncate(MAX_PLAN);
+    report.truncate(MAX_PLAN);
+    pb::Plan {
+        generation,
+        plan_time: Some(to_timestamp(now)),
+        actions,
+        report,
+        // Whoever knows earlier specs adds them.
+        renewals: Vec::new(),
+        omitted: u32::try_from(omitted).unwrap_or(u32::MAX),
+    }
+}
+
+fn action(op: &Op, state: &State) -> Option<pb::Action> {
+    let about = |slot: u64, kind: pb::ActionKind, reason: &str, message: &str| {
+        let node = state.node(slot)?;
+        Some(pb::Action {
+            kind: kind.into(),
+            group: node.group.to_string(),
+            node: Some(node.id(state.uid)),
+            node_name: Some(node.name()),
+            platform: node.platform.to_string(),
+            count: 1,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            ..pb::Action::default()
+        })
+    };
+    match op {
+        Op::Request {
+            request,
+            nodes,
+            reason,
+            ..
+        } => {
+            let names: Vec<String> = nodes.iter().take(10).map(Node::name).collect();
+            let single = match nodes.as_slice() {
+                [node] => Some((node.id(state.uid), node.name())),
+                _ => None,
+            };
+            Some(pb::Action {
+                kind: pb::ActionKind::Provision.into(),
+                group: request.group.to_string(),
+                node: single.as_ref().map(|(id, _)| id.clone()),
+                node_name: single.map(|(_, name)| name),
+                platform: request.platform.to_string(),
+                count: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
+                reason: (*reason).to_owned(),
+                message: names.join(", "),
+                ..pb::Action::default()
+            })
+        }
+        Op::Remove {
+            slot,
+            reason,
+            retain,
+        } => {
+            let word = match reason.as_str() {
+                "Surplus" => "ScaleDown",
+                // Nobody marked it: its group or cluster goes, and nothing comes in its place.
+                "User" if state.node(*slot).is_some_and(|node| !node.marked) => "Delete",
+                word => word,
+            };
+            let storage = state.node(*slot).is_some_and(|node| node.storage);
+            let fate = storage.then(|| Retention::of(*retain));
+            about(*slot, pb::ActionKind::Deprovision, word, "").map(|action| pb::Action {
+                storage: to_retention(fate).into(),
+                ..action
+            })
+        }
+        Op::Forget {
+            slot,
+            reason,
+            message,
+            ..
+        } => about(*slot, pb::ActionKind::Forget, reason, message),
+        Op::Close { request, .. } => {
+            let request = state.requests.get(request)?;
+            Some(pb::Action {
+                kind: pb::ActionKind::CloseRequest.into(),
+                group: request.group.to_string(),
+                platform: request.platform.to_string(),
+                count: 1,
+                reason: "Delete".to_owned(),
+                message: format!("request {} is never sent again", request.id),
+                ..pb::Action::default()
+            })
+        }
+        Op::Turn { slot, role } if *role == Role::Promoting => {
+            about(*slot, pb::ActionKind::Promote, "Promote", "")
+        }
+        Op::TakeOrphan { node } => Some(pb::Action {
+            kind: match node.removal {
+                Some(_) => pb::ActionKind::Deprovision.into(),
+                None => pb::ActionKind::Adopt.into(),
+            },
+            group: node.group.to_string(),
+            node: Some(node.id(state.uid)),
+            node_name: Some(node.name()),
+            platform: node.platform.to_string(),
+            count: 1,
+            reason: match node.removal {
+                Some(_) => "Orphan".to_owned(),
+                None => "Adopt".to_owned(),
+            },
+            message: format!(
+                "{} {}",
+                node.node_id.as_deref().unwrap_or_default(),
+                node.message
+            ),
+            storage: to_retention(node.fate_of_storage()).into(),
+            ..pb::Action::default()
+        }),
+        Op::Infrastructure { key, to, change } => {
+            crate::infrastructure::show::action(key, to.as_deref(), *change)
+        }
+        Op::Enter { .. }
+        | Op::Learn { .. }
+        | Op::Attempt { .. }
+        | Op::MadeNothing { .. }
+        | Op::BackOff { .. }
+        | Op::Condition { .. }
+        | Op::Restamp { .. }
+        | Op::Template { .. }
+        | Op::Turn { .. }
+        | Op::Rollout { .. }
+        | Op::Drain { .. }
+        | Op::Grown { .. }
+        | Op::Own { .. }
+        | Op::Adopted { .. }
+        | Op::Rebind { .. }
+        | Op::Observed { .. } => None,
+    }
+}
+
+fn note(from: &Note, state: &State) -> pb::PlanNote {
+    let activity = if from.acting {
+        pb::PlanActivity::Acting
+    } else {
+        pb::PlanActivity::Waiting
+    };
+    pb::PlanNote {
+        group: from.group.to_string(),
+        node: from
+            .slot
+            .and_then(|slot| state.node(slot))
+            .map(|node| node.id(state.uid)),
+        activity: activity.into(),
+        reason: from.reason.to_owned(),
+        message: cut(from.message.clone()),
+        wait_until_time: from.until.and_then(to_timestamp_opt),
+        step: None,
+    }
+}

@@ -1,0 +1,239 @@
+//! Kept storage: listed over all platforms, and deleted by name.
+
+use std::time::Duration;
+
+use drover_core::{Error, Reason, Result, Sym};
+use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use futures::StreamExt;
+use uuid::Uuid;
+
+use super::{
+    Api,
+    paging::{self, Page},
+};
+use crate::shared::{Registered, Shared};
+
+/// How long a platform may take to say what it keeps, and to delete some of it.
+const ASK_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a platform may take to say what it keeps of earlier clusters of a name: somebody waits for another answer.
+const WARN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Platforms asked at once.
+const ASK_AT_ONCE: usize = 8;
+
+impl Api {
+    pub(super) async fn list_storage(
+        &self,
+        request: pb::ListStorageRequest,
+    ) -> Result<pb::ListStorageResponse> {
+        let after = paging::start(&request.page_token)?;
+        let mut page = Page::new(request.page_size)?;
+        let cluster = request.cluster.unwrap_or_default();
+        let (found, unreachable) = self
+            .kept_storage(request.platform.as_deref(), &cluster)
+            .await?;
+        for (name, storage) in found {
+            let key = paging::key(&[&name, &storage.id]);
+            if after.as_deref().is_some_and(|after| key.as_str() <= after)
+                || !self.sees_name(&storage.cluster_id)
+            {
+                continue;
+            }
+            let row = pb::KeptStorage {
+                platform: name.to_string(),
+                claim: claim(&self.shared, &storage).into(),
+                storage: Some(storage),
+            };
+            if !page.push(key, row) {
+                break;
+            }
+        }
+        Ok(pb::ListStorageResponse {
+            storage: page.rows,
+            next_page_token: page.next,
+            unreachable_platforms: unreachable,
+        })
+    }
+
+    /// What the platforms keep, by name and id, and which of them did not answer.
+    async fn kept_storage(
+        &self,
+        platform: Option<&str>,
+        cluster: &str,
+    ) -> Result<(Vec<(Sym, wire::KeptStorage)>, Vec<String>)> {
+        let asked: Vec<(Sym, std::sync::Arc<Registered>)> = match platform {
+            Some(name) => vec![(name.into(), self.shared.require_platform(name)?)],
+            None => {
+                let platforms = self.shared.platforms.read();
+                platforms
+                    .iter()
+                    .map(|(name, registered)| (name.clone(), registered.clone()))
+                    .collect()
+            }
+        };
+        // What has never answered may keep some as well.
+        let keeps = |registered: &Registered| {
+            registered.platform.handshake().is_none()
+                || registered.platform.has(wire::Capability::RetainStorage)
+        };
+        let asked = asked
+            .into_iter()
+            .filter(|(_, registered)| keeps(registered))
+            .map(|(name, registered)| async move {
+                let listed = list(&registered, cluster, ASK_TIMEOUT).await;
+                (name, listed)
+            });
+        let answers: Vec<_> = futures::stream::iter(asked)
+            .buffered(ASK_AT_ONCE)
+            .collect()
+            .await;
+        let (mut found, mut unreachable) = (Vec::new(), Vec::new());
+        for (name, listed) in answers {
+            match listed {
+                Ok(listed) => found.extend(listed.into_iter().map(|one| (name.clone(), one))),
+                Err(error) => {
+                    tracing::debug!(platform = %name, %error, "kept storage cannot be listed");
+                    unreachable.push(name.to_string());
+                }
+            }
+        }
+        Ok((found, unreachable))
+    }
+
+    pub(super) async fn delete_storage(
+        &self,
+        request: pb::DeleteStorageRequest,
+    ) -> Result<pb::DeleteStorageResponse> {
+        if request.cluster.is_empty() {
+            return Err(Error::invalid("cluster", "is required"));
+        }
+        self.caller.about("cluster", &request.cluster);
+        let known = self.shared.find(&request.cluster).ok();
+        let labels = known
+            .as_ref()
+            .map(|cluster| cluster.inner.lock().desired.value.labels.clone());
+        self.may_change(&request.cluster, labels.as_ref())?;
+        let owner: Uuid = request
+            .owner
+            .parse()
+            .map_err(|_| Error::invalid("owner", "is no UUID"))?;
+        let registered = self.shared.require_platform(&request.platform)?;
+        let cluster = self.shared.cluster(owner);
+        if let Some(cluster) = &cluster {
+            refuse_in_use(&cluster.inner.lock(), &request)?;
+        }
+        let unreachable =
+            || Error::unavailable(format!("platform {} does not answer", request.platform));
+        let client = registered.platform.client().ok_or_else(unreachable)?;
+        let listed = list(&registered, &request.cluster, ASK_TIMEOUT).await?;
+        let Some(found) = listed.iter().find(|one| one.id == request.id) else {
+            return Ok(pb::DeleteStorageResponse { gone: true });
+        };
+        if claim(&self.shared, found) == pb::StorageClaim::Foreign {
+            return Err(Error::new(
+                Reason::NodeNotInCluster,
+                format!(
+                    "storage {:?} was made by another orchestrator; it was left alone",
+                    request.id
+                ),
+            ));
+        }
+        let (uid, instance) = registered.platform.identity();
+        let message = wire::DeleteStorageRequest {
+            expected_platform_uid: uid,
+            expected_instance_id: instance,
+            fence: Some(self.shared.fence(owner)),
+            id: request.id,
+            owner: request.owner,
+            cluster_id: request.cluster,
+            group: request.group,
+            ordinal: request.ordinal,
+        };
+        let answer = client.delete_storage(message, ASK_TIMEOUT).await?;
+        Ok(pb::DeleteStorageResponse {
+            gone: answer.state() == wire::DeprovisionState::Gone,
+        })
+    }
+
+    /// Warns of storage of earlier clusters of this name: it is another owner's, and stays where it is.
+    pub(super) async fn warn_of_kept(&self, name: &str, platforms: &[Sym]) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for platform in platforms {
+            let Some(registered) = self.shared.platform(platform) else {
+                continue;
+            };
+            if !registered.platform.has(wire::Capability::RetainStorage) {
+                continue;
+            }
+            let listed = list(&registered, name, WARN_TIMEOUT)
+                .await
+                .unwrap_or_default();
+            let living = self.shared.find(name).ok().map(|it| it.uid.to_string());
+            let others = listed
+                .iter()
+                .filter(|one| Some(&one.owner) != living.as_ref())
+                .count();
+            if others > 0 {
+                warnings.push(format!(
+                    "{platform} keeps storage of {others} nodes of an earlier cluster {name}; it is not attached to this \
+                     one (`drover get storage` shows it, `drover delete storage` deletes it)"
+                ));
+            }
+        }
+        warnings
+    }
+}
+
+async fn list(
+    registered: &Registered,
+    cluster: &str,
+    wait: Duration,
+) -> Result<Vec<wire::KeptStorage>> {
+    let name = &registered.platform.name;
+    let client = registered
+        .platform
+        .client()
+        .ok_or_else(|| Error::unavailable(format!("platform {name} does not answer")))?;
+    let message = wire::ListStorageRequest {
+        expected_platform_uid: registered.platform.identity().0,
+        cluster_id: cluster.to_owned(),
+        ..wire::ListStorageRequest::default()
+    };
+    client.list_storage(message, wait).await
+}
+
+/// Who may get storage again.
+fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
+    let owner: Option<Uuid> = storage.owner.parse().ok();
+    if owner.is_some_and(|owner| shared.cluster(owner).is_some()) {
+        pb::StorageClaim::Cluster
+    } else if storage.store_id.is_empty() || storage.store_id == shared.store.id().to_string() {
+        pb::StorageClaim::None
+    } else {
+        pb::StorageClaim::Foreign
+    }
+}
+
+/// Storage of a node that is there, or on its way in or out.
+fn refuse_in_use(inner: &crate::cluster::Inner, request: &pb::DeleteStorageRequest) -> Result<()> {
+    let node = inner.state.nodes.iter().find(|node| {
+        *node.platform == *request.platform
+            && *node.group == *request.group
+            && Some(node.ordinal) == request.ordinal
+    });
+    match node {
+        Some(node) => Err(Error::new(
+            Reason::Precondition,
+            format!(
+                "storage {:?} is that of {}, which is {}",
+                request.id,
+                node.name(),
+                if node.removal.is_some() {
+                    "not proven absent yet"
+                } else {
+                    "there"
+                }
+            ),
+        )),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,213 @@
+//! Complete reads: looking for what may be gone.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use drover_core::{Millis, Result, Sym, node::Call as Attempt};
+use drover_proto::platform::v1 as wire;
+use drover_telemetry::span;
+
+use super::{judged, not_sent, retry_later};
+use crate::{
+    cluster::{Cluster, Inner},
+    hooks::Point,
+    intake, probes,
+    queue::Urgency,
+    shared::Shared,
+    trace,
+};
+
+/// Deadline of a complete read.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
+/// Wait between two reads that look for the same absence.
+const CONFIRM_PAUSE: Millis = 2_000;
+/// How long an agent may take to prove that its node lives.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reads a platform completely for one cluster: what neither list nor look-up by id shows is missing.
+pub(super) async fn confirm(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    platform: &Sym,
+) -> Option<Urgency> {
+    let began = shared.now();
+    let traced = trace::call("confirm", platform);
+    let read = span::within(traced.as_ref(), read(shared, cluster, platform)).await;
+    trace::called(traced, read.as_ref().err());
+    shared.hooks.reach(Point::AfterConfirm).await;
+    let now = shared.now();
+    let mut inner = cluster.inner.lock();
+    let call = inner.state.confirms.or_default(platform.clone());
+    call.in_flight = false;
+    match read {
+        Ok(read) => {
+            *call = Attempt {
+                in_flight: false,
+                failures: 0,
+                next: now + CONFIRM_PAUSE,
+            };
+            take_in(shared, cluster, &mut inner, platform, &read, began, now);
+        }
+        Err(error) => retry_later(call, &error, now),
+    }
+    Some(Urgency::Urgent)
+}
+
+/// What a complete read showed.
+struct Read {
+    uid: String,
+    nodes: Vec<wire::Node>,
+    /// So many of them, the first ones, were listed; the others were found by id.
+    listed: usize,
+    warnings: Vec<wire::Warning>,
+    /// Ids of nodes whose agents proved that they live.
+    alive: HashSet<String>,
+}
+
+async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Result<Read> {
+    let registered = shared.require_platform(platform)?;
+    let (uid, instance) = registered.platform.identity();
+    let client = registered
+        .platform
+        .client()
+        .ok_or_else(|| not_sent(platform))?;
+    let permit = registered
+        .platform
+        .permit(Urgency::Bulk, || shared.now())
+        .await
+        .ok_or_else(|| not_sent(platform))?;
+    shared.hooks.reach(Point::BeforeConfirm).await;
+    let message = wire::DiscoverRequest {
+        expected_platform_uid: uid.clone(),
+        expected_instance_id: instance,
+        cluster_id: cluster.name.to_string(),
+        ..wire::DiscoverRequest::default()
+    };
+    let listed = client.discover_all(message.clone(), CONFIRM_TIMEOUT).await;
+    judged(shared, &registered, listed.as_ref().err());
+    let listed = listed?;
+    let shown: HashSet<&str> = listed
+        .nodes
+        .iter()
+        .map(|node| node.node_id.as_str())
+        .collect();
+    let (missing, agents) = missing(cluster, platform, &uid, &shown);
+    let (mut nodes, mut warnings) = (listed.nodes, listed.warnings);
+    let listed = nodes.len();
+    if !missing.is_empty() {
+        // Looked for by id too: some backends list late what they know already.
+        let message = wire::DiscoverRequest {
+            node_ids: missing,
+            ..message
+        };
+        let found = client.discover_all(message, CONFIRM_TIMEOUT).await?;
+        nodes.extend(found.nodes);
+        warnings.extend(found.warnings);
+    }
+    drop(permit);
+    let asked = agents.into_iter().map(|(id, address)| async move {
+        let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT).await;
+        alive.then_some(id)
+    });
+    let alive = futures::future::join_all(asked)
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
+    Ok(Read {
+        uid,
+        nodes,
+        listed,
+        warnings,
+        alive,
+    })
+}
+
+/// Ids of recorded nodes that a list lacks, and the agents of those that nobody asked to go.
+fn missing(
+    cluster: &Cluster,
+    platform: &Sym,
+    uid: &str,
+    shown: &HashSet<&str>,
+) -> (Vec<String>, Vec<(String, String)>) {
+    let inner = cluster.inner.lock();
+    let (mut ids, mut agents) = (Vec::new(), Vec::new());
+    for node in inner
+        .state
+        .nodes
+        .iter()
+        .filter(|n| n.platform == *platform && *n.platform_uid == *uid)
+    {
+        if let Some(id) = node.node_id.as_deref().filter(|id| !shown.contains(id)) {
+            ids.push(id.to_owned());
+            if node.removal.is_none() && !node.seen.agent_address.is_empty() {
+                agents.push((node.id(cluster.uid), node.seen.agent_address.to_string()));
+            }
+        }
+    }
+    (ids, agents)
+}
+
+fn take_in(
+    shared: &Shared,
+    cluster: &Cluster,
+    inner: &mut Inner,
+    platform: &Sym,
+    read: &Read,
+    began: Millis,
+    now: Millis,
+) {
+    let mut shown = HashSet::new();
+    for (at, node) in read.nodes.iter().enumerate() {
+        if let Some((owner, request, index)) = drover_convert::node::slot(node)
+            && owner == cluster.uid
+        {
+            shown.insert((request, index));
+        }
+        intake::show(
+            shared,
+            cluster,
+            inner,
+            platform,
+            node,
+            (began, now),
+            at < read.listed,
+        );
+    }
+    let others: HashSet<&str> = read
+        .nodes
+        .iter()
+        .map(|node| node.node_id.as_str())
+        .collect();
+    let uid = cluster.uid;
+    for node in inner
+        .state
+        .nodes
+        .iter_mut()
+        .filter(|n| n.platform == *platform && *n.platform_uid == *read.uid)
+    {
+        if shown.contains(&(node.request, node.index)) {
+            continue;
+        }
+        if node.is_adopting() && others.contains(node.node_id.as_deref().unwrap_or_default()) {
+            // It is there, and still somebody else's.
+            continue;
+        }
+        let id = node.node_id.as_deref();
+        // A warning that could be about this very node explains why it is missing.
+        let explained = read.warnings.iter().any(|warning| {
+            let cluster_fits = warning
+                .cluster_id
+                .as_deref()
+                .is_none_or(|c| c == &*cluster.name);
+            let node_fits = warning
+                .id
+                .as_deref()
+                .is_none_or(|w| id.is_none_or(|id| id == w));
+            cluster_fits && node_fits
+        });
+        if !explained {
+            node.seen.missing_from = began;
+            node.seen.silent = !read.alive.contains(&node.id(uid));
+        }
+    }
+}

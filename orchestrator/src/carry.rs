@@ -1,0 +1,55 @@
+//! What this process knows of a cluster beyond its record, when the record is read anew: what platforms show, and which
+//! calls are under way. Forgotten, a call would be taken for one that has ended.
+
+use drover_core::node::{Node, Request};
+use drover_planner::State;
+
+/// Carries over what is not in the store.
+pub(crate) fn over(old: State, new: &mut State) {
+    new.orphans = old.orphans;
+    new.foreign = old.foreign;
+    new.confirms = old.confirms;
+    for (key, before) in old.infrastructure.iter() {
+        if let Some(record) = new.infrastructure.get_mut(key) {
+            record.sent = before.sent;
+            record.call = before.call;
+        }
+    }
+    for (id, before) in old.requests.iter() {
+        if let Some(request) = new.requests.get_mut(id) {
+            carry_request(before, request);
+        }
+    }
+    for before in old.nodes {
+        if let Some(node) = new.node_mut(before.slot) {
+            carry_node(before, node);
+        }
+    }
+}
+
+fn carry_request(old: &Request, new: &mut Request) {
+    new.sent = old.sent;
+    new.call = old.call;
+    // An answer that the record shows by now, or that is not of the last attempt, must not be taken in again.
+    if (old.attempts, old.made_nothing) == (new.attempts, new.made_nothing) {
+        new.answer.clone_from(&old.answer);
+        new.rendered.clone_from(&old.rendered);
+    }
+}
+
+fn carry_node(mut old: Node, new: &mut Node) {
+    new.seen = std::mem::take(&mut old.seen);
+    if new.node_id.is_some() {
+        new.seen.node_id = Box::default();
+    }
+    new.probe = std::mem::take(&mut old.probe);
+    new.turn = old.turn.take().filter(|_| new.role == old.role);
+    // A step of its removal or adoption begins with no call.
+    if new.removal == old.removal && new.is_adopting() == old.is_adopting() {
+        new.call = old.call;
+        new.hook = old.hook.take();
+    }
+}
+
+#[cfg(test)]
+mod tests;

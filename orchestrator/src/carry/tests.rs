@@ -1,0 +1,217 @@
+use drover_core::{
+    NodeState, Phase,
+    node::{Answer, Call, Outcome, ProbeResult, Removal, RemovalReason, Role, Seen, Turn},
+};
+use drover_planner::{Input, Limits, Op, PlatformView};
+use uuid::Uuid;
+
+use super::*;
+
+const ID: Uuid = Uuid::from_u128(3);
+const FLYING: Call = Call {
+    in_flight: true,
+    failures: 2,
+    next: 7,
+};
+
+fn request() -> Request {
+    Request {
+        id: ID,
+        sequence: 1,
+        group: "db".into(),
+        platform: "p".into(),
+        platform_uid: "u".into(),
+        class: "".into(),
+        spec_hash: "h".into(),
+        first_sent: 1_000,
+        deadline: 61_000,
+        attempts: 1,
+        made_nothing: 0,
+        sent: false,
+        call: Call::default(),
+        answer: None,
+        rendered: None,
+    }
+}
+
+fn node() -> Node {
+    crate::fixture::node(1, NodeState::Ready)
+}
+
+fn state(node: Node, request: Option<Request>) -> State {
+    State {
+        uid: Uuid::from_u128(9),
+        next_slot: 2,
+        next_sequence: 2,
+        nodes: vec![node],
+        requests: request
+            .into_iter()
+            .map(|request| (request.id, request))
+            .collect(),
+        ..State::default()
+    }
+}
+
+fn removal() -> Option<Removal> {
+    Some(Removal {
+        reason: RemovalReason::User,
+        since: 1,
+        retain: false,
+        drain: 0,
+    })
+}
+
+/// What is planned for a cluster that wants nothing any more, on a platform where earlier processes have no calls.
+fn plan(state: &State) -> drover_planner::Plan {
+    let view = PlatformView {
+        uid: "u".into(),
+        visible: true,
+        visible_since: 1,
+        callable: true,
+        trouble: "".into(),
+        etag: "".into(),
+        limits: Limits::default(),
+        provision_timeout: 900_000,
+        no_capacity: Vec::new(),
+        domains: std::sync::Arc::default(),
+        sick: 0,
+        total: 1,
+        fenced: true,
+        adopts: false,
+    };
+    let platforms = [("p".into(), view)].into();
+    let input = Input {
+        now: 2_000,
+        process_start: 1,
+        groups: &[],
+        infrastructure: &[],
+        health_defaults: &[],
+        leaving: &[],
+        orphans: drover_core::spec::OrphanPolicy::Delete,
+        orphan_grace: 120_000,
+        orphan_hold: false,
+        state,
+        platforms: &platforms,
+        explain: false,
+    };
+    drover_planner::plan(&input, &mut Uuid::now_v7)
+}
+
+#[test]
+fn a_call_that_is_under_way_is_not_taken_for_one_of_an_earlier_process() {
+    let unseen = || Node {
+        node_id: None,
+        state: NodeState::Requested,
+        ..node()
+    };
+    let sent = Request {
+        sent: true,
+        call: FLYING,
+        ..request()
+    };
+    let old = state(unseen(), Some(sent));
+    let mut new = state(unseen(), Some(request()));
+    over(old, &mut new);
+    let carried = new.requests.get(&ID).unwrap();
+    assert!(carried.sent);
+    assert_eq!(carried.call, FLYING);
+    // Its slot is proven absent only when the call that is under way cannot make it any more.
+    let plan = plan(&new);
+    let settled = plan.ops.iter().find_map(|op| match op {
+        Op::Close { settled, .. } => Some(*settled),
+        _ => None,
+    });
+    assert_eq!(settled, Some(61_000), "{:?}", plan.ops);
+}
+
+#[test]
+fn an_answer_is_taken_in_once() {
+    let answer = Answer {
+        at: 1_500,
+        taken: false,
+        outcome: Ok(vec![Outcome::Made("i-1".into())]),
+    };
+    let answered = |attempts, made_nothing| Request {
+        answer: Some(answer.clone()),
+        attempts,
+        made_nothing,
+        ..request()
+    };
+    let carried = |old: Request, new: Request| {
+        let mut state_after = state(node(), Some(new));
+        over(state(node(), Some(old)), &mut state_after);
+        state_after.requests.get(&ID).unwrap().answer.clone()
+    };
+    assert_eq!(carried(answered(1, 0), request()), Some(answer.clone()));
+    let again = Request {
+        attempts: 2,
+        ..request()
+    };
+    assert_eq!(carried(answered(1, 0), again), None, "it was sent again");
+    let taken = Request {
+        made_nothing: 1,
+        ..request()
+    };
+    assert_eq!(carried(answered(1, 0), taken), None, "the record shows it");
+}
+
+#[test]
+fn what_is_asked_of_a_node_goes_on_unless_its_record_is_a_step_further() {
+    let leaving = |drain| Node {
+        removal: removal().map(|removal| Removal { drain, ..removal }),
+        ..node()
+    };
+    let flying = |node: Node| Node {
+        call: FLYING,
+        hook: Some(Box::new(Ok(()))),
+        seen: Seen {
+            phase: Phase::Running,
+            node_id: "i-1".into(),
+            ..Seen::default()
+        },
+        ..node
+    };
+    let carried = |old: Node, new: Node| {
+        let mut after = state(new, None);
+        over(state(flying(old), None), &mut after);
+        after.nodes.remove(0)
+    };
+    let same = carried(leaving(5), leaving(5));
+    assert_eq!((same.call, same.hook.is_some()), (FLYING, true));
+    assert_eq!(same.seen.phase, Phase::Running);
+    assert!(same.seen.node_id.is_empty(), "it is recorded");
+    for (old, new) in [(node(), leaving(0)), (leaving(5), leaving(0))] {
+        let further = carried(old, new);
+        assert_eq!((further.call, further.hook), (Call::default(), None));
+    }
+}
+
+#[test]
+fn the_change_of_another_role_is_not_the_change_of_this_one() {
+    let turn = Turn {
+        call: FLYING,
+        done: true,
+        doubt: true,
+        refused: false,
+        message: "".into(),
+    };
+    let old = Node {
+        role: Role::Promoting,
+        turn: Some(Box::new(turn.clone())),
+        ..node()
+    };
+    for (role, kept) in [(Role::Promoting, Some(turn)), (Role::Active, None)] {
+        let mut new = state(Node { role, ..node() }, None);
+        over(state(old.clone(), None), &mut new);
+        assert_eq!(new.nodes[0].turn.as_deref().cloned(), kept);
+    }
+}
+
+#[test]
+fn a_read_that_failed_is_not_made_again_at_once() {
+    let mut old = state(node(), None);
+    old.confirms.insert("p".into(), FLYING);
+    let mut new = state(node(), None);
+    over(old, &mut new);
+    assert_eq!(new.confirms.get("p"), Some(&FLYING));
+}

@@ -1,0 +1,73 @@
+use super::*;
+
+#[test]
+fn every_durable_part_of_a_node_survives() {
+    let interner = Interner::default();
+    for (at, state) in STATES.iter().enumerate() {
+        let node = Node {
+            slot: 7,
+            request: Uuid::from_u128(3),
+            index: 2,
+            ordinal: 5,
+            sequence: 9,
+            group: "data/hot".into(),
+            platform: "local".into(),
+            platform_uid: "u".into(),
+            class: "c".into(),
+            host: "m-1".into(),
+            version: "1".into(),
+            spec_hash: "h".into(),
+            template: if at % 2 == 0 { "d" } else { "" }.into(),
+            attempts: 2,
+            create_time: 11,
+            state: *state,
+            state_time: 12,
+            reason: "Sick".into(),
+            message: "why".into(),
+            marked: false,
+            stable: true,
+            role: *ROLES.get(at).unwrap_or(&Role::Active),
+            storage: true,
+            node_id: Some("i-1".into()),
+            removal: REMOVALS.get(at).map(|reason| Removal {
+                reason: *reason,
+                since: 4,
+                retain: at % 2 == 0,
+                drain: at as u64,
+            }),
+            settled: 13,
+            maybe_until: 14,
+            adoption: (at % 2 == 1).then(|| {
+                Box::new(Former {
+                    owner: "o".into(),
+                    request: "r".into(),
+                    index: Some(0),
+                })
+            }),
+            seen: Seen {
+                agent_address: "grpc://10.0.0.1:7".into(),
+                ..Seen::default()
+            },
+            probe: ProbeResult::default(),
+            call: Call::default(),
+            turn: None,
+            hook: None,
+        };
+        assert_eq!(
+            decode_node(7, &encode_node(&node), &interner, None).unwrap(),
+            node
+        );
+    }
+}
+
+#[test]
+fn damaged_rows_are_refused_and_never_panic() {
+    let interner = Interner::default();
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..10_000 {
+        let bytes: Vec<u8> = (0..random.usize(0..64)).map(|_| random.u8(..)).collect();
+        let _ = decode_node(1, &bytes, &interner, None);
+        let _ = decode_request(&bytes.clone().into(), &interner);
+        let _ = decode_head(&bytes, &mut State::default(), &interner);
+    }
+}

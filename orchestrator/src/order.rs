@@ -1,0 +1,175 @@
+//! In which order groups come and go: what templates add to what a user says, and what is kept of groups that are wanted
+//! no more for as long as they have nodes.
+
+use std::time::Duration;
+
+use drover_core::{
+    Error, Result,
+    spec::{DEFAULT_HOOK_TIMEOUT, Group, Hook, Lifecycle},
+};
+use drover_planner::Leaving;
+use drover_proto::platform::v1 as wire;
+use drover_store::Desired;
+use prost::Message;
+
+use crate::cluster::Inner;
+
+/// Key of the groups that are wanted no more among what else a user wants.
+const LEAVING: &str = "leaving";
+
+#[derive(Clone, PartialEq, Message)]
+struct LeavingList {
+    #[prost(message, repeated, tag = "1")]
+    groups: Vec<LeavingRow>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LeavingRow {
+    #[prost(string, tag = "1")]
+    path: String,
+    #[prost(bool, tag = "2")]
+    ordered: bool,
+    #[prost(string, repeated, tag = "3")]
+    depends_on: Vec<String>,
+    /// Empty: no hook.
+    #[prost(string, repeated, tag = "4")]
+    pre_stop: Vec<String>,
+    #[prost(uint64, tag = "5")]
+    timeout_ms: u64,
+    #[prost(uint64, tag = "6")]
+    grace_ms: u64,
+}
+
+impl From<&Leaving> for LeavingRow {
+    fn from(one: &Leaving) -> Self {
+        let hook = one.pre_stop.as_ref();
+        Self {
+            path: one.path.to_string(),
+            ordered: one.ordered,
+            depends_on: one.depends_on.iter().map(ToString::to_string).collect(),
+            pre_stop: hook.map(|hook| hook.exec.clone()).unwrap_or_default(),
+            timeout_ms: crate::clock::millis(hook.map_or(DEFAULT_HOOK_TIMEOUT, |h| h.timeout)),
+            grace_ms: crate::clock::millis(one.grace),
+        }
+    }
+}
+
+impl From<LeavingRow> for Leaving {
+    fn from(row: LeavingRow) -> Self {
+        let timeout = Duration::from_millis(row.timeout_ms);
+        Self {
+            path: row.path.into(),
+            ordered: row.ordered,
+            depends_on: row.depends_on.into_iter().map(Into::into).collect(),
+            pre_stop: (!row.pre_stop.is_empty()).then_some(Hook {
+                exec: row.pre_stop,
+                timeout,
+            }),
+            grace: Duration::from_millis(row.grace_ms),
+        }
+    }
+}
+
+/// Groups that were wanted and still have nodes.
+///
+/// # Errors
+/// `Internal` if what is stored cannot be read.
+pub(crate) fn leaving(desired: &Desired) -> Result<Vec<Leaving>> {
+    let Some(bytes) = desired.extra.get(LEAVING) else {
+        return Ok(Vec::new());
+    };
+    let list = LeavingList::decode(bytes.as_slice())
+        .map_err(|_| Error::internal("the stored groups that leave cannot be read"))?;
+    Ok(list.groups.into_iter().map(Into::into).collect())
+}
+
+/// Keeps of the groups that a new spec lacks how their nodes go; of those without nodes nothing.
+pub(crate) fn remember(inner: &Inner, desired: &mut Desired, wanted: &[Group]) {
+    let known = inner.wanted();
+    let known = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    let rows: Vec<LeavingRow> = known
+        .iter()
+        .map(Leaving::of)
+        .chain(inner.leaving.iter().cloned())
+        .filter(|one| {
+            let has_nodes = inner.state.nodes.iter().any(|node| node.group == one.path);
+            has_nodes && wanted.iter().all(|group| group.path != one.path)
+        })
+        .map(|one| LeavingRow::from(&one))
+        .collect();
+    if rows.is_empty() {
+        desired.extra.remove(LEAVING);
+    } else {
+        let bytes = LeavingList { groups: rows }.encode_to_vec();
+        desired.extra.insert(LEAVING.to_owned(), bytes);
+    }
+}
+
+/// What the group of a node runs in it before it goes.
+pub(crate) fn pre_stop(inner: &Inner, slot: u64) -> Option<Hook> {
+    let node = inner.state.node(slot)?;
+    let known = inner.wanted();
+    let known = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
+    match known.iter().find(|group| group.path == node.group) {
+        Some(group) => group.lifecycle.as_ref()?.pre_stop.clone(),
+        None => {
+            let mut leaving = inner.leaving.iter();
+            leaving.find(|one| one.path == node.group)?.pre_stop.clone()
+        }
+    }
+}
+
+/// Time that the nodes of a group get to stop by themselves. None: it is not known any more.
+pub(crate) fn grace(inner: &Inner, path: &str) -> Option<Duration> {
+    let mut groups = inner.spec.groups.iter();
+    let wanted = groups.find(|group| *group.path == *path);
+    wanted.map(|group| group.grace).or_else(|| {
+        let mut leaving = inner.leaving.iter();
+        leaving.find(|one| *one.path == *path).map(|one| one.grace)
+    })
+}
+
+/// What a template suggests goes behind what the user says. Answers whether that changes anything.
+pub(crate) fn fill_in(group: &mut Group, defaults: &wire::TemplateDefaults) -> bool {
+    let mut changed = false;
+    if group.management.is_none() {
+        // A template that says nonsense suggests nothing.
+        let suggested =
+            drover_convert::lifecycle::management("management_policy", defaults.management_policy);
+        group.management = suggested.ok().flatten();
+        changed |= group.management.is_some();
+    }
+    if group.lifecycle.is_none()
+        && let Some(suggested) = &defaults.lifecycle
+    {
+        let read = drover_convert::lifecycle::lifecycle("lifecycle", suggested).ok();
+        group.lifecycle = read.filter(|lifecycle| *lifecycle != Lifecycle::default());
+        changed |= group.lifecycle.is_some();
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_a_group_survives() {
+        for pre_stop in [
+            None,
+            Some(Hook {
+                exec: vec!["leave".to_owned(), "now".to_owned()],
+                timeout: Duration::from_millis(1_500),
+            }),
+        ] {
+            let one = Leaving {
+                path: "data/hot".into(),
+                ordered: true,
+                depends_on: vec!["etcd".into()],
+                pre_stop,
+                grace: Duration::from_secs(7),
+            };
+            assert_eq!(Leaving::from(LeavingRow::from(&one)), one);
+        }
+    }
+}

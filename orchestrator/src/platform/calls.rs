@@ -1,0 +1,180 @@
+//! How a platform may be called: how many at once, how often, when again after failures, and for what it has room.
+
+use std::time::Duration;
+
+use drover_core::{Error, Millis, Reason, Sym};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::queue::Urgency;
+
+use super::Platform;
+
+/// Failures in a row after which a platform is left alone for a while.
+pub(super) const BREAKER_FAILURES: u32 = 5;
+
+/// How long it is left alone at first; it doubles.
+pub(super) const BREAKER_FIRST: Millis = 1_000;
+
+/// How long it is left alone at most.
+const BREAKER_MOST: Millis = 30_000;
+
+/// First wait after a platform had no capacity; it doubles.
+pub(super) const CAPACITY_FIRST: Millis = 5_000;
+
+/// Longest wait after a platform had no capacity.
+const CAPACITY_MOST: Millis = 300_000;
+
+/// More shortages than that are not remembered once they are over.
+const MAX_SHORTAGES: usize = 1_000;
+
+/// Longest wait for a permit before a call is given up unsent.
+const PERMIT_WAIT: Duration = Duration::from_secs(20);
+
+/// What to make of an answer, for whoever made the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The platform is used as before.
+    Same,
+    /// Too many calls failed in a row, or it works again: who waits for it is to be planned.
+    Changed,
+}
+
+impl Platform {
+    /// Waits for a turn to call. None: none came in time.
+    pub(crate) async fn permit(
+        &self,
+        urgency: Urgency,
+        now: impl Fn() -> Millis,
+    ) -> Option<OwnedSemaphorePermit> {
+        let (normal, urgent) = {
+            let inner = self.inner.lock();
+            (inner.normal.clone(), inner.urgent.clone())
+        };
+        let reserved = (urgency == Urgency::Urgent)
+            .then(|| urgent.try_acquire_owned().ok())
+            .flatten();
+        let permit = match reserved {
+            Some(permit) => permit,
+            None => tokio::time::timeout(PERMIT_WAIT, normal.acquire_owned())
+                .await
+                .ok()?
+                .ok()?,
+        };
+        // After the place, so that nobody who waits for one saves up calls that come all at once when it is free.
+        let pause = self.pace(now());
+        if pause > 0 {
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+        Some(permit)
+    }
+
+    /// How long the next call waits for the rate that the platform states.
+    fn pace(&self, now: Millis) -> Millis {
+        let mut inner = self.inner.lock();
+        let handshake = inner.handshake.as_ref();
+        let limits = handshake.and_then(|handshake| handshake.limits.as_ref());
+        let rate = limits.and_then(|limits| limits.calls_per_second);
+        let Some(rate) = rate.filter(|rate| *rate > 0.0) else {
+            return 0;
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a span in milliseconds"
+        )]
+        let gap = (1000.0 / rate).ceil() as Millis;
+        let at = inner.next_call.max(now);
+        inner.next_call = at + gap;
+        at.saturating_sub(now)
+    }
+
+    /// Takes in how a call ended, for the circuit breaker.
+    pub(crate) fn judge(&self, error: Option<&Error>, now: Millis) -> Verdict {
+        let failed = error.is_some_and(|error| {
+            matches!(
+                error.reason(),
+                Reason::Unavailable
+                    | Reason::DeadlineExceeded
+                    | Reason::Internal
+                    | Reason::RateLimited
+                    | Reason::Overloaded
+            )
+        });
+        let mut inner = self.inner.lock();
+        let suspended = inner.suspended_until > 0;
+        if failed {
+            inner.failures = inner.failures.saturating_add(1);
+            inner.probing = false;
+            if inner.failures >= BREAKER_FAILURES {
+                let wait = BREAKER_FIRST << (inner.failures - BREAKER_FAILURES).min(10);
+                let wait = error
+                    .and_then(Error::retry_after)
+                    .map_or(wait, crate::clock::millis)
+                    .min(BREAKER_MOST);
+                inner.suspended_until = now + wait;
+            }
+            return Verdict::Same;
+        }
+        inner.failures = 0;
+        inner.probing = false;
+        inner.suspended_until = 0;
+        if suspended {
+            Verdict::Changed
+        } else {
+            Verdict::Same
+        }
+    }
+
+    /// A suspension that is over: one call may try.
+    pub(crate) fn end_suspension(&self, now: Millis) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.suspended_until > 0 && inner.suspended_until <= now {
+            // One more failure suspends it again, for longer.
+            inner.suspended_until = 0;
+            return true;
+        }
+        false
+    }
+
+    /// It had nothing of a pool, in this failure domain, or if that is empty, in any.
+    pub(crate) fn out_of(
+        &self,
+        pool: &Sym,
+        domain: &str,
+        now: Millis,
+        after: Option<Duration>,
+    ) -> Millis {
+        let mut inner = self.inner.lock();
+        if inner.capacity.len() >= MAX_SHORTAGES {
+            // Those that are over have been forgiven by now.
+            inner.capacity.retain(|_, (_, until)| *until > now);
+        }
+        let key = (pool.clone(), domain.into());
+        let (times, until) = inner.capacity.entry(key).or_insert((0, 0));
+        if *until <= now {
+            let wait = (CAPACITY_FIRST << (*times).min(16)).min(CAPACITY_MOST);
+            *until =
+                now + after.map_or(wait, |after| crate::clock::millis(after).min(CAPACITY_MOST));
+            *times += 1;
+        }
+        *until
+    }
+
+    /// It had some of a pool, in these failure domains.
+    pub(crate) fn has_again<'a>(
+        &self,
+        pool: &Sym,
+        domains: impl IntoIterator<Item = &'a str>,
+    ) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.capacity.is_empty() {
+            return false;
+        }
+        let before = inner.capacity.len();
+        inner.capacity.remove(&(pool.clone(), Sym::default()));
+        for domain in domains {
+            inner.capacity.remove(&(pool.clone(), domain.into()));
+        }
+        inner.capacity.len() < before
+    }
+}

@@ -1,0 +1,141 @@
+//! What is seen of a platform, and what calls to it teach.
+
+use super::calls::{BREAKER_FAILURES, BREAKER_FIRST, CAPACITY_FIRST};
+use super::*;
+
+fn platform() -> Platform {
+    let registration = Registration {
+        uid: "u".into(),
+        ..Registration::default()
+    };
+    let platform = Platform::new("p".into(), registration);
+    let routes = tonic::service::Routes::default();
+    let client = PlatformClient::new(drover_client::in_process(routes));
+    platform.connected(
+        client,
+        wire::Platform {
+            uid: "u".into(),
+            ..wire::Platform::default()
+        },
+    );
+    platform
+}
+
+fn time(seconds: i64) -> Option<prost_types::Timestamp> {
+    Some(prost_types::Timestamp { seconds, nanos: 0 })
+}
+
+#[test]
+fn what_is_seen_is_believed_for_a_while_and_only_if_the_backend_was_read_since() {
+    let platform = platform();
+    assert!(!platform.is_visible(1_000), "nothing was shown yet");
+    platform.snapshot_complete(1_000, time(1));
+    assert!(
+        platform.is_visible(1_000 + 30_000) && !platform.is_visible(1_000 + 30_001),
+        "three poll intervals"
+    );
+    platform.heartbeat(20_000, time(1));
+    assert!(
+        !platform.is_visible(40_000),
+        "a live stream does not make old data look fresh"
+    );
+    platform.heartbeat(20_000, time(2));
+    assert!(platform.is_visible(40_000));
+    assert_eq!(platform.view(40_000).visible_since, 1_000);
+    platform.doubt();
+    assert!(!platform.is_visible(40_000));
+    platform.heartbeat(41_000, time(3));
+    assert_eq!(platform.view(41_000).visible_since, 41_000, "seen anew");
+    platform.lost(&Error::unavailable("gone"), "gone");
+    assert!(!platform.is_visible(41_000));
+    platform.heartbeat(42_000, time(4));
+    assert!(
+        !platform.is_visible(42_000),
+        "without a snapshot nothing is known"
+    );
+}
+
+#[test]
+fn calls_are_suspended_after_failures_in_a_row_for_longer_each_time() {
+    let platform = platform();
+    platform.snapshot_complete(1_000, time(1));
+    let failure = Error::unavailable("down");
+    for _ in 1..BREAKER_FAILURES {
+        platform.judge(Some(&failure), 1_000);
+        assert!(platform.view(1_000).callable);
+    }
+    platform.judge(Some(&failure), 1_000);
+    assert!(!platform.view(1_000).callable);
+    assert!(!platform.end_suspension(1_000 + BREAKER_FIRST - 1));
+    assert!(platform.end_suspension(1_000 + BREAKER_FIRST));
+    assert!(platform.view(1_000 + BREAKER_FIRST).callable, "one may try");
+    platform.judge(Some(&failure), 3_000);
+    assert!(
+        !platform.end_suspension(3_000 + BREAKER_FIRST),
+        "twice as long"
+    );
+    assert!(platform.end_suspension(3_000 + 2 * BREAKER_FIRST));
+    // What a platform refuses it does answer.
+    platform.judge(Some(&Error::invalid("a", "b")), 9_000);
+    platform.judge(Some(&failure), 9_000);
+    assert!(platform.view(9_000).callable);
+}
+
+#[test]
+fn capacity_is_asked_for_again_later_each_time_and_by_class() {
+    let platform = platform();
+    platform.snapshot_complete(1_000, time(1));
+    let (small, large): (Sym, Sym) = ("small".into(), "large".into());
+    assert_eq!(
+        platform.out_of(&small, "", 1_000, None),
+        1_000 + CAPACITY_FIRST
+    );
+    assert_eq!(
+        platform.out_of(&small, "", 2_000, None),
+        1_000 + CAPACITY_FIRST,
+        "many say the same at once"
+    );
+    let without = |now| {
+        platform
+            .view(now)
+            .no_capacity
+            .into_iter()
+            .map(|short| short.pool)
+            .collect::<Vec<_>>()
+    };
+    assert!(without(2_000) == [&*small].map(Sym::from));
+    assert_eq!(
+        platform.out_of(&small, "", 10_000, None),
+        10_000 + 2 * CAPACITY_FIRST
+    );
+    assert_eq!(
+        platform.out_of(&large, "", 10_000, Some(Duration::from_secs(1))),
+        11_000,
+        "its own word counts"
+    );
+    assert!(without(11_000) == [&*small].map(Sym::from));
+    assert!(platform.has_again(&small, []) && !platform.has_again(&small, []));
+    assert_eq!(without(2_000), [large]);
+}
+
+#[test]
+fn many_that_vanish_at_once_hide_the_platform_until_the_right_number_is_confirmed() {
+    let platform = platform();
+    platform.snapshot_complete(1_000, time(1));
+    platform.count(20, 0);
+    assert!(!platform.vanished(4, 1_000), "a fifth may vanish");
+    assert!(
+        !platform.vanished(4, 1_000 + LOSS_WINDOW + 1),
+        "not counted together with what was long ago"
+    );
+    assert!(platform.vanished(1, 1_000 + LOSS_WINDOW + 2));
+    assert_eq!(platform.vanished_count(), 5);
+    platform.snapshot_complete(70_000, time(2));
+    assert!(!platform.is_visible(70_000));
+    assert_eq!(
+        platform.confirm_loss(4, 70_000).unwrap_err().reason(),
+        Reason::LossChanged
+    );
+    platform.confirm_loss(5, 70_000).unwrap();
+    assert!(platform.is_visible(70_000));
+}

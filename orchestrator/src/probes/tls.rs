@@ -1,0 +1,172 @@
+//! Probes over TLS: by https, and of gRPC. What they name of secrets is looked up again once it has changed.
+
+use std::{collections::HashMap, io, sync::Arc};
+
+use bytes::Bytes;
+use drover_client::{Authorities, ClientSettings};
+use drover_core::spec::{CA_CERT, ProbeTls, SecretRef, Trust};
+use drover_store::Store;
+use drover_tls::{Client, client::Ready, explain};
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use super::Failed;
+use crate::{
+    connect,
+    secrets::{self, Secrets},
+};
+
+/// Most ways of speaking TLS that are kept ready: far more than groups differ in. Beyond it all are made anew.
+const MAX_KEPT: usize = 1_024;
+/// What is spoken over it.
+const HTTP1: &[u8] = b"http/1.1";
+
+/// How probes speak TLS, by what they name.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Mutex<HashMap<ProbeTls, (Vec<Bytes>, Secure)>>);
+
+/// How a probe speaks TLS, read.
+#[derive(Clone, Debug)]
+pub(crate) struct Secure {
+    pub(super) settings: ClientSettings,
+    client: Arc<Client>,
+}
+
+impl Secure {
+    fn new(settings: ClientSettings) -> Self {
+        let client = Arc::new(Client::new(settings.clone()));
+        Self { settings, client }
+    }
+}
+
+impl Kept {
+    /// How to speak as `tls` says, as its secrets are now. Errors: one of them is not there, or holds something else.
+    pub(super) async fn get(
+        &self,
+        secrets: &Secrets,
+        store: &Store,
+        tls: &ProbeTls,
+    ) -> Result<Secure, Failed> {
+        let named = tls.secrets();
+        // Before what they hold: what changes in between is noticed by the next probe.
+        let version = |(_, of): &(_, SecretRef)| secrets.version(of);
+        let versions: Vec<Bytes> = named.iter().map(version).collect();
+        if let Some((known, secure)) = self.0.lock().get(tls)
+            && *known == versions
+        {
+            return Ok(secure.clone());
+        }
+        let settings = read(store, tls).await;
+        let secure = Secure::new(settings.map_err(|(_, why)| Failed::Way(format!("tls: {why}")))?);
+        let mut kept = self.0.lock();
+        if kept.len() >= MAX_KEPT {
+            kept.clear();
+        }
+        kept.insert(tls.clone(), (versions, secure.clone()));
+        Ok(secure)
+    }
+}
+
+/// How to speak as `tls` says. Errors: the field that names what cannot be used, and why. Never what is in a secret.
+pub(crate) async fn read(
+    store: &Store,
+    tls: &ProbeTls,
+) -> Result<ClientSettings, (&'static str, String)> {
+    let authorities = match &tls.trust {
+        Trust::Any => Authorities::Any,
+        Trust::System => Authorities::System,
+        Trust::Secret(name) => {
+            let wrong = |why: String| ("ca_secret", why);
+            let of = SecretRef {
+                name: name.clone(),
+                key: CA_CERT.to_owned(),
+            };
+            let found = secrets::read(store, &of).await;
+            let found = found.map_err(|error| wrong(error.message().to_owned()))?;
+            let text = String::from_utf8_lossy(&found.content).into_owned();
+            drover_client::check_authorities(&text)
+                .map_err(|why| wrong(format!("secret {name:?}: {why}")))?;
+            Authorities::Pem(text)
+        }
+    };
+    let certificate = match &tls.client_certificate {
+        None => None,
+        Some(name) => {
+            let identity = connect::identity(store, name).await;
+            Some(identity.map_err(|error| {
+                let field = "client_certificate_secret";
+                (field, error.message().to_owned())
+            })?)
+        }
+    };
+    Ok(ClientSettings {
+        authorities,
+        certificate,
+        server_name: tls.server_name.clone(),
+    })
+}
+
+/// A connection over TLS, and what says what the other side has against it.
+pub(super) struct Spoken {
+    pub(super) stream: TlsStream<TcpStream>,
+    pub(super) words: Words,
+}
+
+/// Puts what ends a connection into words.
+pub(super) struct Words {
+    ready: Arc<Ready>,
+    name: String,
+}
+
+impl Words {
+    /// What an error of the connection says.
+    pub(super) fn of(&self, error: &io::Error) -> Failed {
+        match explain::find(error) {
+            Some(found) => judged(explain::to_caller(found, &self.name, &self.ready)),
+            None => Failed::Node(super::plain(error)),
+        }
+    }
+}
+
+/// A server that refuses the certificate of probes says nothing of itself: replacing it would not help.
+pub(super) fn judged(why: String) -> Failed {
+    if explain::is_of_client(&why) {
+        Failed::Way(why)
+    } else {
+        Failed::Node(why)
+    }
+}
+
+/// Speaks TLS with a node at this address.
+pub(super) async fn speak(
+    stream: TcpStream,
+    address: &str,
+    secure: &Secure,
+) -> Result<Spoken, Failed> {
+    let way = |why: &dyn std::fmt::Display| Failed::Way(format!("tls: {why}"));
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let name = secure.settings.server_name.as_deref().unwrap_or(host);
+    let ready = secure.client.config().map_err(|why| way(&why))?;
+    let server = drover_tls::client::server_name(name).map_err(|why| way(&why))?;
+    let mut config = (*ready.config).clone();
+    config.alpn_protocols = vec![HTTP1.to_vec()];
+    let words = Words {
+        ready,
+        name: name.to_owned(),
+    };
+    match TlsConnector::from(Arc::new(config))
+        .connect(server, stream)
+        .await
+    {
+        Ok(stream) => Ok(Spoken { stream, words }),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Failed::Node(
+            "it closed the connection during the TLS handshake: does it speak TLS there?"
+                .to_owned(),
+        )),
+        Err(error) => Err(words.of(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

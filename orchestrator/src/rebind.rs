@@ -1,0 +1,155 @@
+//! Records of a backend that shows another uid than before, and is the same one as its user says.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use drover_core::{Error, Millis, Reason, Result, Sym};
+use drover_planner::{InfrastructureChange, MAX_ROWS, Op, Plan};
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{Lane, NewEvent, Step};
+use uuid::Uuid;
+
+use crate::{
+    cluster::{Cluster, Inner},
+    queue::Urgency,
+    request,
+    shared::Shared,
+    step,
+};
+
+/// How often a step is made anew because a pass was quicker.
+const MAX_TURNS: usize = 64;
+/// Wait for a pass that was quicker to show what it did.
+const SHORT_WAIT: std::time::Duration = std::time::Duration::from_millis(5);
+
+/// One step of a cluster's records to another uid.
+struct Move {
+    step: Step,
+    plan: Plan,
+    bodies: Vec<(Uuid, Bytes)>,
+    last: bool,
+}
+
+/// Keeps all records of a backend under its new uid. Done again after it was interrupted, it goes on where it was: what
+/// has the new uid already is unknown until the registration has it too.
+///
+/// # Errors
+/// Those of the store; `Conflict` if a cluster changes too often meanwhile.
+pub(crate) async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Result<()> {
+    let (name, old, new) = (
+        shared.interner.get(name),
+        shared.interner.get(old),
+        shared.interner.get(new),
+    );
+    for cluster in shared.all() {
+        let mut turns = 0;
+        while let Some(next) = next(shared, &cluster, &name, &old, &new)? {
+            let now = shared.now();
+            let owned = shared.shards.of(cluster.uid);
+            match shared.store.step(owned, next.step, Lane::Bulk).await {
+                Ok(done) => {
+                    step::take_over(shared, &cluster, &next.plan, next.bodies, done, now);
+                    if next.last {
+                        break;
+                    }
+                }
+                Err(error) if error.reason() == Reason::Conflict && turns < MAX_TURNS => {
+                    turns += 1;
+                    tokio::time::sleep(SHORT_WAIT).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        shared.queue.push(cluster.uid, Urgency::Bulk);
+    }
+    Ok(())
+}
+
+/// The next step of one cluster. None: nothing of it is under the old uid.
+fn next(
+    shared: &Shared,
+    cluster: &Cluster,
+    name: &Sym,
+    old: &Sym,
+    new: &Sym,
+) -> Result<Option<Move>> {
+    let inner = cluster.inner.lock();
+    let state = &inner.state;
+    let key = (name.clone(), old.clone());
+    if inner.finished || !state.used.contains(&key) {
+        return Ok(None);
+    }
+    let mut slots: Vec<u64> = (state.nodes.iter())
+        .filter(|node| node.platform == *name && node.platform_uid == *old)
+        .map(|node| node.slot)
+        .collect();
+    let mut requests: Vec<Uuid> = (state.requests.values())
+        .filter(|request| request.platform == *name && request.platform_uid == *old)
+        .map(|request| request.id)
+        .collect();
+    let last = slots.len() + requests.len() <= MAX_ROWS;
+    slots.truncate(MAX_ROWS);
+    requests.truncate(MAX_ROWS - slots.len());
+    let bodies = requests
+        .iter()
+        .map(|id| Ok((*id, rebound(&inner, id, new)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let mut ops = vec![Op::Rebind {
+        platform: name.clone(),
+        from: old.clone(),
+        to: new.clone(),
+        slots,
+        requests,
+        last,
+    }];
+    if last && let Some(record) = state.infrastructure.get(&key) {
+        let change = InfrastructureChange::Learn;
+        ops.push(Op::Infrastructure {
+            key: (name.clone(), new.clone()),
+            to: Some(Box::new(record.clone())),
+            change,
+        });
+        ops.push(Op::Infrastructure {
+            key,
+            to: None,
+            change,
+        });
+    }
+    let mut step = step::encode_step(&inner, &ops, &bodies, shared.now());
+    step.uid = cluster.uid;
+    step.expect_desired = None;
+    if last {
+        step.events = vec![event(name, old, new, shared.now())];
+    }
+    let plan = Plan {
+        ops,
+        ..Plan::default()
+    };
+    Ok(Some(Move {
+        step,
+        plan,
+        bodies,
+        last,
+    }))
+}
+
+/// An open request, as it is sent to the backend under its new uid.
+fn rebound(inner: &Inner, id: &Uuid, uid: &str) -> Result<Bytes> {
+    let body = inner
+        .bodies
+        .get(id)
+        .ok_or_else(|| Error::internal("an open request is not there"))?;
+    request::for_backend(body, uid)
+}
+
+fn event(platform: &str, old: &str, new: &str, now: Millis) -> NewEvent {
+    NewEvent {
+        time_ms: i64::try_from(now).unwrap_or(i64::MAX),
+        severity: pb::EventSeverity::Warning.into(),
+        reason: "PlatformRebound".to_owned(),
+        message: format!("what is recorded on {platform} is kept under uid {new} instead of {old}"),
+        platform: Some(platform.to_owned()),
+        count: 1,
+        ..NewEvent::default()
+    }
+}

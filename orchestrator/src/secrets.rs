@@ -1,0 +1,278 @@
+//! Secrets: stored encrypted; in memory is only which there are, by whom they are used, and digests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use drover_convert::value::to_timestamp;
+use drover_core::{
+    Error, Reason, Result,
+    spec::{SecretRef, digest},
+};
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{Revision, Store};
+use parking_lot::RwLock;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::shared::Shared;
+
+/// Most users that are named.
+const MAX_USERS: usize = 100;
+
+/// All secrets, without their content.
+#[derive(Debug, Default)]
+pub(crate) struct Secrets {
+    known: RwLock<BTreeMap<String, Arc<Known>>>,
+    /// Held for writing by whoever changes a secret, for reading by whoever stores something that names one.
+    pub(crate) changing: tokio::sync::RwLock<()>,
+}
+
+/// A secret, without its content.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Known {
+    pub(crate) keys: BTreeMap<String, KnownKey>,
+    pub(crate) revision: Revision,
+    pub(crate) create_time_ms: u64,
+    pub(crate) update_time_ms: u64,
+}
+
+/// One key of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KnownKey {
+    pub(crate) sha256: String,
+    /// Changes whenever the content does. Requests keep it instead of the digest, by which short contents can be guessed.
+    pub(crate) version: Bytes,
+    pub(crate) text: bool,
+}
+
+/// What a secret holds, as it is stored.
+#[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
+pub(crate) struct Content {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) keys: Vec<ContentKey>,
+    #[prost(uint64, tag = "2")]
+    pub(crate) create_time_ms: u64,
+    #[prost(uint64, tag = "3")]
+    pub(crate) update_time_ms: u64,
+}
+
+/// One key of it.
+#[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
+pub(crate) struct ContentKey {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(crate) content: Bytes,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub(crate) version: Bytes,
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.keys).finish()
+    }
+}
+
+impl fmt::Debug for ContentKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}({} bytes)", self.name, self.content.len())
+    }
+}
+
+impl ContentKey {
+    /// A key with new content.
+    pub(crate) fn new(name: &str, content: Bytes) -> Self {
+        Self {
+            name: name.to_owned(),
+            content,
+            version: Bytes::copy_from_slice(Uuid::new_v4().as_bytes()),
+        }
+    }
+}
+
+impl Content {
+    pub(crate) fn get(&self, key: &str) -> Option<&ContentKey> {
+        self.keys.iter().find(|own| own.name == key)
+    }
+
+    /// The same without the content.
+    pub(crate) fn known(&self, revision: Revision) -> Known {
+        let keys = self.keys.iter().map(|key| {
+            let known = KnownKey {
+                sha256: digest(&key.content),
+                version: key.version.clone(),
+                text: std::str::from_utf8(&key.content).is_ok(),
+            };
+            (key.name.clone(), known)
+        });
+        Known {
+            keys: keys.collect(),
+            revision,
+            create_time_ms: self.create_time_ms,
+            update_time_ms: self.update_time_ms,
+        }
+    }
+}
+
+impl Known {
+    /// As it is answered.
+    pub(crate) fn to_proto(&self, name: &str, users: Vec<String>) -> pb::Secret {
+        let keys = self.keys.iter().map(|(name, key)| pb::SecretKey {
+            name: name.clone(),
+            sha256: key.sha256.clone(),
+        });
+        pb::Secret {
+            name: name.to_owned(),
+            keys: keys.collect(),
+            revision: self.revision,
+            create_time: Some(to_timestamp(self.create_time_ms)),
+            update_time: Some(to_timestamp(self.update_time_ms)),
+            users,
+        }
+    }
+}
+
+impl Secrets {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Known>> {
+        self.known.read().get(name).cloned()
+    }
+
+    pub(crate) fn put(&self, name: &str, known: Known) {
+        self.known.write().insert(name.to_owned(), Arc::new(known));
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.known.write().remove(name);
+    }
+
+    pub(crate) fn all(&self) -> Vec<(String, Arc<Known>)> {
+        let known = self.known.read();
+        let all = known.iter();
+        all.map(|(name, known)| (name.clone(), known.clone()))
+            .collect()
+    }
+
+    /// What the content of a key is known by now. Empty: there is none.
+    pub(crate) fn version(&self, of: &SecretRef) -> Bytes {
+        let known = self.known.read();
+        let key = known
+            .get(&of.name)
+            .and_then(|known| known.keys.get(&of.key));
+        key.map(|key| key.version.clone()).unwrap_or_default()
+    }
+
+    /// A key of a secret, or what is missing of it.
+    pub(crate) fn find(&self, of: &SecretRef) -> Result<KnownKey> {
+        let known = self.get(&of.name);
+        match known {
+            Some(known) => match known.keys.get(&of.key) {
+                Some(key) => Ok(key.clone()),
+                None => {
+                    let keys: Vec<&str> = known.keys.keys().map(String::as_str).take(10).collect();
+                    Err(not_found(
+                        of,
+                        &format!(
+                            "secret {:?} has no key {:?} (it has: {})",
+                            of.name,
+                            of.key,
+                            keys.join(", ")
+                        ),
+                    ))
+                }
+            },
+            None => Err(not_found(of, &format!("there is no secret {:?}", of.name))),
+        }
+    }
+}
+
+fn not_found(of: &SecretRef, message: &str) -> Error {
+    Error::new(Reason::SecretNotFound, message).with_resource("secret", of.to_string())
+}
+
+/// Reads a secret whole. `None`: there is none.
+pub(crate) async fn content(store: &Store, name: &str) -> Result<Option<(Content, Revision)>> {
+    let Some(stored) = store.secret(name).await? else {
+        return Ok(None);
+    };
+    let content = Content::decode(stored.value)
+        .map_err(|_| Error::internal(format!("the stored secret {name:?} cannot be read")))?;
+    Ok(Some((content, stored.revision)))
+}
+
+/// Reads one key of a secret. Errors: `SecretNotFound`.
+pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
+    let secret = content(store, &of.name).await?;
+    let key = secret.and_then(|(content, _)| content.get(&of.key).cloned());
+    key.ok_or_else(|| {
+        not_found(
+            of,
+            &format!("there is no key {:?} of a secret {:?}", of.key, of.name),
+        )
+    })
+}
+
+/// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.
+pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<String> {
+    let mut users = Vec::new();
+    for cluster in shared.by_name() {
+        let inner = cluster.inner.lock();
+        let mut named = inner.spec.secrets.iter();
+        if !inner.state.deleting
+            && named.any(|of| of.name == name && key.is_none_or(|key| of.key == key))
+        {
+            users.push(format!("cluster/{}", cluster.name));
+        }
+    }
+    for (platform, registered) in &*shared.platforms.read() {
+        let spec = registered.platform.registration().spec;
+        let mut named = crate::connect::secrets(&spec).into_iter();
+        if named.any(|of| of.name == name && key.is_none_or(|key| of.key == key)) {
+            users.push(format!("platform/{platform}"));
+        }
+    }
+    users.truncate(MAX_USERS);
+    users
+}
+
+/// Who names each secret, the first 100 of each.
+pub(crate) fn all_users(shared: &Shared) -> BTreeMap<String, Vec<String>> {
+    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut add = |named: BTreeSet<&str>, user: &str| {
+        for name in named {
+            let users = all.entry(name.to_owned()).or_default();
+            if users.len() < MAX_USERS {
+                users.push(user.to_owned());
+            }
+        }
+    };
+    for cluster in shared.by_name() {
+        let inner = cluster.inner.lock();
+        if !inner.state.deleting && !inner.spec.secrets.is_empty() {
+            let named = inner.spec.secrets.iter().map(|of| of.name.as_str());
+            add(named.collect(), &format!("cluster/{}", cluster.name));
+        }
+    }
+    for (platform, registered) in &*shared.platforms.read() {
+        let named = crate::connect::secrets(&registered.platform.registration().spec);
+        let named = named.iter().map(|of| of.name.as_str()).collect();
+        add(named, &format!("platform/{platform}"));
+    }
+    all
+}
+
+/// Looks through what is stored, at the start. Errors: `FAILED_PRECONDITION` if it is encrypted and there are no keys.
+pub(crate) async fn load(shared: &Shared) -> Result<()> {
+    shared.store.require_keys()?;
+    for row in shared.store.secrets().await? {
+        if let Some((content, revision)) = content(&shared.store, &row.value).await? {
+            shared.secrets.put(&row.value, content.known(revision));
+        }
+    }
+    Ok(())
+}

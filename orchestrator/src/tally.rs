@@ -1,0 +1,74 @@
+//! How many nodes platforms have, and how many of them are sick: kept up with what steps change.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drover_core::{Node, NodeState, Sym};
+use drover_planner::Op;
+
+use crate::shared::Shared;
+
+/// Nodes and sick nodes, by platform.
+pub(crate) type Tally = BTreeMap<Sym, (i64, i64)>;
+
+/// Nodes and sick nodes by platform, among those that operations touch.
+pub(crate) fn of(nodes: &[Node], ops: &[Op]) -> Tally {
+    let mut tally = Tally::new();
+    let mut add = |node: &Node| {
+        let (total, sick) = tally.entry(node.platform.clone()).or_default();
+        *total += 1;
+        *sick += i64::from(node.state == NodeState::Unhealthy);
+    };
+    let find = |slot: u64| {
+        nodes
+            .binary_search_by_key(&slot, |node| node.slot)
+            .ok()
+            .map(|at| &nodes[at])
+    };
+    let mut seen = BTreeSet::new();
+    for op in ops {
+        let slots: Vec<u64> = match op {
+            Op::Enter { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => {
+                vec![*slot]
+            }
+            Op::Request { nodes, .. } => nodes.iter().map(|node| node.slot).collect(),
+            Op::TakeOrphan { node } => vec![node.slot],
+            _ => Vec::new(),
+        };
+        for slot in slots {
+            if seen.insert(slot)
+                && let Some(node) = find(slot)
+            {
+                add(node);
+            }
+        }
+    }
+    tally
+}
+
+/// The same among all of these nodes.
+pub(crate) fn all(nodes: &[Node]) -> Tally {
+    let mut tally = Tally::new();
+    for node in nodes {
+        let (total, sick) = tally.entry(node.platform.clone()).or_default();
+        *total += 1;
+        *sick += i64::from(node.state == NodeState::Unhealthy);
+    }
+    tally
+}
+
+/// Tells platforms by how much their numbers have changed.
+pub(crate) fn count(shared: &Shared, before: Tally, after: Tally) {
+    let mut change = after;
+    for (platform, (total, sick)) in before {
+        let entry = change.entry(platform).or_default();
+        entry.0 -= total;
+        entry.1 -= sick;
+    }
+    for (platform, (total, sick)) in change {
+        if (total, sick) != (0, 0)
+            && let Some(registered) = shared.platform(&platform)
+        {
+            registered.platform.count(total, sick);
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Templates of platforms: which one makes the nodes of a group, and which nodes were made from an earlier one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use drover_core::{
+    Node, Sym,
+    spec::{Choice, Group, Template},
+};
+use drover_planner::State;
+use drover_proto::platform::v1 as wire;
+use drover_templates::{Matcher, Requirement};
+use uuid::Uuid;
+
+use crate::{
+    cluster::{Cluster, Inner},
+    follow,
+    shared::{Registered, Shared},
+};
+
+/// Longest digest that a platform may give. With a longer one the template is not known.
+const MAX_DIGEST: usize = 64;
+
+/// The entry of a platform's catalogue from which it makes the nodes of a group: the first that fits, as on platforms.
+pub(crate) fn entry<'a>(
+    handshake: &'a wire::Platform,
+    software: &str,
+    group: &Group,
+) -> Option<&'a wire::TemplateEntry> {
+    handshake.templates.iter().find(|entry| {
+        let version = group.version.is_empty()
+            || Requirement::parse(&entry.version_requirement)
+                .is_ok_and(|requirement| requirement.accepts(&group.version));
+        !entry.addon
+            && (entry.store == software || entry.store == "*")
+            && version
+            && matches(entry, group)
+    })
+}
+
+/// Whether the attributes of a group are among those that a template asks for.
+fn matches(entry: &wire::TemplateEntry, group: &Group) -> bool {
+    let Some(matchers) = &entry.matchers else {
+        return true;
+    };
+    let Ok(matchers) = drover_convert::value::object("matchers", matchers) else {
+        return false;
+    };
+    matchers
+        .into_iter()
+        .all(|(key, wanted)| Matcher::from(wanted).accepts(group.attributes.get(&key)))
+}
+
+/// Tells the choices of a group from which template their platforms make nodes now. Answers whether that is known of any.
+pub(crate) fn fill_in(
+    group: &mut Group,
+    software: &str,
+    handshakes: &BTreeMap<Sym, Arc<wire::Platform>>,
+) -> bool {
+    let templates: Vec<Option<Template>> = group
+        .choices
+        .iter()
+        .map(|choice| {
+            let entry = entry(handshakes.get(&choice.platform)?, software, group)?;
+            is_digest(&entry.digest).then(|| Template {
+                name: entry.template.as_str().into(),
+                digest: entry.digest.as_str().into(),
+            })
+        })
+        .collect();
+    let known = templates.iter().any(Option::is_some);
+    for (choice, template) in group.choices.iter_mut().zip(templates) {
+        choice.template = template;
+    }
+    known
+}
+
+/// What is known of the templates of all groups.
+pub(crate) fn known(groups: &[Group]) -> Vec<(&Sym, &Choice)> {
+    let choices = groups.iter().flat_map(|group| {
+        group
+            .choices
+            .iter()
+            .map(move |choice| (&group.path, choice))
+    });
+    choices
+        .filter(|(_, choice)| choice.template.is_some())
+        .collect()
+}
+
+fn is_digest(digest: &str) -> bool {
+    !digest.is_empty() && digest.len() <= MAX_DIGEST
+}
+
+/// Whether a node is what its group wants now. As long as its request is open, its platform may still say which template
+/// made it.
+pub(crate) fn is_current(state: &State, group: &Group, node: &Node) -> bool {
+    group.makes(node)
+        && (group.newer_template(node).is_none() || state.requests.contains_key(&node.request))
+}
+
+/// The template that a node was not made from, as people are told of it.
+pub(crate) fn cause(group: &Group, node: &Node) -> Option<String> {
+    let template = group.newer_template(node)?;
+    Some(format!(
+        "template {} of platform {}",
+        template.name, node.platform
+    ))
+}
+
+/// Why nodes are outdated that the spec alone would leave, for people. Empty: none is.
+pub(crate) fn changed(state: &State, groups: &[Group]) -> String {
+    let mut causes = BTreeSet::new();
+    for group in groups {
+        let own = state.nodes.iter().filter(|node| node.group == group.path);
+        let stale = own.filter(|node| group.makes(node) && !is_current(state, group, node));
+        causes.extend(stale.filter_map(|node| cause(group, node)));
+    }
+    let causes: Vec<String> = causes.into_iter().collect();
+    if causes.is_empty() {
+        String::new()
+    } else {
+        format!("{} changed", causes.join(", "))
+    }
+}
+
+/// What to record of the template from which the nodes of a request were made, given what their platform says. None: as
+/// it is recorded.
+///
+/// A digest that the platform does not list counts as not known, and where it lists both that one and the recorded one,
+/// it chooses among its templates in its own way: otherwise nodes would be replaced again and again for nothing.
+pub(crate) async fn said(
+    shared: &Arc<Shared>,
+    registered: &Arc<Registered>,
+    cluster: &Cluster,
+    request: Uuid,
+    digest: &str,
+) -> Option<Sym> {
+    if digest.is_empty() {
+        return None;
+    }
+    if !lists(registered, digest) {
+        // It was changed a moment ago, before anybody heard of it.
+        let client = registered.platform.client()?;
+        if let Err(error) = follow::refresh(shared, registered, &client).await {
+            tracing::debug!(platform = %registered.platform.name, %error, "what it has now could not be read");
+        }
+    }
+    let recorded = recorded(&cluster.inner.lock(), request)?;
+    let known = known_as(&recorded, digest, |digest| lists(registered, digest));
+    (*recorded != *known).then(|| shared.interner.get(known))
+}
+
+/// What a template counts as that was recorded as one thing and said to be another.
+fn known_as<'a>(recorded: &'a str, said: &'a str, listed: impl Fn(&str) -> bool) -> &'a str {
+    if !listed(said) {
+        ""
+    } else if !recorded.is_empty() && listed(recorded) {
+        recorded
+    } else {
+        said
+    }
+}
+
+fn recorded(inner: &Inner, request: Uuid) -> Option<Sym> {
+    let mut nodes = inner.state.nodes.iter();
+    let node = nodes.find(|node| node.request == request)?;
+    Some(node.template.clone())
+}
+
+fn lists(registered: &Registered, digest: &str) -> bool {
+    let handshake = registered.platform.handshake();
+    is_digest(digest)
+        && handshake.is_some_and(|handshake| {
+            let mut entries = handshake.templates.iter();
+            entries.any(|entry| !entry.addon && entry.digest == digest)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_of_a_platform_counts_as_far_as_its_catalogue_bears_it_out() {
+        for (recorded, said, catalogue, known) in [
+            // As expected.
+            ("a", "a", &["a", "b"][..], "a"),
+            // Changed before anybody had heard of it.
+            ("a", "b", &["b"], "b"),
+            // Nothing was known when the node was asked for.
+            ("", "b", &["b"], "b"),
+            // It chooses otherwise than we do: no reason to replace what it makes over and over.
+            ("a", "b", &["a", "b"], "a"),
+            // Changed and changed back, or nonsense.
+            ("a", "b", &["a"], ""),
+            ("", "b", &[], ""),
+        ] {
+            let listed = |digest: &str| catalogue.contains(&digest);
+            assert_eq!(
+                known_as(recorded, said, listed),
+                known,
+                "{recorded} {said} {catalogue:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_template_of_a_group_is_the_first_that_fits_as_on_platforms() {
+        let entry = |store: &str, version: &str, digest: &str| wire::TemplateEntry {
+            store: store.to_owned(),
+            version_requirement: version.to_owned(),
+            template: format!("{digest}.yaml"),
+            digest: digest.to_owned(),
+            ..wire::TemplateEntry::default()
+        };
+        let number = |value: f64| prost_types::Value {
+            kind: Some(prost_types::value::Kind::NumberValue(value)),
+        };
+        let hot = wire::TemplateEntry {
+            matchers: Some(prost_types::Struct {
+                fields: [("replicas".to_owned(), number(3.0))].into(),
+            }),
+            ..entry("redis", "^7", "hot")
+        };
+        let addon = wire::TemplateEntry {
+            addon: true,
+            ..entry("redis", "*", "addon")
+        };
+        let handshake = wire::Platform {
+            templates: vec![
+                entry("", "", "default"),
+                addon,
+                hot,
+                entry("redis", "^7", "plain"),
+                entry("redis", "*", "any"),
+            ],
+            ..wire::Platform::default()
+        };
+        let groups = |software: &str, version: &str, replicas: Option<i64>| {
+            let attributes = replicas.map(|replicas| ("replicas".to_owned(), replicas.into()));
+            let settings = drover_core::spec::Settings {
+                platforms: vec![drover_core::spec::PlatformChoice {
+                    name: "local".to_owned(),
+                    ..drover_core::spec::PlatformChoice::default()
+                }],
+                attributes: attributes.into_iter().collect(),
+                ..drover_core::spec::Settings::default()
+            };
+            let spec = drover_core::spec::ClusterSpec {
+                software: software.to_owned(),
+                version: version.to_owned(),
+                settings,
+                groups: vec![drover_core::spec::GroupSpec {
+                    name: "db".to_owned(),
+                    size: Some(1),
+                    ..drover_core::spec::GroupSpec::default()
+                }],
+                ..drover_core::spec::ClusterSpec::default()
+            };
+            spec.resolve().unwrap()
+        };
+        let handshakes = BTreeMap::from([(Sym::from("local"), Arc::new(handshake))]);
+        for (software, version, replicas, digest) in [
+            ("", "", None, Some("default")),
+            ("redis", "7.2", Some(3), Some("hot")),
+            ("redis", "7.2", Some(2), Some("plain")),
+            ("redis", "6.0", None, Some("any")),
+            ("etcd", "3.5", None, None),
+        ] {
+            let mut groups = groups(software, version, replicas);
+            let known = fill_in(&mut groups[0], software, &handshakes);
+            let found = groups[0].choices[0].template.as_ref();
+            assert_eq!(
+                found.map(|found| &*found.digest),
+                digest,
+                "{software} {version}"
+            );
+            assert_eq!(known, digest.is_some());
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The end of a node: its process stops, what it left is killed, and everything of it is removed.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use drover_proto::platform::v1::RemovalEvidence;
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::warn;
+
+use super::super::{
+    Shared,
+    crash::{self, Point},
+    files,
+    process::{Process, ProcessId},
+    state::{LOCK, PROCESS, REMOVAL, Removal, StateDir},
+};
+
+use super::{Node, RETRY, blocking, unix_millis};
+
+/// Wait between two looks whether killed processes are gone, at first and at most. Killing takes milliseconds, unless a
+/// process hangs in the kernel.
+const KILL_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+pub(super) async fn removal_requested(node: &Node) {
+    let mut changes = node.removal.subscribe();
+    // The sender lives in the node.
+    let _ = changes.wait_for(Option::is_some).await;
+}
+
+/// Asks the process to stop, waits until the deadline, and kills whatever is left of its session.
+pub(super) async fn stop(node: &Node, process: &Process) {
+    let signal = Signal::from_named_raw(node.record().stop_signal).unwrap_or(Signal::TERM);
+    if let Err(error) = process.signal_group(signal) {
+        warn!(node = %node.directory.display(), %error, "a node cannot be asked to stop");
+    }
+    let mut removal = node.removal.subscribe();
+    loop {
+        let deadline = removal
+            .borrow_and_update()
+            .as_ref()
+            .map_or(0, |removal| removal.deadline);
+        let left = Duration::from_millis(deadline.saturating_sub(unix_millis(SystemTime::now())));
+        tokio::select! {
+            died = process.died() => {
+                if died.is_ok() {
+                    break;
+                }
+                sleep(left).await;
+                break;
+            }
+            () = sleep_until(Instant::now() + left) => break,
+            _ = removal.changed() => {}
+        }
+    }
+    kill_all(process.id(), Some(process)).await;
+    crash::point(Point::Stopped);
+}
+
+/// Kills a session until none of it is left.
+pub(super) async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
+    let mut wait = KILL_POLL.0;
+    loop {
+        let session = id.clone();
+        match blocking(move || session.kill_session()).await {
+            Ok(0) if leader.is_none_or(Process::is_dead) => return,
+            Ok(_) => {}
+            Err(error) => warn!(pid = id.pid, %error, "what a node has started cannot be killed"),
+        }
+        sleep(wait).await;
+        wait = (wait * 2).min(KILL_POLL.1);
+    }
+}
+
+/// Removes everything of a node.
+pub(super) async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
+    let mut said = String::new();
+    while let Err(error) = try_clear(&shared.state, node).await {
+        if error.kind() != io::ErrorKind::WouldBlock {
+            let error = error.to_string();
+            // What lasts is said once, not once an attempt.
+            if said != error {
+                warn!(node = %node.directory.display(), error, "a removed node leaves something behind; trying again");
+                said = error;
+            }
+            sleep(RETRY).await;
+        }
+        sleep(KILL_POLL.1).await;
+    }
+    let record = node.record();
+    shared.forget(&record.node_id);
+    if let Some(changes) = shared.changes.get() {
+        changes.removed(
+            &record.identity.cluster_id,
+            &record.node_id,
+            RemovalEvidence::Confirmed,
+        );
+    }
+}
+
+async fn try_clear(state: &Arc<StateDir>, node: &Arc<Node>) -> io::Result<()> {
+    let (directory, record) = (node.directory.clone(), node.record());
+    let lock = blocking(move || lock_out_launchers(&directory)).await?;
+    // Once a record is there, or no launcher can write one any more, what is recorded is all that there is.
+    if let Some(id) = files::read_json::<ProcessId>(&node.directory.join(PROCESS))? {
+        let process = id.hold()?;
+        kill_all(&id, process.as_ref()).await;
+    }
+    let retain = node.removal().is_some_and(|removal| removal.retain_storage);
+    let state = Arc::clone(state);
+    blocking(move || {
+        match &record.storage {
+            Some(key) if retain => {
+                if let Some(mut volume) = state.read_volume(key)?
+                    && volume.kept == 0
+                {
+                    volume.kept = unix_millis(SystemTime::now());
+                    state.write_volume(key, &volume)?;
+                }
+            }
+            Some(key) => state.remove_storage(key)?,
+            None => {}
+        }
+        state.remove(&record.node_id)
+    })
+    .await?;
+    drop(lock);
+    Ok(())
+}
+
+/// Makes sure that no launcher, perhaps one of a platform that was killed, starts the node from now on: there is a
+/// record, or its lock is ours. `WouldBlock`: one is on its way.
+pub(in crate::drivers::local) fn lock_out_launchers(
+    directory: &Path,
+) -> io::Result<Option<OwnedFd>> {
+    let record = directory.join(PROCESS);
+    if !std::fs::exists(directory)? || std::fs::exists(&record)? {
+        return Ok(None);
+    }
+    let lock = files::lock(&directory.join(LOCK), false)?;
+    // A launcher may have recorded itself in between; its lock ends with it.
+    if lock.is_none() && !std::fs::exists(&record)? {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok(lock)
+}
+
+/// Writes down that a node is being removed.
+pub(in crate::drivers::local) async fn write_removal(
+    node: &Node,
+    removal: Removal,
+) -> io::Result<()> {
+    let path = node.directory.join(REMOVAL);
+    blocking(move || files::replace(&path, &files::to_json(&removal)?, 0o644)).await
+}

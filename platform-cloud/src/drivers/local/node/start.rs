@@ -1,0 +1,212 @@
+//! The process of a node: how it is found or started, and how it ended.
+
+use std::{
+    io,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    io::AsyncReadExt,
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+use tracing::{info, warn};
+
+use super::super::{
+    Shared,
+    crash::{self, Point},
+    files, launch,
+    process::{Process, ProcessId},
+    state::{EXIT, Exit, PROCESS},
+};
+use drover_telemetry::Span;
+
+use super::removal::kill_all;
+use super::{Node, RETRY, Stage, blocking};
+
+/// Longest time for which a launcher may be silent. It needs milliseconds; a machine that swaps may need seconds.
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
+
+pub(super) struct Begun {
+    /// `None`: it is to be removed before it was started.
+    pub(super) process: Option<Arc<Process>>,
+    /// Set if this platform started it.
+    pub(super) child: Option<Child>,
+}
+
+/// Finds the process of a node, or starts it. The error says why it will never run.
+pub(super) async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String> {
+    let (exit, found) = loop {
+        let exit = files::read_json::<Exit>(&node.directory.join(EXIT));
+        match exit.and_then(|exit| find(&node.directory).map(|found| (exit, found))) {
+            Ok(read) => break read,
+            Err(error) => node.set_stage(
+                shared,
+                Stage::Unknown {
+                    message: error.to_string(),
+                },
+            ),
+        }
+        sleep(RETRY).await;
+    };
+    match (exit, found) {
+        (_, Recorded::Alive(process)) => Ok(Begun {
+            process: Some(process),
+            child: None,
+        }),
+        (Some(exit), _) => Err(exit.message),
+        (None, Recorded::Dead) => Err(ENDED_UNSEEN.to_owned()),
+        (None, Recorded::Nothing) if node.removal().is_some() => Ok(Begun {
+            process: None,
+            child: None,
+        }),
+        (None, Recorded::Nothing) => {
+            let mut span = Span::internal("start process");
+            let begun = start(shared, node).await;
+            if let (Some(span), Err(why)) = (&mut span, &begun) {
+                span.fail("failed", why);
+            }
+            begun
+        }
+    }
+}
+
+/// What is known of the process of a node.
+enum Recorded {
+    /// None was recorded.
+    Nothing,
+    Dead,
+    Alive(Arc<Process>),
+}
+
+const ENDED_UNSEEN: &str = "the process ended while the platform was not running";
+
+fn find(directory: &Path) -> io::Result<Recorded> {
+    let unreadable =
+        |error| io::Error::other(format!("{PROCESS} in the directory of the node: {error}"));
+    let Some(id) = files::read_json::<ProcessId>(&directory.join(PROCESS)).map_err(unreadable)?
+    else {
+        return Ok(Recorded::Nothing);
+    };
+    let process = id
+        .hold()
+        .map_err(|error| io::Error::other(format!("process {}: {error}", id.pid)))?;
+    Ok(process.map_or(Recorded::Dead, |process| Recorded::Alive(Arc::new(process))))
+}
+
+/// Starts the launcher and hears from it until it has become the node's program.
+async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
+    let launcher = &shared.settings.launcher;
+    let mut child = Command::new(launcher)
+        .arg("launch")
+        .arg(&node.directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("the launcher {} cannot be run: {error}", launcher.display()))?;
+    crash::point(Point::LauncherSpawned);
+    let mut said = Vec::new();
+    if let Some(report) = child.stdout.take() {
+        // The pipe is closed when the launcher becomes the program, or ends.
+        let heard = timeout(LAUNCH_TIMEOUT, report.take(4096).read_to_end(&mut said)).await;
+        if heard.is_err() {
+            // Without its record it has not become the program, and it never will when it is dead.
+            let _ = child.kill().await;
+        }
+    }
+    match said.split_first() {
+        Some((&launch::STARTING, [])) => {
+            let found = find(&node.directory);
+            if let Ok(Recorded::Alive(process)) = found {
+                return Ok(Begun {
+                    process: Some(process),
+                    child: Some(child),
+                });
+            }
+            if let Err(error) = found {
+                // It cannot be watched, so it must not run: nobody would see it end.
+                warn!(node = %node.directory.display(), %error, "a new process cannot be watched and is killed");
+                let _ = child.start_kill();
+            }
+            Err(how_a_child_ended(child).await)
+        }
+        Some((&launch::STARTING, [launch::REFUSED, why @ ..]) | (&launch::REFUSED, why)) => {
+            let _ = child.wait().await;
+            Err(format!(
+                "the process could not be started: {}",
+                String::from_utf8_lossy(why)
+            ))
+        }
+        // Another launcher, of a platform that was killed, was quicker; or this one died without a word.
+        _ => {
+            let status = child.wait().await;
+            match find(&node.directory) {
+                Ok(Recorded::Alive(process)) => Ok(Begun {
+                    process: Some(process),
+                    child: None,
+                }),
+                Ok(Recorded::Dead) => Err(ENDED_UNSEEN.to_owned()),
+                Ok(Recorded::Nothing) => Err(format!("the launcher {}", describe(status))),
+                Err(error) => Err(error.to_string()),
+            }
+        }
+    }
+}
+
+pub(super) async fn how_it_ended(process: &Process, child: Option<Child>) -> String {
+    match child {
+        Some(child) => how_a_child_ended(child).await,
+        None => format!(
+            "process {} ended; it was not started by this platform process, so how is not known",
+            process.id().pid
+        ),
+    }
+}
+
+async fn how_a_child_ended(mut child: Child) -> String {
+    let pid = child.id().unwrap_or_default();
+    format!("process {pid} {}", describe(child.wait().await))
+}
+
+fn describe(status: io::Result<ExitStatus>) -> String {
+    use std::os::unix::process::ExitStatusExt;
+
+    match status {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => format!("exited with code {code}"),
+            (None, Some(signal)) => format!("was killed by signal {signal}"),
+            (None, None) => "ended".to_owned(),
+        },
+        Err(error) => format!("ended; its status cannot be read: {error}"),
+    }
+}
+
+/// Remembers how a process ended, and ends what it left behind.
+pub(super) async fn end(shared: &Shared, node: &Node, id: Option<ProcessId>, message: String) {
+    let pid = id.as_ref().map(|id| id.pid);
+    info!(node = %node.directory.display(), %message, "the process of a node has ended");
+    node.set_stage(
+        shared,
+        Stage::Ended {
+            pid,
+            message: message.clone(),
+        },
+    );
+    if let Some(id) = id {
+        kill_all(&id, None).await;
+    }
+    let path = node.directory.join(EXIT);
+    let written = blocking(move || {
+        if !std::fs::exists(&path)? {
+            files::replace(&path, &files::to_json(&Exit { message })?, 0o644)?;
+        }
+        Ok(())
+    });
+    if let Err(error) = written.await {
+        warn!(node = %node.directory.display(), %error, "how a node ended cannot be written down");
+    }
+}

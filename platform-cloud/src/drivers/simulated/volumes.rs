@@ -1,0 +1,181 @@
+//! Storage of simulated nodes: nothing is in it, but it has an id, an owner and at most one node.
+
+use std::collections::BTreeMap;
+
+use drover_core::Result;
+use drover_proto::platform::v1::{KeptStorage, Storage};
+use serde::{Deserialize, Serialize};
+
+use super::world::node_id;
+use drover_platform::{
+    clock::timestamp,
+    identity::Identity,
+    storage::{in_use, is_meant},
+};
+
+/// Storage as it is kept in memory and in the state file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub(super) id: String,
+    owner: String,
+    cluster_id: String,
+    group: String,
+    ordinal: u32,
+    store_id: String,
+    size_bytes: Option<u64>,
+    class: String,
+    /// The node that has it.
+    node: Option<u32>,
+    /// Whether it is kept when that node goes. A node that goes unasked leaves it.
+    retain: bool,
+    /// Since when no node has it, in milliseconds of Unix time. 0: one has it.
+    kept: u64,
+}
+
+impl Volume {
+    /// Whether it stays when its node goes.
+    pub(super) fn is_kept(&self) -> bool {
+        self.retain
+    }
+}
+
+/// What becomes of the storage of a node that goes.
+pub(super) enum Left {
+    /// It is there still.
+    Kept(Volume),
+    /// It went with its node.
+    Gone(String),
+}
+
+/// All storage, by id.
+#[derive(Default)]
+pub(super) struct Volumes(BTreeMap<String, Volume>);
+
+impl Volumes {
+    /// What is kept, without what a node has that is not there any more.
+    pub(super) fn restore(past: BTreeMap<String, Volume>, lives: impl Fn(u32) -> bool) -> Self {
+        let mut volumes = past;
+        for volume in volumes.values_mut() {
+            volume.node = volume.node.filter(|node| lives(*node));
+        }
+        Self(volumes)
+    }
+
+    fn of(&self, identity: &Identity) -> Option<&Volume> {
+        self.0.values().find(|volume| {
+            volume.owner == identity.owner
+                && volume.cluster_id == identity.cluster_id
+                && volume.group == identity.group
+                && volume.ordinal == identity.ordinal
+        })
+    }
+
+    /// Whether a node of this identity can have its storage.
+    ///
+    /// # Errors
+    /// `Precondition` if another node has it.
+    pub(super) fn check(&self, identity: &Identity) -> Result<()> {
+        match self.of(identity) {
+            Some(Volume {
+                id,
+                node: Some(node),
+                ..
+            }) => Err(in_use(id, &node_id(*node))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a node the storage that was kept for it, or new one.
+    pub(super) fn attach(&mut self, identity: &Identity, storage: &Storage, number: u32) -> Volume {
+        let id = self
+            .of(identity)
+            .map_or_else(|| format!("vol-{number:08x}"), |volume| volume.id.clone());
+        let volume = Volume {
+            id: id.clone(),
+            owner: identity.owner.clone(),
+            cluster_id: identity.cluster_id.clone(),
+            group: identity.group.clone(),
+            ordinal: identity.ordinal,
+            store_id: identity.store_id.clone(),
+            size_bytes: storage.size_bytes,
+            class: storage.class.clone(),
+            node: Some(number),
+            retain: true,
+            kept: 0,
+        };
+        self.0.insert(id, volume.clone());
+        volume
+    }
+
+    /// Says what becomes of the storage of a node that is to go. Once it is to be kept, it stays so.
+    pub(super) fn release(&mut self, number: u32, retain: bool, again: bool) -> Option<Volume> {
+        let volume = self.attached(number)?;
+        volume.retain = retain || again && volume.retain;
+        Some(volume.clone())
+    }
+
+    /// The node is gone.
+    pub(super) fn detach(&mut self, number: u32, now: u64) -> Option<Left> {
+        let volume = self.attached(number)?;
+        if volume.retain {
+            volume.node = None;
+            volume.kept = now;
+            return Some(Left::Kept(volume.clone()));
+        }
+        let id = volume.id.clone();
+        self.0.remove(&id);
+        Some(Left::Gone(id))
+    }
+
+    fn attached(&mut self, number: u32) -> Option<&mut Volume> {
+        self.0
+            .values_mut()
+            .find(|volume| volume.node == Some(number))
+    }
+
+    /// All storage, each with the node that has it.
+    pub(super) fn all(&self) -> Vec<(KeptStorage, Option<String>)> {
+        let all = self.0.values();
+        all.map(|volume| (shown(volume), volume.node.map(node_id)))
+            .collect()
+    }
+
+    /// What no node has.
+    pub(super) fn kept(&self) -> Vec<KeptStorage> {
+        let free = self.0.values().filter(|volume| volume.node.is_none());
+        free.map(shown).collect()
+    }
+
+    /// Deletes storage if it is the one that is meant. False: there is none.
+    ///
+    /// # Errors
+    /// As the platform documents them for DeleteStorage.
+    pub(super) fn delete(&mut self, meant: &KeptStorage) -> Result<bool> {
+        let Some(volume) = self.0.get(&meant.id) else {
+            return Ok(false);
+        };
+        is_meant(meant, &shown(volume))?;
+        if let Some(node) = volume.node {
+            return Err(in_use(&meant.id, &node_id(node)));
+        }
+        self.0.remove(&meant.id);
+        Ok(true)
+    }
+}
+
+fn shown(volume: &Volume) -> KeptStorage {
+    let since = std::time::UNIX_EPOCH + std::time::Duration::from_millis(volume.kept);
+    KeptStorage {
+        id: volume.id.clone(),
+        owner: volume.owner.clone(),
+        cluster_id: volume.cluster_id.clone(),
+        group: volume.group.clone(),
+        ordinal: volume.ordinal,
+        storage: Some(Storage {
+            size_bytes: volume.size_bytes,
+            class: volume.class.clone(),
+        }),
+        kept_time: (volume.kept > 0).then(|| timestamp(since)),
+        store_id: volume.store_id.clone(),
+    }
+}

@@ -1,0 +1,183 @@
+//! What lists and watches show, and what they show while they are frozen.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use drover_proto::{
+    common::v1::{Address, AddressType},
+    platform::v1::{Node, RemovalEvidence},
+};
+
+use drover_platform::{
+    clock::timestamp,
+    driver::{Changes, Found},
+};
+
+use super::World;
+use super::node::{SimNode, node_id, number};
+
+/// What lists and watches show while they are frozen, and what they have missed.
+pub(super) struct Frozen {
+    pub(super) nodes: HashMap<u32, SimNode>,
+    changed: BTreeSet<u32>,
+    removed: Vec<(String, u32, RemovalEvidence)>,
+}
+
+impl World {
+    /// The node as it travels.
+    pub(in crate::drivers::simulated) fn node(&self, number: u32, node: &SimNode) -> Node {
+        let shared = &*node.shared;
+        let foreign = shared.owner.is_empty();
+        let [_, b, c, d] = number.to_be_bytes();
+        Node {
+            id: node.id.to_string(),
+            name: node.name.to_string(),
+            ordinal: (!foreign).then_some(node.ordinal),
+            role: i32::from(node.role),
+            slot: (!foreign).then(|| drover_proto::platform::v1::SlotKey {
+                index: Some(node.index),
+                ..shared.key()
+            }),
+            phase: node.phase.into(),
+            ready: Some(node.ready),
+            provider_id: format!("sim:///{}", node_id(number)),
+            failure_domain: node
+                .domain()
+                .and_then(|at| self.domains.get(at))
+                .map_or_else(String::new, |room| room.name.clone()),
+            create_time: Some(timestamp(UNIX_EPOCH + Duration::from_millis(node.created))),
+            message: node.message.as_deref().unwrap_or_default().to_owned(),
+            host_id: self
+                .hosts
+                .get(usize::from(node.host))
+                .map(|host| host.id.clone()),
+            addresses: vec![Address {
+                r#type: AddressType::InternalIp.into(),
+                value: format!("10.{b}.{c}.{d}"),
+                interface: String::new(),
+            }],
+            ..shared.node(node_id(number))
+        }
+    }
+
+    fn found(&self, number: u32, node: &SimNode) -> Found {
+        Found {
+            node: self.node(number, node),
+            fingerprint: node.shared.fingerprint.clone(),
+        }
+    }
+
+    /// A node as lists and watches show it.
+    pub(in crate::drivers::simulated) fn visible(&self, number: u32) -> Option<&SimNode> {
+        match &self.frozen {
+            Some(frozen) => frozen.nodes.get(&number),
+            None => self.nodes.get(&number).filter(|node| !node.hidden),
+        }
+    }
+
+    pub(in crate::drivers::simulated) fn list(&self, cluster: Option<&str>) -> Vec<Found> {
+        let shown = |number: &u32| self.visible(*number).map(|node| self.found(*number, node));
+        match (cluster, &self.frozen) {
+            (Some(cluster), None) => self
+                .by_cluster
+                .get(cluster)
+                .into_iter()
+                .flatten()
+                .filter_map(shown)
+                .collect(),
+            (None, None) => self.nodes.keys().filter_map(shown).collect(),
+            (cluster, Some(frozen)) => {
+                let all = frozen.nodes.keys().filter_map(shown);
+                all.filter(|found| cluster.is_none_or(|cluster| found.node.cluster_id == cluster))
+                    .collect()
+            }
+        }
+    }
+
+    /// The nodes of a request as they really are.
+    pub(in crate::drivers::simulated) fn of_request(&self, request_id: &str) -> Vec<Found> {
+        let numbers = self.by_request.get(request_id).into_iter().flatten();
+        numbers
+            .filter_map(|number| Some(self.found(*number, self.nodes.get(number)?)))
+            .collect()
+    }
+
+    /// A node as it really is.
+    pub(in crate::drivers::simulated) fn by_node_id(&self, node_id: &str) -> Option<Found> {
+        let number = number(node_id)?;
+        Some(self.found(number, self.nodes.get(&number)?))
+    }
+
+    pub(in crate::drivers::simulated) fn in_cluster(
+        &self,
+        cluster: &str,
+    ) -> impl Iterator<Item = &SimNode> {
+        self.by_cluster
+            .get(cluster)
+            .into_iter()
+            .flatten()
+            .filter_map(|number| self.nodes.get(number))
+    }
+
+    pub(in crate::drivers::simulated) fn all(&self) -> Vec<Node> {
+        self.nodes
+            .iter()
+            .map(|(number, node)| self.node(*number, node))
+            .collect()
+    }
+
+    pub(super) fn tell(&mut self, number: u32) {
+        if let Some(frozen) = &mut self.frozen {
+            frozen.changed.insert(number);
+        } else if let (Some(changes), Some(node)) = (&self.changes, self.visible(number)) {
+            changes.changed(&node.shared.cluster_id, &node_id(number));
+        }
+    }
+
+    pub(super) fn tell_removed(&mut self, number: u32, node: &SimNode, evidence: RemovalEvidence) {
+        if let Some(frozen) = &mut self.frozen {
+            frozen
+                .removed
+                .push((node.shared.cluster_id.clone(), number, evidence));
+        } else if let Some(changes) = &self.changes {
+            changes.removed(&node.shared.cluster_id, &node_id(number), evidence);
+        }
+    }
+
+    pub(in crate::drivers::simulated) fn connect(&mut self, changes: Changes) {
+        self.changes = Some(changes);
+        let all: Vec<u32> = self.nodes.keys().copied().collect();
+        all.into_iter().for_each(|number| self.tell(number));
+    }
+
+    /// Lists and watches show what is there now, until [`World::thaw`].
+    pub(in crate::drivers::simulated) fn freeze(&mut self) {
+        if self.frozen.is_none() {
+            let shown =
+                |(number, node): (&u32, &SimNode)| (!node.hidden).then(|| (*number, node.clone()));
+            let nodes = self.nodes.iter().filter_map(shown).collect();
+            self.frozen = Some(Frozen {
+                nodes,
+                changed: BTreeSet::new(),
+                removed: Vec::new(),
+            });
+        }
+    }
+
+    pub(in crate::drivers::simulated) fn thaw(&mut self) {
+        let Some(frozen) = self.frozen.take() else {
+            return;
+        };
+        if let Some(changes) = &self.changes {
+            for (cluster, number, evidence) in &frozen.removed {
+                changes.removed(cluster, &node_id(*number), *evidence);
+            }
+        }
+        frozen
+            .changed
+            .into_iter()
+            .for_each(|number| self.tell(number));
+    }
+}

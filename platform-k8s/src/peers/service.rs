@@ -1,0 +1,181 @@
+//! The service that leads to the active nodes of a group.
+
+use std::collections::BTreeMap;
+
+use drover_core::{Error, Reason, Result};
+use drover_proto::platform::v1::Node;
+use serde_json::{Value, json};
+
+use crate::{
+    client::{Api, Meta},
+    group::{Member, uid},
+    labels::{self, LabelKeys},
+};
+
+/// The services that the pods of a cluster ask for, by namespace and name.
+#[derive(Default)]
+pub(super) struct Services(BTreeMap<(String, String), Wanted>);
+
+/// A service as it should be.
+#[derive(Default)]
+pub(super) struct Wanted {
+    namespace: String,
+    name: String,
+    owner: String,
+    cluster: String,
+    group: String,
+    ports: BTreeMap<String, u16>,
+    /// Name and uid of the pods with which it goes.
+    pods: BTreeMap<String, String>,
+}
+
+impl Services {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes in a pod that asks for one. `ports`: those that it has, once it has an address.
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        owner: &str,
+        node: &Node,
+        member: &Member,
+        ports: Option<&BTreeMap<String, u16>>,
+    ) {
+        let key = (member.namespace.to_string(), name.to_owned());
+        let wanted = self.0.entry(key).or_insert_with(|| Wanted {
+            namespace: member.namespace.to_string(),
+            name: name.to_owned(),
+            owner: owner.to_owned(),
+            cluster: node.cluster_id.clone(),
+            group: node.group.clone(),
+            ..Wanted::default()
+        });
+        // Another group of the cluster that asks for the same name does not get it.
+        if wanted.owner == owner && wanted.group == node.group {
+            wanted.ports.extend(ports.cloned().unwrap_or_default());
+            wanted
+                .pods
+                .insert(member.name.to_string(), text(member.uid));
+        }
+    }
+
+    /// Those that can be made.
+    pub(super) fn wanted(self) -> impl Iterator<Item = Wanted> {
+        let all = self.0.into_values();
+        all.filter(|wanted| !wanted.ports.is_empty())
+    }
+}
+
+impl Wanted {
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn digest(&self) -> u128 {
+        uid(&format!(
+            "service {} {} {:?} {:?}",
+            self.owner, self.group, self.ports, self.pods
+        ))
+    }
+
+    /// Makes it, or what is there into it.
+    ///
+    /// # Errors
+    /// `Precondition` if there is one of its name that is not its group's; others are those of [`crate::errors`].
+    pub(super) async fn make(&self, api: &Api, keys: &LabelKeys) -> Result<()> {
+        let kind = api.kind_of("v1", "Service").await?;
+        let (namespace, name) = (&self.namespace, &self.name);
+        let there = api.get_meta(&kind, namespace, name).await?;
+        let mut body = self.body(keys);
+        let turn = api.turn().await;
+        let Some(there) = there else {
+            return api.create(turn, &kind, namespace, &body).await.map(drop);
+        };
+        if !self.is_it(&there, keys) {
+            return Err(Error::new(
+                Reason::Precondition,
+                format!(
+                    "service {name:?} in namespace {namespace:?} is somebody else's; none leads to the active nodes of group {:?}",
+                    self.group
+                ),
+            ));
+        }
+        // Another version of it may be on its way out.
+        body["metadata"]["uid"] = there.uid.into();
+        body["metadata"]["resourceVersion"] = there.resource_version.into();
+        api.patch(turn, &kind, namespace, name, &body)
+            .await
+            .map(drop)
+    }
+
+    fn labels(&self, keys: &LabelKeys) -> BTreeMap<String, String> {
+        let labels = [
+            (keys.cluster.as_str(), labels::value(&self.cluster)),
+            (labels::GROUP, labels::value(&self.group)),
+            (labels::OWNER, labels::value(&self.owner)),
+        ];
+        labels.map(|(key, text)| (key.to_owned(), text)).into()
+    }
+
+    fn is_it(&self, meta: &Meta, keys: &LabelKeys) -> bool {
+        let mut labels = self.labels(keys).into_iter();
+        labels.all(|(key, text)| meta.labels.get(&key) == Some(&text))
+            && !meta.labels.contains_key(&keys.node)
+    }
+
+    pub(super) fn body(&self, keys: &LabelKeys) -> Value {
+        let mut selector = self.labels(keys);
+        let mut labels = selector.clone();
+        selector.insert(labels::ROLE.to_owned(), "active".to_owned());
+        labels.insert(labels::MANAGED_BY.to_owned(), labels::MANAGER.to_owned());
+        let ports = self.ports.iter();
+        let ports =
+            ports.map(|(name, port)| json!({"name": name, "port": port, "targetPort": name}));
+        let owners = self.pods.iter();
+        let owners = owners.map(
+            |(name, uid)| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}),
+        );
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": self.name,
+                "namespace": self.namespace,
+                "labels": labels,
+                "ownerReferences": owners.collect::<Vec<_>>(),
+            },
+            "spec": {"selector": selector, "ports": ports.collect::<Vec<_>>()},
+        })
+    }
+}
+
+/// A uid as Kubernetes writes it.
+fn text(uid: u128) -> String {
+    let digits = format!("{uid:032x}");
+    let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();
+    let parts = [
+        part(0, 8),
+        part(8, 12),
+        part(12, 16),
+        part(16, 20),
+        part(20, 32),
+    ];
+    parts.join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uid_is_written_as_it_was_read() {
+        let own = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9";
+        assert_eq!(text(uid(own)), own);
+    }
+}

@@ -1,0 +1,354 @@
+//! Storage that outlives its node: claims that lose the marks of their node and keep those of their owner.
+//!
+//! A claim of declared storage has a name of its own, the same for every node of one owner, cluster, group and ordinal,
+//! and says whose it is in [`STORAGE`]. Kept, it belongs to no node; the node that follows finds it by its name and takes
+//! it over. Both are changes of one version of one object, so that of two that want it one gets it.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use drover_core::{Error, Reason, Result};
+use drover_platform::{
+    clock::timestamp,
+    identity::{Identity, hex},
+    storage::{in_use, is_meant},
+};
+use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Storage};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    client::{Api, Delete, Kind, ListQuery, Meta, Object, Shape},
+    labels::{self, LabelKeys},
+    objects::dns_name,
+    settings::Settings,
+};
+
+/// Annotation: whose storage a claim is, as JSON.
+pub const STORAGE: &str = "drover.dev/storage";
+/// Label: `"true"` on a claim that no node has.
+pub const KEPT: &str = "drover.dev/kept";
+/// Annotation: since when no node has it, in seconds of Unix time.
+pub const KEPT_SINCE: &str = "drover.dev/kept-since";
+/// Label: `"true"` on a claim that was another owner's before its node was adopted.
+pub const INHERITED: &str = "drover.dev/inherited";
+/// The kind of claims.
+const CLAIMS: &str = "persistentvolumeclaims";
+
+/// Whose storage a claim is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Whose {
+    owner: String,
+    cluster: String,
+    group: String,
+    ordinal: u32,
+    store: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    class: String,
+    /// What stands in the place of the node's name in names of claims, if the node was adopted: the names were given to
+    /// the owner before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<String>,
+}
+
+impl Whose {
+    /// That of a node.
+    #[must_use]
+    pub fn of(identity: &Identity, storage: &Storage) -> Self {
+        Self {
+            owner: identity.owner.clone(),
+            cluster: identity.cluster_id.clone(),
+            group: identity.group.clone(),
+            ordinal: identity.ordinal,
+            store: identity.store_id.clone(),
+            size: storage.size_bytes,
+            class: storage.class.clone(),
+            base: None,
+        }
+    }
+
+    /// The same storage as that of a node with another identity.
+    #[must_use]
+    pub fn handed_to(self, identity: &Identity) -> Self {
+        let base = self
+            .base
+            .unwrap_or_else(|| stable_base(&self.owner, &self.cluster, &self.group, self.ordinal));
+        Self {
+            owner: identity.owner.clone(),
+            cluster: identity.cluster_id.clone(),
+            group: identity.group.clone(),
+            ordinal: identity.ordinal,
+            store: identity.store_id.clone(),
+            base: Some(base),
+            ..self
+        }
+    }
+
+    /// What a claim says of itself. None: it is not storage that can be kept.
+    #[must_use]
+    pub fn read(meta: &Meta) -> Option<Self> {
+        serde_json::from_str(meta.annotations.get(STORAGE)?).ok()
+    }
+
+    /// As the annotation [`STORAGE`] says it.
+    #[must_use]
+    pub fn annotation(&self) -> String {
+        // A struct of strings and numbers always becomes JSON.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    fn is_of(&self, identity: &Identity) -> bool {
+        self.owner == identity.owner
+            && self.cluster == identity.cluster_id
+            && self.group == identity.group
+            && self.ordinal == identity.ordinal
+    }
+}
+
+/// Whether an object is a claim whose storage can be kept.
+#[must_use]
+pub fn can_be_kept(kind: &Kind, meta: &Meta) -> bool {
+    kind.group.is_empty() && kind.plural == CLAIMS && Whose::read(meta).is_some()
+}
+
+/// Whether an object is storage of nodes like this one, kept or not.
+#[must_use]
+pub fn is_storage_of(meta: &Meta, identity: &Identity) -> bool {
+    Whose::read(meta).is_some_and(|whose| whose.is_of(identity))
+}
+
+/// Whether an object is storage that was kept for nodes like this one.
+#[must_use]
+pub fn waits_for(meta: &Meta, identity: &Identity) -> bool {
+    is_kept(meta) && is_storage_of(meta, identity)
+}
+
+fn is_kept(meta: &Meta) -> bool {
+    meta.labels.get(KEPT).is_some_and(|it| it == "true")
+}
+
+/// The backend's id of a claim.
+fn id(meta: &Meta) -> String {
+    format!("{}/{}", meta.namespace, meta.name)
+}
+
+/// What stands in the place of a node's name in names of its claims: the same for every node of one owner, cluster, group
+/// and ordinal.
+#[must_use]
+pub fn stable_base(owner: &str, cluster: &str, group: &str, ordinal: u32) -> String {
+    let number = ordinal.to_string();
+    let mut hash = Sha256::new();
+    for part in [owner, cluster, group, &number] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    let hash = hex(&hash.finalize()[..5]);
+    let group = group.replace('/', "-");
+    dns_name(&format!("{group}-{ordinal}-{hash}"))
+}
+
+/// Takes the marks of its node from a claim, so that it stays when that node goes. Answers its id.
+///
+/// # Errors
+/// [`Reason::Conflict`] if it changes meanwhile; others are those of [`crate::errors`].
+pub async fn keep(api: &Api, kind: &Kind, meta: &Meta, keys: &LabelKeys) -> Result<String> {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let mut marks = Map::new();
+    for key in [&*keys.cluster, &*keys.node, labels::REQUEST] {
+        marks.insert(key.to_owned(), Value::Null);
+    }
+    marks.insert(KEPT.to_owned(), "true".into());
+    let patch = json!({"metadata": {
+        "uid": meta.uid,
+        "resourceVersion": meta.resource_version,
+        "labels": marks,
+        "annotations": {
+            labels::IDENTITY: null,
+            labels::ANCHOR: null,
+            labels::NODE_ID: null,
+            KEPT_SINCE: since.as_secs().to_string(),
+        },
+    }});
+    let turn = api.turn().await;
+    api.patch(turn, kind, &meta.namespace, &meta.name, &patch)
+        .await?;
+    Ok(id(meta))
+}
+
+/// What stands in the place of the name in names of claims that the owner of nodes took over with a node that it
+/// adopted, by the ordinal of the node. Empty: it took over none.
+///
+/// # Errors
+/// Those of [`crate::errors`].
+pub async fn inherited(
+    api: &Api,
+    namespace: &str,
+    identity: &Identity,
+) -> Result<BTreeMap<u32, String>> {
+    let kind = claims(api).await?;
+    let labels = format!(
+        "{INHERITED}=true,{}={},{}={}",
+        labels::OWNER,
+        labels::value(&identity.owner),
+        labels::GROUP,
+        labels::value(&identity.group)
+    );
+    let query = ListQuery {
+        kind: &kind,
+        namespace,
+        labels: &labels,
+        fields: "",
+        shape: Shape::Metadata,
+    };
+    let found = api.list_all::<Object>(&query).await?;
+    let ours = found
+        .iter()
+        .filter_map(|object| Whose::read(&object.metadata))
+        .filter(|whose| {
+            (&whose.owner, &whose.cluster, &whose.group)
+                == (&identity.owner, &identity.cluster_id, &identity.group)
+        });
+    Ok(ours
+        .filter_map(|whose| Some((whose.ordinal, whose.base?)))
+        .collect())
+}
+
+/// Gives a kept claim to the node of `body`, which is the claim as that node would make it. What it is itself, size and
+/// class, stays.
+///
+/// # Errors
+/// [`Reason::Conflict`] if it changes meanwhile; others are those of [`crate::errors`].
+pub async fn hand_on(api: &Api, kind: &Kind, meta: &Meta, body: &Value) -> Result<Object> {
+    let part = |key: &str| {
+        let part = body.pointer(&format!("/metadata/{key}"));
+        part.and_then(Value::as_object).cloned().unwrap_or_default()
+    };
+    let (mut labels, mut annotations) = (part("labels"), part("annotations"));
+    // Its name says whose it was first, and the next node has to find it too.
+    if let Some(whose) = Whose::read(meta).filter(|whose| whose.base.is_some()) {
+        annotations.insert(STORAGE.to_owned(), whose.annotation().into());
+    }
+    labels.insert(KEPT.to_owned(), Value::Null);
+    annotations.insert(KEPT_SINCE.to_owned(), Value::Null);
+    let patch = json!({"metadata": {
+        "uid": meta.uid,
+        "resourceVersion": meta.resource_version,
+        "labels": labels,
+        "annotations": annotations,
+    }});
+    let turn = api.turn().await;
+    api.patch(turn, kind, &meta.namespace, &meta.name, &patch)
+        .await
+}
+
+/// All kept storage.
+///
+/// # Errors
+/// Those of [`crate::errors`].
+pub async fn list(api: &Api, settings: &Settings) -> Result<Vec<KeptStorage>> {
+    let kind = claims(api).await?;
+    let mut all = Vec::new();
+    let labels = format!("{KEPT}=true");
+    for scope in settings.scopes() {
+        let query = ListQuery {
+            kind: &kind,
+            namespace: scope.unwrap_or_default(),
+            labels: &labels,
+            fields: "",
+            shape: Shape::Metadata,
+        };
+        for object in api.list_all::<Object>(&query).await? {
+            let meta = object.metadata;
+            // What is going already is nobody's any more.
+            if !meta.is_deleting() {
+                all.extend(Whose::read(&meta).map(|whose| shown(&meta, whose)));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Deletes a kept claim.
+///
+/// # Errors
+/// As the platform documents them for DeleteStorage; others are those of [`crate::errors`].
+pub async fn delete(
+    api: &Api,
+    settings: &Settings,
+    meant: &KeptStorage,
+) -> Result<DeprovisionState> {
+    let Some((namespace, name)) = meant.id.split_once('/') else {
+        return Ok(DeprovisionState::Gone);
+    };
+    if !settings.serves(namespace) || !crate::objects::is_path_segment(name) {
+        return Ok(DeprovisionState::Gone);
+    }
+    let kind = claims(api).await?;
+    let Some(meta) = api.get_meta(&kind, namespace, name).await? else {
+        return Ok(DeprovisionState::Gone);
+    };
+    let Some(whose) = Whose::read(&meta) else {
+        return Err(Error::new(
+            Reason::NodeNotInCluster,
+            format!(
+                "claim {:?} is no storage of a node; it was left alone",
+                meant.id
+            ),
+        ));
+    };
+    is_meant(meant, &shown(&meta, whose))?;
+    if !is_kept(&meta) {
+        let node = labels::read(&meta, &settings.labels).and_then(|mark| mark.node);
+        return Err(in_use(&meant.id, &node.unwrap_or_default()));
+    }
+    let options = Delete {
+        uid: Some(meta.uid.clone()),
+        // Whoever takes it over in between keeps it.
+        version: Some(meta.resource_version.clone()),
+        ..Delete::default()
+    };
+    let turn = api.turn().await;
+    api.delete(turn, &kind, namespace, name, &options).await?;
+    // A deletion that met another version says that there is nothing of the kind: look again.
+    Ok(match api.get_meta(&kind, namespace, name).await? {
+        None => DeprovisionState::Gone,
+        Some(now) if now.uid != meta.uid => DeprovisionState::Gone,
+        Some(now) if now.is_deleting() => DeprovisionState::Deprovisioning,
+        Some(_) => {
+            return Err(Error::unavailable(format!(
+                "claim {:?} changed while it was to be deleted; ask again",
+                meant.id
+            )));
+        }
+    })
+}
+
+async fn claims(api: &Api) -> Result<Arc<Kind>> {
+    api.kind_of("v1", "PersistentVolumeClaim").await
+}
+
+fn shown(meta: &Meta, whose: Whose) -> KeptStorage {
+    let since = meta
+        .annotations
+        .get(KEPT_SINCE)
+        .and_then(|seconds| seconds.parse().ok())
+        .map(|seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
+    KeptStorage {
+        id: id(meta),
+        owner: whose.owner,
+        cluster_id: whose.cluster,
+        group: whose.group,
+        ordinal: whose.ordinal,
+        storage: Some(Storage {
+            size_bytes: whose.size,
+            class: whose.class,
+        }),
+        kept_time: since.map(timestamp),
+        store_id: whose.store,
+    }
+}

@@ -1,0 +1,209 @@
+//! What watches say.
+
+use super::*;
+
+impl Known {
+    pub(in crate::watch) fn watch(&self, kind: Option<u16>, name: &Kind, namespace: &str) -> u16 {
+        let mut state = self.state.lock();
+        let name = if namespace.is_empty() {
+            name.to_string()
+        } else {
+            format!("{name} of namespace {namespace:?}")
+        };
+        state.watches.push(Watch {
+            kind,
+            name,
+            generation: 0,
+            heard: None,
+            complete: false,
+            error: None,
+        });
+        u16::try_from(state.watches.len() - 1).unwrap_or(u16::MAX)
+    }
+
+    /// A list begins: what it does not show is gone when it ends.
+    pub(in crate::watch) fn list_begins(&self, watch: u16) {
+        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
+            watch.generation = watch.generation.wrapping_add(1);
+        }
+    }
+
+    pub(in crate::watch) fn list_ends(&self, watch: u16) {
+        let mut state = self.state.lock();
+        let Some(generation) = state
+            .watches
+            .get(usize::from(watch))
+            .map(|it| it.generation)
+        else {
+            return;
+        };
+        let gone: Vec<u128> = state
+            .objects
+            .iter()
+            .filter(|(_, it)| it.watch == watch && it.generation != generation)
+            .map(|(uid, _)| *uid)
+            .collect();
+        for uid in gone {
+            // A pod without its label is not in any list.
+            let lost = state
+                .objects
+                .get(&uid)
+                .is_some_and(|it| state.is_lost(&it.key, uid));
+            if !lost {
+                self.remove(&mut state, uid, RemovalEvidence::NotListed);
+            }
+        }
+        state.groups.tidy();
+        if let Some(watch) = state.watches.get_mut(usize::from(watch)) {
+            watch.complete = true;
+            watch.error = None;
+        }
+        drop(state);
+        self.progress.send_modify(|count| *count += 1);
+    }
+
+    /// Whether the object was not known before.
+    pub(in crate::watch) fn put(&self, watch: u16, seen: Seen) {
+        let mut state = self.state.lock();
+        self.insert(&mut state, watch, seen);
+    }
+
+    /// An object is gone by the API server's own word, or does not belong to any cluster any more.
+    pub(in crate::watch) fn gone(&self, uid: u128, evidence: RemovalEvidence) {
+        let mut state = self.state.lock();
+        self.remove(&mut state, uid, evidence);
+    }
+
+    /// A pod has lost its label, but is there. Answers whether it was known.
+    pub(in crate::watch) fn lose(&self, uid: u128) -> bool {
+        let mut state = self.state.lock();
+        let Some(key) = state.objects.get(&uid).map(|it| Arc::clone(&it.key)) else {
+            return false;
+        };
+        state.groups.edit(&key, uid, |pod| pod.lost = true);
+        state.tell(&key.cluster, &key.node);
+        true
+    }
+
+    pub(in crate::watch) fn is_lost(&self, uid: u128) -> bool {
+        let state = self.state.lock();
+        state
+            .objects
+            .get(&uid)
+            .is_some_and(|it| state.is_lost(&it.key, uid))
+    }
+
+    /// A watch was heard of: an event, a bookmark, or that it is open.
+    pub(in crate::watch) fn heard(&self, watch: u16) {
+        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
+            watch.heard = Some(Instant::now());
+            watch.error = None;
+        }
+    }
+
+    /// A watch does not run.
+    pub(in crate::watch) fn failed(&self, watch: u16, error: Error) {
+        if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
+            watch.heard = None;
+            watch.error = Some(error);
+        }
+        self.progress.send_modify(|count| *count += 1);
+    }
+
+    /// A Kubernetes node is in this failure domain. `None`: in none, or gone.
+    pub(in crate::watch) fn zone(&self, host: &str, zone: Option<&str>) {
+        let mut state = self.state.lock();
+        let before = state.zones.get(host).map(|it| &**it);
+        if before == zone {
+            return;
+        }
+        match zone {
+            Some(zone) => {
+                state.zones.insert(host.into(), zone.into());
+            }
+            None => {
+                state.zones.remove(host);
+            }
+        }
+        let there = |group: &crate::group::Group| {
+            group
+                .pod()
+                .is_some_and(|(_, pod)| pod.host.as_deref() == Some(host))
+        };
+        for (key, group) in state.groups.iter() {
+            if there(group) {
+                state.tell(&key.cluster, &key.node);
+            }
+        }
+    }
+
+    /// The Kubernetes nodes that are known to be in a failure domain.
+    pub(in crate::watch) fn hosts(&self) -> Vec<Arc<str>> {
+        self.state.lock().zones.keys().cloned().collect()
+    }
+
+    pub(super) fn insert(&self, state: &mut State, watch: u16, seen: Seen) {
+        let uid = seen.member.uid;
+        let generation = state
+            .watches
+            .get(usize::from(watch))
+            .map_or(0, |it| it.generation);
+        let before = state.objects.get(&uid).map(|it| Arc::clone(&it.key));
+        if let Some(before) = before
+            && (*before.cluster != *seen.cluster || *before.node != *seen.node)
+        {
+            // Its labels were changed: it is another node's now.
+            self.remove(state, uid, RemovalEvidence::NotListed);
+        }
+        let before = state.shown(&self.kinds, &seen.cluster, &seen.node);
+        let unschedulable = seen.member.pod.as_ref().is_some_and(|it| it.unschedulable);
+        let (is_pod, listens) = (seen.member.pod.is_some(), seen.listens());
+        let key = state.groups.insert(seen);
+        if listens {
+            state.listeners.insert(Arc::clone(&key.cluster));
+        }
+        let listened = is_pod && state.listeners.contains(&key.cluster);
+        if listened || state.groups.has_stray(&key) {
+            self.news.of(&key.cluster);
+        }
+        if unschedulable {
+            if state.unscheduled.waits(uid, &key) {
+                self.unscheduled.notify_one();
+            }
+        } else {
+            state.unscheduled.forget(uid);
+        }
+        let indexed = Indexed {
+            key: Arc::clone(&key),
+            watch,
+            generation,
+        };
+        state.objects.insert(uid, indexed);
+        let after = state.shown(&self.kinds, &key.cluster, &key.node);
+        state.compare(
+            &key,
+            before.as_ref(),
+            after.as_ref(),
+            RemovalEvidence::NotListed,
+        );
+    }
+
+    fn remove(&self, state: &mut State, uid: u128, evidence: RemovalEvidence) {
+        let Some(indexed) = state.objects.remove(&uid) else {
+            return;
+        };
+        if state.deleted.len() == MAX_DELETED {
+            state.deleted.pop_front();
+        }
+        state.deleted.push_back(uid);
+        state.unscheduled.forget(uid);
+        let key = indexed.key;
+        let before = state.shown(&self.kinds, &key.cluster, &key.node);
+        state.groups.remove(&key, uid);
+        if state.listeners.contains(&key.cluster) {
+            self.news.of(&key.cluster);
+        }
+        let after = state.shown(&self.kinds, &key.cluster, &key.node);
+        state.compare(&key, before.as_ref(), after.as_ref(), evidence);
+    }
+}

@@ -1,0 +1,126 @@
+//! What there is, by object and by node.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::Arc,
+};
+
+use drover_core::Error;
+use drover_platform::driver::{Changes, Found};
+use drover_proto::platform::v1::{NodePhase, RemovalEvidence};
+use tokio::time::Instant;
+
+use crate::{
+    client::Kind,
+    group::{Group, Groups, Key, UnderWay},
+    watch::unscheduled::Unscheduled,
+};
+
+/// All of it, behind one lock.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) groups: Groups,
+    pub(super) objects: HashMap<u128, Indexed>,
+    pub(super) deleted: VecDeque<u128>,
+    /// Failure domain of each Kubernetes node.
+    pub(super) zones: HashMap<Arc<str>, Box<str>>,
+    pub(super) watches: Vec<Watch>,
+    pub(super) under_way: HashMap<(Box<str>, Box<str>), (usize, usize)>,
+    pub(super) changes: Option<Changes>,
+    pub(super) unscheduled: Unscheduled,
+    /// Clusters in which some pod is told of the others.
+    pub(super) listeners: HashSet<Arc<str>>,
+}
+
+/// Where an object is found in the groups.
+pub(super) struct Indexed {
+    pub(super) key: Arc<Key>,
+    pub(super) watch: u16,
+    /// The list of that watch which saw it last.
+    pub(super) generation: u32,
+}
+
+/// A watch, and how it does.
+pub(super) struct Watch {
+    /// `None`: of Kubernetes nodes.
+    pub(super) kind: Option<u16>,
+    pub(super) name: String,
+    pub(super) generation: u32,
+    /// When it was last heard of. `None`: it does not run.
+    pub(super) heard: Option<Instant>,
+    /// Whether everything that existed when it began was told.
+    pub(super) complete: bool,
+    /// Why it does not run.
+    pub(super) error: Option<Error>,
+}
+
+impl State {
+    pub(super) fn under_way(&self, cluster: &str, node: &str) -> UnderWay {
+        if self.under_way.is_empty() {
+            return UnderWay::default();
+        }
+        let counts = self.under_way.get(&(cluster.into(), node.into()));
+        counts.map_or_else(UnderWay::default, |counts| UnderWay {
+            creating: counts.0 > 0,
+            removing: counts.1 > 0,
+        })
+    }
+
+    pub(super) fn shown(
+        &self,
+        kinds: &[Arc<Kind>],
+        cluster: &str,
+        node: &str,
+    ) -> Option<(Found, Option<Arc<str>>)> {
+        let group = self.groups.get(cluster, node)?;
+        let found = group.node(kinds, self.under_way(cluster, node))?;
+        let host = group.pod().and_then(|(_, pod)| pod.host.clone());
+        Some((found, host))
+    }
+
+    pub(super) fn is_lost(&self, key: &Key, uid: u128) -> bool {
+        self.groups
+            .get(&key.cluster, &key.node)
+            .is_some_and(|group| group.pods().any(|(it, pod)| it.uid == uid && pod.lost))
+    }
+
+    /// With the failure domain that it is in.
+    pub(super) fn placed(&self, mut found: Found, group: &Group) -> Found {
+        let host = group.pod().and_then(|(_, pod)| pod.host.as_ref());
+        if let Some(zone) = host.and_then(|host| self.zones.get(host)) {
+            found.node.failure_domain = zone.to_string();
+        }
+        if group
+            .pod()
+            .is_some_and(|(member, _)| self.unscheduled.is_over(member.uid))
+        {
+            found.node.set_phase(NodePhase::Failed);
+            found.node.message = format!("waited too long for a place; {}", found.node.message);
+        }
+        found
+    }
+
+    pub(super) fn compare<T: PartialEq>(
+        &self,
+        key: &Key,
+        before: Option<&T>,
+        after: Option<&T>,
+        evidence: RemovalEvidence,
+    ) {
+        match (before, after) {
+            (Some(_), None) => {
+                if let Some(changes) = &self.changes {
+                    changes.removed(&key.cluster, &key.node, evidence);
+                }
+            }
+            (before, Some(after)) if before != Some(after) => self.tell(&key.cluster, &key.node),
+            _ => {}
+        }
+    }
+
+    pub(super) fn tell(&self, cluster: &str, node: &str) {
+        if let Some(changes) = &self.changes {
+            changes.changed(cluster, node);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What the command line accepts and refuses.
+
+use std::time::Duration;
+
+use clap::CommandFactory;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split(' '))
+}
+
+fn command(line: &str) -> Command {
+    parse(line)
+        .unwrap_or_else(|error| panic!("{line}: {error}"))
+        .command
+}
+
+#[test]
+fn the_grammar_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn apply_takes_files_and_a_generation() {
+    let Command::Apply(args) =
+        command("drover apply -f a.yaml -f - --wait --timeout 1h30m --expect-generation 0 -y")
+    else {
+        panic!("not apply")
+    };
+    assert_eq!(args.filenames, ["a.yaml", "-"]);
+    assert_eq!(
+        (args.wait, args.yes, args.expect_generation),
+        (true, true, Some(0))
+    );
+    assert_eq!(args.timeout, Duration::from_secs(5400));
+    assert!(parse("drover apply").is_err());
+}
+
+#[test]
+fn plan_is_for_a_file_or_a_cluster() {
+    assert!(
+        matches!(command("drover plan orders"), Command::Plan(args) if args.cluster.as_deref() == Some("orders"))
+    );
+    assert!(
+        matches!(command("drover plan -f x --detailed-exitcode"), Command::Plan(args) if args.detailed_exitcode)
+    );
+    assert!(parse("drover plan").is_err() && parse("drover plan x -f y").is_err());
+}
+
+#[test]
+fn get_takes_a_kind_and_a_name() {
+    let Command::Get(args) = command("drover get nodes hello -o json -l a=b -w --no-headers")
+    else {
+        panic!("not get")
+    };
+    assert_eq!(args.target, ["nodes", "hello"]);
+    assert_eq!(
+        (args.output, args.watch, args.no_headers),
+        (Format::Json, true, true)
+    );
+    assert!(parse("drover get").is_err() && parse("drover get a b c").is_err());
+}
+
+#[test]
+fn exec_passes_everything_after_the_hyphens_on() {
+    let Command::Exec(args) = command("drover exec orders/db-1 -it -- redis-cli -p 1 --help")
+    else {
+        panic!("not exec")
+    };
+    assert_eq!(args.command, ["redis-cli", "-p", "1", "--help"]);
+    assert!(args.stdin && args.tty);
+}
+
+#[test]
+fn zero_is_a_size() {
+    assert!(
+        matches!(command("drover scale hello web 0"), Command::Scale(args) if args.size == Some(0))
+    );
+    assert!(
+        matches!(command("drover scale hello web --standby 1"), Command::Scale(args) if args.size.is_none())
+    );
+    assert!(
+        parse("drover scale hello web").is_err() && parse("drover scale hello web -1").is_err()
+    );
+}
+
+#[test]
+fn dev_cleans_or_runs() {
+    let Command::Dev(args) = command(
+        "drover dev --simulate aws,gcd --emulate gcp,eu=aws --platform own=http://127.0.0.1:1 --rm",
+    ) else {
+        panic!("not dev")
+    };
+    assert_eq!(args.simulate, ["aws", "gcd"]);
+    assert_eq!(args.emulate, ["gcp", "eu=aws"]);
+    assert_eq!(args.platform, ["own=http://127.0.0.1:1"]);
+    assert!(parse("drover dev --clean --rm").is_err() && parse("drover dev --clean -f x").is_err());
+}
+
+#[test]
+fn the_hidden_commands_keep_their_own_flags() {
+    let Command::Agent(args) =
+        command("drover agent --node-id web-0-abcde --version 1.2 --listen 127.0.0.1:0")
+    else {
+        panic!("not agent")
+    };
+    assert_eq!(
+        (args.node_id.as_str(), args.version.as_str()),
+        ("web-0-abcde", "1.2")
+    );
+    assert!(
+        matches!(command("drover launch /x/y"), Command::Launch { directory } if directory.as_os_str() == "/x/y")
+    );
+}
+
+#[test]
+fn the_server_may_be_named_anywhere() {
+    let cli = parse("drover get clusters --server http://127.0.0.1:1").unwrap();
+    assert_eq!(cli.global.server.as_deref(), Some("http://127.0.0.1:1"));
+}
+
+#[test]
+fn what_is_no_duration_is_wrong_usage() {
+    assert!(parse("drover wait cluster x --timeout 30").is_err());
+    assert!(
+        matches!(command("drover wait cluster x"), Command::Wait(args) if args.timeout == Duration::from_secs(60))
+    );
+}

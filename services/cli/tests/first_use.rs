@@ -1,0 +1,172 @@
+//! What somebody meets who types the first commands: wrong names, wrong files, wrong addresses. Every one of them ends with
+//! a way out and the exit code that the documentation lists.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests fail when they cannot go on"
+)]
+
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use drover_orchestrator::{Orchestrator, Settings};
+use drover_server::{Running, ServerSettings, Shutdown};
+use tempfile::TempDir;
+
+const CLUSTER: &str = "\
+apiVersion: drover.dev/v1
+kind: Cluster
+metadata: {name: gone}
+spec: {groups: {web: {size: 1, platform: local}}}
+---
+apiVersion: drover.dev/v1
+kind: Secret
+metadata: {name: gone-key}
+stringData: {key: hush}
+";
+
+/// An orchestrator without platforms, and a directory to work in.
+struct Place {
+    running: Running,
+    directory: TempDir,
+}
+
+impl Place {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let orchestrator = Orchestrator::open(&Settings {
+            data_dir: directory.path().join("data"),
+            ..Settings::default()
+        })
+        .await
+        .unwrap();
+        let settings = ServerSettings::default();
+        let listener = drover_server::listen(&settings).await.unwrap();
+        let service = orchestrator.service();
+        let running = drover_server::spawn(service, listener, &settings, Shutdown::new()).unwrap();
+        Self { running, directory }
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.directory.path().join(name), content).unwrap();
+    }
+
+    /// Runs `drover` with the address of the server as `DROVER_SERVER`, without a scheme.
+    async fn run(&self, line: &str) -> (i32, String) {
+        let server = self.running.address().to_string();
+        drover(self.directory.path(), &server, line, "").await
+    }
+}
+
+async fn drover(directory: &Path, server: &str, line: &str, input: &'static str) -> (i32, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_drover"));
+    command
+        .args(line.split_whitespace())
+        .current_dir(directory)
+        .env_clear()
+        .env("XDG_CONFIG_HOME", directory.join("config"))
+        .env("DROVER_SERVER", server)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // Not on a thread that serves.
+    let run = move || {
+        let mut child = command.spawn().unwrap();
+        // It may have ended without reading.
+        let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+        child.wait_with_output().unwrap()
+    };
+    let output = tokio::task::spawn_blocking(run).await.unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let code = output
+        .status
+        .code()
+        .unwrap_or_else(|| panic!("{line}: {}", output.status));
+    (code, String::from_utf8(text).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_said_with_a_way_out() {
+    let place = Place::new().await;
+    let wide: Vec<u8> = CLUSTER.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    place.write("utf16.yaml", wide);
+    place.write("empty.yaml", "# nothing here\n---\n");
+    for (line, code, words) in [
+        ("get cluster nope", 3, "hint: drover get clusters"),
+        ("wait cluster/nope", 3, "hint: drover get clusters"),
+        ("scale nope web 1", 3, "hint: drover get clusters"),
+        ("describe platform nope", 3, "hint: drover get platforms"),
+        ("delete secret nope", 3, "hint: drover get secrets"),
+        ("delete storage nope", 3, "hint: drover get storage"),
+        ("describe hello", 64, "drover describe cluster hello"),
+        ("get hosts", 64, "drover get hosts PLATFORM"),
+        ("scale hello web -1", 64, "-1 is not in 0..=10000"),
+        ("scale hello web 10001", 64, "10001 is not in 0..=10000"),
+        ("apply -f empty.yaml", 1, "no document in empty.yaml"),
+        ("validate -f -", 1, "no document in -"),
+        ("validate -f utf16.yaml", 1, "save it as UTF-8"),
+        (
+            "get clusters --server example.com:1",
+            1,
+            "write https://example.com:1, or http://",
+        ),
+        ("--context nope status", 3, "there is no context `nope`"),
+    ] {
+        let (found, text) = place.run(line).await;
+        assert_eq!(found, code, "{line}: {text}");
+        assert!(text.contains(words), "{line}: {text}");
+    }
+    // The address without a scheme was understood: it was this server that answered.
+    let (code, text) = place.run("get clusters").await;
+    assert_eq!((code, text.as_str()), (0, "nothing found\n"));
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_without_its_subcommand_shows_what_there_is() {
+    let place = Place::new().await;
+    for (line, words) in [
+        ("", "  apply "),
+        ("context", "  use "),
+        ("rollout", "  undo "),
+    ] {
+        let (code, text) = place.run(line).await;
+        assert_eq!(code, 64, "{line}: {text}");
+        assert!(
+            text.contains("Usage: drover") && text.contains(words),
+            "{text}"
+        );
+        assert!(
+            !text.contains("  launch "),
+            "hidden commands stay hidden: {text}"
+        );
+    }
+    place.running.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_file_describes_is_taken_down_to_its_end() {
+    let place = Place::new().await;
+    place.write("both.yaml", CLUSTER);
+    let (code, text) = place.run("delete -f both.yaml -y").await;
+    assert_eq!(code, 3, "{text}");
+    for missing in [
+        "there is no cluster \"gone\"",
+        "there is no secret \"gone-key\"",
+    ] {
+        assert!(text.contains(missing), "{text}");
+    }
+    let (code, text) = place.run("delete cluster gone lost -y").await;
+    assert_eq!(code, 3, "{text}");
+    assert!(
+        text.contains("\"gone\"") && text.contains("\"lost\""),
+        "{text}"
+    );
+    let (code, text) = place.run("delete -f both.yaml -y --ignore-not-found").await;
+    assert_eq!((code, text.as_str()), (0, ""));
+    place.running.shutdown().await;
+}

@@ -1,0 +1,55 @@
+//! How a server is, by `grpc.health.v1`.
+
+use std::time::Duration;
+
+use drover_core::{Error, Reason};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+pub use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::{Target, connect, is_unreachable, to_error};
+
+/// How long a server may take to say how it is.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where an address leads: `HOST:PORT`, or a URL with `http`, `https`, `grpc` or `grpcs`. One without a scheme is spoken to
+/// over TLS if `encrypted`.
+///
+/// # Errors
+/// `Invalid` for anything else.
+pub fn target(address: &str, encrypted: bool) -> Result<Target, Error> {
+    match address.split_once("://") {
+        Some(("grpc", rest)) => format!("http://{rest}").parse(),
+        Some(("grpcs", rest)) => format!("https://{rest}").parse(),
+        Some(_) => address.parse(),
+        None if encrypted => format!("https://{address}").parse(),
+        None => format!("http://{address}").parse(),
+    }
+}
+
+/// Asks how a service of a server is; the empty one stands for the server.
+///
+/// # Errors
+/// `Unavailable` if it cannot be reached, `DeadlineExceeded` after 5 s, `NotFound` for a service that it does not know,
+/// otherwise what it answers.
+pub async fn check(target: &Target, service: &str) -> Result<ServingStatus, Error> {
+    let mut client = HealthClient::new(connect(target));
+    let request = HealthCheckRequest {
+        service: service.to_owned(),
+    };
+    match tokio::time::timeout(TIMEOUT, client.check(request)).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner().status()),
+        Ok(Err(status)) => {
+            let error = to_error(&status);
+            Err(if is_unreachable(&error) {
+                error.context(format!("cannot reach {target}"))
+            } else {
+                error
+            })
+        }
+        Err(_) => Err(Error::new(
+            Reason::DeadlineExceeded,
+            format!("{target} did not answer within {TIMEOUT:?}"),
+        )),
+    }
+}

@@ -1,0 +1,158 @@
+//! Hashes of what makes a node, and of what it takes.
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{Choice, ClusterSpec, Group, Object, Requirement, Selector, UserDataSource};
+use crate::name::{self, Sym};
+
+/// A formula of what makes a node, and the version that its hashes begin with.
+type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
+/// The formulas that nodes may carry hashes of, oldest first; the last one is used for new nodes. One that covers other
+/// fields is added at the end and the others stay, so that a changed formula never looks like a changed spec.
+const FORMULAS: [Formula; 1] = [(1, cover)];
+
+/// SHA-256 of user data, as reads show it: 64 lower-case hexadecimal digits.
+#[must_use]
+pub fn digest(data: &[u8]) -> String {
+    hex(&Sha256::digest(data))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a hash was made by a version with another formula than the known ones: `h2-…` where only `h1-…` is known.
+pub(super) fn is_of_unknown_formula(hash: &str) -> bool {
+    let version = hash
+        .strip_prefix('h')
+        .and_then(|rest| rest.split_once('-'))
+        .and_then(|(version, _)| version.parse::<u32>().ok());
+    version.is_some_and(|version| {
+        FORMULAS
+            .iter()
+            .all(|(known, _)| u32::from(*known) != version)
+    })
+}
+
+/// Hash of the fields that make a node, over sorted keys, by every formula, oldest first: at most 63 characters each, fit
+/// for a label.
+pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
+    let by = |(version, formula): &Formula| {
+        let mut hash = Sha256::new();
+        hash.update([*version]);
+        formula(&mut hash, cluster, group, choice);
+        format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
+    };
+    FORMULAS.iter().map(by).collect()
+}
+
+fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
+    let fields: [&str; 5] = [
+        &cluster.software,
+        &group.version,
+        &choice.platform,
+        &choice.class,
+        &group.role,
+    ];
+    for field in fields {
+        hash.update((field.len() as u64).to_be_bytes());
+        hash.update(field);
+    }
+    digest_object(hash, &group.attributes);
+    digest_object(hash, &choice.properties);
+    // Only where there is some, so that what was hashed before it existed keeps its hash.
+    if let Some(bootstrap) = &group.bootstrap {
+        match &bootstrap.source {
+            UserDataSource::Sha256(digest) => {
+                hash.update(b"b");
+                hash.update(digest);
+            }
+            // What it holds is no part of it: a change of that replaces nothing.
+            UserDataSource::Secret(secret) => {
+                hash.update(b"k");
+                for field in [&secret.name, &secret.key] {
+                    hash.update((field.len() as u64).to_be_bytes());
+                    hash.update(field);
+                }
+            }
+        }
+        hash.update([u8::from(bootstrap.render)]);
+    }
+    if let Some(storage) = &group.storage {
+        hash.update(b"s");
+        hash.update(storage.size.unwrap_or(u64::MAX).to_be_bytes());
+        hash.update((storage.class.len() as u64).to_be_bytes());
+        hash.update(&storage.class);
+    }
+}
+
+/// What capacity a choice takes: its class, and a hash of its properties and of the labels that its machines must have,
+/// if there are any (spot or on demand, zone).
+pub(super) fn pool(class: &str, properties: &Object, selector: Option<&Selector>) -> Sym {
+    if properties.is_empty() && selector.is_none() {
+        return name::sym(class);
+    }
+    let mut hash = Sha256::new();
+    digest_object(&mut hash, properties);
+    if let Some(selector) = selector {
+        // Every list with its length in front, so that no two selectors write the same bytes.
+        let mut list = |texts: &[&str]| {
+            hash.update((texts.len() as u64).to_be_bytes());
+            for text in texts {
+                hash.update((text.len() as u64).to_be_bytes());
+                hash.update(text);
+            }
+        };
+        for (key, value) in &selector.labels {
+            list(&[key, value]);
+        }
+        for Requirement {
+            key,
+            operator,
+            values,
+        } in &selector.requirements
+        {
+            let operator = format!("{operator:?}");
+            let head = [key.as_str(), &operator, ""];
+            let values = values.iter().map(String::as_str);
+            list(&head.into_iter().chain(values).collect::<Vec<_>>());
+        }
+    }
+    format!("{class}#{}", hex(&hash.finalize()[..8])).into()
+}
+
+fn digest_object(hash: &mut Sha256, object: &Object) {
+    let mut keys: Vec<&String> = object.keys().collect();
+    keys.sort();
+    hash.update(b"{");
+    for key in keys {
+        hash.update((key.len() as u64).to_be_bytes());
+        hash.update(key);
+        digest_value(hash, &object[key]);
+    }
+    hash.update(b"}");
+}
+
+fn digest_value(hash: &mut Sha256, value: &Value) {
+    match value {
+        Value::Object(object) => digest_object(hash, object),
+        Value::Array(values) => {
+            hash.update(b"[");
+            for value in values {
+                digest_value(hash, value);
+            }
+            hash.update(b"]");
+        }
+        Value::String(text) => {
+            hash.update(b"s");
+            hash.update((text.len() as u64).to_be_bytes());
+            hash.update(text);
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {
+            hash.update(b"v");
+            hash.update(value.to_string());
+            hash.update(b";");
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! What is inherited, refused and hashed.
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    spec::{Bootstrap, Object, Placement, PlatformChoice, SecretRef, UserDataSource},
+    storage::{Retention, Storage},
+};
+
+fn object(value: serde_json::Value) -> Object {
+    value.as_object().cloned().unwrap_or_default()
+}
+
+fn on(platform: &str) -> Vec<PlatformChoice> {
+    vec![PlatformChoice {
+        name: platform.into(),
+        ..Default::default()
+    }]
+}
+
+fn leaf(name: &str, size: u32) -> GroupSpec {
+    GroupSpec {
+        name: name.into(),
+        size: Some(size),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn groups_inherit_and_maps_merge_by_key() {
+    let mut inner = leaf("hot", 2);
+    inner.settings.properties = object(json!({"b": null, "c": 3}));
+    let outer = GroupSpec {
+        name: "data".into(),
+        settings: Settings {
+            platforms: on("local"),
+            properties: object(json!({"a": 1, "b": 2})),
+            ..Default::default()
+        },
+        groups: vec![inner],
+        ..Default::default()
+    };
+    let spec = ClusterSpec {
+        groups: vec![outer],
+        ..Default::default()
+    };
+    let groups = spec.resolve().unwrap();
+    assert_eq!(&*groups[0].path, "data/hot");
+    assert_eq!(&*groups[0].choices[0].platform, "local");
+    assert_eq!(
+        serde_json::Value::Object(groups[0].choices[0].properties.clone()),
+        json!({"a": 1, "c": 3})
+    );
+    assert_eq!(groups[0].grace, Duration::from_secs(30));
+}
+
+#[test]
+fn every_wrong_field_is_named_at_once() {
+    let mut twice = leaf("a", 20_000);
+    twice.unsupported.push(("standby".into(), "standby"));
+    let spec = ClusterSpec {
+        groups: vec![leaf("a", 1), twice],
+        ..Default::default()
+    };
+    let error = spec.resolve().unwrap_err();
+    let fields: Vec<&str> = error.fields().iter().map(|v| v.field.as_str()).collect();
+    for field in [
+        "spec.groups[0].platforms",
+        "spec.groups[1].name",
+        "spec.groups[1].size",
+        "spec.groups[1].standby",
+    ] {
+        assert!(fields.contains(&field), "{field} in {fields:?}");
+    }
+}
+
+#[test]
+fn depth_number_and_names_are_limited() {
+    let mut group = leaf("g", 1);
+    for _ in 0..MAX_DEPTH {
+        group = GroupSpec {
+            name: "g".into(),
+            groups: vec![group],
+            ..Default::default()
+        };
+    }
+    let spec = ClusterSpec {
+        groups: vec![group],
+        ..Default::default()
+    };
+    assert!(spec.resolve().unwrap_err().message().contains("deeper"));
+
+    let groups = (0..=MAX_GROUPS)
+        .map(|n| leaf(&format!("g{n}"), 0))
+        .collect();
+    let settings = Settings {
+        platforms: on("local"),
+        ..Default::default()
+    };
+    let spec = ClusterSpec {
+        groups,
+        settings,
+        ..Default::default()
+    };
+    assert!(spec.resolve().unwrap_err().message().contains("more than"));
+}
+
+fn wrong(groups: Vec<GroupSpec>, settings: Settings) -> Vec<String> {
+    let spec = ClusterSpec {
+        groups,
+        settings,
+        ..Default::default()
+    };
+    let error = spec.resolve().unwrap_err();
+    error.fields().iter().map(|v| v.field.clone()).collect()
+}
+
+fn on_machines(name: &str, size: u32, platform: &str, machines: &[&str]) -> GroupSpec {
+    let mut group = leaf(name, size);
+    group.settings.platforms = on(platform);
+    group.settings.placement = Some(Placement {
+        hosts: machines.iter().map(|host| (*host).into()).collect(),
+        ..Default::default()
+    });
+    group
+}
+
+#[test]
+fn each_machine_is_for_one_group_and_there_are_enough_of_them() {
+    let none = Settings::default;
+    let few = on_machines("a", 3, "metal", &["m1", "m2"]);
+    assert_eq!(wrong(vec![few], none()), ["spec.groups[0].placement.hosts"]);
+    let twice = on_machines("a", 1, "metal", &["m1", "m2", "m1", ""]);
+    let fields = [
+        "spec.groups[0].placement.hosts[2]",
+        "spec.groups[0].placement.hosts[3]",
+    ];
+    assert_eq!(wrong(vec![twice], none()), fields);
+    let first = on_machines("a", 1, "metal", &["m1"]);
+    let shared = on_machines("b", 1, "metal", &["m2", "m1"]);
+    let fields = ["spec.groups[1].placement.hosts[1]"];
+    assert_eq!(wrong(vec![first.clone(), shared], none()), fields);
+    let mut several = first.clone();
+    several.settings.platforms.extend(on("other"));
+    assert_eq!(
+        wrong(vec![several], none()),
+        ["spec.groups[0].placement.hosts"]
+    );
+    let outer = Settings {
+        platforms: on("metal"),
+        placement: first.settings.placement.clone(),
+        ..Default::default()
+    };
+    let inside = GroupSpec {
+        name: "outer".into(),
+        settings: outer.clone(),
+        groups: vec![on_machines("in", 1, "metal", &["m3"])],
+        ..Default::default()
+    };
+    let fields = wrong(vec![inside], outer);
+    for field in ["spec.placement.hosts", "spec.groups[0].placement.hosts"] {
+        assert!(
+            fields.iter().any(|one| one == field),
+            "{field} in {fields:?}"
+        );
+    }
+    // The same name on another platform is another machine.
+    let elsewhere = on_machines("b", 1, "other", &["m1"]);
+    let spec = ClusterSpec {
+        groups: vec![first, elsewhere],
+        ..Default::default()
+    };
+    assert_eq!(spec.resolve().unwrap()[1].placement.hosts.len(), 1);
+}
+
+#[test]
+fn user_data_is_inherited_and_part_of_what_makes_a_node() {
+    let data = |text: &str, render| Bootstrap {
+        source: UserDataSource::Sha256(crate::spec::digest(text.as_bytes())),
+        render,
+    };
+    let groups = |outer, inner| {
+        let mut group = leaf("g", 1);
+        group.settings.bootstrap = inner;
+        let settings = Settings {
+            platforms: on("local"),
+            bootstrap: outer,
+            ..Default::default()
+        };
+        let spec = ClusterSpec {
+            groups: vec![group],
+            settings,
+            ..Default::default()
+        };
+        spec.resolve().unwrap().remove(0)
+    };
+    let hash = |group: Group| group.choices[0].spec_hash.clone();
+    let plain = hash(groups(None, None));
+    let inherited = groups(Some(data("x", false)), None);
+    assert_eq!(inherited.bootstrap, Some(data("x", false)));
+    let own = groups(Some(data("y", true)), Some(data("x", false)));
+    assert_eq!(hash(inherited.clone()), hash(own));
+    assert_ne!(hash(inherited.clone()), plain);
+    assert_ne!(
+        hash(inherited.clone()),
+        hash(groups(Some(data("x", true)), None))
+    );
+    assert_ne!(hash(inherited), hash(groups(Some(data("z", false)), None)));
+    let secret = |name: &str, key: &str| {
+        let (name, key) = (name.to_owned(), key.to_owned());
+        let source = UserDataSource::Secret(SecretRef { name, key });
+        let render = false;
+        hash(groups(Some(Bootstrap { source, render }), None))
+    };
+    assert_eq!(secret("a", "bc"), secret("a", "bc"));
+    assert_ne!(secret("a", "bc"), secret("ab", "c"));
+    assert_ne!(secret("a", "bc"), plain);
+}
+
+fn with_storage(change: &dyn Fn(&mut GroupSpec)) -> GroupSpec {
+    let mut group = leaf("db", 3);
+    group.settings.platforms = on("local");
+    group.settings.storage = Some(Storage::default());
+    change(&mut group);
+    group
+}
+
+fn resolved(group: GroupSpec) -> Group {
+    let spec = ClusterSpec {
+        groups: vec![group],
+        ..Default::default()
+    };
+    spec.resolve().unwrap().remove(0)
+}
+
+#[test]
+fn storage_is_inherited_and_makes_nodes_and_its_fate_does_not() {
+    let outer = Settings {
+        platforms: on("local"),
+        storage: Some(Storage {
+            size: Some(5),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let spec = ClusterSpec {
+        groups: vec![leaf("db", 1)],
+        settings: outer.clone(),
+        ..Default::default()
+    };
+    assert_eq!(spec.resolve().unwrap()[0].storage, outer.storage);
+    let hash = |change: &dyn Fn(&mut Storage)| {
+        let group = resolved(with_storage(&|group| {
+            change(group.settings.storage.as_mut().unwrap());
+        }));
+        group.choices[0].spec_hash.clone()
+    };
+    let plain = hash(&|_| {});
+    assert_ne!(
+        plain,
+        resolved(with_storage(&|g| g.settings.storage = None)).choices[0].spec_hash
+    );
+    assert_ne!(plain, hash(&|s| s.size = Some(1)));
+    assert_ne!(plain, hash(&|s| s.class = "fast".into()));
+    assert_eq!(plain, hash(&|s| s.policy.replaced = Retention::Delete));
+    assert_eq!(plain, hash(&|s| s.policy.deleted = Retention::Delete));
+}
+
+#[test]
+fn storage_that_is_handed_on_is_replaced_delete_first() {
+    let budget = |surge, unavailable| crate::spec::Budget { surge, unavailable };
+    let update = |surge, unavailable| {
+        Some(Update {
+            max_surge: surge,
+            max_unavailable: unavailable,
+            ..Default::default()
+        })
+    };
+    let of = |update: Option<Update>, replaced| {
+        let group = resolved(with_storage(&|group| {
+            group.settings.update = update;
+            group.settings.storage.as_mut().unwrap().policy.replaced = replaced;
+        }));
+        group.budget()
+    };
+    assert_eq!(of(None, Retention::Retain), budget(0, 1));
+    let one = Some(Amount::Count(1));
+    assert_eq!(of(update(one, one), Retention::Retain), budget(0, 1));
+    assert_eq!(of(None, Retention::Delete), budget(1, 0));
+    let none = with_storage(&|g| g.settings.update = update(one, Some(Amount::Count(0))));
+    assert_eq!(
+        wrong(vec![none], Settings::default()),
+        ["spec.groups[0].update.max_unavailable"]
+    );
+}
+
+#[test]
+fn kept_storage_is_on_one_platform_and_with_one_node_at_a_time() {
+    let none = Settings::default;
+    let first = with_storage(&|group| {
+        group.settings.remediation = Some(crate::spec::Remediation {
+            create_first: true,
+            ..Default::default()
+        });
+    });
+    assert_eq!(
+        wrong(vec![first], none()),
+        ["spec.groups[0].remediation.create_first"]
+    );
+    let several = with_storage(&|group| group.settings.platforms.extend(on("other")));
+    assert_eq!(wrong(vec![several], none()), ["spec.groups[0].storage"]);
+    let not_kept = with_storage(&|group| {
+        group.settings.platforms.extend(on("other"));
+        let delete = Retention::Delete;
+        group.settings.storage.as_mut().unwrap().policy = crate::storage::Policy {
+            replaced: delete,
+            scaled: delete,
+            deleted: delete,
+        };
+    });
+    assert_eq!(resolved(not_kept).choices.len(), 2);
+}
+
+#[test]
+fn choices_of_one_class_and_other_properties_take_other_capacity() {
+    let mut group = leaf("g", 1);
+    group.settings.node_class = Some("m6i".into());
+    let spot = PlatformChoice {
+        name: "aws".into(),
+        properties: object(json!({"capacityType": "spot"})),
+        ..Default::default()
+    };
+    group.settings.platforms = vec![spot, on("aws").remove(0)];
+    let spec = ClusterSpec {
+        groups: vec![group],
+        ..Default::default()
+    };
+    let choices = spec.resolve().unwrap().remove(0).choices;
+    assert_ne!(choices[0].pool, choices[1].pool);
+    assert_eq!(&*choices[1].pool, "m6i");
+}
+
+#[test]
+fn the_hash_knows_what_makes_a_node_and_nothing_else() {
+    let hash = |change: &dyn Fn(&mut GroupSpec)| {
+        let mut group = leaf("g", 1);
+        group.settings.platforms = on("local");
+        group.settings.properties = object(json!({"a": 1, "b": {"x": 1, "y": 2}}));
+        change(&mut group);
+        ClusterSpec {
+            groups: vec![group],
+            ..Default::default()
+        }
+        .resolve()
+        .unwrap()[0]
+            .choices[0]
+            .spec_hash
+            .clone()
+    };
+    let plain = hash(&|_| {});
+    assert_eq!(plain, hash(&|g| g.size = Some(7)));
+    assert_eq!(
+        plain,
+        hash(&|g| g.settings.grace = Some(Duration::from_secs(1)))
+    );
+    assert_eq!(
+        plain,
+        hash(&|g| g.settings.properties = object(json!({"b": {"y": 2, "x": 1}, "a": 1})))
+    );
+    assert_ne!(
+        plain,
+        hash(&|g| g.settings.properties = object(json!({"a": 2})))
+    );
+    assert_ne!(
+        plain,
+        hash(&|g| g.settings.node_class = Some("large".into()))
+    );
+    assert!(plain.len() <= 63);
+}

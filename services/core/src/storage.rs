@@ -1,0 +1,177 @@
+//! Storage that is declared for the nodes of a group, and what becomes of it when they go.
+
+use crate::node::RemovalReason;
+
+/// Storage of each node of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Storage {
+    /// Size in bytes. Absent: the template's or the platform's default.
+    pub size: Option<u64>,
+    /// Storage class, in the platform's words. Empty: its default.
+    pub class: String,
+    /// What becomes of it when its node goes.
+    pub policy: Policy,
+}
+
+/// What becomes of storage when its node goes, by why it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Its node is replaced.
+    pub replaced: Retention,
+    /// Its node is scaled away.
+    pub scaled: Retention,
+    /// Its group or cluster is deleted.
+    pub deleted: Retention,
+}
+
+/// What becomes of storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Retention {
+    /// It is kept, for a node of the same ordinal.
+    #[default]
+    Retain,
+    /// It is deleted with its node.
+    Delete,
+}
+
+impl Policy {
+    /// Whether any storage may be kept.
+    #[must_use]
+    pub fn keeps(self) -> bool {
+        [self.replaced, self.scaled, self.deleted].contains(&Retention::Retain)
+    }
+
+    /// What becomes of the storage of a node that is removed for this reason. `unwanted`: its group or cluster is
+    /// deleted, whatever else is wrong with it.
+    #[must_use]
+    pub fn of(self, reason: RemovalReason, unwanted: bool) -> Retention {
+        match reason {
+            _ if unwanted => self.deleted,
+            RemovalReason::Surplus => self.scaled,
+            RemovalReason::User
+            | RemovalReason::Dead
+            | RemovalReason::Sick
+            | RemovalReason::Outdated
+            | RemovalReason::Lifetime => self.replaced,
+            // Nobody knows whose it was any more.
+            RemovalReason::Orphan if self.keeps() => Retention::Retain,
+            RemovalReason::Orphan => Retention::Delete,
+        }
+    }
+}
+
+impl Retention {
+    /// From whether it is kept.
+    #[must_use]
+    pub fn of(retain: bool) -> Self {
+        if retain { Self::Retain } else { Self::Delete }
+    }
+}
+
+/// Bytes of a quantity (`50Gi`, `1.5G`, `1024`); a fraction of a byte counts as one. None: it is none, or more than any
+/// storage has.
+#[must_use]
+pub fn parse_quantity(text: &str) -> Option<u64> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let plain = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !plain(whole) || !plain(fraction) || fraction.len() > 18 {
+        return None;
+    }
+    let scale: u128 = match unit {
+        "" => 1,
+        "k" => 1000,
+        "M" => 1000_u128.pow(2),
+        "G" => 1000_u128.pow(3),
+        "T" => 1000_u128.pow(4),
+        "P" => 1000_u128.pow(5),
+        "E" => 1000_u128.pow(6),
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        "Pi" => 1 << 50,
+        "Ei" => 1 << 60,
+        _ => return None,
+    };
+    let power = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    let whole = whole.parse::<u128>().ok()?.checked_mul(scale)?;
+    let part = fraction.parse::<u128>().ok()?.checked_mul(scale)?;
+    u64::try_from(whole.checked_add(part.div_ceil(power))?).ok()
+}
+
+/// Bytes as people write them, in the largest unit without a fraction (`50Gi`).
+#[must_use]
+pub fn quantity(bytes: u64) -> String {
+    ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]
+        .iter()
+        .scan(bytes, |rest, unit| {
+            (*rest > 0 && rest.is_multiple_of(1024)).then(|| {
+                *rest /= 1024;
+                format!("{rest}{unit}")
+            })
+        })
+        .last()
+        .unwrap_or_else(|| bytes.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_read_and_written() {
+        for (text, bytes) in [
+            ("0", Some(0)),
+            ("1024", Some(1024)),
+            ("50Gi", Some(50 << 30)),
+            ("1.5G", Some(1_500_000_000)),
+            ("0.5Ki", Some(512)),
+            ("1.0001Ki", Some(1025)),
+            ("15Ei", Some(15 << 60)),
+            ("16Ei", None),
+            ("", None),
+            ("Gi", None),
+            (".5Gi", None),
+            ("5.Gi", None),
+            ("5.5.5Gi", None),
+            ("-5", None),
+            ("5gb", None),
+            ("99999999999999999999999999999999999999999", None),
+        ] {
+            assert_eq!(parse_quantity(text), bytes, "{text:?}");
+        }
+        for bytes in [0, 1, 1000, 1024, 5 << 30, (1 << 20) + 1024, u64::MAX] {
+            assert_eq!(parse_quantity(&quantity(bytes)), Some(bytes));
+        }
+        assert_eq!(quantity(50 << 30), "50Gi");
+    }
+
+    #[test]
+    fn why_a_node_goes_decides_over_its_storage() {
+        use RemovalReason::{Dead, Lifetime, Orphan, Outdated, Sick, Surplus, User};
+        let only = |replaced, scaled, deleted| Policy {
+            replaced,
+            scaled,
+            deleted,
+        };
+        use Retention::{Delete, Retain};
+        let policy = only(Retain, Delete, Delete);
+        for reason in [Dead, Sick, Outdated, Lifetime, User] {
+            assert_eq!(policy.of(reason, false), Retain);
+            assert_eq!(policy.of(reason, true), Delete);
+        }
+        assert_eq!(policy.of(Surplus, false), Delete);
+        assert_eq!(only(Delete, Retain, Delete).of(Surplus, false), Retain);
+        assert_eq!(only(Delete, Delete, Retain).of(Surplus, true), Retain);
+        assert_eq!(only(Delete, Delete, Retain).of(User, false), Delete);
+        // What nobody knows more of is kept where anything is.
+        assert_eq!(only(Delete, Delete, Retain).of(Orphan, false), Retain);
+        assert_eq!(only(Delete, Delete, Delete).of(Orphan, false), Delete);
+        assert!(Policy::default().keeps());
+        assert!(!only(Delete, Delete, Delete).keeps());
+    }
+}

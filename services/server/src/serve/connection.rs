@@ -1,0 +1,137 @@
+//! One connection: TLS, HTTP, and how long it may do nothing.
+
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, poll_fn},
+    stream::FuturesUnordered,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpConnectInfo;
+
+use crate::{
+    cork::cork,
+    crowd::{Place, Visitor},
+    encryption::Encryption,
+    net::Impatient,
+};
+
+use super::entrance::{Entrance, Visit};
+use super::{FAREWELL, REFUSAL_TIME};
+
+/// How long a connection may take to send what it wants, so that slow ones do not pile up.
+pub(super) const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) struct Connection {
+    pub(super) entrance: Entrance,
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    pub(super) stop: CancellationToken,
+    pub(super) encryption: Option<Arc<Encryption>>,
+}
+
+impl Connection {
+    pub(super) async fn serve(self, builder: &auto::Builder<TokioExecutor>, place: &Place) {
+        let visitor = Some(place.visitor());
+        let mut over: FuturesUnordered<_> = std::iter::once(given_up(place)).collect();
+        tokio::select! {
+            () = self.run(builder, visitor, Some(place)) => {}
+            _ = over.next() => {}
+        }
+    }
+
+    /// Says in words of whatever protocol it speaks that there is no place.
+    pub(super) async fn refuse(self, builder: &auto::Builder<TokioExecutor>) {
+        // Who is not quick is not told.
+        let _ = tokio::time::timeout(REFUSAL_TIME, self.run(builder, None, None)).await;
+    }
+
+    pub(super) async fn run(
+        mut self,
+        builder: &auto::Builder<TokioExecutor>,
+        visitor: Option<Visitor>,
+        place: Option<&Place>,
+    ) {
+        // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
+        let _ = self.stream.set_nodelay(true);
+        let info = TcpConnectInfo {
+            local_addr: self.stream.local_addr().ok(),
+            remote_addr: Some(self.peer),
+        };
+        let mut visit = Visit {
+            entrance: self.entrance,
+            info,
+            who: None,
+            visitor,
+        };
+        let Some(encryption) = self.encryption.take() else {
+            return converse(builder, self.stream, visit, &self.stop, place).await;
+        };
+        let shaken = tokio::select! {
+            shaken = encryption.accept(self.stream, self.peer) => shaken,
+            () = self.stop.cancelled() => return,
+        };
+        let Some((stream, who)) = shaken else {
+            return;
+        };
+        visit.who = who;
+        converse(builder, stream, visit, &self.stop, place).await;
+    }
+}
+
+/// Ends when a connection that was told to go has had its time, and nothing is in flight on it.
+async fn given_up(place: &Place) {
+    place.displaced().await;
+    tokio::time::sleep(FAREWELL).await;
+    while !place.guest().is_idle() {
+        tokio::time::sleep(FAREWELL).await;
+    }
+}
+
+/// Serves one connection until it ends, or until it has to.
+async fn converse(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    visit: Visit,
+    stop: &CancellationToken,
+    place: Option<&Place>,
+) {
+    let peer = visit.info.remote_addr;
+    let (stream, uncork) = cork(Impatient::new(stream, HEADER_TIMEOUT));
+    let service = TowerToHyperService::new(visit);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // Told to go by either; polled only when something happened, since all connections share the first.
+    let mut leaving: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
+    leaving.push(stop.cancelled().boxed());
+    if let Some(place) = place {
+        leaving.push(place.displaced().boxed());
+    }
+    let mut told = false;
+    let outcome = poll_fn(|cx| {
+        if !told && leaving.poll_next_unpin(cx).is_ready() {
+            told = true;
+            connection.as_mut().graceful_shutdown();
+        }
+        let outcome = connection.as_mut().poll(cx);
+        // The connection is told of an error when it writes again, or reads.
+        let _ = uncork.poll(cx);
+        outcome
+    })
+    .await;
+    // What was written last; who does not read it is given up with the connection.
+    let _ = tokio::time::timeout(FAREWELL, poll_fn(|cx| uncork.poll(cx))).await;
+    if let Err(error) = outcome {
+        // Clients go away as they like.
+        tracing::debug!(?peer, error, "connection ended");
+    }
+}

@@ -1,0 +1,153 @@
+//! The door behind which requests are served: plain HTTP, gRPC, refusals.
+
+use std::{
+    convert::Infallible,
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::{FutureExt, future::BoxFuture};
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use tonic::{body::Body, transport::server::TcpConnectInfo};
+use tracing::Instrument;
+
+use crate::{
+    calls::Calls,
+    crowd::Visitor,
+    encryption::Shown,
+    http::{OWN_PATHS, Record},
+};
+
+/// When those may come again.
+const CROWDED_RETRY: Duration = Duration::from_secs(5);
+
+/// gRPC to the services, anything else to the HTTP routes.
+#[derive(Clone)]
+pub(super) struct Entrance {
+    pub(super) grpc: Calls,
+    pub(super) http: axum::Router,
+    pub(super) paths: Arc<[&'static str]>,
+}
+
+#[derive(Clone)]
+pub(super) struct Visit {
+    pub(super) entrance: Entrance,
+    pub(super) info: TcpConnectInfo,
+    pub(super) who: Option<Arc<Shown>>,
+    /// None: there is no place for it.
+    pub(super) visitor: Option<Visitor>,
+}
+
+impl tower::Service<Request<Incoming>> for Visit {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let content = request.headers().get(header::CONTENT_TYPE);
+        let grpc = content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        let Some(visitor) = &self.visitor else {
+            let response = if grpc {
+                crowded().into_http()
+            } else {
+                refusal(StatusCode::SERVICE_UNAVAILABLE)
+            };
+            return futures::future::ready(Ok(response)).boxed();
+        };
+        request.extensions_mut().insert(visitor.clone());
+        request.extensions_mut().insert(self.info.clone());
+        if let Some(who) = &self.who {
+            request.extensions_mut().insert(who.clone());
+        }
+        if grpc {
+            return self.entrance.grpc.call(request);
+        }
+        let entrance = self.entrance.clone();
+        async move { Ok(entrance.plain(request).await) }.boxed()
+    }
+}
+
+impl Entrance {
+    /// Plain HTTP, with the same bounds as gRPC.
+    async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
+        let _in_flight = self.grpc.tracker().token();
+        let exempt = OWN_PATHS.contains(&request.uri().path());
+        let place = self.grpc.admit_http();
+        let busy = self.grpc.busy_http(&mut request);
+        let mut record = Record::start(&self.paths, &request);
+        let trace = record.trace();
+        let context = self.grpc.http_context(trace);
+        let known = exempt || self.paths.contains(&request.uri().path());
+        let (asked, entry) = self
+            .grpc
+            .judge_http(&request, known, context.trace_id)
+            .await;
+        if let Some(entry) = entry {
+            record.audit(entry);
+        }
+        let caller = match asked {
+            Ok(caller) => caller,
+            Err(error) => return record.end(denied(&error)),
+        };
+        request.headers_mut().remove(header::AUTHORIZATION);
+        request.extensions_mut().insert(caller);
+        if place.is_none() && !exempt {
+            return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
+        }
+        let deadline = context.deadline;
+        request.extensions_mut().insert(context);
+        let answer = tower::Service::call(&mut self.http, request);
+        let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
+            .catch_unwind()
+            .instrument(record.span());
+        let answer = match deadline {
+            Some(at) => tokio::time::timeout_at(at, answer).await.ok(),
+            None => Some(answer.await),
+        };
+        drop(busy);
+        record.end(match answer {
+            Some(Ok(Ok(response))) => response.map(Body::new),
+            Some(Ok(Err(never))) => match never {},
+            Some(Err(_)) => refusal(StatusCode::INTERNAL_SERVER_ERROR),
+            None => refusal(StatusCode::GATEWAY_TIMEOUT),
+        })
+    }
+}
+
+fn crowded() -> tonic::Status {
+    let error = drover_core::Error::new(
+        drover_core::Reason::Overloaded,
+        "too many connections, and all of them have calls in flight (max_connections)",
+    );
+    drover_convert::error::to_status(&error.with_retry_after(CROWDED_RETRY))
+}
+
+fn refusal(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// Who may not, in words of HTTP.
+fn denied(error: &drover_core::Error) -> Response<Body> {
+    let text = format!("{}\n", error.message());
+    let mut response = Response::new(Body::new(http_body_util::Full::from(text)));
+    *response.status_mut() = match error.reason() {
+        drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
+        drover_core::Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::UNAUTHORIZED,
+    };
+    response
+}

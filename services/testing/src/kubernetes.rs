@@ -1,0 +1,54 @@
+//! What tests on Kubernetes stand on: a real API server, a proxy in front of it that fails on demand, and raw access to
+//! both. Built with the feature `kubernetes`.
+//!
+//! ```text
+//! let rig = Rig::shared(Options::kwok(3));        // once a process; its end is the end of the process
+//! let namespace = rig.namespace().await;          // one of its own for each test
+//! let proxy = FaultProxy::start(rig).await;       // plain HTTP towards us, proxy.kubeconfig() is its kubeconfig
+//! proxy.fail(On::call("create", "pods").nth(2), Fault::LoseAnswer);
+//! ```
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests that cannot go on fail, and what is not said here the tests say"
+)]
+
+pub mod body;
+pub mod call;
+pub mod manifests;
+pub mod namespace;
+pub mod proxy;
+pub mod raw;
+pub mod rig;
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub use self::{
+    call::{Call, Fault, On, refusal},
+    namespace::{Namespace, Thing},
+    proxy::{FaultProxy, Speaks, Watches},
+    raw::{Raw, Refused},
+    rig::{Options, Rig, without_kubelet},
+};
+
+/// How long anything may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until a condition holds, and fails with its name when it does not in time.
+pub async fn until<T, F>(what: &str, mut condition: impl FnMut() -> F) -> T
+where
+    F: Future<Output = Option<T>>,
+{
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,224 @@
+//! A namespace of its own for each test, and everything that is in it.
+
+use std::fmt;
+
+use futures::future::join_all;
+use http::{Method, Request, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use super::{Raw, Refused, until};
+
+/// A namespace, with the administrator's access to it.
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+    /// The API server.
+    pub raw: Raw,
+}
+
+/// Something that exists in a namespace.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Thing {
+    /// `pods`, `statefulsets.apps`.
+    pub resource: String,
+    pub name: String,
+    pub uid: String,
+    /// Whether it is being deleted.
+    pub terminating: bool,
+}
+
+impl fmt::Debug for Thing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = if self.terminating {
+            " (terminating)"
+        } else {
+            ""
+        };
+        write!(f, "{}/{}{end}", self.resource, self.name)
+    }
+}
+
+/// The path of a resource like `pods` or `statefulsets.apps` in a namespace; `plural.version.group` for other versions
+/// than v1.
+pub fn path(namespace: &str, resource: &str) -> String {
+    let Some((plural, group)) = resource.split_once('.') else {
+        return format!("/api/v1/namespaces/{namespace}/{resource}");
+    };
+    let versioned = group.split_once('.').filter(|(version, _)| {
+        let digits = version.strip_prefix('v').unwrap_or_default();
+        digits.starts_with(|first: char| first.is_ascii_digit())
+    });
+    let (version, group) = versioned.unwrap_or(("v1", group));
+    format!("/apis/{group}/{version}/namespaces/{namespace}/{plural}")
+}
+
+impl Namespace {
+    pub fn path(&self, resource: &str) -> String {
+        path(&self.name, resource)
+    }
+
+    fn one(&self, resource: &str, name: &str) -> String {
+        format!("{}/{name}", self.path(resource))
+    }
+
+    pub async fn create(&self, resource: &str, object: &Value) -> Result<Value, Refused> {
+        self.raw.create(&self.path(resource), object).await
+    }
+
+    pub async fn get(&self, resource: &str, name: &str) -> Result<Value, Refused> {
+        self.raw.get(&self.one(resource, name)).await
+    }
+
+    pub async fn list(&self, resource: &str) -> Vec<Value> {
+        let list = self.raw.get(&self.path(resource)).await.unwrap();
+        list["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// JSON merge patch.
+    pub async fn merge(&self, resource: &str, name: &str, patch: &Value) -> Result<Value, Refused> {
+        self.raw.merge(&self.one(resource, name), patch).await
+    }
+
+    /// Deletes at once; what is not there is no error.
+    pub async fn delete(&self, resource: &str, name: &str) {
+        self.raw.delete(&self.one(resource, name)).await.unwrap();
+    }
+
+    /// A pod that nobody of ours made.
+    pub async fn pod(&self, name: &str, metadata: Value) -> Value {
+        let mut pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": metadata,
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "example.invalid/main:1", "ports": [{"name": "client", "containerPort": 7000}]}],
+            },
+        });
+        pod["metadata"]["name"] = name.into();
+        self.create("pods", &pod).await.unwrap()
+    }
+
+    /// What exists, of every kind that can be listed, except what every namespace has.
+    pub async fn everything(&self) -> Vec<Thing> {
+        let resources = namespaced(&self.raw).await;
+        let lists = join_all(resources.iter().map(|resource| async move {
+            let list = self.raw.get(&self.path(&resource.1)).await;
+            (resource.0.as_str(), list)
+        }))
+        .await;
+        let mut things = Vec::new();
+        for (resource, list) in lists {
+            let list = match list {
+                Ok(list) => list,
+                // A kind that went since discovery.
+                Err(refused) if refused.code == 404 || refused.code == 405 => continue,
+                Err(refused) => panic!("{resource}: {refused:?}"),
+            };
+            for item in list["items"].as_array().into_iter().flatten() {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let thing = Thing {
+                    resource: resource.to_owned(),
+                    name: text(&item["metadata"]["name"]),
+                    uid: text(&item["metadata"]["uid"]),
+                    terminating: item["metadata"]["deletionTimestamp"].is_string(),
+                };
+                if !everywhere(&thing) {
+                    things.push(thing);
+                }
+            }
+        }
+        things.sort();
+        things
+    }
+
+    /// Waits until nothing is left, of any kind.
+    pub async fn until_empty(&self, what: &str) {
+        let end = tokio::time::Instant::now() + super::PATIENCE;
+        loop {
+            let left = self.everything().await;
+            if left.is_empty() {
+                return;
+            }
+            assert!(
+                tokio::time::Instant::now() < end,
+                "{what}: left over: {left:?}"
+            );
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Begins to delete the namespace.
+    pub async fn remove(&self) {
+        let path = format!("/api/v1/namespaces/{}", self.name);
+        self.raw.delete(&path).await.unwrap();
+    }
+
+    /// Deletes the namespace and waits until it is gone.
+    pub async fn remove_wholly(&self) {
+        self.remove().await;
+        until("the namespace is gone", || async {
+            let path = format!("/api/v1/namespaces/{}", self.name);
+            self.raw.get(&path).await.is_err().then_some(())
+        })
+        .await;
+    }
+}
+
+/// What controllers put into every namespace, and the notes about what happened.
+fn everywhere(thing: &Thing) -> bool {
+    matches!(
+        (thing.resource.as_str(), thing.name.as_str()),
+        ("configmaps", "kube-root-ca.crt") | ("serviceaccounts", "default")
+    ) || thing.resource == "events"
+        || thing.resource == "events.events.k8s.io"
+}
+
+/// Every namespaced resource that can be listed: its name, and its name with the version.
+async fn namespaced(raw: &Raw) -> Vec<(String, String)> {
+    let mut resources = Vec::new();
+    for root in ["/api", "/apis"] {
+        let request = Request::builder()
+            .method(Method::GET)
+            .uri(root)
+            .header(
+                header::ACCEPT,
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+            )
+            .body(Body::empty())
+            .unwrap();
+        let answer = raw.client().send(request).await.unwrap();
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        let groups: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(groups["kind"], "APIGroupDiscoveryList");
+        for group in groups["items"].as_array().unwrap() {
+            let name = group["metadata"]["name"].as_str().unwrap_or_default();
+            for version in group["versions"].as_array().unwrap() {
+                let number = version["version"].as_str().unwrap();
+                for resource in version["resources"].as_array().into_iter().flatten() {
+                    let listable = resource["verbs"]
+                        .as_array()
+                        .is_some_and(|verbs| verbs.iter().any(|verb| verb == "list"));
+                    if resource["scope"] != "Namespaced" || !listable {
+                        continue;
+                    }
+                    let plural = resource["resource"].as_str().unwrap();
+                    let (short, long) = if name.is_empty() {
+                        (plural.to_owned(), plural.to_owned())
+                    } else {
+                        (
+                            format!("{plural}.{name}"),
+                            format!("{plural}.{number}.{name}"),
+                        )
+                    };
+                    if !resources.iter().any(|(known, _)| *known == short) {
+                        resources.push((short, long));
+                    }
+                }
+            }
+        }
+    }
+    resources
+}

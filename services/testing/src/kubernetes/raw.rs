@@ -1,0 +1,151 @@
+//! JSON to and from an API server, with nothing of ours in between.
+
+use std::{fmt, path::Path};
+
+use http::{Method, Request, header};
+use http_body_util::BodyExt;
+use kube::{
+    Client, Config,
+    client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+
+/// An API server. It belongs to the runtime in which it was opened.
+#[derive(Clone)]
+pub struct Raw {
+    client: Client,
+}
+
+/// What an API server said instead of doing it.
+#[derive(Clone, PartialEq)]
+pub struct Refused {
+    /// HTTP status. 0: there was no answer.
+    pub code: u16,
+    /// The answer, or why there is none.
+    pub message: String,
+}
+
+impl fmt::Debug for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+/// The settings of a kubeconfig, without what would hide a fault.
+pub async fn config(kubeconfig: &Path) -> Config {
+    // Two crates of the workspace bring rustls a provider; which one is not left to chance.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .unwrap();
+    config.default_retry = false;
+    config
+}
+
+impl Raw {
+    pub async fn open(kubeconfig: &Path) -> Self {
+        Self {
+            client: Client::try_from(config(kubeconfig).await).unwrap(),
+        }
+    }
+
+    /// The same server with the credentials of a token.
+    pub async fn with_token(kubeconfig: &Path, token: &str) -> Self {
+        let mut config = config(kubeconfig).await;
+        config.auth_info = Default::default();
+        config.auth_info.token = Some(token.to_owned().into());
+        Self {
+            client: Client::try_from(config).unwrap(),
+        }
+    }
+
+    /// The client below.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Value, Refused> {
+        let mut request = Request::builder().method(method).uri(path);
+        let mut content = Body::empty();
+        if let Some((media, value)) = body {
+            request = request.header(header::CONTENT_TYPE, media);
+            content = Body::from(serde_json::to_vec(value).unwrap());
+        }
+        let lost = |error: &dyn fmt::Display| Refused {
+            code: 0,
+            message: error.to_string(),
+        };
+        let answer = self
+            .client
+            .send(request.body(content).unwrap())
+            .await
+            .map_err(|error| lost(&error))?;
+        let code = answer.status();
+        let bytes = answer
+            .into_body()
+            .collect()
+            .await
+            .map_err(|error| lost(&error))?
+            .to_bytes();
+        let text = || String::from_utf8_lossy(&bytes).into_owned();
+        let value = serde_json::from_slice::<Value>(&bytes).unwrap_or_else(|_| text().into());
+        if code.is_success() {
+            return Ok(value);
+        }
+        let message = value["message"].as_str().map_or_else(text, str::to_owned);
+        Err(Refused {
+            code: code.as_u16(),
+            message,
+        })
+    }
+
+    pub async fn get(&self, path: &str) -> Result<Value, Refused> {
+        self.call(Method::GET, path, None).await
+    }
+
+    pub async fn create(&self, path: &str, object: &Value) -> Result<Value, Refused> {
+        self.call(Method::POST, path, Some(("application/json", object)))
+            .await
+    }
+
+    pub async fn replace(&self, path: &str, object: &Value) -> Result<Value, Refused> {
+        self.call(Method::PUT, path, Some(("application/json", object)))
+            .await
+    }
+
+    /// JSON merge patch.
+    pub async fn merge(&self, path: &str, patch: &Value) -> Result<Value, Refused> {
+        self.call(
+            Method::PATCH,
+            path,
+            Some(("application/merge-patch+json", patch)),
+        )
+        .await
+    }
+
+    /// Server-side apply by force under a field manager of the tests.
+    pub async fn apply(&self, path: &str, object: &Value) -> Result<Value, Refused> {
+        let path = format!("{path}?fieldManager=drover-tests&force=true");
+        let media = "application/apply-patch+yaml";
+        self.call(Method::PATCH, &path, Some((media, object))).await
+    }
+
+    /// Deletes at once; what is not there is no error.
+    pub async fn delete(&self, path: &str) -> Result<(), Refused> {
+        let options = json!({"gracePeriodSeconds": 0});
+        let outcome = self
+            .call(Method::DELETE, path, Some(("application/json", &options)))
+            .await;
+        match outcome {
+            Err(refused) if refused.code != 404 => Err(refused),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use drover_client::PlatformClient;
+use drover_core::Reason;
+use drover_proto::platform::v1::{
+    Capability, DeleteStorageRequest, DeprovisionRequest, KeptStorage, ListStorageRequest, Node,
+    ProvisionRequest, Storage,
+};
+use uuid::Uuid;
+
+use super::{
+    Subject,
+    fixture::{Fixture, exists, partition, refused, until},
+};
+
+/// A fixture on a platform that keeps storage, and a request for one node that has some. None: the platform keeps none,
+/// or its default template has none to declare.
+async fn begin(subject: &Subject) -> Option<(Fixture<'_>, ProvisionRequest)> {
+    let fixture = Fixture::new(subject).await;
+    if !fixture.can(Capability::RetainStorage) || !fixture.can(Capability::Storage) {
+        return None;
+    }
+    let mut request = fixture.request(1);
+    request.storage = Some(Storage::default());
+    let tried = ProvisionRequest {
+        validate_only: true,
+        ..request.clone()
+    };
+    match fixture.provision(&tried).await {
+        Ok(_) => Some((fixture, request)),
+        Err(error) => {
+            assert_eq!(error.reason(), Reason::Precondition, "{error}");
+            None
+        }
+    }
+}
+
+fn client(subject: &Subject) -> PlatformClient {
+    PlatformClient::new((subject.connect)())
+}
+
+async fn made(fixture: &Fixture<'_>, request: &ProvisionRequest) -> Node {
+    let answer = fixture
+        .provision(request)
+        .await
+        .expect("a valid request is accepted");
+    partition(request, &answer);
+    assert_eq!(answer.failures, vec![], "a valid request makes its node");
+    assert_eq!(answer.unknown, vec![], "a valid request makes its node");
+    answer.nodes.into_iter().next().expect("one node")
+}
+
+/// The same place under another request, as a node that follows asks for it.
+fn next(fixture: &Fixture<'_>, request: &ProvisionRequest) -> ProvisionRequest {
+    let mut other = fixture.request(1);
+    let ordinal = request.slots[0].ordinal;
+    let request_id: Uuid = other.request_id.parse().expect("a UUID");
+    let slot = &mut other.slots[0];
+    slot.ordinal = ordinal;
+    slot.name = drover_core::name::node_name("db", ordinal.unwrap_or_default());
+    slot.id = drover_core::name::node_id(
+        "db",
+        ordinal.unwrap_or_default(),
+        fixture.owner,
+        request_id,
+        0,
+    );
+    other.storage.clone_from(&request.storage);
+    other
+}
+
+/// Removes a node and waits until it is gone. Answers what was kept.
+async fn remove(
+    fixture: &Fixture<'_>,
+    request: &ProvisionRequest,
+    node: &Node,
+    retain: bool,
+) -> Vec<String> {
+    let removal = DeprovisionRequest {
+        retain_storage: retain,
+        ..fixture.removal(request, node)
+    };
+    let answer = fixture
+        .deprovision(&removal)
+        .await
+        .expect("an own node can be removed");
+    until(fixture.subject, "the node is gone", || async {
+        let listed = fixture.nodes().await;
+        let left = listed.iter().filter(|node| exists(node)).count();
+        (left == 0).then_some(())
+    })
+    .await;
+    answer.retained_storage
+}
+
+async fn kept(fixture: &Fixture<'_>) -> Vec<KeptStorage> {
+    let request = ListStorageRequest {
+        expected_platform_uid: fixture.platform.uid.clone(),
+        cluster_id: fixture.cluster.clone(),
+        ..ListStorageRequest::default()
+    };
+    client(fixture.subject)
+        .list_storage(request, fixture.subject.patience)
+        .await
+        .expect("kept storage can be listed")
+}
+
+fn deletion(fixture: &Fixture<'_>, storage: &KeptStorage) -> DeleteStorageRequest {
+    DeleteStorageRequest {
+        expected_platform_uid: fixture.platform.uid.clone(),
+        fence: Some(fixture.fence()),
+        id: storage.id.clone(),
+        owner: storage.owner.clone(),
+        cluster_id: storage.cluster_id.clone(),
+        group: storage.group.clone(),
+        ordinal: Some(storage.ordinal),
+        ..DeleteStorageRequest::default()
+    }
+}
+
+pub(super) async fn kept_storage_is_listed_and_attached_again(subject: &Subject) {
+    let Some((fixture, request)) = begin(subject).await else {
+        return;
+    };
+    let node = made(&fixture, &request).await;
+    assert_eq!(kept(&fixture).await, vec![], "a node has it");
+    let retained = remove(&fixture, &request, &node, true).await;
+    assert!(!retained.is_empty(), "it is said what was kept");
+    assert_eq!(
+        fixture.nodes().await.iter().filter(|it| exists(it)).count(),
+        0,
+        "kept storage is no node"
+    );
+    let listed = kept(&fixture).await;
+    let ids: Vec<&String> = listed.iter().map(|one| &one.id).collect();
+    assert_eq!(ids, retained.iter().collect::<Vec<_>>());
+    for one in &listed {
+        assert_eq!(one.owner, request.owner);
+        assert_eq!(one.cluster_id, fixture.cluster);
+        assert_eq!(one.group, "db");
+        assert_eq!(Some(one.ordinal), request.slots[0].ordinal);
+        assert_eq!(one.store_id, fixture.store_id.to_string());
+    }
+    // The node that follows has it, and so it is not free any more.
+    let follower = next(&fixture, &request);
+    let node = made(&fixture, &follower).await;
+    assert_eq!(kept(&fixture).await, vec![], "the node that follows has it");
+    let again = remove(&fixture, &follower, &node, true).await;
+    assert_eq!(again, retained, "it is the same storage");
+    let follower = next(&fixture, &request);
+    let node = made(&fixture, &follower).await;
+    assert_eq!(
+        remove(&fixture, &follower, &node, false).await,
+        Vec::<String>::new()
+    );
+    assert_eq!(kept(&fixture).await, vec![], "it went with its node");
+}
+
+pub(super) async fn storage_has_one_node_at_a_time(subject: &Subject) {
+    let Some((fixture, request)) = begin(subject).await else {
+        return;
+    };
+    let node = made(&fixture, &request).await;
+    let second = next(&fixture, &request);
+    match fixture.provision(&second).await {
+        Ok(answer) => assert_eq!(answer.nodes, vec![], "two nodes with one storage"),
+        Err(error) => assert_ne!(error.reason(), Reason::Internal, "{error}"),
+    }
+    remove(&fixture, &request, &node, false).await;
+    fixture.clean().await;
+}
+
+pub(super) async fn kept_storage_is_deleted_only_as_it_is_meant(subject: &Subject) {
+    let Some((fixture, request)) = begin(subject).await else {
+        return;
+    };
+    let node = made(&fixture, &request).await;
+    let retained = remove(&fixture, &request, &node, true).await;
+    let listed = kept(&fixture).await;
+    let right = deletion(&fixture, &listed[0]);
+    let wrongs = [
+        DeleteStorageRequest {
+            owner: Uuid::new_v4().to_string(),
+            ..right.clone()
+        },
+        DeleteStorageRequest {
+            cluster_id: "another".to_owned(),
+            ..right.clone()
+        },
+        DeleteStorageRequest {
+            group: "other".to_owned(),
+            ..right.clone()
+        },
+        DeleteStorageRequest {
+            ordinal: right.ordinal.map(|ordinal| ordinal + 1),
+            ..right.clone()
+        },
+    ];
+    let client = client(subject);
+    for wrong in wrongs {
+        let outcome = client.delete_storage(wrong, subject.patience).await;
+        refused(outcome, Reason::NodeNotInCluster, "another's storage");
+    }
+    assert_eq!(
+        kept(&fixture).await.len(),
+        retained.len(),
+        "it was left alone"
+    );
+    // A node that has it keeps it.
+    let follower = next(&fixture, &request);
+    let node = made(&fixture, &follower).await;
+    let outcome = client.delete_storage(right, subject.patience).await;
+    refused(outcome, Reason::Precondition, "storage that a node has");
+    remove(&fixture, &follower, &node, true).await;
+    for one in kept(&fixture).await {
+        let request = deletion(&fixture, &one);
+        for _ in 0..2 {
+            client
+                .delete_storage(request.clone(), subject.patience)
+                .await
+                .expect("kept storage can be deleted, and again");
+        }
+    }
+    until(subject, "the storage is gone", || async {
+        kept(&fixture).await.is_empty().then_some(())
+    })
+    .await;
+    let mut unfenced = deletion(&fixture, &listed[0]);
+    unfenced.fence = None;
+    refused(
+        client.delete_storage(unfenced, subject.patience).await,
+        Reason::Invalid,
+        "a deletion on nobody's behalf",
+    );
+}

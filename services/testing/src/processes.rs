@@ -1,0 +1,55 @@
+//! The processes of this machine, as tests see them.
+#![allow(clippy::unwrap_used, reason = "a test that cannot read /proc fails")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Living processes (no zombies) that belong to a state directory, with their node id. Told by their environment, or by
+/// their directory where they have overwritten that (redis); then without an id.
+#[must_use]
+pub fn processes_of(state: &Path) -> BTreeMap<u32, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
+        let Ok(environment) = fs::read(entry.path().join("environ")) else {
+            continue;
+        };
+        let value = |name: &str| {
+            let mut variables = environment
+                .split(|&byte| byte == 0)
+                .map(String::from_utf8_lossy);
+            variables.find_map(|text| text.strip_prefix(name).map(str::to_owned))
+        };
+        let directory = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
+        let belongs = value("DROVER_DIR=")
+            .map_or(directory, PathBuf::from)
+            .starts_with(state);
+        if belongs && lives(pid) {
+            found.insert(pid, value("DROVER_NODE_ID=").unwrap_or_default());
+        }
+    }
+    found
+}
+
+/// Whether there is a process that is no zombie.
+#[must_use]
+pub fn lives(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return false;
+    };
+    !stat
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .trim_start()
+        .starts_with('Z')
+}

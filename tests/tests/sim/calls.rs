@@ -1,0 +1,185 @@
+//! What users ask for.
+
+use drover_core::{Reason, Result};
+use drover_proto::orchestrator::v1 as pb;
+
+use super::{CALL, World, document};
+
+impl World {
+    pub async fn register(
+        &mut self,
+        name: &str,
+        endpoint: &str,
+    ) -> Result<pb::RegisterPlatformResponse> {
+        let platform = pb::Platform {
+            name: name.to_owned(),
+            spec: Some(pb::PlatformSpec {
+                endpoint: endpoint.to_owned(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let request = pb::RegisterPlatformRequest {
+            platform: Some(platform),
+            ..Default::default()
+        };
+        self.call(async |client| client.register_platform(request.clone(), CALL).await)
+            .await
+    }
+
+    pub async fn platform(&mut self, name: &str) -> pb::Platform {
+        let request = pb::GetPlatformRequest {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        let answer = self
+            .call(async |client| client.get_platform(request.clone(), CALL).await)
+            .await;
+        answer.unwrap().platform.unwrap()
+    }
+
+    pub async fn try_apply(
+        &mut self,
+        name: &str,
+        groups: &[(&str, u32)],
+    ) -> Result<pb::ApplyClusterResponse> {
+        self.try_apply_with(name, groups, &|_| {}).await
+    }
+
+    /// The same with more in its spec.
+    pub async fn try_apply_with(
+        &mut self,
+        name: &str,
+        groups: &[(&str, u32)],
+        change: &dyn Fn(&mut pb::ClusterSpec),
+    ) -> Result<pb::ApplyClusterResponse> {
+        let mut cluster = document(name, "sim", groups);
+        change(cluster.spec.as_mut().unwrap());
+        if let Some(spec) = &mut cluster.spec {
+            spec.infrastructure.clone_from(&self.below);
+        }
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            ..Default::default()
+        };
+        let answer = self
+            .call(async |client| client.apply_cluster(request.clone(), CALL).await)
+            .await?;
+        let groups = groups
+            .iter()
+            .map(|(name, size)| ((*name).to_owned(), *size))
+            .collect();
+        self.wanted.insert(name.to_owned(), groups);
+        Ok(answer)
+    }
+
+    /// The same, and what is there of the cluster without a record is taken over.
+    pub async fn adopt(
+        &mut self,
+        name: &str,
+        groups: &[(&str, u32)],
+        validate_only: bool,
+    ) -> Result<pb::ApplyClusterResponse> {
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(document(name, "sim", groups)),
+            adopt: true,
+            validate_only,
+            ..Default::default()
+        };
+        let answer = self
+            .call(async |client| client.apply_cluster(request.clone(), CALL).await)
+            .await?;
+        if !validate_only {
+            let groups = groups
+                .iter()
+                .map(|(name, size)| ((*name).to_owned(), *size))
+                .collect();
+            self.wanted.insert(name.to_owned(), groups);
+        }
+        Ok(answer)
+    }
+
+    pub async fn apply(&mut self, name: &str, groups: &[(&str, u32)]) {
+        self.try_apply(name, groups).await.unwrap();
+    }
+
+    pub async fn scale(&mut self, name: &str, group: &str, size: u32) {
+        let request = pb::ScaleGroupRequest {
+            cluster: name.to_owned(),
+            group: group.to_owned(),
+            size: Some(size),
+            ..Default::default()
+        };
+        self.call(async |client| client.scale_group(request.clone(), CALL).await)
+            .await
+            .unwrap();
+        self.wanted
+            .get_mut(name)
+            .unwrap()
+            .insert(group.to_owned(), size);
+    }
+
+    /// Asks for the deletion of a cluster.
+    pub async fn delete(&mut self, name: &str) {
+        let uid = self.cluster(name).await.expect("a cluster to delete").uid;
+        let request = pb::DeleteClusterRequest {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        let answer = self
+            .call(async |client| client.delete_cluster(request.clone(), CALL).await)
+            .await;
+        match answer {
+            Ok(_) => {}
+            // It died after it was durable, and was done with it before it could be asked again.
+            Err(error) if error.reason() == Reason::NotFound && self.restarts > 0 => {}
+            Err(error) => panic!("{error}"),
+        }
+        self.wanted.remove(name);
+        self.gone.push(uid);
+    }
+
+    pub async fn cluster(&mut self, name: &str) -> Option<pb::Cluster> {
+        let request = pb::GetClusterRequest {
+            name: name.to_owned(),
+            ..Default::default()
+        };
+        match self
+            .call(async |client| client.get_cluster(request.clone(), CALL).await)
+            .await
+        {
+            Ok(answer) => answer.cluster,
+            Err(error) if error.reason() == Reason::NotFound => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Whether a condition of a cluster or of one of its groups holds.
+    pub async fn condition(&mut self, name: &str, kind: &str) -> Option<String> {
+        let status = self.cluster(name).await?.status?;
+        let groups = status.groups.iter().flat_map(|group| &group.conditions);
+        let mut all = status.conditions.iter().chain(groups);
+        all.find(|c| c.r#type == kind && c.status == Some(true))
+            .map(|c| format!("{}: {}", c.reason, c.message))
+    }
+
+    pub async fn records(&mut self, name: &str) -> Vec<pb::Node> {
+        let mut nodes = Vec::new();
+        let mut request = pb::ListNodesRequest {
+            cluster: Some(name.to_owned()),
+            page_size: 1000,
+            ..Default::default()
+        };
+        loop {
+            let answer = self
+                .call(async |client| client.list_nodes(request.clone(), CALL).await)
+                .await
+                .unwrap();
+            nodes.extend(answer.nodes);
+            if answer.next_page_token.is_empty() {
+                return nodes;
+            }
+            request.page_token = answer.next_page_token;
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A store that outlives its owners.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use drover_core::Result;
+use drover_store::{
+    Backend, Lane, Revision,
+    backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
+    history::Watch,
+};
+use drover_testing::store::MemoryBackend;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+/// A store that outlives its owners, whose leases die with them.
+#[derive(Debug)]
+pub struct Disk {
+    inner: Arc<MemoryBackend>,
+    leases: Mutex<Vec<LeaseId>>,
+    /// How long a commit waits before it is made, and before it is answered.
+    delay: Mutex<(Duration, Duration)>,
+}
+
+impl Disk {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::new(MemoryBackend::new()),
+            leases: Mutex::default(),
+            delay: Mutex::default(),
+        })
+    }
+
+    /// Ends what the dead owner held, as the lock of a file goes with its process.
+    pub async fn bury(&self) {
+        let leases = std::mem::take(&mut *self.leases.lock());
+        for lease in leases {
+            self.inner.revoke(lease).await.unwrap();
+        }
+    }
+
+    /// How long commits wait from now on, before they are made and before they are answered.
+    pub fn delay(&self, before: Duration, after: Duration) {
+        *self.delay.lock() = (before, after);
+    }
+
+    /// All keys, as text.
+    pub async fn keys(&self) -> Vec<String> {
+        let all = self
+            .inner
+            .scan(Range::all(), 512)
+            .await
+            .unwrap()
+            .collect()
+            .await
+            .unwrap();
+        all.iter().map(|entry| entry.key.to_string()).collect()
+    }
+}
+
+#[async_trait]
+impl Backend for Disk {
+    fn info(&self) -> Info {
+        self.inner.info()
+    }
+
+    async fn commit(&self, txn: Txn, lane: Lane) -> Result<Revision, CommitError> {
+        let (before, after) = *self.delay.lock();
+        if (before, after) == (Duration::ZERO, Duration::ZERO) {
+            return self.inner.commit(txn, lane).await;
+        }
+        // As in a real store: once it has its place in the lane, it is made, whoever waits for it.
+        let inner = self.inner.clone();
+        let made = tokio::spawn(async move {
+            sleep(before).await;
+            let made = inner.commit(txn, lane).await;
+            sleep(after).await;
+            made
+        });
+        made.await.unwrap()
+    }
+
+    async fn scan(&self, range: Range, page: usize) -> Result<Scan> {
+        self.inner.scan(range, page).await
+    }
+
+    async fn watch(&self, after: Revision) -> Result<Watch> {
+        self.inner.watch(after).await
+    }
+
+    async fn lease(&self, ttl: Duration) -> Result<Lease> {
+        let lease = self.inner.lease(ttl).await?;
+        self.leases.lock().push(lease.id);
+        Ok(lease)
+    }
+
+    async fn renew(&self, lease: LeaseId) -> Result<Instant> {
+        self.inner.renew(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<()> {
+        self.inner.revoke(lease).await
+    }
+
+    async fn compact(&self, revision: Revision) -> Result<()> {
+        self.inner.compact(revision).await
+    }
+}

@@ -1,0 +1,35 @@
+//! A world after its store was restored from an older copy.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use drover_store::{Store, import};
+
+use super::{Crash, Disk, Site, World, immortal, settings};
+
+/// Node ids at a backend.
+pub fn ids(site: &Site) -> BTreeSet<String> {
+    site.all().into_iter().map(|node| node.node_id).collect()
+}
+
+/// A world whose store is a copy of the store as it was before `later`, held as after a restore, and the nodes
+/// that were there then.
+pub async fn restored(
+    later: impl AsyncFn(&mut World),
+    crash: Arc<Crash>,
+) -> (World, BTreeSet<String>) {
+    let mut world = World::new(settings(), immortal()).await;
+    world.apply("one", &[("web", 3)]).await;
+    world.converge().await;
+    let mut copy = Vec::new();
+    let reader = Store::open(world.disk.clone()).await.unwrap();
+    reader.export(&mut copy).await.unwrap();
+    drop(reader);
+    later(&mut world).await;
+    world.converge().await;
+    let living = ids(&world.site);
+    world.orchestrator.take().unwrap().kill().await;
+    let disk = Disk::new();
+    import(&*disk, &mut copy.as_slice()).await.unwrap();
+    let restored = World::over(disk, world.sites.clone(), world.site.clone(), crash).await;
+    (restored, living)
+}

@@ -1,0 +1,323 @@
+//! etcd: members are replaced and renewed while a client writes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use drover_proto::orchestrator::v1 as pb;
+use prost_types::Struct;
+use tokio::time::Instant;
+
+use crate::{
+    Ports, UP, apply,
+    clients::{Writer, lost},
+    find, installed, nested, object,
+    real::{World, insist, kill_9},
+    renew, rounds, run, said, server, store, text, world,
+};
+
+fn etcd(ports: &[u16], command: &[&str]) -> Option<String> {
+    let endpoints: Vec<_> = ports
+        .iter()
+        .map(|port| format!("http://127.0.0.1:{port}"))
+        .collect();
+    let endpoints = format!("--endpoints={}", endpoints.join(","));
+    let mut arguments = vec![
+        endpoints.as_str(),
+        "--dial-timeout=1s",
+        "--command-timeout=3s",
+    ];
+    arguments.extend(command);
+    said(&run("etcdctl", &arguments))
+}
+
+/// Members that vote, by the names of their nodes, as they see it themselves.
+fn voters(ports: &[u16]) -> BTreeSet<String> {
+    let members = etcd(ports, &["member", "list"]).unwrap_or_default();
+    let members = members
+        .lines()
+        .map(|line| line.split(", ").collect::<Vec<_>>());
+    members
+        .filter(|member| member.get(1) == Some(&"started") && member.last() == Some(&"false"))
+        .map(|member| member[2].to_owned())
+        .collect()
+}
+
+/// Members that say of themselves that they are healthy.
+fn healthy(ports: &[u16]) -> usize {
+    let answers = ports.iter().map(|port| {
+        let url = format!("http://127.0.0.1:{port}/health");
+        said(&run("curl", &["-s", "--max-time", "2", &url]))
+    });
+    answers
+        .filter(|answer| {
+            answer
+                .as_deref()
+                .is_some_and(|text| text.contains("\"true\""))
+        })
+        .count()
+}
+
+fn etcd_writer(ports: &Ports) -> Writer {
+    let ports = Arc::clone(ports);
+    Writer::start(move |number| {
+        let known = ports.lock().unwrap().clone();
+        etcd(&known, &["put", &format!("number/{number}"), "x"]).is_some()
+    })
+}
+
+/// Longest time for an election of etcd, if its leader was killed: some timeouts of 1 s.
+const ELECTION: Duration = Duration::from_secs(5);
+
+/// Counts healthy members of etcd, again and again.
+struct Sampler {
+    on: Arc<AtomicBool>,
+    thread: JoinHandle<usize>,
+}
+
+impl Sampler {
+    /// A look at fewer than `enough` is repeated for so long: while a leader is elected nobody is healthy.
+    fn start(ports: &Ports, enough: usize, patience: Duration) -> Self {
+        let on = Arc::new(AtomicBool::new(true));
+        let (ports, sampled) = (Arc::clone(ports), Arc::clone(&on));
+        let thread = std::thread::spawn(move || {
+            let mut least = usize::MAX;
+            while sampled.load(Ordering::Relaxed) {
+                let look = || healthy(&ports.lock().unwrap().clone());
+                let began = Instant::now();
+                // Those that came or went between list and look are asked for again.
+                let mut most = look().max(look());
+                while most < enough && began.elapsed() < patience {
+                    most = most.max(look());
+                }
+                least = least.min(most);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            least
+        });
+        Self { on, thread }
+    }
+
+    /// The fewest that there were.
+    fn finish(self) -> usize {
+        self.on.store(false, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+async fn are_members(world: &World, ports: &Ports, count: usize) {
+    world
+        .until_within(
+            UP,
+            "every node is a member, and nobody else",
+            async |world| {
+                let nodes = find(world, "etcd", ports).await;
+                let nodes: BTreeSet<String> = nodes.into_iter().map(|node| node.id).collect();
+                world.is_ready("etcd", count).await && voters(&ports.lock().unwrap()) == nodes
+            },
+        )
+        .await;
+}
+
+fn quickly(flags: &[(&str, &str)]) -> Struct {
+    // The disk of a test machine is no subject of this test.
+    let mut all = BTreeMap::from([("unsafe-no-fsync", "true")]);
+    all.extend(flags.iter().copied());
+    let all: Vec<_> = all
+        .into_iter()
+        .map(|(name, value)| (name, text(value)))
+        .collect();
+    object(&[("flags", nested(&all))])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_members_are_replaced_and_renewed_while_a_client_writes() {
+    installed("etcd", "etcd-server");
+    installed("etcdctl", "etcd-client");
+    let world = world().await;
+    let count = if rounds(3) > 3 { 5 } else { 3 };
+    let members = usize::try_from(count).unwrap();
+    let cluster = store("etcd", "", count, 0, quickly(&[]));
+    apply(&world, &cluster).await;
+    let ports = Ports::default();
+    are_members(&world, &ports, members).await;
+    let writer = etcd_writer(&ports);
+    let records = find(&world, "etcd", &ports).await;
+    let victim = records
+        .iter()
+        .find(|node| node.ordinal == 1)
+        .unwrap()
+        .clone();
+    kill_9(server(&victim));
+    world
+        .until_within(UP, "another one is in its place", async |world| {
+            let nodes = find(world, "etcd", &ports).await;
+            nodes.len() == members && nodes.iter().all(|node| node.id != victim.id)
+        })
+        .await;
+    are_members(&world, &ports, members).await;
+    println!("etcd: a dead member was replaced");
+
+    // Leadership is handed on before a member goes.
+    let sampler = Sampler::start(&ports, members - 1, Duration::ZERO);
+    for flags in [quickly(&[("snapshot-count", "5000")]), quickly(&[])] {
+        let mut changed = cluster.clone();
+        changed.spec.as_mut().unwrap().attributes = Some(flags);
+        renew(&world, &changed, &ports, members).await;
+        are_members(&world, &ports, members).await;
+        println!("etcd: every member was renewed");
+    }
+    let least = sampler.finish();
+    assert!(least >= members - 1, "only {least} members were healthy");
+    etcd_lost_nothing(writer, &ports, least);
+}
+
+fn etcd_lost_nothing(writer: Writer, ports: &Ports, least: usize) {
+    let pause = writer.longest_pause();
+    let acknowledged = writer.finish();
+    let known = ports.lock().unwrap().clone();
+    let there = etcd(&known, &["get", "number/", "--prefix", "--keys-only"]).unwrap();
+    let there = there
+        .lines()
+        .filter_map(|key| key.strip_prefix("number/")?.parse().ok());
+    lost(&acknowledged, &there.collect());
+    println!(
+        "etcd: {} writes acknowledged, 0 lost, longest pause {pause:?}, at least {least} healthy",
+        acknowledged.len()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_of_etcd_that_is_killed_in_the_middle_of_an_update_costs_neither_quorum_nor_a_write()
+ {
+    const MEMBERS: usize = 5;
+    installed("etcd", "etcd-server");
+    installed("etcdctl", "etcd-client");
+    let world = world().await;
+    let cluster = store("etcd", "", 5, 0, quickly(&[]));
+    apply(&world, &cluster).await;
+    let ports = Ports::default();
+    are_members(&world, &ports, MEMBERS).await;
+    let writer = etcd_writer(&ports);
+    let sampler = Sampler::start(&ports, MEMBERS / 2 + 1, ELECTION);
+    let old: BTreeSet<String> = find(&world, "etcd", &ports)
+        .await
+        .into_iter()
+        .map(|node| node.id)
+        .collect();
+    let mut changed = cluster.clone();
+    changed.spec.as_mut().unwrap().attributes = Some(quickly(&[("snapshot-count", "5000")]));
+    apply(&world, &changed).await;
+    world
+        .until_within(UP, "the update is in its middle", async |world| {
+            let nodes = find(world, "etcd", &ports).await;
+            let renewed =
+                |node: &&pb::Node| node.state() == pb::NodeState::Ready && !old.contains(&node.id);
+            nodes.iter().filter(renewed).count() >= 1 && nodes.iter().any(is_leaving)
+        })
+        .await;
+    // Not the one that is being replaced, nor the next.
+    let nodes = find(&world, "etcd", &ports).await;
+    let untouched = |node: &&pb::Node| {
+        node.state() == pb::NodeState::Ready && old.contains(&node.id) && !is_leaving(node)
+    };
+    let left = nodes.iter().filter(untouched).count();
+    let victim = nodes
+        .iter()
+        .filter(untouched)
+        .min_by_key(|node| node.ordinal);
+    let victim = victim
+        .unwrap_or_else(|| panic!("not in the middle: {nodes:?}"))
+        .clone();
+    let killed = Instant::now();
+    kill_9(server(&victim));
+    println!(
+        "etcd: {} killed with {left} of {MEMBERS} to be renewed",
+        victim.name
+    );
+    world
+        .until_within(UP, "writes are acknowledged again", async |world| {
+            find(world, "etcd", &ports).await;
+            writer.since(killed).is_some()
+        })
+        .await;
+    world
+        .until_within(UP * 2, "every member was renewed", async |world| {
+            let nodes = find(world, "etcd", &ports).await;
+            let renewed = nodes.iter().all(|node| !old.contains(&node.id));
+            renewed && world.is_ready("etcd", MEMBERS).await
+        })
+        .await;
+    are_members(&world, &ports, MEMBERS).await;
+    let least = sampler.finish();
+    assert!(
+        least > MEMBERS / 2,
+        "only {least} of {MEMBERS} members were healthy"
+    );
+    etcd_lost_nothing(writer, &ports, least);
+}
+
+fn is_leaving(node: &pb::Node) -> bool {
+    use pb::NodeState::{Deprovisioning, Draining};
+    matches!(node.state(), Draining | Deprovisioning)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
+    installed("etcd", "etcd-server");
+    installed("etcdctl", "etcd-client");
+    let world = world().await;
+    let mut cluster = store("etcd", "", 3, 0, quickly(&[]));
+    cluster.spec.as_mut().unwrap().groups[0].storage = Some(pb::StorageSpec::default());
+    apply(&world, &cluster).await;
+    let ports = Ports::default();
+    are_members(&world, &ports, 3).await;
+    for deaths in 1..=2 {
+        let key = format!("before-{deaths}");
+        let put = etcd(&ports.lock().unwrap(), &["put", &key, "x"]);
+        put.expect("it is written");
+        let ids = || members(&ports);
+        let before = ids();
+        let nodes = find(&world, "etcd", &ports).await;
+        for victim in &nodes[..deaths] {
+            kill_9(server(victim));
+        }
+        insist(async || world.reset_back_off("etcd").await).await;
+        world
+            .until_within(UP, "others are in their places", async |world| {
+                let now = find(world, "etcd", &ports).await;
+                let victims = &nodes[..deaths];
+                let is_new = |node: &pb::Node| victims.iter().all(|victim| node.id != victim.id);
+                now.len() == 3 && now.iter().all(is_new)
+            })
+            .await;
+        are_members(&world, &ports, 3).await;
+        let all = etcd(
+            &ports.lock().unwrap(),
+            &["get", "--prefix", "--keys-only", "before-"],
+        );
+        let all = all.expect("it is read");
+        for earlier in 1..=deaths {
+            assert!(
+                all.contains(&format!("before-{earlier}")),
+                "{deaths}: {all}"
+            );
+        }
+        assert_eq!(ids(), before, "{deaths}: the same members as before");
+        println!("etcd: {deaths} of 3 died and came back");
+    }
+}
+
+fn members(ports: &Ports) -> BTreeSet<String> {
+    let members = etcd(&ports.lock().unwrap(), &["member", "list"]).unwrap();
+    let ids = members
+        .lines()
+        .map(|line| line.split(", ").next().unwrap().to_owned());
+    ids.collect()
+}
