@@ -18,7 +18,7 @@ use drover_testing::kubernetes::{
 use embedded::{World, group_on};
 use serde_json::json;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpStream,
 };
 
@@ -30,16 +30,20 @@ fn rig() -> &'static Rig {
     })
 }
 
-/// What redis answers at the host and port of an agent address.
-async fn redis(agent_address: &str, command: &str) -> std::io::Result<String> {
+/// What redis answers at the host and port of an agent address, a line for each command.
+async fn redis(agent_address: &str, commands: &[&str]) -> std::io::Result<Vec<String>> {
     let address = agent_address.rsplit('/').next().unwrap_or_default();
-    let mut stream = TcpStream::connect(address).await?;
-    stream
-        .write_all(format!("{command}\r\n").as_bytes())
-        .await?;
-    let mut answer = [0; 512];
-    let read = stream.read(&mut answer).await?;
-    Ok(String::from_utf8_lossy(&answer[..read]).trim().to_owned())
+    let mut stream = BufReader::new(TcpStream::connect(address).await?);
+    let mut answers = Vec::new();
+    for command in commands {
+        stream
+            .write_all(format!("{command}\r\n").as_bytes())
+            .await?;
+        let mut answer = String::new();
+        stream.read_line(&mut answer).await?;
+        answers.push(answer.trim().to_owned());
+    }
+    Ok(answers)
 }
 
 fn three(platform: &str) -> pb::ClusterSpec {
@@ -73,7 +77,11 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
     let nodes = world.nodes("cache").await;
     for node in &nodes {
         let address = node.agent_address.clone().unwrap_or_default();
-        assert_eq!(redis(&address, "PING").await.unwrap(), "+PONG", "{address}");
+        assert_eq!(
+            redis(&address, &["PING"]).await.unwrap(),
+            ["+PONG"],
+            "{address}"
+        );
     }
 
     // A pod deleted by hand is replaced.
@@ -94,7 +102,7 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
     // A container that dies is reported, with why, and the node is replaced.
     let crashed = &world.nodes("cache").await[0];
     let address = crashed.agent_address.clone().unwrap_or_default();
-    let _ = redis(&address, "SHUTDOWN NOSAVE").await;
+    let _ = redis(&address, &["SHUTDOWN NOSAVE"]).await;
     world
         .until("the death is reported", async |world| {
             let request = pb::ListEventsRequest {
@@ -222,7 +230,11 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
     world.ready("cache", 3).await;
     for node in world.nodes("cache").await {
         let address = node.agent_address.unwrap_or_default();
-        assert_eq!(redis(&address, "PING").await.unwrap(), "+PONG", "{address}");
+        assert_eq!(
+            redis(&address, &["PING"]).await.unwrap(),
+            ["+PONG"],
+            "{address}"
+        );
     }
     world.delete("cache").await;
     world.gone("cache").await;

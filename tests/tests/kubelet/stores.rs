@@ -224,24 +224,36 @@ async fn a_redis_replica_in_a_pod_takes_over_with_everything() {
     bench.led().await;
     let primary = bench.one(NodeRole::Active).await;
     // One connection: a wait is for the writes of its own.
-    let answer = redis(&endpoint(&primary), "SET before 1\r\nWAIT 1 5000").await;
-    assert!(answer.unwrap().starts_with("+OK"));
+    bench
+        .world
+        .until("a replica has what is written", async |_| {
+            let write = ["SET before 1", "WAIT 1 1000"];
+            let answers = redis(&endpoint(&primary), &write).await;
+            answers.is_ok_and(|answers| answers == ["+OK", ":1"])
+        })
+        .await;
     bench.kill_9(&primary, "redis-server").await;
     bench
         .taken_over(&primary, async |node| {
-            let answer = redis(&endpoint(node), "SET after 1").await;
-            answer.is_ok_and(|answer| answer == "+OK")
+            let answers = redis(&endpoint(node), &["SET after 1"]).await;
+            answers.is_ok_and(|answers| answers == ["+OK"])
         })
         .await;
     bench.back(&primary).await;
     bench.ready(2).await;
     bench.led().await;
-    for node in bench.nodes().await {
-        for key in ["before", "after"] {
-            let answer = redis(&endpoint(&node), &format!("EXISTS {key}")).await;
-            assert_eq!(answer.unwrap(), ":1", "{key} at {}", node.id);
-        }
-    }
+    let primary = bench.one(NodeRole::Active).await;
+    let has = ["EXISTS before", "EXISTS after"];
+    let answers = redis(&endpoint(&primary), &has).await.unwrap();
+    assert_eq!(answers, [":1", ":1"], "at {}", primary.id);
+    let standby = bench.one(NodeRole::Standby).await;
+    bench
+        .world
+        .until("the new standby has it, too", async |_| {
+            let answers = redis(&endpoint(&standby), &has).await;
+            answers.is_ok_and(|answers| answers == [":1", ":1"])
+        })
+        .await;
     bench.end().await;
 }
 
@@ -308,7 +320,12 @@ async fn a_standby_of_postgresql_in_a_pod_is_promoted_and_no_row_is_lost() {
         bench.ready(2).await;
         bench.led().await;
         let standby = bench.one(NodeRole::Standby).await;
-        assert_eq!(psql(&[&standby], false, count), Some(rows.to_string()));
+        bench
+            .world
+            .until("the new standby has every row", async |_| {
+                psql(&[&standby], false, count) == Some(rows.to_string())
+            })
+            .await;
     }
     let nodes = bench.nodes().await;
     let wrong = Command::new("psql")
