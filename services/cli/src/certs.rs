@@ -132,7 +132,7 @@ fn init(args: &CertsInitArgs) -> Outcome {
             names,
             days: args.days,
         };
-        let made = wanted.make(directory, &authority)?;
+        let made = wanted.make(directory, authority.as_ref())?;
         report(directory, name, made, &peer::uri(role, name))?;
     }
     for (role, name) in &people {
@@ -143,7 +143,7 @@ fn init(args: &CertsInitArgs) -> Outcome {
             names: Vec::new(),
             days: args.days,
         };
-        let made = wanted.make(directory, &authority)?;
+        let made = wanted.make(directory, authority.as_ref())?;
         report(directory, name, made, &peer::uri(role, name))?;
     }
     output::line(&next(directory))?;
@@ -181,15 +181,19 @@ fn next(directory: &Path) -> String {
     )
 }
 
-fn authority(directory: &Path) -> anyhow::Result<(Issuer<'static, KeyPair>, Made)> {
+/// The authority; without its key, which may be kept elsewhere, it signs nothing new.
+fn authority(directory: &Path) -> anyhow::Result<(Option<Issuer<'static, KeyPair>>, Made)> {
     let (cert, key) = (directory.join("ca.pem"), directory.join("ca.key"));
+    if cert.try_exists()? && !key.try_exists()? {
+        return Ok((None, Made::Kept));
+    }
     if both(&cert, &key)? {
         let failed = || format!("cannot use the authority in {}", directory.display());
         let key = KeyPair::from_pem(&fs::read_to_string(&key).with_context(failed)?)
             .with_context(failed)?;
         let text = fs::read_to_string(&cert).with_context(failed)?;
         let issuer = Issuer::from_ca_cert_pem(&text, key).with_context(failed)?;
-        return Ok((issuer, Made::Kept));
+        return Ok((Some(issuer), Made::Kept));
     }
     let mut params = CertificateParams::new(Vec::<String>::new())?;
     params.distinguished_name = named("Drover development authority");
@@ -200,7 +204,7 @@ fn authority(directory: &Path) -> anyhow::Result<(Issuer<'static, KeyPair>, Made
     let made = params.self_signed(&pair)?;
     write_new(&key, &pair.serialize_pem(), KEY_MODE)?;
     write_new(&cert, &made.pem(), CERT_MODE)?;
-    Ok((Issuer::new(params, pair), Made::New))
+    Ok((Some(Issuer::new(params, pair)), Made::New))
 }
 
 struct Wanted<'a> {
@@ -212,13 +216,24 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    fn make(&self, directory: &Path, authority: &Issuer<'static, KeyPair>) -> anyhow::Result<Made> {
+    fn make(
+        &self,
+        directory: &Path,
+        authority: Option<&Issuer<'static, KeyPair>>,
+    ) -> anyhow::Result<Made> {
         let cert = directory.join(format!("{}.pem", self.name));
         let key = directory.join(format!("{}.key", self.name));
         if both(&cert, &key)? {
             self.compare(&cert)?;
             return Ok(Made::Kept);
         }
+        let authority = authority.with_context(|| {
+            format!(
+                "{} is missing and ca.key, which would sign it, is not in {}: put ca.key there while it is made",
+                cert.display(),
+                directory.display()
+            )
+        })?;
         let mut params = CertificateParams::new(self.names.clone())?;
         params.distinguished_name = named(self.name);
         let uri = peer::uri(self.role, self.name);
@@ -428,7 +443,24 @@ mod tests {
         init(&args(&certs)).unwrap();
         assert_eq!(fs::read(certs.join("orchestrator.pem")).unwrap(), before);
         assert_eq!(read("admin.pem").issuer, orchestrator.issuer);
-        assert_eq!(show(&[certs]).unwrap(), Exit::Done);
+        assert_eq!(show(std::slice::from_ref(&certs)).unwrap(), Exit::Done);
+
+        // The key of the authority is kept elsewhere: it is missed only when something is to be signed.
+        let key = fs::read(certs.join("ca.key")).unwrap();
+        fs::remove_file(certs.join("ca.key")).unwrap();
+        assert_eq!(init(&args(&certs)).unwrap(), Exit::Done);
+        assert!(!certs.join("ca.key").exists());
+        for file in ["vera.pem", "vera.key"] {
+            fs::remove_file(certs.join(file)).unwrap();
+        }
+        let failure = init(&args(&certs)).unwrap_err();
+        assert!(
+            failure.message.contains("vera.pem is missing and ca.key"),
+            "{failure}"
+        );
+        fs::write(certs.join("ca.key"), key).unwrap();
+        init(&args(&certs)).unwrap();
+        assert_eq!(read("vera.pem").issuer, orchestrator.issuer);
     }
 
     #[test]
