@@ -10,8 +10,8 @@ use drover_core::{
     Error, Millis, Result, Sym,
     infrastructure::Wanted,
     spec::{
-        ClusterSpec, Group, GroupSpec, Health, MAX_GROUPS, OrphanPolicy, Probe, SecretRef,
-        Settings, UserDataSource,
+        ClusterSpec, Group, GroupSpec, Health, Lifecycle, MAX_GROUPS, OrphanPolicy, Probe,
+        SecretRef, Settings, UserDataSource,
     },
 };
 use drover_planner::{Leaving, State};
@@ -442,6 +442,21 @@ impl Inner {
         let defaults = self.defaults.as_ref();
         let current = defaults.filter(|defaults| defaults.made_of.0 == generation);
         current.and_then(|defaults| defaults.groups.clone())
+    }
+
+    /// What is run inside the nodes of a wanted group. What its template suggests is found out anew for each generation;
+    /// until then that of the generation before holds: without its hook, a node would be called active and not be so.
+    pub(crate) fn lifecycle(&self, path: &str) -> Option<Lifecycle> {
+        let of = |groups: &[Group]| groups.iter().find(|g| *g.path == *path).cloned();
+        let own = of(&self.spec.groups)?.lifecycle;
+        let suggested = self.defaults.as_ref().and_then(|it| it.groups.as_ref());
+        let Some(last) = suggested.and_then(|groups| of(groups)?.lifecycle) else {
+            return own;
+        };
+        if self.wanted().is_some() {
+            return Some(last);
+        }
+        Some(own.unwrap_or_default().or(&last))
     }
 
     /// Defaults of health that the templates of the groups' platforms give.

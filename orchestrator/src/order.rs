@@ -89,7 +89,10 @@ pub(crate) fn remember(inner: &Inner, desired: &mut Desired, wanted: &[Group]) {
     let known = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
     let rows: Vec<LeavingRow> = known
         .iter()
-        .map(Leaving::of)
+        .map(|group| Leaving {
+            pre_stop: inner.lifecycle(&group.path).and_then(|it| it.pre_stop),
+            ..Leaving::of(group)
+        })
         .chain(inner.leaving.iter().cloned())
         .filter(|one| {
             let has_nodes = inner.state.nodes.iter().any(|node| node.group == one.path);
@@ -108,15 +111,16 @@ pub(crate) fn remember(inner: &Inner, desired: &mut Desired, wanted: &[Group]) {
 /// What the group of a node runs in it before it goes.
 pub(crate) fn pre_stop(inner: &Inner, slot: u64) -> Option<Hook> {
     let node = inner.state.node(slot)?;
-    let known = inner.wanted();
-    let known = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
-    match known.iter().find(|group| group.path == node.group) {
-        Some(group) => group.lifecycle.as_ref()?.pre_stop.clone(),
-        None => {
-            let mut leaving = inner.leaving.iter();
-            leaving.find(|one| one.path == node.group)?.pre_stop.clone()
-        }
+    if inner
+        .spec
+        .groups
+        .iter()
+        .any(|group| group.path == node.group)
+    {
+        return inner.lifecycle(&node.group)?.pre_stop;
     }
+    let mut leaving = inner.leaving.iter();
+    leaving.find(|one| one.path == node.group)?.pre_stop.clone()
 }
 
 /// Time that the nodes of a group get to stop by themselves. None: it is not known any more.
@@ -139,19 +143,50 @@ pub(crate) fn fill_in(group: &mut Group, defaults: &wire::TemplateDefaults) -> b
         group.management = suggested.ok().flatten();
         changed |= group.management.is_some();
     }
-    if group.lifecycle.is_none()
-        && let Some(suggested) = &defaults.lifecycle
-    {
-        let read = drover_convert::lifecycle::lifecycle("lifecycle", suggested).ok();
-        group.lifecycle = read.filter(|lifecycle| *lifecycle != Lifecycle::default());
-        changed |= group.lifecycle.is_some();
+    if let Some(suggested) = &defaults.lifecycle {
+        let whole = hooks(group.lifecycle.clone(), suggested);
+        changed |= group.lifecycle != whole;
+        group.lifecycle = whole;
     }
     changed
+}
+
+/// Hook by hook: a store whose user adds one of his own still becomes active by that of its template.
+fn hooks(own: Option<Lifecycle>, suggested: &wire::Lifecycle) -> Option<Lifecycle> {
+    let Ok(suggested) = drover_convert::lifecycle::lifecycle("lifecycle", suggested) else {
+        return own;
+    };
+    let whole = own.unwrap_or_default().or(&suggested);
+    Some(whole).filter(|whole| *whole != Lifecycle::default())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hooks_of_a_template_hold_beside_those_of_the_spec() {
+        let hook = |word: &str| wire::LifecycleHook {
+            exec: vec![word.to_owned()],
+            timeout: None,
+        };
+        let template = wire::Lifecycle {
+            pre_stop: Some(hook("leave")),
+            post_promote: Some(hook("promote")),
+        };
+        let own = wire::Lifecycle {
+            pre_stop: Some(hook("notify")),
+            post_promote: None,
+        };
+        let own = drover_convert::lifecycle::lifecycle("lifecycle", &own).unwrap();
+        let words = |lifecycle: Option<Lifecycle>| {
+            let lifecycle = lifecycle.unwrap();
+            [lifecycle.pre_stop, lifecycle.post_promote].map(|hook| hook.unwrap().exec.concat())
+        };
+        assert_eq!(words(hooks(Some(own), &template)), ["notify", "promote"]);
+        assert_eq!(words(hooks(None, &template)), ["leave", "promote"]);
+        assert_eq!(hooks(None, &wire::Lifecycle::default()), None);
+    }
 
     #[test]
     fn what_is_kept_of_a_group_survives() {

@@ -154,10 +154,7 @@ async fn update(
 /// What is run in a node to make it active: what its group says, or else its template.
 fn post_promote(inner: &Inner, slot: u64) -> Option<Hook> {
     let node = inner.state.node(slot)?;
-    let filled = inner.wanted();
-    let groups = filled.as_deref().unwrap_or(&inner.spec.groups);
-    let group = groups.iter().find(|g| g.path == node.group)?;
-    group.lifecycle.as_ref()?.post_promote.clone()
+    inner.lifecycle(&node.group)?.post_promote
 }
 
 /// Whether a hook that ended like this has not made the node active, for certain.

@@ -26,6 +26,17 @@ pub struct Lifecycle {
     pub post_promote: Option<Hook>,
 }
 
+impl Lifecycle {
+    /// With the hooks of another one where it has none.
+    #[must_use]
+    pub fn or(self, other: &Self) -> Self {
+        Self {
+            pre_stop: self.pre_stop.or_else(|| other.pre_stop.clone()),
+            post_promote: self.post_promote.or_else(|| other.post_promote.clone()),
+        }
+    }
+}
+
 /// A command that is run inside a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
