@@ -33,6 +33,14 @@ impl Api {
         }
     }
 
+    /// Labels of what bears this name and owner: those of a living cluster, if it is its own. An earlier one of the name
+    /// may have had others.
+    pub(super) fn labels_of(&self, name: &str, owner: &str) -> Option<BTreeMap<String, String>> {
+        let cluster = self.shared.find(name).ok()?;
+        let own = cluster.uid.to_string() == owner;
+        own.then(|| cluster.inner.lock().desired.value.labels.clone())
+    }
+
     /// A cluster to look at. Errors: `NotFound`, also if the caller does not see it.
     pub(super) fn find(&self, name: &str) -> Result<Arc<Cluster>> {
         self.caller.about("cluster", name);
@@ -56,6 +64,18 @@ impl Api {
             .map(|cluster| cluster.inner.lock().desired.value.labels.clone());
         self.may_change(name, labels.as_ref())?;
         found
+    }
+
+    /// Whether the caller may take over what bears this name and is not ours. Errors: `PermissionDenied`.
+    pub(super) fn may_adopt(&self, name: &str) -> Result<()> {
+        if self.caller.changes(name, None) {
+            return Ok(());
+        }
+        let message = format!(
+            "nobody knows the labels of what is there of cluster {name:?}: to take it over needs a role for clusters of \
+             that name, whatever their labels"
+        );
+        Err(Error::new(Reason::PermissionDenied, message).with_resource("cluster", name))
     }
 
     /// Whether the caller may change a cluster with these labels. Errors: `PermissionDenied`.

@@ -114,6 +114,7 @@ impl Api {
             .with_metadata("generation", 0));
         }
         let others = if request.adopt {
+            self.may_adopt(&document.name)?;
             Some(self.others(&document.name).await?)
         } else {
             self.refuse_foreign(&document.name)?;
@@ -136,6 +137,9 @@ impl Api {
             // Neither may a cluster be taken by labels that it has not, nor be given away.
             self.may_apply(document, &inner.desired.value.labels, request.validate_only)?;
             self.may_apply(document, &document.labels, request.validate_only)?;
+            if request.adopt && !inner.state.foreign.is_empty() {
+                self.may_adopt(&document.name)?;
+            }
             expect(&inner, request.expected_generation)?;
             refuse_deleting(&inner, &cluster.name)?;
         }

@@ -1,6 +1,6 @@
 //! Reading nodes, and reaching into them through their platforms.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
 use drover_core::{Error, Reason, Result};
@@ -16,6 +16,9 @@ use super::{
     status,
 };
 use crate::{cluster::Cluster, exec::OPEN_TIMEOUT};
+
+/// How often it is looked whether who follows a node may still do so.
+const LOOK: Duration = Duration::from_secs(1);
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
 
@@ -75,6 +78,19 @@ impl Api {
         })
     }
 
+    /// Whether the caller may reach into the nodes of a cluster in this way.
+    fn may_reach(&self, cluster: &Cluster, capability: wire::Capability) -> Result<()> {
+        let labels = cluster.inner.lock().desired.value.labels.clone();
+        if !self.caller.sees(&cluster.name, Some(&labels)) {
+            return Err(Error::not_found("cluster", cluster.name.to_string()));
+        }
+        // Who runs something in a node changes it.
+        if capability == wire::Capability::NodeExec {
+            self.may_change(&cluster.name, Some(&labels))?;
+        }
+        Ok(())
+    }
+
     /// The platform of a node, and how it knows the node.
     fn target(
         &self,
@@ -82,14 +98,10 @@ impl Api {
         id: &str,
         capability: wire::Capability,
         what: &str,
-    ) -> Result<(PlatformClient, wire::NodeTarget)> {
+    ) -> Result<(Arc<Cluster>, PlatformClient, wire::NodeTarget)> {
         self.caller.about("node", &format!("{cluster}/{id}"));
-        // Who runs something in a node changes it.
         let cluster = self.find(cluster)?;
-        if capability == wire::Capability::NodeExec {
-            let labels = cluster.inner.lock().desired.value.labels.clone();
-            self.may_change(&cluster.name, Some(&labels))?;
-        }
+        self.may_reach(&cluster, capability)?;
         let (platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;
@@ -109,7 +121,7 @@ impl Api {
             return Err(Error::new(Reason::CapabilityMissing, message)
                 .with_metadata("capability", capability.as_str_name()));
         }
-        Ok((client, target))
+        Ok((cluster, client, target))
     }
 
     pub(super) async fn logs(
@@ -117,12 +129,9 @@ impl Api {
         request: pb::StreamNodeLogsRequest,
     ) -> Result<Answers<pb::StreamNodeLogsResponse>> {
         use pb::stream_node_logs_request::Since;
-        let (client, target) = self.target(
-            &request.cluster,
-            &request.id,
-            wire::Capability::NodeLogs,
-            "show logs",
-        )?;
+        let capability = wire::Capability::NodeLogs;
+        let (cluster, client, target) =
+            self.target(&request.cluster, &request.id, capability, "show logs")?;
         let message = wire::StreamLogsRequest {
             node: Some(target),
             follow: request.follow,
@@ -135,10 +144,9 @@ impl Api {
             }),
         };
         let chunks = client.stream_logs(message, OPEN_TIMEOUT).await?;
-        Ok(self.until_stop(
-            chunks
-                .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) })),
-        ))
+        let chunks = chunks
+            .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }));
+        Ok(self.while_allowed(cluster, capability, chunks))
     }
 
     pub(super) async fn exec(
@@ -158,10 +166,11 @@ impl Api {
         if start.command.is_empty() {
             return Err(Error::invalid("start.command", "is empty"));
         }
-        let (client, target) = self.target(
+        let capability = wire::Capability::NodeExec;
+        let (cluster, client, target) = self.target(
             &start.cluster,
             &start.id,
-            wire::Capability::NodeExec,
+            capability,
             "run commands in nodes",
         )?;
         let first = wire::ExecStart {
@@ -191,33 +200,55 @@ impl Api {
             .filter_map(futures::future::ready);
         let requests = futures::stream::once(async move { first }).chain(rest);
         let outputs = client.exec(requests, OPEN_TIMEOUT).await?;
-        let ended = wrong.clone();
-        let outputs = outputs
-            .map(|output| {
-                output.map(|output| pb::ExecNodeResponse {
-                    output: Some(output),
-                })
+        let outputs = outputs.map(|output| {
+            output.map(|output| pb::ExecNodeResponse {
+                output: Some(output),
             })
-            .take_until(wrong.cancelled_owned())
-            .chain(
-                futures::stream::once(
-                    async move { ended.is_cancelled().then(|| Err(out_of_order())) },
-                )
-                .filter_map(futures::future::ready),
-            );
-        Ok(self.until_stop(outputs))
+        });
+        let outputs = until(outputs, async move {
+            wrong.cancelled_owned().await;
+            out_of_order()
+        });
+        Ok(self.while_allowed(cluster, capability, outputs))
     }
 
-    /// A stream that ends when the orchestrator does.
-    fn until_stop<T: Send + 'static>(
+    /// A stream that ends when the orchestrator does, and when the cluster leaves what the caller may reach into.
+    fn while_allowed<T: Send + 'static>(
         &self,
+        cluster: Arc<Cluster>,
+        capability: wire::Capability,
         stream: impl Stream<Item = Result<T>> + Send + 'static,
     ) -> Answers<T> {
-        let stop = self.shared.stop.clone();
+        let (stop, api) = (self.shared.stop.clone(), self.clone());
+        let stream = until(stream, async move {
+            let mut look = tokio::time::interval(LOOK);
+            loop {
+                look.tick().await;
+                if let Err(error) = api.may_reach(&cluster, capability) {
+                    return error;
+                }
+            }
+        });
         let stream =
             stream.map(|item| item.map_err(|error| drover_convert::error::to_status(&error)));
         Box::pin(stream.take_until(stop.cancelled_owned()))
     }
+}
+
+/// A stream that ends with this error as soon as there is one.
+fn until<T>(
+    stream: impl Stream<Item = Result<T>>,
+    end: impl Future<Output = Error>,
+) -> impl Stream<Item = Result<T>> {
+    let state = Some((Box::pin(stream), Box::pin(end)));
+    futures::stream::unfold(state, |state| async {
+        let (mut stream, mut end) = state?;
+        tokio::select! {
+            biased;
+            error = &mut end => Some((Err(error), None)),
+            item = stream.next() => Some((item?, Some((stream, end)))),
+        }
+    })
 }
 
 fn passed_on(message: pb::ExecNodeRequest) -> Option<wire::ExecRequest> {

@@ -34,7 +34,7 @@ impl Api {
         for (name, storage) in found {
             let key = paging::key(&[&name, &storage.id]);
             if after.as_deref().is_some_and(|after| key.as_str() <= after)
-                || !self.sees_name(&storage.cluster_id)
+                || !self.sees_storage(&storage)
             {
                 continue;
             }
@@ -52,6 +52,12 @@ impl Api {
             next_page_token: page.next,
             unreachable_platforms: unreachable,
         })
+    }
+
+    /// Whether the caller sees what is kept of a cluster.
+    fn sees_storage(&self, storage: &wire::KeptStorage) -> bool {
+        let labels = self.labels_of(&storage.cluster_id, &storage.owner);
+        self.caller.sees(&storage.cluster_id, labels.as_ref())
     }
 
     /// What the platforms keep, by name and id, and which of them did not answer.
@@ -107,10 +113,7 @@ impl Api {
             return Err(Error::invalid("cluster", "is required"));
         }
         self.caller.about("cluster", &request.cluster);
-        let known = self.shared.find(&request.cluster).ok();
-        let labels = known
-            .as_ref()
-            .map(|cluster| cluster.inner.lock().desired.value.labels.clone());
+        let labels = self.labels_of(&request.cluster, &request.owner);
         self.may_change(&request.cluster, labels.as_ref())?;
         let owner: Uuid = request
             .owner

@@ -459,3 +459,136 @@ async fn changes_and_refusals_are_written_down_and_reads_and_secrets_are_not() {
     assert!(!text.contains("0123456789"), "{text}");
     door.stop().await;
 }
+
+/// What of a deleted cluster is kept bears labels of its own, which nobody knows any more.
+#[tokio::test]
+async fn a_name_that_is_used_again_gives_no_access_to_what_an_earlier_cluster_left() {
+    let door = Door::new().await;
+    let (mut admin, mut shop) = (door.of("admin"), door.of("shop"));
+    let stored = |labels: &[(&str, &str)]| {
+        let mut request = labelled("till", labels);
+        let spec = request.cluster.as_mut().unwrap().spec.as_mut().unwrap();
+        spec.groups[0].storage = Some(pb::StorageSpec::default());
+        request
+    };
+    admin
+        .apply_cluster(stored(&[("team", "bank")]))
+        .await
+        .unwrap();
+    door.world.ready("till").await;
+    let delete = pb::DeleteClusterRequest {
+        name: "till".into(),
+        ..Default::default()
+    };
+    admin.delete_cluster(delete).await.unwrap();
+    door.world.gone("till").await;
+    shop.apply_cluster(stored(&[("team", "shop")]))
+        .await
+        .unwrap();
+    let kept = async |who: &str| {
+        let request = pb::ListStorageRequest::default();
+        let answer = door.platforms(who).list_storage(request).await.unwrap();
+        answer.into_inner().storage
+    };
+    let left = kept("admin").await;
+    assert!(!left.is_empty());
+    assert_eq!(kept("shop").await, []);
+    let one = left[0].storage.clone().unwrap();
+    let delete = || pb::DeleteStorageRequest {
+        platform: left[0].platform.clone(),
+        id: one.id.clone(),
+        owner: one.owner.clone(),
+        cluster: one.cluster_id.clone(),
+        group: one.group.clone(),
+        ordinal: Some(one.ordinal),
+    };
+    refused(
+        door.platforms("shop").delete_storage(delete()).await,
+        Reason::PermissionDenied,
+    );
+    assert_eq!(kept("admin").await, left);
+    door.platforms("admin")
+        .delete_storage(delete())
+        .await
+        .unwrap();
+
+    // Nor are nodes of others taken over by labels that only the caller gives them.
+    let adopting = |name: &str| pb::ApplyClusterRequest {
+        adopt: true,
+        ..labelled(name, &[("team", "shop")])
+    };
+    refused(
+        shop.apply_cluster(adopting("unknown")).await,
+        Reason::PermissionDenied,
+    );
+    door.of("orders")
+        .apply_cluster(adopting("orders-old"))
+        .await
+        .unwrap();
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn who_loses_sight_of_a_cluster_loses_its_logs_and_its_shells() {
+    let door = Door::new().await;
+    let (mut admin, mut shop) = (door.of("admin"), door.of("shop"));
+    shop.apply_cluster(labelled("ours", &[("team", "shop")]))
+        .await
+        .unwrap();
+    door.world.ready("ours").await;
+    let id = door.world.nodes("ours").await[0].id.clone();
+    let follow = pb::StreamNodeLogsRequest {
+        cluster: "ours".into(),
+        id: id.clone(),
+        follow: true,
+        ..Default::default()
+    };
+    let mut logs = shop.stream_node_logs(follow).await.unwrap().into_inner();
+    let start = pb::exec_node_request::Input::Start(pb::ExecNodeStart {
+        cluster: "ours".into(),
+        id,
+        command: vec!["sleep".into(), "3600".into()],
+        ..Default::default()
+    });
+    let exec = pb::ExecNodeRequest { input: Some(start) };
+    let mut shell = shop
+        .exec_node(futures::stream::iter([exec]))
+        .await
+        .unwrap()
+        .into_inner();
+    admin.apply_cluster(labelled("ours", &[])).await.unwrap();
+    let patience = Duration::from_secs(30);
+    let ended = async {
+        loop {
+            if let Err(status) = logs.message().await.map(Option::unwrap) {
+                break status;
+            }
+        }
+    };
+    let ended = tokio::time::timeout(patience, ended).await.unwrap();
+    refused(Err::<(), _>(ended), Reason::NotFound);
+    let ended = tokio::time::timeout(patience, shell.message()).await;
+    refused(ended.unwrap(), Reason::NotFound);
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn a_line_of_the_audit_log_is_not_as_long_as_a_caller_likes() {
+    let door = Door::new().await;
+    let delete = pb::DeleteClusterRequest {
+        name: "\u{1}\u{e9}".repeat(300_000),
+        ..Default::default()
+    };
+    refused(
+        door.of("operator").delete_cluster(delete).await,
+        Reason::NotFound,
+    );
+    let path = door.audit();
+    let line = until("the refusal is written down", async || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        text.ends_with('\n').then_some(text)
+    })
+    .await;
+    assert!(line.len() < 8 << 10, "{} bytes", line.len());
+    door.stop().await;
+}

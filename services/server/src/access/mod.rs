@@ -40,6 +40,9 @@ pub use self::{
 };
 use crate::ServerSettings;
 
+/// Longest name of an object in the audit log, in bytes: a line is not to be as long as a caller likes.
+const LONGEST_OBJECT: usize = 512;
+
 /// Somebody, and how it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -173,8 +176,10 @@ impl Caller {
         })
     }
 
-    /// Says what the call is about, for the audit log (`cluster/orders`). The first one counts.
+    /// Says what the call is about, for the audit log (`cluster/orders`). The first one counts, and of a name its first
+    /// 512 bytes: nothing there is has a longer one.
     pub fn about(&self, kind: &str, name: &str) {
+        let name = &name[..name.floor_char_boundary(LONGEST_OBJECT)];
         self.object.get_or_init(|| format!("{kind}/{name}"));
     }
 
