@@ -350,6 +350,14 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 most: *most,
             })
             .collect(),
+        vacated: state
+            .vacated
+            .iter()
+            .map(|(group, ordinals)| VacatedRow {
+                group: group.to_string(),
+                ordinals: ordinals.iter().copied().collect(),
+            })
+            .collect(),
         adopted: state.adopted,
     }
     .encode_to_vec()
@@ -435,6 +443,11 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
         .grown
         .into_iter()
         .map(|row| (interner.get(&row.group), row.most))
+        .collect();
+    state.vacated = head
+        .vacated
+        .into_iter()
+        .map(|row| (interner.get(&row.group), row.ordinals.into_iter().collect()))
         .collect();
     state.used = head
         .used

@@ -66,6 +66,7 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::Rollout { .. }
         | Op::Drain { .. }
         | Op::Grown { .. }
+        | Op::Vacated { .. }
         | Op::Own { .. }
         | Op::Adopted { .. }
         | Op::Rebind { .. }
@@ -267,6 +268,7 @@ impl Maker<'_> {
             | Op::Restamp { .. }
             | Op::Template { .. }
             | Op::Grown { .. }
+            | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Rebind { .. }
             | Op::BackOff { .. } => {}

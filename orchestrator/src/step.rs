@@ -62,6 +62,7 @@ pub(crate) fn encode_step(
             | Op::Condition { .. }
             | Op::Rollout { .. }
             | Op::Grown { .. }
+            | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Observed { .. }
             | Op::Infrastructure { .. } => {}
@@ -96,6 +97,7 @@ pub(crate) fn encode_step(
         rollouts: state.rollouts.clone(),
         storage: state.storage.clone(),
         grown: state.grown.clone(),
+        vacated: state.vacated.clone(),
         used: state.used.clone(),
         adopted: state.adopted,
         ..State::default()

@@ -245,6 +245,12 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.grown.remove(group);
             }
         },
+        Op::Vacated { group, to } if to.is_empty() => {
+            state.vacated.remove(group);
+        }
+        Op::Vacated { group, to } => {
+            state.vacated.insert(group.clone(), to.clone());
+        }
         Op::Infrastructure { key, to, .. } => match to {
             Some(record) => {
                 state.next_sequence = state.next_sequence.max(record.sequence + 1);

@@ -105,16 +105,14 @@ impl Planner<'_> {
         }
     }
 
-    /// What a deletion waits for that will not come by itself.
+    /// What the deletion of the cluster, of a group or of single nodes waits for that will not come by itself.
     fn state_blocked_deletion(&mut self) {
-        if !self.state.deleting {
-            return;
-        }
         let mut blocked: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        for (mark, node) in self.marks.iter().zip(&self.state.nodes) {
+        for (at, (mark, node)) in self.marks.iter().zip(&self.state.nodes).enumerate() {
             let view = self.input.platforms.get(&node.platform);
+            let goes = mark.leaving || self.is_unwanted(at);
             let trouble = match view {
-                _ if mark.forgotten => continue,
+                _ if mark.forgotten || !goes => continue,
                 None => "is not registered",
                 Some(view) if *view.uid != *node.platform_uid => {
                     "shows another backend than the one that they are on"
@@ -131,8 +129,10 @@ impl Planner<'_> {
                 format!("{count} nodes on {platform}, which {trouble}")
             })
             .collect();
-        words.extend(self.blocking_infrastructure());
-        if self.input.orphan_hold && !self.state.orphans.is_empty() {
+        if self.state.deleting {
+            words.extend(self.blocking_infrastructure());
+        }
+        if self.state.deleting && self.input.orphan_hold && !self.state.orphans.is_empty() {
             let count = self.state.orphans.len();
             words.push(format!(
                 "{count} without a record, which a person has to confirm after the restore"

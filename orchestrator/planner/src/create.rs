@@ -306,8 +306,7 @@ impl Planner<'_> {
         };
         let now = self.input.now;
         let ordinals = self.free_ordinals(group, count);
-        let acting = self.lacking_actives(group);
-        let acting = self.who_begins_active(group, &ordinals, acting as usize);
+        let acting = self.who_begins_active(group, &ordinals);
         let deadline = now + view.limits.call_timeout;
         let request = Request {
             id,
@@ -397,31 +396,36 @@ impl Planner<'_> {
         });
     }
 
-    /// The lowest ordinals that no living node of the group has, also not one that this plan asks for. Where there is
-    /// storage, one that may be dead holds its ordinal as well: two would write to one storage.
+    /// The lowest ordinals that no living node of the group has, also not one that this plan asks for; those first that
+    /// an active node has left. Where there is storage, one that may be dead holds its ordinal as well: two would write to
+    /// one storage.
     pub(crate) fn free_ordinals(&self, group: usize, count: usize) -> Vec<u32> {
-        let path = &self.input.groups[group].path;
         let storage = self.input.groups[group].storage.is_some();
         let mut used: Vec<u32> = self
             .own(group)
             .filter(|&at| storage || !self.marks[at].dead)
             .map(|at| self.state.nodes[at].ordinal)
-            .chain(self.plan.ops.iter().flat_map(|op| {
-                match op {
-                    Op::Request { request, nodes, .. } if request.group == *path => {
-                        nodes.as_slice()
-                    }
-                    _ => &[],
-                }
-                .iter()
-                .map(|node| node.ordinal)
-            }))
+            .chain(self.asked(group).map(|node| node.ordinal))
             .collect();
         used.sort_unstable();
-        (0..)
+        let vacated = self.vacated(group);
+        let others = (0..).filter(|ordinal| !vacated.contains(ordinal));
+        vacated
+            .iter()
+            .copied()
+            .chain(others)
             .filter(|ordinal| used.binary_search(ordinal).is_err())
             .take(count)
             .collect()
+    }
+
+    /// Nodes of a group that this plan asks for.
+    pub(crate) fn asked(&self, group: usize) -> impl Iterator<Item = &Node> {
+        let path = &self.input.groups[group].path;
+        self.plan.ops.iter().flat_map(move |op| match op {
+            Op::Request { request, nodes, .. } if request.group == *path => nodes.as_slice(),
+            _ => &[],
+        })
     }
 
     fn out_of_room(&mut self, group: usize, need: usize, present: usize) {

@@ -3,7 +3,7 @@
 use drover_core::{
     NodeState, Sym,
     node::{RemovalReason, Role},
-    spec::{Amount, Group},
+    spec::{Amount, Group, Probe},
 };
 use uuid::Uuid;
 
@@ -37,11 +37,18 @@ impl Planner<'_> {
         }
         self.replace_dead(at);
         let successors = self.replace_sick(at);
-        if !self.state.rollouts.contains_key(&group.path) && !group.hands_on_storage() {
+        let rolls = self.state.rollouts.contains_key(&group.path);
+        if !rolls && !group.hands_on_storage() {
             // Nobody stands beside the others for an update yet: who is too many is scaled away, and not replaced.
             self.remove_surplus(at, successors);
         }
-        let spare = self.renew(at).max(successors);
+        // Where one goes at a time, those who were named and are too many are not replaced meanwhile.
+        let too_many = self.tally(at).certain.len() > Self::size(group) + successors;
+        let spare = if too_many && !rolls && self.one_goes(at) {
+            successors
+        } else {
+            self.renew(at).max(successors)
+        };
         self.remove_surplus(at, spare);
         self.assign_roles(at);
         self.create(at, spare, new_id);
@@ -62,7 +69,7 @@ impl Planner<'_> {
             if !mark.leaving && !mark.dead && mark.fresh && self.state.nodes[at].is_resolved() {
                 tally.certain.push(at);
             }
-            tally.available += usize::from(mark.available && !mark.leaving);
+            tally.available += usize::from(self.serves(at));
         }
         tally
     }
@@ -317,8 +324,9 @@ impl Planner<'_> {
                     });
                     continue;
                 }
-                available -= usize::from(self.marks[at].available);
-                acting -= usize::from(acts && serves && self.marks[at].available);
+                let counted = self.serves(at);
+                available -= usize::from(counted);
+                acting -= usize::from(acts && serves && counted);
             }
             let platform = self.state.nodes[at].platform.clone();
             if self.full() || !self.may_fly(group, &platform) {
@@ -329,6 +337,14 @@ impl Planner<'_> {
             let retain = moves || self.retains(at, RemovalReason::Surplus);
             self.intend_with(at, RemovalReason::Surplus, retain);
         }
+    }
+
+    /// Whether a node is Ready and stays, and this process knows it: what an earlier one saw of its health makes no room
+    /// for the removal of another one.
+    pub(crate) fn serves(&self, at: usize) -> bool {
+        let mark = &self.marks[at];
+        let known = self.state.nodes[at].probe.answered;
+        mark.available && !mark.leaving && (known || self.health(mark.group).probe == Probe::Phase)
     }
 
     /// Whether a node may be Ready: not seen to be so now, it may be so all the same.

@@ -178,6 +178,7 @@ impl Planner<'_> {
             self.call_removals();
             self.confirm_absence();
         }
+        self.follow_vacated();
         self.conclude();
         if !self.plan.ops.is_empty() {
             // What they change may allow the next thing, which nothing else would come to remind of.
@@ -296,6 +297,7 @@ impl Planner<'_> {
             | Op::Condition { .. }
             | Op::Rollout { .. }
             | Op::Grown { .. }
+            | Op::Vacated { .. }
             | Op::Adopted { .. }
             // No plan does it.
             | Op::Rebind { .. }

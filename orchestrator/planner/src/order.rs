@@ -178,10 +178,12 @@ impl Planner<'_> {
         }
         let next = self.free_ordinals(group, 1).first().copied();
         let next = next.unwrap_or_default();
-        let heals = (next as usize) < grown;
+        // Standby nodes may not become Ready without the active one.
+        let acts = self.vacated(group).contains(&next);
+        let heals = acts || (next as usize) < grown;
         let blocker = self.own(group).find(|&at| {
             let (mark, ordinal) = (&self.marks[at], self.state.nodes[at].ordinal);
-            let lower = ordinal < next;
+            let lower = ordinal < next && !acts;
             let made = self.is_being_made(at);
             !mark.dead && (made && (lower || !heals) || lower && !heals && !mark.available)
         });

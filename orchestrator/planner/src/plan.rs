@@ -1,6 +1,6 @@
 //! What a plan depends on, and what it says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_core::{
     Millis, Node, NodeState, Sym,
@@ -219,6 +219,13 @@ pub enum Op {
         group: Sym,
         /// How many. Absent: of no account any more.
         to: Option<u32>,
+    },
+    /// Active nodes have left their storage behind, or it has been taken over, or somebody else acts by now.
+    Vacated {
+        /// Path of the group.
+        group: Sym,
+        /// Ordinals whose storage has what was written last. Empty: of no account any more.
+        to: BTreeSet<u32>,
     },
     /// The record of infrastructure changes, or ends.
     Infrastructure {

@@ -33,6 +33,9 @@ impl Planner<'_> {
         self.follow_rollout(group, &progress);
         let spec = &self.input.groups[group];
         if progress.left.is_empty() {
+            if self.rolls(&self.input.groups[group].path) {
+                self.block_by_back_off(group);
+            }
             return 0;
         }
         let budget = spec.budget();
@@ -138,10 +141,9 @@ impl Planner<'_> {
 
     /// Whether a node is available, and has been for as long as an update of its group asks for.
     fn is_seasoned(&self, group: usize, at: usize) -> bool {
-        let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
+        let node = &self.state.nodes[at];
         let min_ready = millis(self.input.groups[group].update.min_ready);
-        mark.available
-            && !mark.leaving
+        self.serves(at)
             && (min_ready == 0
                 || node.state == NodeState::Ready && self.input.now >= node.state_time + min_ready)
     }
@@ -196,8 +198,9 @@ impl Planner<'_> {
         let target = spec.choices.first().map(crate::template::target);
         let target = target.unwrap_or_default();
         let to = match before {
-            // The last of them leaves, and what came instead has to show that it works.
-            _ if left == 0 && (progress.pending == 0 || before.is_none()) => None,
+            _ if left == 0 && before.is_none() => None,
+            // The last of them leaves, and what comes instead has to show that it works.
+            _ if left == 0 && progress.pending == 0 && progress.ready >= Self::size(spec) => None,
             Some(same) if crate::template::is_same(&same.target, &target) => {
                 let mut same = same.clone();
                 if left != same.left || ready > same.ready {
@@ -225,26 +228,28 @@ impl Planner<'_> {
     /// States that an update is blocked if it has not come on for too long. After all else that may say why.
     pub(crate) fn judge_update(&mut self, group: usize) {
         let spec = &self.input.groups[group];
-        let left: Vec<usize> = self
-            .own(group)
-            .filter(|&at| self.is_renewed(at) && !self.marks[at].leaving)
-            .collect();
         let Some(rollout) = self.state.rollouts.get(&spec.path) else {
             return;
         };
-        if left.is_empty() || self.plan.ops.iter().any(|op| is_rollout(op, &spec.path)) {
+        let left = self.own(group).filter(|&at| self.is_renewed(at));
+        let left = left.filter(|&at| !self.marks[at].leaving).count();
+        let done = self.own(group).filter(|&at| !self.is_renewed(at));
+        let done = done.filter(|&at| self.is_seasoned(group, at)).count();
+        let open = left.max(Self::size(spec).saturating_sub(done));
+        if open == 0 || self.plan.ops.iter().any(|op| is_rollout(op, &spec.path)) {
             return;
         }
-        let due = rollout.progress + millis(spec.update.progress_deadline);
+        // A node comes on only when it has been ready for so long.
+        let patience = millis(spec.update.progress_deadline + spec.update.min_ready);
+        let due = rollout.progress + patience;
         if self.input.now < due {
             self.wake(due);
             return;
         }
         let mut message = format!(
-            "{} of {} are not updated and nothing has come on for {}",
-            left.len(),
+            "{open} of {} are not updated and nothing has come on for {}",
             Self::size(spec),
-            seconds(millis(spec.update.progress_deadline)),
+            seconds(patience),
         );
         let slow = self.own(group).find(|&at| {
             let mark = &self.marks[at];

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use drover_core::{
-    NodeState, Phase,
+    NodeState, Phase, Sym,
     node::{RemovalReason, Role, Turn},
     spec::{Budget, Group},
 };
@@ -180,10 +180,7 @@ impl Planner<'_> {
 
     /// Available nodes that do the work of a group.
     pub(crate) fn serving(&self, group: usize) -> usize {
-        let serves = |at: &usize| {
-            let mark = &self.marks[*at];
-            mark.available && !mark.leaving && mark.role == Role::Active
-        };
+        let serves = |at: &usize| self.serves(*at) && self.marks[*at].role == Role::Active;
         self.own(group).filter(serves).count()
     }
 
@@ -218,18 +215,14 @@ impl Planner<'_> {
         self.marks[at].role.may_act() && !self.heirs(group).is_empty()
     }
 
-    /// So many of the nodes that are asked for next begin as active ones. Where there is a standby that ran already, it
-    /// takes over and the new one becomes standby; one that never ran has nothing to take over with.
-    pub(crate) fn lacking_actives(&self, group: usize) -> u32 {
+    /// Which of the nodes that are asked for begin as active ones: those that follow an active one in its place, then the
+    /// lowest. Where there is a standby that ran already, it takes over and the new one becomes standby; one that never
+    /// ran has nothing to take over with.
+    pub(crate) fn who_begins_active(&self, group: usize, ordinals: &[u32]) -> BTreeSet<u32> {
         let spec = &self.input.groups[group];
         if spec.standby == 0 {
-            return u32::MAX;
+            return ordinals.iter().copied().collect();
         }
-        let asked = self.plan.ops.iter().flat_map(|op| match op {
-            Op::Request { request, nodes, .. } if request.group == spec.path => nodes.as_slice(),
-            _ => &[],
-        });
-        let asked = asked.filter(|node| node.role.may_act()).count();
         let ran = |at: &usize| {
             let (mark, node) = (&self.marks[*at], &self.state.nodes[*at]);
             let ran = match node.state {
@@ -246,9 +239,23 @@ impl Planner<'_> {
         };
         let heirs = self.own(group).filter(ran).count();
         let awaited = self.own(group).filter(|&at| self.leaves_its_part(at));
-        let there = self.acting(group) + asked + heirs + awaited.count();
+        let there = self.acting(group) + self.asked_active(group) + heirs + awaited.count();
         let lacks = Self::actives(spec).saturating_sub(there);
-        u32::try_from(lacks).unwrap_or(u32::MAX)
+        let vacated = self.vacated(group);
+        let (mut order, others): (Vec<u32>, Vec<u32>) = ordinals
+            .iter()
+            .partition(|ordinal| vacated.contains(ordinal));
+        // Places that are taken later have their share.
+        let later = vacated.len() - order.len();
+        let count = lacks.min(order.len().max(lacks.saturating_sub(later)));
+        order.extend(others);
+        order.into_iter().take(count).collect()
+    }
+
+    /// Active nodes that this plan asks for.
+    fn asked_active(&self, group: usize) -> usize {
+        let asked = self.asked(group);
+        asked.filter(|node| node.role.may_act()).count()
     }
 
     /// Whether a node acts no more and its storage waits for whoever follows in its place: there is what was written last,
@@ -269,24 +276,57 @@ impl Planner<'_> {
         self.marks[at].role.may_act() && node.storage && kept && followed
     }
 
-    /// Which of the nodes that are asked for begin as active ones, so many of them: first those that follow an active one
-    /// in its place, then the lowest.
-    pub(crate) fn who_begins_active(
-        &self,
-        group: usize,
-        ordinals: &[u32],
-        count: usize,
-    ) -> BTreeSet<u32> {
+    /// Free ordinals whose storage an active node has left, and nobody acts since in its stead.
+    pub(crate) fn vacated(&self, group: usize) -> BTreeSet<u32> {
+        let spec = &self.input.groups[group];
+        if spec.standby == 0 || !spec.hands_on_storage() {
+            return BTreeSet::new();
+        }
         let (from, to) = (self.starts[group] as usize, self.starts[group + 1] as usize);
-        let former: BTreeSet<u32> = self.members[from..to]
+        let left = self.members[from..to]
             .iter()
             .map(|&at| at as usize)
             .filter(|&at| self.marks[at].forgotten && self.hands_on_its_part(at))
-            .map(|at| self.state.nodes[at].ordinal)
-            .collect();
-        let mut order = ordinals.to_vec();
-        order.sort_by_key(|ordinal| (!former.contains(ordinal), *ordinal));
-        order.into_iter().take(count).collect()
+            .map(|at| self.state.nodes[at].ordinal);
+        let mut vacated: BTreeSet<u32> = left.collect();
+        if let Some(before) = self.state.vacated.get(&spec.path) {
+            let size = Self::size(spec);
+            vacated.extend(before.iter().filter(|ordinal| (**ordinal as usize) < size));
+        }
+        if !vacated.is_empty() {
+            vacated.retain({
+                let held = self.held(group);
+                move |ordinal| !held.contains(ordinal)
+            });
+        }
+        vacated
+    }
+
+    /// Records who has to begin as active: it may be asked for when nothing tells any more who was.
+    pub(crate) fn follow_vacated(&mut self) {
+        for group in 0..self.input.groups.len() {
+            let spec = &self.input.groups[group];
+            if spec.standby == 0 && self.state.vacated.is_empty() {
+                continue;
+            }
+            let acts = self.acting(group) + self.asked_active(group) >= Self::actives(spec);
+            let to = if acts {
+                BTreeSet::new()
+            } else {
+                self.vacated(group)
+            };
+            let before = self.state.vacated.get(&spec.path);
+            if before.map_or(!to.is_empty(), |before| *before != to) {
+                let group = spec.path.clone();
+                self.op(Op::Vacated { group, to });
+            }
+        }
+        let gone = |path: &&Sym| !self.paths.contains_key(&***path);
+        let gone: Vec<Sym> = self.state.vacated.keys().filter(gone).cloned().collect();
+        for group in gone {
+            let to = BTreeSet::new();
+            self.op(Op::Vacated { group, to });
+        }
     }
 
     /// Who of too many goes, best first: standby nodes before active ones, and of each kind only as many as are too many.

@@ -46,6 +46,9 @@ pub struct State {
     pub storage: SmallMap<Sym, Policy>,
     /// Most nodes that groups have had at a time whose nodes come in an order, by path of the group.
     pub grown: SmallMap<Sym, u32>,
+    /// Ordinals that active nodes have left and nobody has taken since: in their storage is what was written last. By path
+    /// of the group.
+    pub vacated: SmallMap<Sym, BTreeSet<u32>>,
     /// Conditions that hold.
     pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend that it ever used: name of the platform, uid.

@@ -7,7 +7,7 @@ use drover_core::{
     storage::{Policy, Retention},
 };
 
-use crate::{NO_GROUP, Op, Planner};
+use crate::{NO_GROUP, Planner};
 
 impl Planner<'_> {
     /// Whether the storage of a node that is to be removed now is kept.
@@ -56,15 +56,10 @@ impl Planner<'_> {
     }
 
     /// Ordinals of a group that something may live under, also what this plan asks for.
-    fn held(&self, group: usize) -> BTreeSet<u32> {
-        let path = &self.input.groups[group].path;
-        let asked = self.plan.ops.iter().flat_map(|op| match op {
-            Op::Request { request, nodes, .. } if request.group == *path => nodes.as_slice(),
-            _ => &[],
-        });
+    pub(crate) fn held(&self, group: usize) -> BTreeSet<u32> {
         self.own(group)
             .map(|at| &self.state.nodes[at])
-            .chain(asked)
+            .chain(self.asked(group))
             .map(|node| node.ordinal)
             .collect()
     }

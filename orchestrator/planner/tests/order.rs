@@ -15,7 +15,7 @@ use drover_core::{
     node::RemovalReason,
     spec::{Group, Management},
 };
-use drover_planner::{Op, Plan};
+use drover_planner::{ConditionKind, Op, Plan};
 use world::{
     Crash, World,
     backend::Faults,
@@ -526,4 +526,24 @@ fn an_ordered_deletion_keeps_its_order_over_a_restart_and_an_outage() {
         });
         assert!(world.finished);
     }
+}
+
+#[test]
+fn a_group_that_nobody_wants_and_nobody_can_reach_is_named() {
+    let blocked = |world: &World| {
+        let mut held = world.state.conditions.iter();
+        let held = held.find(|(key, _)| key.kind == ConditionKind::DeletionBlocked);
+        held.map(|(_, condition)| condition.message.to_string())
+    };
+    let gone = group("gone", 1, &["b"]);
+    let mut world = ready(vec![group("keep", 1, &["a"]), gone]);
+    world.set_reachable(&"b".into(), false);
+    world.want(vec![group("keep", 1, &["a"])]);
+    world.run_for(Duration::from_secs(120));
+    let message = blocked(&world).unwrap();
+    assert!(message.starts_with("1 nodes on b, which"), "{message}");
+    world.set_reachable(&"b".into(), true);
+    world.settle();
+    world.assert_converged();
+    assert_eq!(blocked(&world), None);
 }

@@ -14,7 +14,7 @@ use drover_core::{
     Millis, NodeState, Phase,
     error::Reason,
     node::{Answer, RemovalReason},
-    spec::{Amount, Group, Update},
+    spec::{Amount, Group, Health, Probe, Update},
 };
 use drover_planner::{ConditionKey, ConditionKind, Op, Plan};
 use world::{
@@ -189,6 +189,69 @@ fn without_a_surge_an_old_one_goes_first_and_its_place_is_taken() {
     assert_eq!(new.ordinal, ordinal, "it keeps the ordinal");
     run(&mut world, Made::Ready);
     assert_eq!(of_version(&world, "v2"), 4);
+}
+
+/// As if the update had not come on for so long, and no node were late for that.
+fn wait(world: &mut World, span: Millis) {
+    world.now += span;
+    for node in &mut world.state.nodes {
+        node.state_time = world.now;
+        node.seen.last = world.now;
+    }
+}
+
+#[test]
+fn an_update_that_leaves_no_old_node_and_makes_none_ready_is_blocked_as_well() {
+    let mut world = world(rolling(0, 4));
+    want(&mut world, "v2");
+    run(&mut world, Made::Broken);
+    assert_eq!(of_version(&world, "v2"), 4, "no old one is left");
+    assert_eq!(blocked(&world), None);
+    wait(&mut world, 600_000);
+    step(&mut world, Made::Broken);
+    let (reason, message) = blocked(&world).unwrap();
+    assert_eq!(reason, "ProgressDeadline");
+    assert!(message.starts_with("4 of 4 are not updated"), "{message}");
+}
+
+#[test]
+fn a_node_that_has_to_be_ready_for_longer_than_the_deadline_does_not_block_its_update() {
+    let mut world = world(Update {
+        min_ready: Duration::from_secs(900),
+        ..rolling(1, 0)
+    });
+    want(&mut world, "v2");
+    run(&mut world, Made::Ready);
+    world.now += 600_000;
+    step(&mut world, Made::Ready);
+    assert_eq!(blocked(&world), None, "it has been Ready for 10 minutes");
+    while of_version(&world, "v2") < 4 {
+        assert_eq!(blocked(&world), None);
+        world.now += 300_000;
+        run(&mut world, Made::Ready);
+    }
+}
+
+/// Which of them live is known again after the first probes of the new process.
+#[test]
+fn after_a_restart_an_update_waits_until_this_process_has_heard_of_the_nodes() {
+    let mut world = world(rolling(0, 1));
+    let mut group = at_version(world.groups[0].clone(), "v2");
+    group.health = Some(Health {
+        probe: Probe::Tcp { port: None },
+        ..Health::default()
+    });
+    world.want(vec![group]);
+    assert_eq!(run(&mut world, Made::Ready), [], "none was asked");
+    let answers = |world: &mut World, slot: u64| {
+        let node = world.state.node_mut(slot).unwrap();
+        (node.probe.good, node.probe.answered) = (1, true);
+    };
+    for slot in [1, 2, 3] {
+        answers(&mut world, slot);
+    }
+    let removed = run(&mut world, Made::Ready);
+    assert_eq!(removed, [(4, RemovalReason::Outdated)], "who may be dead");
 }
 
 #[test]

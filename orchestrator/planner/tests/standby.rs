@@ -10,9 +10,9 @@ mod world;
 use std::time::Duration;
 
 use drover_core::{
-    Millis, NodeState, Phase,
-    node::{RemovalReason, Role},
-    spec::Group,
+    Error, Millis, NodeState, Phase,
+    node::{Outcome, RemovalReason, Role},
+    spec::{Group, Management},
     storage::{Policy, Retention},
 };
 use drover_planner::{Call, ConditionKey, ConditionKind, Op, Plan};
@@ -479,6 +479,55 @@ fn when_all_die_who_gets_the_storage_of_the_active_one_is_active_again() {
         all.sort_by_key(|(_, role)| *role == STANDBY);
         assert_eq!(all, places, "active was {active}, gone at once");
     }
+}
+
+/// All have died and are proven gone; nothing was made in their stead yet.
+fn bereft(active: u64) -> World {
+    let mut world = keeping(active);
+    dies(&mut world, 1);
+    dies(&mut world, 2);
+    successors(&mut world);
+    world.views.get_mut("a").unwrap().callable = false;
+    gone(&mut world, 1);
+    gone(&mut world, 2);
+    assert_eq!(successors(&mut world), [], "nobody can be asked");
+    assert!(world.state.nodes.is_empty(), "and nobody is recorded");
+    world
+}
+
+#[test]
+fn who_was_active_is_known_when_nodes_can_be_made_long_after_their_records_ended() {
+    for active in [1, 2] {
+        let own = (active as u32 - 1, ACTIVE);
+        let other = (2 - active as u32, STANDBY);
+
+        let mut world = bereft(active);
+        world.views.get_mut("a").unwrap().callable = true;
+        assert_eq!(successors(&mut world), [own, other]);
+        assert!(world.state.vacated.is_empty(), "it acts again");
+
+        // One by one, each when the one before it is Ready, and standby nodes are not before somebody acts.
+        let mut world = bereft(active);
+        let mut group = world.groups[0].clone();
+        group.management = Some(Management::OrderedReady);
+        world.want(vec![group]);
+        world.views.get_mut("a").unwrap().callable = true;
+        assert_eq!(successors(&mut world), [own, other], "in order");
+    }
+}
+
+#[test]
+fn a_place_that_was_left_counts_until_who_is_asked_for_in_it_lives() {
+    let mut world = bereft(2);
+    let view = world.views.get_mut("a").unwrap();
+    (view.callable, view.limits.max_batch) = (true, 1);
+    let planned = world.step();
+    assert_eq!(asked(&planned), [ACTIVE]);
+    let request = world.state.requests.keys().next().copied().unwrap();
+    let refused = Outcome::Failed(Error::internal("broken"));
+    world.answer(request, Ok(vec![refused]));
+    world.now += 3_600_000;
+    assert_eq!(successors(&mut world), [(1, ACTIVE), (0, STANDBY)]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 use drover_core::{
     Node, NodeState, Phase,
     node::RemovalReason,
-    spec::Group,
+    spec::{Group, Management},
     storage::{Policy, Retention},
 };
 use drover_planner::{Op, Orphan, Plan};
@@ -374,5 +374,31 @@ fn who_is_named_when_a_group_gets_smaller_is_scaled_away_and_not_replaced() {
     world.want(vec![wanted(2, policy)]);
     let (removed, asked) = run(&mut world);
     assert_eq!(removed, [(1, RemovalReason::Surplus, true)]);
+    assert!(asked.is_empty());
+}
+
+#[test]
+fn those_who_are_named_are_scaled_away_also_where_one_goes_at_a_time() {
+    let policy = Policy {
+        replaced: Retention::Delete,
+        ..KEEP
+    };
+    let mut world = World::new(1, &["a"]);
+    world.run_for(Duration::from_secs(10));
+    let ordered = |size| Group {
+        management: Some(Management::OrderedReady),
+        ..wanted(size, policy)
+    };
+    world.want(vec![ordered(3)]);
+    run(&mut world);
+    world.now += 3_600_000;
+    for ordinal in [1, 2] {
+        let named = slot_of(&world, ordinal);
+        world.mark(named);
+    }
+    world.want(vec![ordered(1)]);
+    let (removed, asked) = run(&mut world);
+    let scaled = |ordinal| (ordinal, RemovalReason::Surplus, true);
+    assert_eq!(removed, [scaled(2), scaled(1)]);
     assert!(asked.is_empty());
 }

@@ -1,6 +1,6 @@
 use drover_core::{
     NodeState, Phase,
-    node::{Answer, Call, Outcome, ProbeResult, Removal, RemovalReason, Role, Seen, Turn},
+    node::{Answer, Call, Outcome, Removal, RemovalReason, Role, Seen, Turn},
 };
 use drover_planner::{Input, Limits, Op, PlatformView};
 use uuid::Uuid;

@@ -127,6 +127,8 @@ pub(super) struct HeadState {
     pub(super) adopted: u64,
     #[prost(message, repeated, tag = "11")]
     pub(super) grown: Vec<GrownRow>,
+    #[prost(message, repeated, tag = "12")]
+    pub(super) vacated: Vec<VacatedRow>,
 }
 
 /// What becomes of the storage of a group; true: it is deleted.
@@ -148,6 +150,14 @@ pub(super) struct GrownRow {
     pub(super) group: String,
     #[prost(uint32, tag = "2")]
     pub(super) most: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct VacatedRow {
+    #[prost(string, tag = "1")]
+    pub(super) group: String,
+    #[prost(uint32, repeated, tag = "2")]
+    pub(super) ordinals: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -61,6 +61,42 @@ fn every_durable_part_of_a_node_survives() {
 }
 
 #[test]
+fn what_a_head_says_of_groups_survives() {
+    let interner = Interner::default();
+    let path = || interner.get("data/hot");
+    let mut state = State {
+        adopted: 3,
+        ..State::default()
+    };
+    state.grown.insert(path(), 4);
+    state.vacated.insert(path(), [1, 5].into());
+    state.storage.insert(
+        path(),
+        Policy {
+            replaced: Retention::Retain,
+            scaled: Retention::Delete,
+            deleted: Retention::Retain,
+        },
+    );
+    state.rollouts.insert(
+        path(),
+        Rollout {
+            target: interner.get("h"),
+            started: 1,
+            progress: 2,
+            ready: 3,
+            left: 4,
+        },
+    );
+    state
+        .used
+        .insert((interner.get("local"), interner.get("u")));
+    let mut read = State::default();
+    decode_head(&encode_head(&state), &mut read, &interner).unwrap();
+    assert_eq!(read, state);
+}
+
+#[test]
 fn damaged_rows_are_refused_and_never_panic() {
     let interner = Interner::default();
     let mut random = fastrand::Rng::with_seed(1);

@@ -1,6 +1,6 @@
 use drover_core::{
     Node,
-    node::{Call, ProbeResult, Request, Seen},
+    node::{Call, Request, Seen},
 };
 use uuid::Uuid;
 

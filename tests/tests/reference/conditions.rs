@@ -81,7 +81,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "DeletionBlocked",
         "cluster",
-        "Deletion waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, orphans after a restore.",
+        "The deletion of the cluster, of a group or of single nodes waits for something that does not come by itself. The message names it: a platform that cannot be reached, nodes that cannot be removed, orphans after a restore.",
         "Bring the platform back, or register it again under its name. Gone for good: `drover abandon NAME --platform PLATFORM` gives its records up: [operate](../tasks/operate.md#when-the-store-or-a-platform-is-not-what-it-was). After a restore: `drover-orchestrator store confirm-restore`.",
     ),
     (

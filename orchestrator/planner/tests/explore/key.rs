@@ -116,6 +116,9 @@ impl Model {
         for (_, grown) in self.state.grown.iter() {
             grown.hash(&mut hash);
         }
+        for (_, vacated) in self.state.vacated.iter() {
+            vacated.hash(&mut hash);
+        }
         for (_, rollout) in self.state.rollouts.iter() {
             (&*rollout.target, rollout.ready, rollout.left).hash(&mut hash);
             ago(rollout.progress).hash(&mut hash);

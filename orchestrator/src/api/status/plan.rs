@@ -197,6 +197,7 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         | Op::Rollout { .. }
         | Op::Drain { .. }
         | Op::Grown { .. }
+        | Op::Vacated { .. }
         | Op::Own { .. }
         | Op::Adopted { .. }
         | Op::Rebind { .. }
