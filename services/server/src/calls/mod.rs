@@ -200,6 +200,13 @@ impl Calls {
             permission: Some(permission),
         };
         let Judgement { who, outcome, .. } = self.0.access.judge(asked).await;
+        let sums = path == "/metrics" && permission != Permission::Open;
+        let outcome = outcome.and_then(|caller| {
+            if sums && !caller.sees_all() {
+                return Err(partial());
+            }
+            Ok(caller)
+        });
         let entry = self.0.audit.as_ref().map(|audit| {
             let peer = request.extensions().get::<TcpConnectInfo>();
             let peer = peer.and_then(TcpConnectInfo::remote_addr);
@@ -494,6 +501,13 @@ fn no_such(path: Option<String>) -> Error {
     Error::new(
         Reason::Unimplemented,
         format!("this server has no {path}; reflection lists what it has"),
+    )
+}
+
+fn partial() -> Error {
+    Error::new(
+        Reason::PermissionDenied,
+        "/metrics shows sums over all clusters; it is for those who see all of them",
     )
 }
 
