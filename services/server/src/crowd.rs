@@ -52,6 +52,8 @@ pub(crate) struct Guest {
     last: AtomicU64,
     /// It has to go: others wait.
     leave: CancellationToken,
+    /// Its client certificate has expired.
+    expired: CancellationToken,
 }
 
 /// A place, until it is dropped.
@@ -157,6 +159,16 @@ impl Place {
         self.guest.leave.cancelled().await;
     }
 
+    /// Its client certificate has expired.
+    pub(crate) fn expire(&self) {
+        self.guest.expired.cancel();
+    }
+
+    /// Ends when its client certificate has expired.
+    pub(crate) async fn expired(&self) {
+        self.guest.expired.cancelled().await;
+    }
+
     /// For the calls of this connection.
     pub(crate) fn visitor(&self) -> Visitor {
         Visitor {
@@ -213,6 +225,13 @@ impl Visitor {
             open: true,
         };
         (before < OPEN_CALLS).then_some(busy)
+    }
+}
+
+impl Busy {
+    /// Cancelled when the client certificate of the connection expires.
+    pub(crate) fn expired(&self) -> CancellationToken {
+        self.visitor.guest.expired.clone()
     }
 }
 

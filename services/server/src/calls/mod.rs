@@ -29,7 +29,7 @@ use tracing::Instrument;
 
 pub(crate) use self::{body::CallBody, methods::Methods};
 use self::{
-    body::Record,
+    body::{Limits, Record},
     methods::{Kind, Method},
     prompt::Prompt,
 };
@@ -342,15 +342,25 @@ impl Shared {
         .catch_unwind()
         .instrument(span);
         let stream = method.kind.is_stream();
+        // A connection without a client certificate has none that could expire.
+        let certificate = (stream && shown.is_some()).then(|| record.certificate());
+        let certificate = certificate.flatten();
         let answer = async {
             if !stream {
-                return Some(answer.await);
+                return Ok(answer.await);
             }
+            let outlives = async {
+                match &certificate {
+                    Some(certificate) => certificate.cancelled().await,
+                    None => std::future::pending().await,
+                }
+            };
             // A stream that has not begun to answer is one all the same.
             tokio::select! {
                 biased;
-                answer = answer => Some(answer),
-                () = self.closing.cancelled() => None,
+                answer = answer => Ok(answer),
+                () = self.closing.cancelled() => Err(stopping()),
+                () = outlives => Err(outlived()),
             }
         };
         let answer = match deadline {
@@ -361,18 +371,23 @@ impl Shared {
             },
         };
         match answer {
-            None => record.refuse(&stopping()),
-            Some(Err(_)) => record.refuse(&defect()),
-            Some(Ok(response)) if unknown.is_some() && nobody(&response) => {
+            Err(error) => record.refuse(&error),
+            Ok(Err(_)) => record.refuse(&defect()),
+            Ok(Ok(response)) if unknown.is_some() && nobody(&response) => {
                 record.refuse(&no_such(unknown))
             }
-            Some(Ok(response)) if stream => {
-                let closing = self.closing.clone();
-                let lease = lease.map(Terms::begin);
-                CallBody::stream(response, record, permit, deadline, closing, lease)
+            Ok(Ok(response)) if stream => {
+                let limits = Limits::new(
+                    permit,
+                    deadline,
+                    self.closing.clone(),
+                    certificate,
+                    lease.map(Terms::begin),
+                );
+                CallBody::stream(response, record, limits)
             }
             // The permit is given back here: a client that reads slowly must not keep others out.
-            Some(Ok(response)) => CallBody::unary(response, record),
+            Ok(Ok(response)) => CallBody::unary(response, record),
         }
     }
 
@@ -513,6 +528,10 @@ fn partial() -> Error {
 
 fn stopping() -> Error {
     Error::unavailable("the server is stopping")
+}
+
+fn outlived() -> Error {
+    Error::unavailable("the client certificate has expired; connect again with a new one")
 }
 
 fn defect() -> Error {
