@@ -17,6 +17,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::shares::Share;
+
 /// Connections that are told at once that there is no place for them. More than these are closed without a word.
 const REFUSALS: usize = 256;
 /// Calls at once on one connection that anybody may make, health checks: strangers are remembered with a few kilobytes
@@ -46,12 +48,16 @@ struct Here {
 pub(crate) struct Guest {
     /// Calls that somebody makes who may.
     working: AtomicUsize,
+    /// While it has such calls: that it is one of the connections of who made the first of them.
+    held: Mutex<Option<Share>>,
     /// Calls that anybody may make.
     open: AtomicUsize,
     /// When it last had something to do, in milliseconds since the server's start.
     last: AtomicU64,
     /// It has to go: others wait.
     leave: CancellationToken,
+    /// Its client certificate has expired.
+    expired: CancellationToken,
 }
 
 /// A place, until it is dropped.
@@ -157,6 +163,16 @@ impl Place {
         self.guest.leave.cancelled().await;
     }
 
+    /// Its client certificate has expired.
+    pub(crate) fn expire(&self) {
+        self.guest.expired.cancel();
+    }
+
+    /// Ends when its client certificate has expired.
+    pub(crate) async fn expired(&self) {
+        self.guest.expired.cancelled().await;
+    }
+
     /// For the calls of this connection.
     pub(crate) fn visitor(&self) -> Visitor {
         Visitor {
@@ -178,6 +194,18 @@ impl Drop for Place {
 impl Guest {
     pub(crate) fn is_idle(&self) -> bool {
         self.working.load(Ordering::Relaxed) == 0
+    }
+
+    /// One call less.
+    fn rest(&self) {
+        if self.working.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let mut held = self.held.lock();
+        // Another one may have begun, and found it held.
+        if self.is_idle() {
+            *held = None;
+        }
     }
 }
 
@@ -205,6 +233,26 @@ impl Visitor {
         }
     }
 
+    /// The same where connections are counted: `take` counts one of the caller's. None: it has as many as it may, and the
+    /// connection is as idle as it was.
+    pub(crate) fn working_of(self, take: impl FnOnce() -> Option<Share>) -> Option<Busy> {
+        self.guest.working.fetch_add(1, Ordering::Relaxed);
+        let mut held = self.guest.held.lock();
+        if held.is_none() {
+            *held = take();
+        }
+        let counted = held.is_some();
+        drop(held);
+        if !counted {
+            self.guest.rest();
+            return None;
+        }
+        Some(Busy {
+            visitor: self,
+            open: false,
+        })
+    }
+
     /// A call that anybody may make: the connection is as idle as it was. None: there are too many of them on it.
     pub(crate) fn open(self) -> Option<Busy> {
         let before = self.guest.open.fetch_add(1, Ordering::Relaxed);
@@ -216,6 +264,13 @@ impl Visitor {
     }
 }
 
+impl Busy {
+    /// Cancelled when the client certificate of the connection expires.
+    pub(crate) fn expired(&self) -> CancellationToken {
+        self.visitor.guest.expired.clone()
+    }
+}
+
 impl Drop for Busy {
     fn drop(&mut self) {
         let Visitor { crowd, guest } = &self.visitor;
@@ -224,7 +279,7 @@ impl Drop for Busy {
         } else {
             // Before it is idle again, or it would be so for longer than it is.
             guest.last.store(crowd.now(), Ordering::Relaxed);
-            guest.working.fetch_sub(1, Ordering::Relaxed);
+            guest.rest();
         }
     }
 }
@@ -232,6 +287,7 @@ impl Drop for Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shares::Shares;
 
     fn admitted(crowd: &Arc<Crowd>) -> Place {
         match crowd.enter() {
@@ -261,6 +317,62 @@ mod tests {
         admitted(&crowd);
         assert!(places[0].guest.leave.is_cancelled());
         drop((check, work, last));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_counted_once_while_it_has_calls_and_not_at_all_if_there_are_too_many()
+    {
+        let crowd = Crowd::new(8);
+        let shares = Shares::of(1);
+        let caller = "a".into();
+        let (first, second) = (admitted(&crowd), admitted(&crowd));
+        let work = |place: &Place| place.visitor().working_of(|| shares.take(&caller));
+        let one = work(&first).unwrap();
+        let two = work(&first).unwrap();
+        drop(one);
+        let before = second.guest.last.load(Ordering::Relaxed);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(work(&second).is_none());
+        assert!(second.guest.is_idle());
+        assert_eq!(second.guest.last.load(Ordering::Relaxed), before);
+        drop(two);
+        assert!(work(&second).is_some());
+        assert!(work(&first).is_some());
+    }
+
+    #[test]
+    fn a_call_that_begins_while_the_last_one_ends_keeps_its_connection_counted() {
+        const ROUNDS: usize = 200;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let _entered = runtime.enter();
+        let place = admitted(&Crowd::new(1));
+        let guest = &place.guest;
+        let shares = Shares::of(1);
+        let caller = "a".into();
+        let work = || place.visitor().working_of(|| shares.take(&caller));
+        let until = |working: usize| {
+            while guest.working.load(Ordering::SeqCst) != working {
+                std::thread::yield_now();
+            }
+        };
+        for _ in 0..ROUNDS {
+            let last = work().unwrap();
+            // Both have come as far as the lock; either may be the first to get it.
+            let held = guest.held.lock();
+            let next = std::thread::scope(|scope| {
+                scope.spawn(move || drop(last));
+                until(0);
+                let next = scope.spawn(work);
+                until(1);
+                drop(held);
+                next.join().unwrap()
+            });
+            assert!(next.is_some() && guest.held.lock().is_some());
+            drop(next);
+            assert!(guest.is_idle() && guest.held.lock().is_none());
+        }
     }
 
     #[tokio::test]

@@ -188,6 +188,10 @@ pub fn spawn(
         .map(drover_tls::Server::load)
         .transpose()?
         .map(Arc::new);
+    let settings = &ServerSettings {
+        max_connections: affordable(settings.max_connections),
+        ..settings.clone()
+    };
     let access = Access::of(settings)?;
     let audit = settings
         .audit_log
@@ -293,7 +297,7 @@ impl Server {
         self.health.set().await;
         helpers.spawn(self.health.follow());
         helpers.spawn(upkeep());
-        let most = affordable(self.settings.max_connections);
+        let most = self.settings.max_connections;
         if let Access::File(file) = self.access {
             helpers.spawn(file.follow());
         }

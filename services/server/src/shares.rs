@@ -1,4 +1,4 @@
-//! How much of the places for calls one caller may take, so that some are left for others.
+//! How many of the places for calls and connections one caller may take, so that some are left for others.
 
 use std::{
     collections::HashMap,

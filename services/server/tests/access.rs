@@ -26,7 +26,7 @@ use drover_proto::platform::v1::{
     node_access_service_client::NodeAccessServiceClient,
 };
 use drover_server::{
-    Running, ServerSettings, Shutdown, StartError, listen, settings::TlsSettings, spawn,
+    Role, Running, ServerSettings, Shutdown, StartError, listen, settings::TlsSettings, spawn,
 };
 use tempfile::TempDir;
 use tokio::{
@@ -66,7 +66,13 @@ fn at(address: SocketAddr, token: &str) -> Target {
     target.with_bearer(Bearer::Token(token.to_owned()))
 }
 
+/// One HTTP/1 request: the status.
 async fn http(address: SocketAddr, path: &str, token: Option<&str>) -> u16 {
+    http_text(address, path, token).await.0
+}
+
+/// One HTTP/1 request: status, and all that was answered.
+async fn http_text(address: SocketAddr, path: &str, token: Option<&str>) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let token = token
         .map(|token| format!("authorization: Bearer {token}\r\n"))
@@ -75,7 +81,8 @@ async fn http(address: SocketAddr, path: &str, token: Option<&str>) -> u16 {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
-    answer.split(' ').nth(1).unwrap().parse().unwrap()
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, answer)
 }
 
 fn secure(authority: &Authority, access: Option<PathBuf>) -> ServerSettings {
@@ -207,6 +214,52 @@ async fn a_token_says_who_calls_in_grpc_and_in_http() {
         ("/elsewhere", Some("platform-0123456789"), 403),
     ] {
         assert_eq!(http(address, path, token).await, status, "{path} {token:?}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_for_those_who_look_at_all_clusters() {
+    let directory = TempDir::new().unwrap();
+    let mut tokens = String::new();
+    let mut bindings = String::new();
+    let scopes = ["clusters: ['orders*']", "labels: {team: shop}"];
+    let roles = Role::ALL.map(|role| (role.to_string(), role, ""));
+    let scoped = [("orders", scopes[0]), ("shop", scopes[1])]
+        .map(|(name, scope)| (name.to_owned(), Role::Operator, scope));
+    for (name, role, scope) in roles.into_iter().chain(scoped) {
+        tokens += &format!("  - {{name: {name}, token: {name}-0123456789abcdef}}\n");
+        bindings += &format!("  - {{role: {role}, subjects: ['token:{name}'], {scope}}}\n");
+    }
+    // A role that looks at no cluster widens nothing.
+    bindings += "  - {role: platform, subjects: ['token:shop']}\n";
+    let running = with_rules(
+        &directory,
+        &format!("tokens:\n{tokens}bindings:\n{bindings}"),
+    )
+    .await;
+    for (name, status, words) in [
+        ("viewer", 200, "drover_"),
+        ("operator", 200, "drover_"),
+        ("admin", 200, "drover_"),
+        ("platform", 403, "needs viewer or operator or admin"),
+        ("agent", 403, "needs viewer or operator or admin"),
+        ("orders", 403, "for those who see all of them"),
+        ("shop", 403, "for those who see all of them"),
+    ] {
+        let token = format!("{name}-0123456789abcdef");
+        let answer = http_text(running.address(), "/metrics", Some(&token)).await;
+        assert_eq!(answer.0, status, "{name}: {}", answer.1);
+        assert!(answer.1.contains(words), "{name}: {}", answer.1);
+    }
+    // Where metrics are for everybody, who says who it is sees no less.
+    let open = ServerSettings {
+        access: Some(directory.path().join("access.yaml")),
+        metrics_auth: false,
+        ..ServerSettings::default()
+    };
+    let running = start(&open).await;
+    for token in [None, Some("orders-0123456789abcdef")] {
+        assert_eq!(http(running.address(), "/metrics", token).await, 200);
     }
 }
 

@@ -25,6 +25,9 @@ use tokio::{
 };
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+};
 
 /// What begins a connection of HTTP/2: preface and empty SETTINGS.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
@@ -376,8 +379,8 @@ async fn a_stream_that_nobody_reads_waits_and_holds_little() {
     eventually("they are let go", async || seen.running() == 0).await;
 }
 
-#[tokio::test]
-async fn one_caller_leaves_places_for_others() {
+/// A server that two know how to call: `greedy` and `other`.
+async fn start_for_two(settings: ServerSettings) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let rules = directory.path().join("access.yaml");
     std::fs::write(
@@ -388,17 +391,51 @@ async fn one_caller_leaves_places_for_others() {
     .unwrap();
     let settings = ServerSettings {
         access: Some(rules),
+        ..settings
+    };
+    // The rules are read when it starts; those that are gone later stay.
+    start(settings).await
+}
+
+/// A connection of its own of one of the two.
+fn of(fixture: &Fixture, name: &str) -> Channel {
+    let target: Target = format!("http://{}", fixture.running.address())
+        .parse()
+        .unwrap();
+    connect(&target.with_bearer(Bearer::Token(token(name))))
+}
+
+fn token(name: &str) -> String {
+    format!("{name}-0123456789abcdef")
+}
+
+/// One request over a connection that stays: its status.
+async fn status(stream: &mut TcpStream, path: &str, name: &str) -> u16 {
+    let bearer = token(name);
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let head = loop {
+        answer.push(stream.read_u8().await.unwrap());
+        if answer.ends_with(b"\r\n\r\n") {
+            break String::from_utf8(answer).unwrap().to_lowercase();
+        }
+    };
+    let length = head.split("content-length: ").nth(1).unwrap();
+    let length = length.split("\r\n").next().unwrap().parse().unwrap();
+    stream.read_exact(&mut vec![0; length]).await.unwrap();
+    head.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn one_caller_leaves_places_for_others() {
+    let fixture = start_for_two(ServerSettings {
         max_concurrent_streams: 8,
         ..ServerSettings::default()
-    };
-    let fixture = start(settings).await;
-    let of = |name: &str| {
-        let target: Target = format!("http://{}", fixture.running.address())
-            .parse()
-            .unwrap();
-        let token = format!("{name}-0123456789abcdef");
-        NodeAccessServiceClient::new(connect(&target.with_bearer(Bearer::Token(token))))
-    };
+    })
+    .await;
+    let of = |name: &str| NodeAccessServiceClient::new(of(&fixture, name));
     let mut greedy = of("greedy");
     let mut held = Vec::new();
     for _ in 0..6 {
@@ -413,6 +450,89 @@ async fn one_caller_leaves_places_for_others() {
         greedy.stream_logs(follow("forever")).await.is_ok()
     })
     .await;
+}
+
+#[tokio::test]
+async fn one_caller_leaves_connections_for_others() {
+    let fixture = start_for_two(bounded(4)).await;
+    let mut greedy: Vec<_> = (0..4)
+        .map(|_| NodeAccessServiceClient::new(of(&fixture, "greedy")))
+        .collect();
+    let mut held = Vec::new();
+    for client in &mut greedy[..3] {
+        held.push(client.stream_logs(follow("forever")).await.unwrap());
+        // However many calls it has, it is one connection.
+        held.push(client.stream_logs(follow("forever")).await.unwrap());
+    }
+    let refused = greedy[3].stream_logs(follow("forever")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    let words = "too many connections of token:greedy";
+    assert!(refused.message().contains(words), "{refused:?}");
+    let mut plain = TcpStream::connect(fixture.running.address()).await.unwrap();
+    assert_eq!(status(&mut plain, "/elsewhere", "greedy").await, 503);
+    // What must answer when nothing else does.
+    assert_eq!(status(&mut plain, "/metrics", "greedy").await, 200);
+    assert_eq!(status(&mut plain, "/elsewhere", "other").await, 404);
+    let mut other = NodeAccessServiceClient::new(of(&fixture, "other"));
+    other.stream_logs(follow("end")).await.unwrap();
+    assert_eq!(get(&fixture.running, "/healthz").await.0, 200);
+    held.truncate(4);
+    eventually("it gets another connection", async || {
+        greedy[3].stream_logs(follow("forever")).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn where_everybody_is_the_same_every_connection_may_have_calls() {
+    let fixture = start(bounded(4)).await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut logs = NodeAccessServiceClient::new(channel(fixture.running.address()));
+        held.push(logs.stream_logs(follow("forever")).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn reflection_is_a_stream_like_others() {
+    let fixture = start_for_two(ServerSettings {
+        max_concurrent_streams: 8,
+        ..ServerSettings::default()
+    })
+    .await;
+    let ask = async |name: &str| {
+        ServerReflectionClient::new(of(&fixture, name))
+            .server_reflection_info(futures::stream::pending::<ServerReflectionRequest>())
+            .await
+    };
+    let mut held = Vec::new();
+    for _ in 0..6 {
+        held.push(ask("greedy").await.unwrap());
+    }
+    let refused = ask("greedy").await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("token:greedy"), "{refused:?}");
+    ask("other").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_is_refused_keeps_no_connection_from_being_idle() {
+    let fixture = start_for_two(bounded(2)).await;
+    let address = fixture.running.address();
+    let mut stranger = TcpStream::connect(address).await.unwrap();
+    assert_eq!(status(&mut stranger, "/metrics", "stranger").await, 401);
+    let mut caller = TcpStream::connect(address).await.unwrap();
+    assert_eq!(status(&mut caller, "/metrics", "other").await, 200);
+    for _ in 0..50 {
+        assert_eq!(status(&mut stranger, "/metrics", "stranger").await, 401);
+    }
+    let mut newcomer = NodeAccessServiceClient::new(of(&fixture, "other"));
+    newcomer.stream_logs(follow("end")).await.unwrap();
+    let ended = tokio::select! {
+        _ = stranger.read_u8() => "the stranger's",
+        _ = caller.read_u8() => "the caller's",
+    };
+    assert_eq!(ended, "the stranger's");
 }
 
 #[tokio::test]

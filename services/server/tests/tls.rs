@@ -34,6 +34,8 @@ use tokio::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 const ADMIN: &str = "spiffe://drover/admin/test";
+/// How long anything may take: less than until a connection is ended that does not answer pings.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 fn tls(server: &Pair, client_ca: Option<PathBuf>) -> ServerSettings {
     ServerSettings {
@@ -330,6 +332,70 @@ async fn a_client_shows_its_certificate_as_it_is_when_it_connects() {
     replace(&own.cert, &cert);
     // The same channel, at its next connection.
     call(&channel).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_ends_when_its_client_certificate_expires() {
+    let ours = Authority::new("ours");
+    let (demo, running) = start(&tls(&ours.server(), Some(ours.ca()))).await;
+    let own = ours.write(&Wanted {
+        valid: (-DAY, 6),
+        ..Wanted::client("own", ADMIN)
+    });
+    let channel = dial(running.address(), trusting(&ours, Some(&own)));
+    call(&channel).await.unwrap();
+    let mut open = NodeAccessServiceClient::new(channel.clone())
+        .stream_logs(follow("open"))
+        .await
+        .unwrap()
+        .into_inner();
+    open.message().await.unwrap().unwrap();
+    let mut hosts = InventoryServiceClient::new(channel.clone());
+    let under_way = tokio::spawn(async move { hosts.list_hosts(ask("wait")).await });
+    eventually("a call is under way", async || demo.seen.running() == 2).await;
+    // One that neither asks nor answers anything.
+    let shown = drover_tls::Client::new(trusting(&ours, Some(&own)));
+    let stream = TcpStream::connect(running.address()).await.unwrap();
+    let mut silent = tokio_rustls::TlsConnector::from(shown.config().unwrap().config.clone())
+        .connect("127.0.0.1".try_into().unwrap(), stream)
+        .await
+        .unwrap();
+    silent
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+
+    let status = tokio::time::timeout(PATIENCE, open.message())
+        .await
+        .expect("the stream goes on")
+        .unwrap_err();
+    assert_eq!(to_error(&status).reason(), Reason::Unavailable);
+    assert!(
+        status.message().contains("certificate has expired"),
+        "{status}"
+    );
+    demo.gate.add_permits(1);
+    under_way.await.unwrap().unwrap();
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest)).await;
+    // Ended or reset, but ended.
+    let _ = ended.expect("the connection stays");
+    eventually("calls need another certificate", async || {
+        call(&channel).await.is_err_and(|error| {
+            let words = "the server refuses the client's certificate: it expired at 20";
+            error.message().contains(words)
+        })
+    })
+    .await;
+
+    // The same channel, with the files that it finds now.
+    let (cert, key) = ours.make(&Wanted::client("own", ADMIN));
+    replace(&own.key, &key);
+    replace(&own.cert, &cert);
+    eventually("a new certificate is shown", async || {
+        call(&channel).await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -83,6 +83,7 @@ fn address(bytes: &[u8]) -> Option<String> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     name: String,
+    expires: i64,
 }
 
 impl Peer {
@@ -110,13 +111,22 @@ impl Peer {
                 }
             },
         };
-        Ok(Self { name })
+        Ok(Self {
+            name,
+            expires: certificate.not_after,
+        })
     }
 
     /// SPIFFE URI or common name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Last valid second of the certificate, since 1970.
+    #[must_use]
+    pub fn expires(&self) -> i64 {
+        self.expires
     }
 
     /// The role that a URI of ours claims (`spiffe://drover/ROLE/NAME`).

@@ -99,6 +99,21 @@ impl AccessFile {
 
     /// Looks at the file again and again, and at the keys of the OIDC provider. Never ends.
     pub(crate) async fn follow(self: Arc<Self>) {
+        // The provider may be slow, and rules do not wait for it.
+        tokio::join!(self.follow_rules(), self.follow_keys());
+    }
+
+    async fn follow_keys(&self) {
+        loop {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            let oidc = self.current().0.oidc.clone();
+            if let Some(oidc) = oidc {
+                oidc.refresh().await;
+            }
+        }
+    }
+
+    async fn follow_rules(self: &Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             let this = self.clone();

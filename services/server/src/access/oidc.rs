@@ -27,6 +27,8 @@ use super::Identity;
 const REFRESH: Duration = Duration::from_secs(10 * 60);
 /// Least time between two attempts, so that made-up tokens do not become a flood at the provider.
 const PAUSE: Duration = Duration::from_secs(10);
+/// The same while no call needs a key that is not known: a provider that is away is not asked, and complained of, all the time.
+const RETRY: Duration = Duration::from_secs(60);
 /// How long the provider may take.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest list of keys.
@@ -196,13 +198,9 @@ impl Oidc {
         if !matches!(header.alg.as_str(), "RS256" | "ES256") {
             return Err(refused("it is signed neither with RS256 nor with ES256"));
         }
-        let stale = {
-            let keys = self.keys.lock();
-            keys.fetched.is_none_or(|at| at.elapsed() > REFRESH)
-        };
         let mut known = self.keys.lock().known.clone();
-        // A key that is not known may be new.
-        if stale || !known.iter().any(|key| key.fits(header)) {
+        // A key that is not known may be new. Nobody else waits for the provider.
+        if !known.iter().any(|key| key.fits(header)) {
             known = self.fetch().await?;
         }
         let mut fitting = known.iter().filter(|key| key.fits(header)).peekable();
@@ -213,6 +211,19 @@ impl Oidc {
             Ok(())
         } else {
             Err(refused("its signature is wrong"))
+        }
+    }
+
+    /// Fetches keys anew that are old.
+    pub(super) async fn refresh(&self) {
+        let due = {
+            let keys = self.keys.lock();
+            let tried = keys.tried.is_some_and(|at| at.elapsed() < RETRY);
+            keys.fetched.is_some_and(|at| at.elapsed() > REFRESH) && !tried
+        };
+        if due {
+            // Who misses a key asks for itself, and is told.
+            let _ = self.fetch().await;
         }
     }
 

@@ -222,7 +222,7 @@ const TABLE: &[Service] = &[
 const HTTP: &[(&str, Permission)] = &[
     ("/healthz", Open),
     ("/readyz", Open),
-    ("/metrics", Known),
+    ("/metrics", Read),
     // The Replicante Platform API.
     ("/discover", PlatformRead),
     ("/provision", PlatformChange),

@@ -15,11 +15,14 @@ use drover_telemetry::rpc::{self, code_name};
 use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
-use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskTrackerToken};
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::task_tracker::TaskTrackerToken,
+};
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{Permit, TraceId, defect, expired, methods::Method, refusal, stopping};
+use super::{Permit, TraceId, defect, expired, methods::Method, outlived, refusal, stopping};
 use crate::{Shutdown, access::Lease, audit::Entry, crowd::Busy};
 
 /// Counts a call when it ends, however it ends.
@@ -63,6 +66,11 @@ impl Record {
     /// Keeps its connection busy as long as the call lasts.
     pub(super) fn busy(&mut self, busy: Option<Busy>) {
         self.busy = busy;
+    }
+
+    /// Cancelled when the client certificate of its connection expires.
+    pub(super) fn certificate(&self) -> Option<CancellationToken> {
+        self.busy.as_ref().map(Busy::expired)
     }
 
     /// Answers an error instead of what the handler would have answered.
@@ -135,9 +143,11 @@ pin_project_lite::pin_project! {
     }
 }
 
-struct Limits {
+/// What ends a stream, and what it holds until then.
+pub(super) struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
+    certificate: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     lease: Option<Lease>,
     _permit: Permit,
 }
@@ -150,17 +160,8 @@ impl CallBody {
     pub(super) fn stream(
         response: Response<Body>,
         record: Record,
-        permit: Permit,
-        deadline: Option<Instant>,
-        closing: Shutdown,
-        lease: Option<Lease>,
+        limits: Limits,
     ) -> Response<Body> {
-        let limits = Limits {
-            deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
-            closing: Box::pin(closing.cancelled_owned()),
-            lease,
-            _permit: permit,
-        };
         Self::wrap(response, record, Some(Box::new(limits)))
     }
 
@@ -191,9 +192,30 @@ impl CallBody {
 }
 
 impl Limits {
+    pub(super) fn new(
+        permit: Permit,
+        deadline: Option<Instant>,
+        closing: Shutdown,
+        certificate: Option<CancellationToken>,
+        lease: Option<Lease>,
+    ) -> Self {
+        Self {
+            deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
+            closing: Box::pin(closing.cancelled_owned()),
+            certificate: certificate.map(|it| Box::pin(it.cancelled_owned())),
+            lease,
+            _permit: permit,
+        }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if self.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(stopping());
+        }
+        if let Some(certificate) = &mut self.certificate
+            && certificate.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(outlived());
         }
         if let Some(lease) = &mut self.lease
             && let Poll::Ready(error) = lease.poll(cx)

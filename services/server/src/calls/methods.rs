@@ -12,7 +12,7 @@ use tonic::Code;
 
 use crate::{
     access::{Permission, permission},
-    service::{HEALTH, REFLECTION},
+    service::HEALTH,
 };
 
 /// How many gRPC codes there are, 0 to 16.
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     Unary,
     /// Many answers, as long as the caller likes.
     Stream,
-    /// Health and reflection: they must work when nothing else does.
+    /// Health: it must work when nothing else does.
     Own {
         /// Whether it answers many times.
         stream: bool,
@@ -110,7 +110,7 @@ impl Methods {
                 if !services.contains(&full.as_str()) {
                     continue;
                 }
-                let own = full == HEALTH || REFLECTION.contains(&full.as_str());
+                let own = full == HEALTH;
                 for method in &service.method {
                     let stream = method.server_streaming();
                     let kind = match (own, stream) {

@@ -29,7 +29,7 @@ use tracing::Instrument;
 
 pub(crate) use self::{body::CallBody, methods::Methods};
 use self::{
-    body::Record,
+    body::{Limits, Record},
     methods::{Kind, Method},
     prompt::Prompt,
 };
@@ -50,7 +50,7 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A place of a call: among all, and among those of its caller.
-type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
+pub(crate) type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
 
 /// What a handler can know about its call, beside the message: in the extensions of the request.
 #[derive(Clone, Debug)]
@@ -120,6 +120,8 @@ struct Shared {
     /// What of them one caller may take.
     unary_shares: Shares,
     stream_shares: Shares,
+    /// The same of connections with calls in flight.
+    connection_shares: Shares,
     default_deadline: Duration,
     max_deadline: Duration,
     /// Whether metrics are for everybody.
@@ -153,6 +155,7 @@ impl Calls {
             )),
             unary_shares: Shares::of(settings.max_concurrent_requests),
             stream_shares: Shares::of(settings.max_concurrent_streams),
+            connection_shares: Shares::of(settings.max_connections),
             default_deadline: settings.default_deadline,
             max_deadline: settings.max_deadline,
             open_metrics: !settings.metrics_auth,
@@ -161,11 +164,6 @@ impl Calls {
             tracker: TaskTracker::new(),
         };
         Self(Arc::new(shared), routes.prepare())
-    }
-
-    /// A place among the calls with one answer, for plain HTTP.
-    pub(crate) fn admit_http(&self) -> Option<OwnedSemaphorePermit> {
-        self.0.unary.clone().try_acquire_owned().ok()
     }
 
     /// What a handler of plain HTTP can know of its request, which never brings a deadline.
@@ -178,21 +176,18 @@ impl Calls {
         }
     }
 
-    /// Whether a request of plain HTTP may go on, and how that is audited.
+    /// Whose request of plain HTTP it is, whether it may go on, and how that is audited.
     pub(crate) async fn judge_http<B>(
         &self,
         request: &Request<B>,
         known: bool,
         trace_id: TraceId,
-    ) -> (Result<Caller, Error>, Option<Entry>)
+    ) -> (Result<(Caller, Arc<str>), Error>, Option<Entry>)
     where
         B: Sync,
     {
         let path = request.uri().path();
-        let permission = match path {
-            "/metrics" if self.0.open_metrics => Permission::Open,
-            path => http_permission(path),
-        };
+        let permission = self.0.http_permission(path);
         let shown = request.extensions().get::<Arc<Shown>>().cloned();
         let asked = Asked {
             peer: shown.as_deref(),
@@ -200,6 +195,14 @@ impl Calls {
             permission: Some(permission),
         };
         let Judgement { who, outcome, .. } = self.0.access.judge(asked).await;
+        let name = who.name();
+        let sums = path == "/metrics" && permission != Permission::Open;
+        let outcome = outcome.and_then(|caller| {
+            if sums && !caller.sees_all() {
+                return Err(partial());
+            }
+            Ok(caller)
+        });
         let entry = self.0.audit.as_ref().map(|audit| {
             let peer = request.extensions().get::<TcpConnectInfo>();
             let peer = peer.and_then(TcpConnectInfo::remote_addr);
@@ -208,14 +211,25 @@ impl Calls {
             let caller = outcome.as_ref().cloned().unwrap_or_default();
             audit.entry(who, peer, what, Some(permission), caller, trace_id)
         });
-        (outcome, entry)
+        (outcome.map(|caller| (caller, name)), entry)
     }
 
-    /// Keeps the connection of a request of plain HTTP busy, if who asks may ask for more than health.
-    pub(crate) fn busy_http<B>(&self, request: &mut Request<B>) -> Option<Busy> {
-        let visitor = request.extensions_mut().remove::<Visitor>()?;
-        let open = http_permission(request.uri().path()) == Permission::Open;
-        (!open).then(|| visitor.working())
+    /// What a request of plain HTTP that may go on holds: a place like a call with one answer, and its connection.
+    pub(crate) fn occupy_http<B>(
+        &self,
+        request: &mut Request<B>,
+        caller: &Arc<str>,
+        exempt: bool,
+    ) -> Result<(Permit, Option<Busy>), Error> {
+        let visitor = request.extensions_mut().remove::<Visitor>();
+        let permission = self.0.http_permission(request.uri().path());
+        if exempt {
+            let working = visitor.filter(|_| permission != Permission::Open);
+            return Ok((None, working.map(Visitor::working)));
+        }
+        let permit = self.0.admit(Kind::Unary, caller)?;
+        let busy = self.0.occupy(visitor, Some(permission), caller)?;
+        Ok((permit, busy))
     }
 
     /// What counts the calls in flight, those of plain HTTP too.
@@ -294,17 +308,19 @@ impl Shared {
         if let Err(error) = outcome {
             return record.refuse(&error);
         }
-        match self.occupy(request.extensions_mut().remove::<Visitor>(), permission) {
+        let permit = match self.admit(method.kind, &name) {
+            Ok(permit) => permit,
+            Err(error) => return record.refuse(&error),
+        };
+        // Last, since it makes the connection busy: calls that are refused keep none.
+        let visitor = request.extensions_mut().remove::<Visitor>();
+        match self.occupy(visitor, permission, &name) {
             Ok(busy) => record.busy(busy),
             Err(error) => return record.refuse(&error),
         }
         // Nobody needs it any more.
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
-        let permit = match self.admit(method.kind, &name) {
-            Ok(permit) => permit,
-            Err(error) => return record.refuse(&error),
-        };
         let deadline = match self.deadline(request.headers(), method.kind) {
             Ok(deadline) => deadline,
             Err(error) => return record.refuse(&error),
@@ -335,15 +351,25 @@ impl Shared {
         .catch_unwind()
         .instrument(span);
         let stream = method.kind.is_stream();
+        // A connection without a client certificate has none that could expire.
+        let certificate = (stream && shown.is_some()).then(|| record.certificate());
+        let certificate = certificate.flatten();
         let answer = async {
             if !stream {
-                return Some(answer.await);
+                return Ok(answer.await);
             }
+            let outlives = async {
+                match &certificate {
+                    Some(certificate) => certificate.cancelled().await,
+                    None => std::future::pending().await,
+                }
+            };
             // A stream that has not begun to answer is one all the same.
             tokio::select! {
                 biased;
-                answer = answer => Some(answer),
-                () = self.closing.cancelled() => None,
+                answer = answer => Ok(answer),
+                () = self.closing.cancelled() => Err(stopping()),
+                () = outlives => Err(outlived()),
             }
         };
         let answer = match deadline {
@@ -354,18 +380,23 @@ impl Shared {
             },
         };
         match answer {
-            None => record.refuse(&stopping()),
-            Some(Err(_)) => record.refuse(&defect()),
-            Some(Ok(response)) if unknown.is_some() && nobody(&response) => {
+            Err(error) => record.refuse(&error),
+            Ok(Err(_)) => record.refuse(&defect()),
+            Ok(Ok(response)) if unknown.is_some() && nobody(&response) => {
                 record.refuse(&no_such(unknown))
             }
-            Some(Ok(response)) if stream => {
-                let closing = self.closing.clone();
-                let lease = lease.map(Terms::begin);
-                CallBody::stream(response, record, permit, deadline, closing, lease)
+            Ok(Ok(response)) if stream => {
+                let limits = Limits::new(
+                    permit,
+                    deadline,
+                    self.closing.clone(),
+                    certificate,
+                    lease.map(Terms::begin),
+                );
+                CallBody::stream(response, record, limits)
             }
             // The permit is given back here: a client that reads slowly must not keep others out.
-            Some(Ok(response)) => CallBody::unary(response, record),
+            Ok(Ok(response)) => CallBody::unary(response, record),
         }
     }
 
@@ -383,25 +414,38 @@ impl Shared {
         span
     }
 
+    /// What a request of plain HTTP needs here.
+    fn http_permission(&self, path: &str) -> Permission {
+        match path {
+            "/metrics" if self.open_metrics => Permission::Open,
+            path => http_permission(path),
+        }
+    }
+
     /// Whether a connection may have one more call. Only those of callers who may make it count as work.
     fn occupy(
         &self,
         visitor: Option<Visitor>,
         permission: Option<Permission>,
+        caller: &Arc<str>,
     ) -> Result<Option<Busy>, Error> {
         let Some(visitor) = visitor else {
             return Ok(None);
         };
-        if permission != Some(Permission::Open) {
-            return Ok(Some(visitor.working()));
-        }
-        let busy = visitor.open().ok_or_else(|| {
-            Error::new(
-                Reason::Overloaded,
-                "too many health checks on one connection",
-            )
-            .with_retry_after(OVERLOADED_RETRY)
-        })?;
+        let busy = if permission == Some(Permission::Open) {
+            let busy = visitor.open();
+            busy.ok_or_else(|| full("too many health checks on one connection".to_owned()))?
+        } else if matches!(self.access, Access::Open) {
+            // Where everybody is the same, nobody takes anything from others.
+            visitor.working()
+        } else {
+            let busy = visitor.working_of(|| self.connection_shares.take(caller));
+            busy.ok_or_else(|| {
+                full(format!(
+                    "too many connections of {caller} with calls in flight"
+                ))
+            })?
+        };
         Ok(Some(busy))
     }
 
@@ -412,10 +456,7 @@ impl Shared {
             Kind::Stream => (&self.streams, &self.stream_shares),
             Kind::Own { .. } => return Ok(None),
         };
-        let full = |message: String| {
-            Error::new(Reason::Overloaded, message).with_retry_after(OVERLOADED_RETRY)
-        };
-        // Where everybody is the same, nobody takes anything from others.
+        // As in `occupy`.
         let share = if matches!(self.access, Access::Open) {
             None
         } else {
@@ -475,6 +516,10 @@ fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing
     }
 }
 
+fn full(message: String) -> Error {
+    Error::new(Reason::Overloaded, message).with_retry_after(OVERLOADED_RETRY)
+}
+
 fn expired() -> Error {
     Error::new(
         Reason::DeadlineExceeded,
@@ -497,8 +542,19 @@ fn no_such(path: Option<String>) -> Error {
     )
 }
 
+fn partial() -> Error {
+    Error::new(
+        Reason::PermissionDenied,
+        "/metrics shows sums over all clusters; it is for those who see all of them",
+    )
+}
+
 fn stopping() -> Error {
     Error::unavailable("the server is stopping")
+}
+
+fn outlived() -> Error {
+    Error::unavailable("the client certificate has expired; connect again with a new one")
 }
 
 fn defect() -> Error {

@@ -1,6 +1,12 @@
 //! One connection: TLS, HTTP, and how long it may do nothing.
 
-use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use futures::{
     FutureExt, StreamExt,
@@ -22,7 +28,7 @@ use tonic::transport::server::TcpConnectInfo;
 use crate::{
     cork::cork,
     crowd::{Place, Visitor},
-    encryption::Encryption,
+    encryption::{Encryption, Shown},
     net::Impatient,
 };
 
@@ -31,6 +37,11 @@ use super::{FAREWELL, REFUSAL_TIME};
 
 /// How long a connection may take to send what it wants, so that slow ones do not pile up.
 pub(super) const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long calls with one answer may still take on a connection whose client certificate has expired: most are over by
+/// then, and who ignores that it has to go has no more of it.
+const LAST_CALLS: Duration = Duration::from_secs(10);
+/// How often the clock is looked at for certificates: it may be set, and timers stand still while a machine sleeps.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct Connection {
     pub(super) entrance: Entrance,
@@ -43,7 +54,13 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) async fn serve(self, builder: &auto::Builder<TokioExecutor>, place: &Place) {
         let visitor = Some(place.visitor());
-        let mut over: FuturesUnordered<_> = std::iter::once(given_up(place)).collect();
+        let over = async {
+            tokio::select! {
+                () = given_up(place) => {}
+                () = outlived(place) => {}
+            }
+        };
+        let mut over: FuturesUnordered<_> = std::iter::once(over).collect();
         tokio::select! {
             () = self.run(builder, visitor, Some(place)) => {}
             _ = over.next() => {}
@@ -98,6 +115,45 @@ async fn given_up(place: &Place) {
     }
 }
 
+/// Ends when a connection whose client certificate has expired has had its time.
+async fn outlived(place: &Place) {
+    place.expired().await;
+    tokio::time::sleep(FAREWELL).await;
+    let idle = async {
+        while !place.guest().is_idle() {
+            tokio::time::sleep(FAREWELL).await;
+        }
+    };
+    // Either will do.
+    let _ = tokio::time::timeout(LAST_CALLS, idle).await;
+}
+
+/// Ends when a client certificate has expired: streams are told, and who is there connects again with what it has now.
+async fn expires(client: &Shown, peer: SocketAddr, place: &Place) {
+    let Ok(client) = client else {
+        // It opens nothing that could be closed.
+        return std::future::pending().await;
+    };
+    // The last valid second is one.
+    let end = u64::try_from(client.expires())
+        .unwrap_or_default()
+        .saturating_add(1);
+    let end = Duration::from_secs(end);
+    loop {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let left = end.saturating_sub(now);
+        if left.is_zero() {
+            break;
+        }
+        tokio::time::sleep(left.min(CLOCK_INTERVAL)).await;
+    }
+    let who = client.name();
+    tracing::info!(%peer, who, "a connection is closed: its client certificate has expired");
+    place.expire();
+}
+
 /// Serves one connection until it ends, or until it has to.
 async fn converse(
     builder: &auto::Builder<TokioExecutor>,
@@ -107,20 +163,26 @@ async fn converse(
     place: Option<&Place>,
 ) {
     let peer = visit.info.remote_addr;
+    let who = visit.who.clone();
     let (stream, uncork) = cork(Impatient::new(stream, HEADER_TIMEOUT));
     let service = TowerToHyperService::new(visit);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Told to go by either; polled only when something happened, since all connections share the first.
+    // Told to go by any; polled only when something happened, since all connections share the first.
     let mut leaving: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
     leaving.push(stop.cancelled().boxed());
     if let Some(place) = place {
         leaving.push(place.displaced().boxed());
+        if let (Some(who), Some(peer)) = (&who, peer) {
+            leaving.push(expires(who, peer, place).boxed());
+        }
     }
     let mut told = false;
     let outcome = poll_fn(|cx| {
-        if !told && leaving.poll_next_unpin(cx).is_ready() {
-            told = true;
-            connection.as_mut().graceful_shutdown();
+        // To the end: a certificate also expires on a connection that was told to go before.
+        while let Poll::Ready(Some(())) = leaving.poll_next_unpin(cx) {
+            if !std::mem::replace(&mut told, true) {
+                connection.as_mut().graceful_shutdown();
+            }
         }
         let outcome = connection.as_mut().poll(cx);
         // The connection is told of an error when it writes again, or reads.

@@ -79,8 +79,6 @@ impl Entrance {
     async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
         let _in_flight = self.grpc.tracker().token();
         let exempt = OWN_PATHS.contains(&request.uri().path());
-        let place = self.grpc.admit_http();
-        let busy = self.grpc.busy_http(&mut request);
         let mut record = Record::start(&self.paths, &request);
         let trace = record.trace();
         let context = self.grpc.http_context(trace);
@@ -92,15 +90,17 @@ impl Entrance {
         if let Some(entry) = entry {
             record.audit(entry);
         }
-        let caller = match asked {
-            Ok(caller) => caller,
+        // Before places are taken: strangers keep nobody out.
+        let (caller, name) = match asked {
+            Ok(asked) => asked,
+            Err(error) => return record.end(denied(&error)),
+        };
+        let (_permit, busy) = match self.grpc.occupy_http(&mut request, &name, exempt) {
+            Ok(held) => held,
             Err(error) => return record.end(denied(&error)),
         };
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
-        if place.is_none() && !exempt {
-            return record.end(refusal(StatusCode::SERVICE_UNAVAILABLE));
-        }
         let deadline = context.deadline;
         request.extensions_mut().insert(context);
         let answer = tower::Service::call(&mut self.http, request);
@@ -140,14 +140,15 @@ fn refusal(status: StatusCode) -> Response<Body> {
     response
 }
 
-/// Who may not, in words of HTTP.
+/// Who may not, or not now, in words of HTTP.
 fn denied(error: &drover_core::Error) -> Response<Body> {
     let text = format!("{}\n", error.message());
-    let mut response = Response::new(Body::new(http_body_util::Full::from(text)));
-    *response.status_mut() = match error.reason() {
+    let answer = refusal(match error.reason() {
         drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
-        drover_core::Reason::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        drover_core::Reason::Unavailable | drover_core::Reason::Overloaded => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         _ => StatusCode::UNAUTHORIZED,
-    };
-    response
+    });
+    answer.map(|_| Body::new(http_body_util::Full::from(text)))
 }

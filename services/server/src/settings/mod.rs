@@ -79,8 +79,9 @@ pub struct ServerSettings {
     pub max_concurrent_requests: usize,
     /// Streams (watches, logs, exec) open at once; more are turned away, and one caller gets three quarters. Default 8192.
     pub max_concurrent_streams: usize,
-    /// Connections open at once. For one more the one that was idle longest is ended; if none is idle, it is refused.
-    /// Default 4096, and no more than the limit of open files allows.
+    /// Connections open at once. For one more the one that was idle longest is ended; if none is idle, it is refused. One
+    /// caller who has to say who it is gets three quarters of them for calls. Default 4096, and no more than the limit of
+    /// open files allows.
     pub max_connections: usize,
     /// Deadline of a call that brings none; streams have none. Default 60 s.
     #[serde(with = "duration")]

@@ -1,7 +1,10 @@
 //! Who is let in by a token of a provider of identities.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -20,7 +23,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
-use crate::{at, call, certs::replace, with_rules};
+use crate::{at, call, certs::replace, common::eventually, with_rules};
 
 /// A provider of identities.
 struct Issuer {
@@ -224,9 +227,7 @@ async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     }
     assert_eq!(served.lock().1, 1);
     served.lock().0 = json!({"keys": [new.jwk()]});
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(11)).await;
-    tokio::time::resume();
+    pass(Duration::from_secs(11)).await;
     call(&at(address, &new.sign(&claims()))).await.unwrap();
     assert_eq!(served.lock().1, 2);
     let error = call(&at(address, &old.sign(&claims()))).await.unwrap_err();
@@ -235,9 +236,68 @@ async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     // Without the provider the last keys hold.
     task.abort();
     let _ = task.await;
+    pass(Duration::from_secs(11 * 60)).await;
+    call(&at(address, &new.sign(&claims()))).await.unwrap();
+}
+
+/// Lets time pass.
+async fn pass(time: Duration) {
     tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(11 * 60)).await;
+    tokio::time::advance(time).await;
     tokio::time::resume();
+}
+
+#[tokio::test]
+async fn who_has_a_known_key_does_not_wait_for_a_provider_that_does_not_answer() {
+    let issuer = Issuer::new("one");
+    let keys = json!({"keys": [issuer.jwk()]}).to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let provider = listener.local_addr().unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let router = axum::Router::new().route(
+        "/keys",
+        axum::routing::get(async move || {
+            if count.fetch_add(1, Ordering::SeqCst) > 0 {
+                std::future::pending::<()>().await;
+            }
+            keys
+        }),
+    );
+    let task = tokio::spawn(async move { axum::serve(listener, router).await });
+    let directory = TempDir::new().unwrap();
+    let running = with_rules(&directory, &rules_of(&format!("http://{provider}/keys"))).await;
+    let target = at(running.address(), &issuer.sign(&claims()));
+    call(&target).await.unwrap();
+    pass(Duration::from_secs(11 * 60)).await;
+    // Well before the provider is given up.
+    let answer = async || tokio::time::timeout(Duration::from_secs(2), call(&target)).await;
+    answer().await.expect("held up").unwrap();
+    eventually("old keys are fetched anew", async || {
+        asked.load(Ordering::SeqCst) == 2
+    })
+    .await;
+    answer().await.expect("held up").unwrap();
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_key_that_the_provider_takes_back_is_forgotten_without_a_call() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let directory = TempDir::new().unwrap();
+    let jwks = directory.path().join("jwks.json");
+    replace(&jwks, &json!({"keys": [old.jwk()]}).to_string());
+    let running = with_rules(&directory, &rules_of(jwks.to_str().unwrap())).await;
+    let address = running.address();
+    call(&at(address, &old.sign(&claims()))).await.unwrap();
+    replace(&jwks, &json!({"keys": [new.jwk()]}).to_string());
+    call(&at(address, &old.sign(&claims()))).await.unwrap();
+    pass(Duration::from_secs(11 * 60)).await;
+    eventually("the old key is forgotten", async || {
+        call(&at(address, &old.sign(&claims()))).await.is_err()
+    })
+    .await;
     call(&at(address, &new.sign(&claims()))).await.unwrap();
 }
 
