@@ -175,13 +175,13 @@ async fn what_is_somebody_elses_is_left_alone() {
     })
     .await;
     until("only what is somebody else's is left", || async {
-        let left = bench.namespace.everything().await;
+        let left = bench.everything().await;
         let mut left: Vec<_> = left.iter().map(|it| it.name.as_str()).collect();
         left.sort_unstable();
         (left == ["other-cluster", "other-owner"]).then_some(())
     })
     .await;
-    let left = bench.namespace.everything().await;
+    let left = bench.everything().await;
     assert!(left.iter().all(|it| !it.terminating), "{left:?}");
 }
 
@@ -189,7 +189,7 @@ async fn what_is_somebody_elses_is_left_alone() {
 async fn another_slot_or_owner_is_refused_and_nothing_touched() {
     let bench = Direct::start().await;
     let node = bench.one(SET).await;
-    let before = bench.namespace.everything().await;
+    let before = bench.everything().await;
     let other = || uuid::Uuid::new_v4().to_string();
     for (reason, change) in [
         (Reason::SlotMismatch, ("request", other())),
@@ -218,7 +218,7 @@ async fn another_slot_or_owner_is_refused_and_nothing_touched() {
         DeprovisionState::Gone,
         "there is no such node in that cluster"
     );
-    assert_eq!(bench.namespace.everything().await, before);
+    assert_eq!(bench.everything().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -284,7 +284,7 @@ async fn kinds_that_may_not_be_deleted_are_named_and_the_others_go() {
         assert!(error.message().contains(resource), "{error:?}");
     }
     until("pod and claim are gone", || async {
-        let left = bench.namespace.everything().await;
+        let left = bench.everything().await;
         let gone = |resource: &str| left.iter().all(|it| it.resource != resource);
         (gone("pods") && gone("persistentvolumeclaims")).then_some(())
     })

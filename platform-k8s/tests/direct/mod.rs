@@ -23,7 +23,7 @@ use drover_proto::platform::v1::{
 use drover_templates::{Catalogue, EmbeddedFile};
 use uuid::Uuid;
 
-use drover_testing::kubernetes::{Call, FaultProxy, Namespace, Options, Rig, until};
+use drover_testing::kubernetes::{Call, FaultProxy, Namespace, Options, Rig, Thing, until};
 
 /// The rig that all tests of one process share.
 pub(crate) fn rig() -> &'static Rig {
@@ -67,6 +67,13 @@ impl Direct {
 
     pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
         Self::over(rig(), change).await
+    }
+
+    /// What exists, but for what controllers derive from services: that comes and goes a moment later.
+    pub(crate) async fn everything(&self) -> Vec<Thing> {
+        let mut things = self.namespace.everything().await;
+        things.retain(|it| !it.resource.starts_with("endpoint"));
+        things
     }
 
     pub(crate) async fn over(rig: &Rig, change: impl FnOnce(&mut Settings)) -> Self {

@@ -111,7 +111,7 @@ impl Webhook {
                 "clientConfig": {"url": url, "caBundle": bundle},
                 "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
                 "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}},
-                "failurePolicy": "Fail", "timeoutSeconds": 1, "sideEffects": "None", "admissionReviewVersions": ["v1"],
+                "failurePolicy": "Fail", "timeoutSeconds": 3, "sideEffects": "None", "admissionReviewVersions": ["v1"],
             }],
         });
         let path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";

@@ -10,8 +10,9 @@ use crate::{
     failure::Failure,
 };
 
-/// How long spans may hold up the end of a command: a collector that is there takes them in less, and a person waits.
-const FLUSH: Duration = Duration::from_millis(500);
+/// How long spans may hold up the end of a command: a collector that is there takes them in less, and one that is not
+/// refuses at once.
+const FLUSH: Duration = Duration::from_secs(2);
 
 /// Runs a command, as a span of its own.
 pub(crate) async fn traced(

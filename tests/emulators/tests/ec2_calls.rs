@@ -488,6 +488,5 @@ async fn a_list_takes_time_by_what_is_in_it_and_not_by_what_else_there_is() {
     }
     println!("{best:?}");
     let (one, large) = (best["one"], best["large"]);
-    assert!(large < Duration::from_millis(30), "{best:?}");
     assert!(one < large / 2, "of 6201 instances: {best:?}");
 }
