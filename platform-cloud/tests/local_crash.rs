@@ -25,13 +25,16 @@ use std::{
 use drover_platform::driver::{Deletion, Driver};
 use drover_platform_cloud::drivers::local::LocalDriver;
 use drover_proto::platform::v1::NodePhase;
+#[cfg(feature = "crash-points")]
+use local_support::refused;
 use local_support::{
-    World, batch, made, processes_of, request, settings, target, test_templates, until,
+    World, adoption, batch, made, processes_of, request, settings, stored, target, test_templates,
+    until,
 };
 
 /// Tells the child its directory.
 const DIRECTORY: &str = "DROVER_TEST_DIRECTORY";
-/// Tells the child whether it makes nodes or removes them.
+/// Tells the child whether it makes nodes, adopts them, makes the heir's next one or removes nodes.
 const ACTION: &str = "DROVER_TEST_ACTION";
 /// Where the child dies; see `crash.rs` of the driver.
 #[cfg(feature = "crash-points")]
@@ -41,6 +44,9 @@ const CRASH_AT: &str = "DROVER_CRASH_AT";
 const RANDOM_KILLS: u32 = 12;
 
 const SLOTS: u32 = 3;
+
+/// Who adopts nodes.
+const HEIR: &str = "owner-2";
 
 /// Points on the way of a new node, those of the launcher included.
 #[cfg(feature = "crash-points")]
@@ -67,11 +73,23 @@ fn platform_process() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let driver = LocalDriver::open(settings(Path::new(&directory))).unwrap();
-        if env::var(ACTION).unwrap() == "create" {
-            let (batch, _caller) = batch(&test_templates(), &request("sleeper", "r1", SLOTS));
+        let wanted = match env::var(ACTION).unwrap().as_str() {
+            "create" => Some(request("sleeper", "r1", SLOTS)),
+            "follow" => Some(stored(HEIR, "r9", 5)),
+            _ => None,
+        };
+        if let Some(wanted) = wanted {
+            let (batch, _caller) = batch(&test_templates(), &wanted);
             driver.create(&batch).await;
         }
         let nodes = driver.list().await.unwrap().nodes;
+        if env::var(ACTION).unwrap() == "adopt" {
+            for found in &nodes {
+                let change = adoption(HEIR, 5);
+                let adopted = driver.update(&target(&found.node), &change).await;
+                adopted.unwrap();
+            }
+        }
         let all_run = async || {
             let now = driver.list().await.unwrap().nodes;
             now.iter()
@@ -191,6 +209,45 @@ async fn after_a_crash_while_nodes_are_removed_nothing_is_left_in_the_end() {
         let world = World::over(directory, |_| {});
         remove_everything(&world).await;
     }
+}
+
+#[cfg(feature = "crash-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_crash_within_an_adoption_the_storage_is_that_of_the_node_s_owner() {
+    let world = World::new();
+    world.start(&stored("owner-1", "r1", 0)).await;
+    let directory = world.stopped().await;
+    run_platform(directory.path(), "adopt", "NodeAdopted");
+    let world = World::over(directory, |_| {});
+    let node = world.nodes().await.remove(0);
+    assert_eq!(node.slot.clone().unwrap().owner, HEIR);
+    // The heir's next node has to wait for it; the former owner's has nothing to do with it.
+    let error = refused(world.create(&stored(HEIR, "r2", 5)).await.remove(0));
+    assert!(error.message().contains("in use by node"), "{error}");
+    world.start(&stored("owner-1", "r3", 0)).await;
+    let key = world.retire(&node).await;
+    let kept = world.driver.kept_storage().await.unwrap();
+    assert_eq!((&*kept[0].owner, kept[0].ordinal), (HEIR, 5));
+    let next = world.start(&stored(HEIR, "r4", 5)).await.remove(0);
+    assert_eq!(world.retire(&next).await, key);
+}
+
+#[cfg(feature = "crash-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_crash_while_a_node_is_made_its_place_still_has_the_storage_in_use_last() {
+    let world = World::new();
+    let first = world.start(&stored(HEIR, "r1", 5)).await.remove(0);
+    let earlier = world.retire(&first).await;
+    let node = world.start(&stored("owner-1", "r2", 0)).await.remove(0);
+    let change = adoption(HEIR, 5);
+    let node = world.driver.update(&target(&node), &change).await.unwrap();
+    let adopted = world.retire(&node).await;
+    assert_ne!(adopted, earlier);
+    let directory = world.stopped().await;
+    run_platform(directory.path(), "follow", "IntentWritten");
+    let world = World::over(directory, |_| {});
+    let next = world.start(&stored(HEIR, "r3", 5)).await.remove(0);
+    assert_eq!(world.retire(&next).await, adopted);
 }
 
 #[cfg(feature = "crash-points")]

@@ -6,7 +6,7 @@ mod reads;
 #[path = "simulated/world.rs"]
 mod world;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use drover_convert::error::{from_rpc_status, from_status};
 use drover_core::Reason;
@@ -15,10 +15,12 @@ use drover_platform_cloud::drivers::simulated::{
 };
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 use drover_proto::platform::v1::{
-    Fence, FenceRequest, NodePhase, ProvisionRequest, UnsatisfiableAction,
+    DeprovisionRequest, Fence, FenceRequest, NodePhase, ProvisionRequest, UnsatisfiableAction,
 };
-use drover_proto::platform::v1::{Node, Placement};
+use drover_proto::platform::v1::{Node, Placement, Storage};
+use drover_testing::platform::requests;
 use tokio::time::Instant;
+use uuid::Uuid;
 use world::{World, by_zone, placed, zones};
 
 #[tokio::test(start_paused = true)]
@@ -430,4 +432,97 @@ async fn errors_by_chance_never_make_two_nodes_of_a_slot() {
     }
     assert_eq!(world.simulated().doubles(), vec![]);
     assert_eq!(world.simulated().len(), 60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn storage_of_an_adopted_node_is_its_owner_s_wherever_the_state_file_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("state");
+    let settings = SimulatedSettings {
+        state_file: Some(file.clone()),
+        ..SimulatedSettings::default()
+    };
+    let world = World::new(settings.clone()).await;
+    let mut request = world.request("a", 0, 1);
+    request.storage = Some(Storage::default());
+    let node = world.provision(&request).await.unwrap().nodes.remove(0);
+    let former = node.slot.clone().unwrap().owner;
+    let heir = Uuid::new_v4();
+    let adoption = requests::adoption(&world.uid, world.fence(), &node, ("a", heir));
+    world.client().update_node(adoption).await.unwrap();
+    // The former owner's next node has nothing to do with it.
+    request.request_id = Uuid::new_v4().to_string();
+    let beside = world.provision(&request).await.unwrap();
+    assert_eq!(beside.nodes.len(), 1, "{beside:?}");
+    let owners = |world: &World| {
+        let storage = world.simulated().storage();
+        let owner = |id: &str| {
+            let nodes = world.simulated().nodes();
+            let node = nodes.into_iter().find(|node| node.node_id == id);
+            node.unwrap().slot.unwrap().owner
+        };
+        for (storage, node) in &storage {
+            if let Some(node) = node {
+                assert_eq!(storage.owner, owner(node));
+            }
+        }
+        let found = storage
+            .iter()
+            .find(|(_, id)| *id == Some(node.node_id.clone()));
+        found.unwrap().0.owner.clone()
+    };
+    assert_eq!(owners(&world), heir.to_string());
+    world.server.shutdown().await;
+    let whole = fs::read_to_string(&file).unwrap();
+    let lines: Vec<&str> = whole.lines().collect();
+    let made = lines.iter().position(|line| line.starts_with(r#"{"put""#));
+    let mut seen = BTreeSet::new();
+    for end in made.unwrap() + 1..=lines.len() {
+        fs::write(&file, lines[..end].join("\n") + "\n").unwrap();
+        let world = World::new(settings.clone()).await;
+        seen.insert(owners(&world));
+        world.server.shutdown().await;
+    }
+    assert_eq!(seen, BTreeSet::from([former, heir.to_string()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_adopts_into_a_place_with_kept_storage_has_both_and_goes_on_with_the_adopted() {
+    let world = World::new(SimulatedSettings::default()).await;
+    let wanted = || {
+        let mut request = world.request("a", 7, 1);
+        request.storage = Some(Storage::default());
+        request
+    };
+    let make = async |request: &ProvisionRequest| {
+        let answer = world.provision(request).await.unwrap();
+        answer.nodes.into_iter().next().unwrap()
+    };
+    let retire = async |node: &Node| {
+        let removal = DeprovisionRequest {
+            retain_storage: true,
+            ..requests::removal(&world.uid, world.fence(), node)
+        };
+        let answer = world.client().deprovision(removal).await.unwrap();
+        while !world.simulated().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        answer.into_inner().retained_storage
+    };
+    let heir = wanted().owner.parse().unwrap();
+    let earlier = retire(&make(&wanted()).await).await;
+    let mut theirs = wanted();
+    theirs.owner = Uuid::new_v4().to_string();
+    let node = make(&theirs).await;
+    let adoption = requests::adoption(&world.uid, world.fence(), &node, ("a", heir));
+    let node = world.client().update_node(adoption).await.unwrap();
+    // Not the earlier one either, while a node of that place is there.
+    let error = world.provision(&wanted()).await.unwrap_err();
+    assert!(error.message().contains("in use by node"), "{error}");
+    let adopted = retire(&node.into_inner().node.unwrap()).await;
+    assert_ne!(adopted, earlier);
+    for _ in 0..2 {
+        assert_eq!(retire(&make(&wanted()).await).await, adopted);
+    }
+    assert_eq!(world.simulated().storage().len(), 2);
 }

@@ -37,8 +37,8 @@
 //! # Storage
 //!
 //! Declared storage is a directory of its own, one for each owner, cluster, group and ordinal. It outlives the node if
-//! its removal says so, and the next node of that ordinal gets it. `size` and `class` are written down and nothing more: no
-//! quota holds a node to them.
+//! its removal says so, and the next node of that ordinal gets it. That of an adopted node goes to its new owner, and its
+//! directory stays where it is. `size` and `class` are written down and nothing more: no quota holds a node to them.
 //!
 //! # Properties
 //!
@@ -230,6 +230,12 @@ impl LocalDriver {
             .seats
             .lock()
             .insert(node_id.to_owned(), record.seat());
+        if let Some(key) = &record.storage
+            && let Err(error) = self.shared.state.hand_over(key, &record.identity)
+        {
+            // It follows at the latest when it is kept.
+            warn!(node = node_id, %error, "whose the storage of a node is cannot be written down");
+        }
         self.adopt(Node::new(directory, record, removal));
         Ok(())
     }
@@ -427,7 +433,11 @@ impl Driver for LocalDriver {
             .lock()
             .insert(record.node_id.clone(), record.seat());
         let (cluster_now, node_id) = (record.identity.cluster_id.clone(), record.node_id.clone());
-        node.set_record(record);
+        node.set_record(record.clone());
+        if matches!(change, Change::Adopt(_)) {
+            crash::point(Point::NodeAdopted);
+            self.hand_over(record).await;
+        }
         if cluster_now != cluster_before
             && let Some(changes) = self.shared.changes.get()
         {
@@ -494,6 +504,18 @@ impl Live for LocalDriver {
 }
 
 impl LocalDriver {
+    /// Gives the storage of an adopted node to its new owner. The record of the node is written before, and is what counts
+    /// until that of the storage follows: at the latest at the next start, or when the storage is kept.
+    async fn hand_over(&self, record: Record) {
+        let Some(key) = record.storage else {
+            return;
+        };
+        let (state, identity) = (Arc::clone(&self.shared.state), record.identity);
+        if let Err(error) = blocking(move || state.hand_over(&key, &identity)).await {
+            warn!(node = record.node_id, %error, "the storage of an adopted node does not say yet whose it is");
+        }
+    }
+
     fn known(&self, node: &ProtoNode) -> Result<Arc<Node>> {
         self.shared
             .node(&node.cluster_id, &node.node_id)

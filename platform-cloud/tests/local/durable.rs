@@ -1,6 +1,10 @@
 //! What outlives a platform, or a node: processes, removals, storage, records.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    time::Duration,
+};
 
 use drover_core::Reason;
 use drover_platform::{
@@ -11,8 +15,8 @@ use drover_platform_cloud::drivers::local::{LocalDriver, Removed, remove_all};
 use drover_proto::platform::v1::{NodePhase, NodeRole, Storage};
 
 use crate::local_support::{
-    World, clean, kill, kill_off, phase, pid, processes_of, refused, request, settings, target,
-    until,
+    World, adoption, clean, kill, kill_off, phase, pid, processes_of, refused, request, settings,
+    stored, target, until,
 };
 
 use super::inside::exec;
@@ -162,6 +166,77 @@ async fn retained_storage_is_attached_again_and_other_storage_goes_with_its_node
         fs::read_dir(world.state().join("storage")).unwrap().count(),
         0
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn storage_of_an_adopted_node_is_its_new_owner_s_for_good() {
+    let world = World::new();
+    let node = world.start(&stored("owner-1", "r1", 0)).await.remove(0);
+    let change = adoption("owner-2", 5);
+    let node = world.driver.update(&target(&node), &change).await.unwrap();
+    let error = refused(world.create(&stored("owner-2", "r2", 5)).await.remove(0));
+    let in_use = format!("in use by node {}", node.node_id);
+    assert!(error.message().contains(&in_use), "{error}");
+    // The former owner begins anew beside it.
+    let theirs = world.start(&stored("owner-1", "r3", 0)).await.remove(0);
+    let key = world.retire(&node).await;
+    let data = world.state().join("storage").join(&key).join("data");
+    fs::write(&data, "precious").unwrap();
+    let listed = world.driver.kept_storage().await.unwrap();
+    let whose: Vec<_> = listed
+        .iter()
+        .map(|it| (&*it.id, &*it.owner, it.ordinal, &*it.store_id))
+        .collect();
+    assert_eq!(whose, [(&*key, "owner-2", 5, "store-2")]);
+    let others = world.retire(&theirs).await;
+    assert_ne!(others, key);
+    let world = world.restarted().await;
+    let theirs = world.start(&stored("owner-1", "r4", 0)).await.remove(0);
+    let node = world.start(&stored("owner-2", "r5", 5)).await.remove(0);
+    assert_eq!(world.retire(&theirs).await, others);
+    assert_eq!(world.retire(&node).await, key);
+    assert_eq!(fs::read_to_string(&data).unwrap(), "precious");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_adopts_into_a_place_with_kept_storage_has_both_and_goes_on_with_the_adopted() {
+    let world = World::new();
+    let first = world.start(&stored("owner-2", "r1", 5)).await.remove(0);
+    let earlier = world.retire(&first).await;
+    let node = world.start(&stored("owner-1", "r2", 0)).await.remove(0);
+    let change = adoption("owner-2", 5);
+    let node = world.driver.update(&target(&node), &change).await.unwrap();
+    // Not the earlier one either, while a node of that place is there.
+    let error = refused(world.create(&stored("owner-2", "r3", 5)).await.remove(0));
+    assert!(error.message().contains("in use by node"), "{error}");
+    let adopted = world.retire(&node).await;
+    assert_ne!(adopted, earlier);
+    for request_id in ["r4", "r5"] {
+        let next = world.start(&stored("owner-2", request_id, 5)).await;
+        assert_eq!(world.retire(&next[0]).await, adopted);
+    }
+    let kept = world.driver.kept_storage().await.unwrap();
+    let kept: BTreeSet<&str> = kept.iter().map(|it| &*it.id).collect();
+    assert_eq!(kept, BTreeSet::from([&*adopted, &*earlier]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn storage_follows_its_adopted_node_although_that_could_not_be_written_at_first() {
+    let world = World::new();
+    let node = world.start(&stored("owner-1", "r1", 0)).await.remove(0);
+    let volumes = fs::read_dir(world.state().join("volumes")).unwrap();
+    let volume = volumes.map(|it| it.unwrap().path()).next().unwrap();
+    let before = fs::read(&volume).unwrap();
+    fs::write(&volume, "{").unwrap();
+    let change = adoption("owner-2", 5);
+    let node = world.driver.update(&target(&node), &change).await.unwrap();
+    // Nothing is made beside what may be its own.
+    let error = refused(world.create(&stored("owner-2", "r2", 5)).await.remove(0));
+    assert!(error.message().contains("volumes/db-0-"), "{error}");
+    fs::write(&volume, before).unwrap();
+    let key = world.retire(&node).await;
+    let next = world.start(&stored("owner-2", "r3", 5)).await.remove(0);
+    assert_eq!(world.retire(&next).await, key);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,15 +17,15 @@ use std::{
 
 use drover_platform::{
     batch::{Batch, Caller, Lifetime},
-    driver::{Changes, Deleted, Deletion, Driver, Outcome, Target},
+    driver::{Change, Changes, Deleted, Deletion, Driver, Outcome, Target},
     feed::Listener,
-    identity::fingerprint,
+    identity::{Identity, fingerprint},
     templates::Templates,
 };
 use drover_platform_cloud::drivers::local::{CATALOGUE, LocalDriver, Settings, remove_all};
 use drover_proto::platform::v1::{
     ClusterContext, Fence, Node, NodePhase, NodeRole, ProvisionRequest, RemovalEvidence,
-    ResolvedGroup, Slot,
+    ResolvedGroup, Slot, Storage,
 };
 use drover_templates::{Catalogue, EmbeddedFile, stores};
 pub(crate) use drover_testing::processes::processes_of;
@@ -271,6 +271,17 @@ impl World {
         self.gone(&node.node_id).await;
     }
 
+    /// Removes a node and keeps its storage. Answers the key of that.
+    pub(crate) async fn retire(&self, node: &Node) -> String {
+        let retain = Deletion {
+            retain_storage: true,
+            ..Deletion::default()
+        };
+        let kept = self.delete(node, retain).await.retained_storage;
+        self.gone(&node.node_id).await;
+        kept.into_iter().next().expect("it has storage")
+    }
+
     pub(crate) async fn gone(&self, node_id: &str) {
         until("the node is gone", async || {
             self.node(node_id).await.is_none()
@@ -348,6 +359,29 @@ pub(crate) fn request(store: &str, request_id: &str, count: u32) -> ProvisionReq
         }),
         ..ProvisionRequest::default()
     }
+}
+
+/// A request of one owner for the node of one ordinal, with storage.
+pub(crate) fn stored(owner: &str, request_id: &str, ordinal: u32) -> ProvisionRequest {
+    let mut request = request("sleeper", request_id, 1);
+    request.owner = owner.to_owned();
+    request.storage = Some(Storage::default());
+    request.slots[0].ordinal = Some(ordinal);
+    request
+}
+
+/// What makes a node that of another owner, in the same cluster and group.
+pub(crate) fn adoption(owner: &str, ordinal: u32) -> Change {
+    Change::Adopt(Box::new(Identity {
+        owner: owner.to_owned(),
+        cluster_id: "orders".to_owned(),
+        group: "db".to_owned(),
+        request_id: format!("adopted-{ordinal}"),
+        id: format!("db-{ordinal}-adopted"),
+        ordinal,
+        store_id: "store-2".to_owned(),
+        ..Identity::default()
+    }))
 }
 
 pub(crate) fn batch(templates: &Templates, request: &ProvisionRequest) -> (Batch, Caller) {

@@ -150,6 +150,7 @@ checks! {
     storage::kept_storage_is_listed_and_attached_again,
     storage::storage_has_one_node_at_a_time,
     storage::kept_storage_is_deleted_only_as_it_is_meant,
+    storage::storage_goes_with_an_adopted_node_to_the_one_that_follows,
     discover::pages_are_complete_and_from_one_read,
     discover::nodes_are_found_by_cluster_and_id,
     discover::wrong_pages_are_refused,

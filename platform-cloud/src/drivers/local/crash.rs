@@ -15,6 +15,8 @@ pub(super) enum Point {
     LauncherRecorded,
     /// The process runs; the caller was not answered.
     BeforeAnswer,
+    /// The node is another owner's; its storage does not say so yet.
+    NodeAdopted,
     /// The removal is recorded; nothing was stopped.
     RemovalRecorded,
     /// The process was stopped; its directory is there.

@@ -87,11 +87,10 @@ impl LocalDriver {
         if !batch.may_start() {
             return Ok(None);
         }
-        let storage = batch
-            .request
-            .storage
-            .as_ref()
-            .map(|_| storage_key(&identity));
+        let storage = match &batch.request.storage {
+            Some(_) => Some(self.choose_storage(&identity).await?),
+            None => None,
+        };
         let (promise, numbers) = self.promise(batch, &identity, &node_id, storage.clone())?;
         let site = self.site(
             batch,
@@ -146,6 +145,20 @@ impl LocalDriver {
         promise.keep();
         self.adopt(Arc::clone(&node));
         Ok(Some(node))
+    }
+
+    /// Key of the storage that the next node of a place gets.
+    async fn choose_storage(&self, identity: &Identity) -> Result<String> {
+        let (state, identity) = (Arc::clone(&self.shared.state), identity.clone());
+        let taken = self.shared.taken_storage();
+        blocking(move || state.storage_for(&identity, storage_key(&identity), &taken))
+            .await
+            .map_err(|error| {
+                // Without knowing what is there, new storage would hide old data.
+                Error::internal(format!(
+                    "the owners of kept storage cannot be read: {error}"
+                ))
+            })
     }
 
     /// Finds a seat and keeps it from others while the node is made.
@@ -378,7 +391,7 @@ pub(super) fn node_id(identity: &Identity) -> Result<String> {
     ))
 }
 
-/// Storage is found again by owner, cluster, group and ordinal.
+/// What new storage is called, after owner, cluster, group and ordinal.
 fn storage_key(identity: &Identity) -> String {
     let Identity {
         owner,

@@ -15,11 +15,11 @@
 //!   data/                  its own directory
 //! nodes/.new-…, .gone-…    half-made and half-removed, of no meaning
 //! storage/KEY/             storage that outlives nodes
-//! volumes/KEY.json         whose it is
+//! volumes/KEY.json         whose it is; while a node has it, as that node's record says
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::IpAddr,
     os::{
@@ -99,7 +99,7 @@ pub(super) struct Record {
 }
 
 /// Whose storage is.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Volume {
     pub(super) owner: String,
     pub(super) cluster_id: String,
@@ -109,8 +109,34 @@ pub(super) struct Volume {
     /// As it was asked for; nothing holds a node to it.
     pub(super) size_bytes: Option<u64>,
     pub(super) class: String,
-    /// Since when no node has it, in milliseconds of Unix time. 0: one has it, or had it when it was last written.
+    /// Since when no node has it, or when it was last kept if one has it now, in milliseconds of Unix time. 0: it was
+    /// never kept.
     pub(super) kept: u64,
+}
+
+impl Volume {
+    /// Whether it is storage of nodes like this one.
+    fn is_of(&self, identity: &Identity) -> bool {
+        (&self.owner, &self.cluster_id, &self.group, self.ordinal)
+            == (
+                &identity.owner,
+                &identity.cluster_id,
+                &identity.group,
+                identity.ordinal,
+            )
+    }
+
+    /// The same storage as that of a node with this identity.
+    fn handed_to(self, identity: &Identity) -> Self {
+        Self {
+            owner: identity.owner.clone(),
+            cluster_id: identity.cluster_id.clone(),
+            group: identity.group.clone(),
+            ordinal: identity.ordinal,
+            store_id: identity.store_id.clone(),
+            ..self
+        }
+    }
 }
 
 /// How a process ended.
@@ -227,23 +253,80 @@ impl StateDir {
         let keys = names(&self.root.join("storage"))?;
         keys.into_iter()
             .map(|key| {
-                let volume = files::read_json(&self.volume(&key))?;
+                let volume = self.read_volume(&key)?;
                 Ok((key, volume))
             })
             .collect()
     }
 
+    /// Key of the storage for a node of this identity: what is its own, or else a new one, called `usual` if that name is
+    /// free. `taken`: keys of what nodes have.
+    pub(super) fn storage_for(
+        &self,
+        identity: &Identity,
+        usual: String,
+        taken: &BTreeSet<String>,
+    ) -> io::Result<String> {
+        let volumes = self.volumes()?;
+        // Whoever adopts a node into a place for which something was kept has both from then on, because to delete or to
+        // merge either would lose data. Only one has its node's last data: the one that was in use last.
+        let own = volumes
+            .iter()
+            .filter_map(|(key, volume)| Some((key, volume.as_ref()?)))
+            .filter(|(_, volume)| volume.is_of(identity))
+            .max_by_key(|(key, volume)| (taken.contains(*key), volume.kept));
+        if let Some((key, _)) = own {
+            return Ok(key.clone());
+        }
+        // What was given away with an adopted node is still called after its former owner.
+        let given_away = |name: &String| {
+            let found = volumes.iter().find(|(key, _)| key == name);
+            found.is_some_and(|(_, volume)| volume.is_some())
+        };
+        let mut key = usual.clone();
+        let mut number = 1;
+        while given_away(&key) {
+            number += 1;
+            key = format!("{usual}-{number}");
+        }
+        Ok(key)
+    }
+
     /// Whose some storage is. None: there is none of this key, or nothing is known of it.
-    pub(super) fn read_volume(&self, key: &str) -> io::Result<Option<Volume>> {
+    fn read_volume(&self, key: &str) -> io::Result<Option<Volume>> {
         if !fs::exists(self.storage(key))? {
             return Ok(None);
         }
         files::read_json(&self.volume(key))
+            .map_err(|error| io::Error::new(error.kind(), format!("{VOLUMES}/{key}.json: {error}")))
     }
 
-    /// Writes down whose storage is.
-    pub(super) fn write_volume(&self, key: &str, volume: &Volume) -> io::Result<()> {
+    fn write_volume(&self, key: &str, volume: &Volume) -> io::Result<()> {
         files::replace(&self.volume(key), &files::to_json(volume)?, 0o644)
+    }
+
+    /// Writes down that storage is that of a node, which was another's when it was made if it was adopted.
+    pub(super) fn hand_over(&self, key: &str, identity: &Identity) -> io::Result<()> {
+        let before = self.read_volume(key)?;
+        let settled =
+            |volume: &Volume| volume.is_of(identity) && volume.store_id == identity.store_id;
+        if before.as_ref().is_some_and(settled) || !fs::exists(self.storage(key))? {
+            return Ok(());
+        }
+        self.write_volume(key, &before.unwrap_or_default().handed_to(identity))
+    }
+
+    /// Writes down that no node has storage from now on, and that it is that of the node which had it.
+    pub(super) fn keep(&self, key: &str, identity: &Identity, now: u64) -> io::Result<()> {
+        if !fs::exists(self.storage(key))? {
+            return Ok(());
+        }
+        let volume = self.read_volume(key)?.unwrap_or_default();
+        let volume = Volume {
+            kept: now,
+            ..volume.handed_to(identity)
+        };
+        self.write_volume(key, &volume)
     }
 
     /// Ids of all nodes that have a directory.
@@ -302,8 +385,22 @@ impl StateDir {
         if let (Some(key), Some(volume)) = (&record.storage, volume) {
             let storage = self.storage(key);
             let is_new = !fs::exists(&storage)?;
+            let before = self.read_volume(key)?;
+            if before
+                .as_ref()
+                .is_some_and(|it| !it.is_of(&record.identity))
+            {
+                // It was given away and kept after it was chosen.
+                return Err(io::Error::other(format!(
+                    "storage {key} has become another owner's; ask again"
+                )));
+            }
+            let volume = Volume {
+                kept: before.map_or(0, |before| before.kept),
+                ..volume.clone()
+            };
             // Before the storage itself: what is there always has an owner.
-            self.write_volume(key, volume)?;
+            self.write_volume(key, &volume)?;
             if is_new {
                 prepared.new_storage = Some(storage.clone());
                 make_owned(&storage, spec.user)?;

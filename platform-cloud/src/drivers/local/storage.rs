@@ -28,19 +28,22 @@ impl Drop for Held {
     }
 }
 
+impl Shared {
+    /// Keys of the storage that nodes have or are promised.
+    pub(super) fn taken_storage(&self) -> BTreeSet<String> {
+        let seats = self.seats.lock();
+        let taken = seats.values().filter_map(|seat| seat.storage.clone());
+        taken.collect()
+    }
+}
+
 impl LocalDriver {
     pub(super) async fn list_kept(&self) -> Result<Vec<KeptStorage>> {
         let state = Arc::clone(&self.shared.state);
         let volumes = blocking(move || state.volumes())
             .await
             .map_err(|error| cannot_read(&error))?;
-        let taken: BTreeSet<String> = {
-            let seats = self.shared.seats.lock();
-            seats
-                .values()
-                .filter_map(|seat| seat.storage.clone())
-                .collect()
-        };
+        let taken = self.shared.taken_storage();
         let free = |key: &str| !taken.contains(key) && self.shared.state.storage(key).exists();
         Ok(volumes
             .into_iter()

@@ -37,6 +37,14 @@ impl Volume {
     pub(super) fn is_kept(&self) -> bool {
         self.retain
     }
+
+    fn hand_to(&mut self, identity: &Identity) {
+        self.owner.clone_from(&identity.owner);
+        self.cluster_id.clone_from(&identity.cluster_id);
+        self.group.clone_from(&identity.group);
+        self.ordinal = identity.ordinal;
+        self.store_id.clone_from(&identity.store_id);
+    }
 }
 
 /// What becomes of the storage of a node that goes.
@@ -52,22 +60,31 @@ pub(super) enum Left {
 pub(super) struct Volumes(BTreeMap<String, Volume>);
 
 impl Volumes {
-    /// What is kept, without what a node has that is not there any more.
-    pub(super) fn restore(past: BTreeMap<String, Volume>, lives: impl Fn(u32) -> bool) -> Self {
+    /// What is kept, without what a node has that is not there any more. What a node has is its own, although the state
+    /// file may end within its adoption.
+    pub(super) fn restore<'a>(
+        past: BTreeMap<String, Volume>,
+        node: impl Fn(u32) -> Option<&'a Identity>,
+    ) -> Self {
         let mut volumes = past;
         for volume in volumes.values_mut() {
-            volume.node = volume.node.filter(|node| lives(*node));
+            match volume.node.and_then(&node) {
+                Some(identity) => volume.hand_to(identity),
+                None => volume.node = None,
+            }
         }
         Self(volumes)
     }
 
     fn of(&self, identity: &Identity) -> Option<&Volume> {
-        self.0.values().find(|volume| {
+        let own = self.0.values().filter(|volume| {
             volume.owner == identity.owner
                 && volume.cluster_id == identity.cluster_id
                 && volume.group == identity.group
                 && volume.ordinal == identity.ordinal
-        })
+        });
+        // Whoever adopts a node into a place for which something was kept has both. The one in use last has the last data.
+        own.max_by_key(|volume| (volume.node.is_some(), volume.kept))
     }
 
     /// Whether a node of this identity can have its storage.
@@ -105,6 +122,13 @@ impl Volumes {
         };
         self.0.insert(id, volume.clone());
         volume
+    }
+
+    /// The storage of a node becomes that of the node's new owner.
+    pub(super) fn hand_over(&mut self, number: u32, identity: &Identity) -> Option<Volume> {
+        let volume = self.attached(number)?;
+        volume.hand_to(identity);
+        Some(volume.clone())
     }
 
     /// Says what becomes of the storage of a node that is to go. Once it is to be kept, it stays so.

@@ -143,11 +143,12 @@ impl World {
             journal,
             keep_ledger: settings.ledger,
         };
+        world.volumes = Volumes::restore(past.volumes, |number| {
+            past.nodes.get(&number).map(|stored| &stored.identity)
+        });
         for (number, stored) in past.nodes {
             world.restore(number, stored, settings);
         }
-        let nodes = &world.nodes;
-        world.volumes = Volumes::restore(past.volumes, |number| nodes.contains_key(&number));
         world
     }
 

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::{
     Subject,
     fixture::{Fixture, exists, partition, refused, until},
+    requests,
 };
 
 /// A fixture on a platform that keeps storage, and a request for one node that has some. None: the platform keeps none,
@@ -68,15 +69,10 @@ fn next(fixture: &Fixture<'_>, request: &ProvisionRequest) -> ProvisionRequest {
 }
 
 /// Removes a node and waits until it is gone. Answers what was kept.
-async fn remove(
-    fixture: &Fixture<'_>,
-    request: &ProvisionRequest,
-    node: &Node,
-    retain: bool,
-) -> Vec<String> {
+async fn remove(fixture: &Fixture<'_>, node: &Node, retain: bool) -> Vec<String> {
     let removal = DeprovisionRequest {
         retain_storage: retain,
-        ..fixture.removal(request, node)
+        ..requests::removal(&fixture.platform.uid, fixture.fence(), node)
     };
     let answer = fixture
         .deprovision(&removal)
@@ -122,7 +118,7 @@ pub(super) async fn kept_storage_is_listed_and_attached_again(subject: &Subject)
     };
     let node = made(&fixture, &request).await;
     assert_eq!(kept(&fixture).await, vec![], "a node has it");
-    let retained = remove(&fixture, &request, &node, true).await;
+    let retained = remove(&fixture, &node, true).await;
     assert!(!retained.is_empty(), "it is said what was kept");
     assert_eq!(
         fixture.nodes().await.iter().filter(|it| exists(it)).count(),
@@ -143,14 +139,11 @@ pub(super) async fn kept_storage_is_listed_and_attached_again(subject: &Subject)
     let follower = next(&fixture, &request);
     let node = made(&fixture, &follower).await;
     assert_eq!(kept(&fixture).await, vec![], "the node that follows has it");
-    let again = remove(&fixture, &follower, &node, true).await;
+    let again = remove(&fixture, &node, true).await;
     assert_eq!(again, retained, "it is the same storage");
     let follower = next(&fixture, &request);
     let node = made(&fixture, &follower).await;
-    assert_eq!(
-        remove(&fixture, &follower, &node, false).await,
-        Vec::<String>::new()
-    );
+    assert_eq!(remove(&fixture, &node, false).await, Vec::<String>::new());
     assert_eq!(kept(&fixture).await, vec![], "it went with its node");
 }
 
@@ -164,7 +157,7 @@ pub(super) async fn storage_has_one_node_at_a_time(subject: &Subject) {
         Ok(answer) => assert_eq!(answer.nodes, vec![], "two nodes with one storage"),
         Err(error) => assert_ne!(error.reason(), Reason::Internal, "{error}"),
     }
-    remove(&fixture, &request, &node, false).await;
+    remove(&fixture, &node, false).await;
     fixture.clean().await;
 }
 
@@ -173,7 +166,7 @@ pub(super) async fn kept_storage_is_deleted_only_as_it_is_meant(subject: &Subjec
         return;
     };
     let node = made(&fixture, &request).await;
-    let retained = remove(&fixture, &request, &node, true).await;
+    let retained = remove(&fixture, &node, true).await;
     let listed = kept(&fixture).await;
     let right = deletion(&fixture, &listed[0]);
     let wrongs = [
@@ -209,7 +202,7 @@ pub(super) async fn kept_storage_is_deleted_only_as_it_is_meant(subject: &Subjec
     let node = made(&fixture, &follower).await;
     let outcome = client.delete_storage(right, subject.patience).await;
     refused(outcome, Reason::Precondition, "storage that a node has");
-    remove(&fixture, &follower, &node, true).await;
+    remove(&fixture, &node, true).await;
     for one in kept(&fixture).await {
         let request = deletion(&fixture, &one);
         for _ in 0..2 {
@@ -230,4 +223,55 @@ pub(super) async fn kept_storage_is_deleted_only_as_it_is_meant(subject: &Subjec
         Reason::Invalid,
         "a deletion on nobody's behalf",
     );
+}
+
+pub(super) async fn storage_goes_with_an_adopted_node_to_the_one_that_follows(subject: &Subject) {
+    let Some((former, request)) = begin(subject).await else {
+        return;
+    };
+    if !former.can(Capability::Adopt) {
+        return;
+    }
+    let mut heir = Fixture::new(subject).await;
+    // Not every node can move to another cluster.
+    heir.cluster.clone_from(&former.cluster);
+    let node = made(&former, &request).await;
+    let adoption = requests::adoption(
+        &heir.platform.uid,
+        heir.fence(),
+        &node,
+        (&heir.cluster, heir.owner),
+    );
+    let mut node = node;
+    for _ in 0..2 {
+        let adopted = heir.update(&adoption).await;
+        node = adopted.expect("an adoption can be repeated");
+    }
+    assert_eq!(kept(&heir).await, vec![], "a node has it");
+    let mut place = request.clone();
+    place.slots[0].ordinal = node.ordinal;
+    let retained = remove(&heir, &node, true).await;
+    assert!(!retained.is_empty(), "it is said what was kept");
+    let listed = kept(&heir).await;
+    let ids: Vec<&String> = listed.iter().map(|one| &one.id).collect();
+    assert_eq!(ids, retained.iter().collect::<Vec<_>>());
+    for one in &listed {
+        assert_eq!(one.owner, heir.owner.to_string(), "it is the heir's");
+        assert_eq!(one.cluster_id, heir.cluster);
+        assert_eq!(
+            (one.group.as_str(), Some(one.ordinal)),
+            ("db", node.ordinal)
+        );
+        assert_eq!(one.store_id, heir.store_id.to_string());
+    }
+    // Not only the next one, but every one after it.
+    for _ in 0..2 {
+        let node = made(&heir, &next(&heir, &place)).await;
+        assert_eq!(kept(&heir).await, vec![], "the node that follows has it");
+        let again = remove(&heir, &node, true).await;
+        assert_eq!(again, retained, "it is the same storage");
+    }
+    let node = made(&heir, &next(&heir, &place)).await;
+    remove(&heir, &node, false).await;
+    assert_eq!(kept(&heir).await, vec![], "it went with its node");
 }

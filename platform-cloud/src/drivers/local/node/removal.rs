@@ -112,19 +112,17 @@ async fn try_clear(state: &Arc<StateDir>, node: &Arc<Node>) -> io::Result<()> {
         kill_all(&id, process.as_ref()).await;
     }
     let retain = node.removal().is_some_and(|removal| removal.retain_storage);
+    if retain && let Some(key) = record.storage.clone() {
+        // Its owner does not change between reading and writing it.
+        let _writing = node.writing.lock().await;
+        let (state, identity) = (Arc::clone(state), node.record().identity);
+        let now = unix_millis(SystemTime::now());
+        blocking(move || state.keep(&key, &identity, now)).await?;
+    }
     let state = Arc::clone(state);
     blocking(move || {
-        match &record.storage {
-            Some(key) if retain => {
-                if let Some(mut volume) = state.read_volume(key)?
-                    && volume.kept == 0
-                {
-                    volume.kept = unix_millis(SystemTime::now());
-                    state.write_volume(key, &volume)?;
-                }
-            }
-            Some(key) => state.remove_storage(key)?,
-            None => {}
+        if let Some(key) = record.storage.filter(|_| !retain) {
+            state.remove_storage(&key)?;
         }
         state.remove(&record.node_id)
     })

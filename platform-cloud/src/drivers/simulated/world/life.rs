@@ -110,6 +110,11 @@ impl World {
         self.index(number, &before, false);
         self.index(number, &next, true);
         let moved = before.shared.cluster_id != next.shared.cluster_id;
+        if let Change::Adopt(identity) = change
+            && let Some(volume) = self.volumes.hand_over(number, identity)
+        {
+            self.write_volume(volume);
+        }
         self.nodes.insert(number, next);
         if moved {
             // It is only not in that cluster any more.
