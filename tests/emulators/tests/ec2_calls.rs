@@ -3,7 +3,6 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use common::ec2::{DEBIAN, SCOPE, authorization, call, call_as, done, listed, run, start};
 use drover_emulators::ec2::Ec2Settings;
