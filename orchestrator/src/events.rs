@@ -278,6 +278,10 @@ impl Maker<'_> {
     fn turn(&mut self, slot: u64, role: Role) {
         use EventSeverity::{Info, Warning};
         let before = self.state.node(slot).map(|node| node.role);
+        if (before, role) == (Some(Role::Active), Role::Standby) {
+            // It is gone, and another one acts by now: nothing happened to it.
+            return;
+        }
         let (severity, reason, message) = match role {
             Role::Promoting => (Info, "NodePromoting", "is to become active"),
             Role::Active => (Info, "NodePromoted", "is active"),

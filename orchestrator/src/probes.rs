@@ -10,7 +10,7 @@ use std::{
 };
 
 use drover_core::{
-    Millis, NodeState, Phase, Sym,
+    Millis, Node, NodeState, Phase, Sym,
     spec::{Health, Port, Probe},
 };
 use drover_proto::{
@@ -260,7 +260,7 @@ fn target_of(shared: &Shared, cluster: &Cluster, inner: &mut Inner, slot: u64) -
                 .map(|(host, _)| format!("{host}:{number}"))
         }
     };
-    let early = node.seen.ready == Some(false) && !node.probe.answered;
+    let early = is_early(node);
     Some(Target {
         cluster: cluster.uid,
         health,
@@ -270,6 +270,13 @@ fn target_of(shared: &Shared, cluster: &Cluster, inner: &mut Inner, slot: u64) -
         platform: node.platform.clone(),
         inside,
     })
+}
+
+/// Whether a node is still starting as its platform says, so that it is not asked yet. One that was Ready may hang, also
+/// if this process has never heard of it.
+fn is_early(node: &Node) -> bool {
+    let ran = matches!(node.state, NodeState::Ready | NodeState::Unhealthy);
+    !ran && node.seen.ready == Some(false) && !node.probe.answered
 }
 
 async fn outcome(shared: &Shared, target: &Target) -> Result<(), Failed> {

@@ -175,8 +175,10 @@ impl Planner<'_> {
                 progress.ready += 1;
             } else {
                 progress.pending += 1;
-                if mark.available && node.state == NodeState::Ready {
-                    soon = soon.min(node.state_time + min_ready);
+                let due = node.state_time + min_ready;
+                // Who has only to be heard of wakes the cluster by its probe.
+                if mark.available && node.state == NodeState::Ready && due > self.input.now {
+                    soon = soon.min(due);
                 }
             }
         }

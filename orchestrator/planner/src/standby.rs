@@ -294,12 +294,40 @@ impl Planner<'_> {
             vacated.extend(before.iter().filter(|ordinal| (**ordinal as usize) < size));
         }
         if !vacated.is_empty() {
-            vacated.retain({
-                let held = self.held(group);
-                move |ordinal| !held.contains(ordinal)
-            });
+            let own = self.own(group).filter(|&at| !self.is_orphan(at));
+            let held: BTreeSet<u32> = own
+                .map(|at| self.state.nodes[at].ordinal)
+                .chain(self.asked(group).map(|node| node.ordinal))
+                .collect();
+            vacated.retain(|ordinal| !held.contains(ordinal));
         }
         vacated
+    }
+
+    /// Whether a node goes because nobody knew of it: it follows nobody, and acts for nobody.
+    fn is_orphan(&self, at: usize) -> bool {
+        let removal = self.state.nodes[at].removal;
+        removal.is_some_and(|it| it.reason == RemovalReason::Orphan)
+    }
+
+    /// Once others act, those before them have not written last any more.
+    fn supersede(&mut self, group: usize) {
+        let active = self.own(group).filter(|&at| {
+            self.marks[at].role == Role::Active && self.may_act(at) && !self.is_orphan(at)
+        });
+        if active.count() < Self::actives(&self.input.groups[group]) {
+            return;
+        }
+        let former: Vec<usize> = self
+            .own(group)
+            .filter(|&at| self.leaves_its_part(at))
+            .collect();
+        for at in former {
+            if self.full() {
+                return;
+            }
+            self.turn(at, Role::Standby);
+        }
     }
 
     /// Records who has to begin as active: it may be asked for when nothing tells any more who was.
@@ -309,8 +337,10 @@ impl Planner<'_> {
             if spec.standby == 0 && self.state.vacated.is_empty() {
                 continue;
             }
-            let acts = self.acting(group) + self.asked_active(group) >= Self::actives(spec);
-            let to = if acts {
+            self.supersede(group);
+            let acting = self.own(group).filter(|&at| self.may_act(at));
+            let acting = acting.filter(|&at| !self.is_orphan(at)).count();
+            let to = if acting + self.asked_active(group) >= Self::actives(spec) {
                 BTreeSet::new()
             } else {
                 self.vacated(group)

@@ -13,7 +13,7 @@ use std::time::Duration;
 use drover_core::{
     Millis, NodeState, Phase,
     error::Reason,
-    node::{Answer, RemovalReason},
+    node::{Answer, ProbeResult, RemovalReason},
     spec::{Amount, Group, Health, Probe, Update},
 };
 use drover_planner::{ConditionKey, ConditionKind, Op, Plan};
@@ -252,6 +252,19 @@ fn after_a_restart_an_update_waits_until_this_process_has_heard_of_the_nodes() {
     }
     let removed = run(&mut world, Made::Ready);
     assert_eq!(removed, [(4, RemovalReason::Outdated)], "who may be dead");
+
+    // Once more, in the middle: it is woken by the probes and not by the clock.
+    let new = world.state.nodes.last().unwrap().slot;
+    answers(&mut world, new);
+    step(&mut world, Made::Nothing);
+    assert_eq!(world.state.node(new).unwrap().state, NodeState::Ready);
+    for node in &mut world.state.nodes {
+        node.probe = ProbeResult::default();
+    }
+    run(&mut world, Made::Nothing);
+    let planned = step(&mut world, Made::Nothing);
+    let soon = world.now + 1_000;
+    assert!(planned.wake.is_none_or(|at| at > soon), "{planned:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use drover_core::{
     spec::{Group, Management},
     storage::{Policy, Retention},
 };
-use drover_planner::{Call, ConditionKey, ConditionKind, Op, Plan};
+use drover_planner::{Call, ConditionKey, ConditionKind, Op, Orphan, Plan};
 use world::{
     World,
     build::{at_version, group, rolling, stored},
@@ -479,6 +479,46 @@ fn when_all_die_who_gets_the_storage_of_the_active_one_is_active_again() {
         all.sort_by_key(|(_, role)| *role == STANDBY);
         assert_eq!(all, places, "active was {active}, gone at once");
     }
+}
+
+/// The first one dies, the second one acts, and dies as well before the first is proven gone.
+#[test]
+fn who_acted_last_is_active_again_and_not_who_was_before() {
+    let mut world = keeping(1);
+    dies(&mut world, 1);
+    step(&mut world);
+    answer(&mut world, 2, Ok(()));
+    successors(&mut world);
+    dies(&mut world, 2);
+    successors(&mut world);
+    gone(&mut world, 2);
+    assert_eq!(successors(&mut world), [(1, ACTIVE)]);
+    gone(&mut world, 1);
+    assert_eq!(successors(&mut world), [(0, STANDBY)]);
+}
+
+#[test]
+fn what_is_swept_meanwhile_is_not_taken_for_who_acts() {
+    let mut world = bereft(2);
+    let late = Orphan {
+        request: uuid::Uuid::from_u128(5),
+        sequence: 1,
+        group: "db".into(),
+        ordinal: 1,
+        platform_uid: world.views["a"].uid.clone(),
+        since: world.now - 3_600_000,
+        last: world.now,
+        ..Orphan::default()
+    };
+    let key = ("a".into(), "late".into());
+    world.state.orphans.insert(key, late);
+    assert_eq!(successors(&mut world), []);
+    let slot = world.state.nodes[0].slot;
+    gone(&mut world, slot);
+    assert_eq!(successors(&mut world), []);
+    assert!(world.state.nodes.is_empty(), "it is swept");
+    world.views.get_mut("a").unwrap().callable = true;
+    assert_eq!(successors(&mut world), [(1, ACTIVE), (0, STANDBY)]);
 }
 
 /// All have died and are proven gone; nothing was made in their stead yet.

@@ -137,7 +137,8 @@ impl Api {
             // Neither may a cluster be taken by labels that it has not, nor be given away.
             self.may_apply(document, &inner.desired.value.labels, request.validate_only)?;
             self.may_apply(document, &document.labels, request.validate_only)?;
-            if request.adopt && !inner.state.foreign.is_empty() {
+            // What platforms show by the time it is carried out may be another's, though nothing is seen of it now.
+            if request.adopt {
                 self.may_adopt(&document.name)?;
             }
             expect(&inner, request.expected_generation)?;

@@ -184,3 +184,18 @@ async fn only_the_agent_of_the_very_node_proves_that_it_lives() {
         .await
     );
 }
+
+#[test]
+fn only_who_starts_is_not_asked_before_its_platform_calls_it_ready() {
+    let node = |state, ready| {
+        let mut node = crate::fixture::node(1, state);
+        node.seen.ready = ready;
+        node
+    };
+    assert!(is_early(&node(NodeState::Starting, Some(false))));
+    assert!(!is_early(&node(NodeState::Starting, Some(true))));
+    assert!(!is_early(&node(NodeState::Starting, None)));
+    for ran in [NodeState::Ready, NodeState::Unhealthy] {
+        assert!(!is_early(&node(ran, Some(false))), "it may hang");
+    }
+}
