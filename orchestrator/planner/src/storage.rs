@@ -56,7 +56,7 @@ impl Planner<'_> {
     }
 
     /// Ordinals of a group that something may live under, also what this plan asks for.
-    pub(crate) fn held(&self, group: usize) -> BTreeSet<u32> {
+    fn held(&self, group: usize) -> BTreeSet<u32> {
         self.own(group)
             .map(|at| &self.state.nodes[at])
             .chain(self.asked(group))

@@ -1,6 +1,7 @@
 //! What surrounds every gRPC call.
 
 mod body;
+mod call;
 mod methods;
 mod prompt;
 
@@ -27,7 +28,8 @@ use tonic::{body::Body, service::Routes, transport::server::TcpConnectInfo};
 use tower::Service;
 use tracing::Instrument;
 
-pub(crate) use self::{body::CallBody, methods::Methods};
+pub use self::call::{CallContext, deadline, shutdown, trace_id};
+pub(crate) use self::{body::CallBody, call::TraceId, methods::Methods};
 use self::{
     body::{Limits, Record},
     methods::{Kind, Method},
@@ -51,61 +53,6 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A place of a call: among all, and among those of its caller.
 pub(crate) type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
-
-/// What a handler can know about its call, beside the message: in the extensions of the request.
-#[derive(Clone, Debug)]
-pub struct CallContext {
-    /// When the answer is of no use any more. Absent: a stream without one.
-    pub deadline: Option<Instant>,
-    /// Cancelled when the server stops. Streams end then; shortly afterwards they are ended.
-    pub shutdown: Shutdown,
-    /// Trace of the caller (W3C `traceparent`), or a new one.
-    pub trace_id: TraceId,
-}
-
-/// 16 bytes, shown as 32 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TraceId(u128);
-
-impl From<TraceContext> for TraceId {
-    fn from(context: TraceContext) -> Self {
-        Self(context.trace_id())
-    }
-}
-
-impl std::fmt::Display for TraceId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-/// When the answer to this request is of no use any more.
-#[must_use]
-pub fn deadline<T>(request: &tonic::Request<T>) -> Option<Instant> {
-    request
-        .extensions()
-        .get::<CallContext>()
-        .and_then(|context| context.deadline)
-}
-
-/// Cancelled when the server stops; never for a request that did not come through a server of this crate.
-#[must_use]
-pub fn shutdown<T>(request: &tonic::Request<T>) -> Shutdown {
-    request
-        .extensions()
-        .get::<CallContext>()
-        .map(|context| context.shutdown.clone())
-        .unwrap_or_default()
-}
-
-/// Trace that this request belongs to.
-#[must_use]
-pub fn trace_id<T>(request: &tonic::Request<T>) -> Option<TraceId> {
-    request
-        .extensions()
-        .get::<CallContext>()
-        .map(|context| context.trace_id)
-}
 
 /// The services with everything around them.
 #[derive(Clone)]
