@@ -241,6 +241,34 @@ async fn a_pod_that_is_made_anew_stays_with_the_heir() {
     }
 }
 
+/// Waits until the only service leads to the active nodes of this owner.
+async fn until_leads_to(bench: &Bench, owner: &str) {
+    until("the service leads to the owner's nodes", || async {
+        let services = bench.namespace.list("services").await;
+        let [service] = &services[..] else {
+            return None;
+        };
+        let selected = &service["spec"]["selector"]["drover.dev/owner"];
+        let labelled = &service["metadata"]["labels"]["drover.dev/owner"];
+        (selected == owner && labelled == owner).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_service_of_the_active_nodes_goes_with_them() {
+    let bench = Bench::start().await;
+    let (_, nodes) = bench.make("served", 2).await;
+    bench.until_running().await;
+    until_leads_to(&bench, &owner(&nodes[0])).await;
+    let heir = Uuid::new_v4();
+    for node in &nodes {
+        let request = adoption(&bench, node, heir).await;
+        bench.update(&request).await.unwrap();
+    }
+    until_leads_to(&bench, &heir.to_string()).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_many_at_once_one_gets_it() {
     let bench = Bench::start().await;

@@ -6,6 +6,8 @@
 
 mod real;
 
+#[path = "stores/alone.rs"]
+mod alone;
 #[path = "stores/clients.rs"]
 mod clients;
 #[path = "stores/etcd.rs"]

@@ -124,9 +124,14 @@ impl Wanted {
     }
 
     fn is_it(&self, meta: &Meta, keys: &LabelKeys) -> bool {
-        let mut labels = self.labels(keys).into_iter();
-        labels.all(|(key, text)| meta.labels.get(&key) == Some(&text))
-            && !meta.labels.contains_key(&keys.node)
+        let mut wanted = self.labels(keys).into_iter();
+        let says_so = wanted.all(|(key, text)| meta.labels.get(&key) == Some(&text));
+        // Its pods may have been another owner's when it was made, and were adopted since.
+        let manager = meta.labels.get(labels::MANAGED_BY);
+        let made_here = manager.is_some_and(|manager| manager == labels::MANAGER);
+        let mut owners = meta.owner_references.iter();
+        let goes_with_ours = owners.any(|of| self.pods.values().any(|own| *own == of.uid));
+        (says_so || made_here && goes_with_ours) && !meta.labels.contains_key(&keys.node)
     }
 
     pub(super) fn body(&self, keys: &LabelKeys) -> Value {

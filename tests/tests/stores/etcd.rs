@@ -2,8 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    process::Command,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
@@ -11,14 +12,17 @@ use std::{
 };
 
 use drover_proto::orchestrator::v1 as pb;
+use drover_templates::stores::ETCD;
 use prost_types::Struct;
 use tokio::time::Instant;
 
 use crate::{
-    Ports, UP, apply,
+    Ports, UP,
+    alone::{Node, introduce, until},
+    apply,
     clients::{Writer, lost},
     find, installed, nested, object,
-    real::{World, insist, kill_9},
+    real::{World, binary, insist, kill_9},
     renew, rounds, run, said, server, store, text, world,
 };
 
@@ -312,6 +316,176 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
         assert_eq!(ids(), before, "{deaths}: the same members as before");
         println!("etcd: {deaths} of 3 died and came back");
     }
+
+    // All of them: what the first one has may not be all, so somebody has to say that it is gone on with.
+    let nodes = find(&world, "etcd", &ports).await;
+    for victim in &nodes {
+        kill_9(server(victim));
+    }
+    insist(async || world.reset_back_off("etcd").await).await;
+    let recovered = Mutex::new(BTreeSet::new());
+    world
+        .until_within(UP, "somebody says so", async |world| {
+            let again = find(world, "etcd", &ports).await;
+            let again = again.iter().find(|node| node.ordinal == 0);
+            if again.is_none_or(|node| nodes.iter().any(|old| old.id == node.id)) {
+                return false;
+            }
+            assert!(!world.is_ready("etcd", 3).await, "without a quorum");
+            let recover = ["exec", "etcd/db-0", "--", "sh", "etcd.sh", "recover"];
+            let mut drover = Command::new(binary("drover"));
+            drover.args(["--server", &world.orchestrator.endpoint()]);
+            let answer = drover.args(recover).output().unwrap();
+            let words = String::from_utf8_lossy(&answer.stderr).into_owned();
+            if recovered.lock().unwrap().insert(words.clone()) {
+                println!("etcd: recover: {words}");
+            }
+            answer.status.success()
+        })
+        .await;
+    insist(async || world.reset_back_off("etcd").await).await;
+    are_members(&world, &ports, 3).await;
+    let all = etcd(
+        &ports.lock().unwrap(),
+        &["get", "--prefix", "--keys-only", "before-"],
+    );
+    assert_eq!(all.unwrap().matches("before-").count(), 2);
+}
+
+fn alone(ordinal: u32) -> Node {
+    let quick = [
+        "--unsafe-no-fsync",
+        "--heartbeat-interval=50",
+        "--election-timeout=500",
+    ];
+    Node::new(&ETCD, ordinal, &["client", "peer"]).with(&quick)
+}
+
+fn at(node: &Node, command: &[&str]) -> Option<String> {
+    etcd(&[node.port("client")], command)
+}
+
+/// What ends begins again, at once.
+fn kept_alive(nodes: &mut [Node]) {
+    for at in 0..nodes.len() {
+        if nodes[at].has_ended() {
+            nodes[at].start("active");
+            introduce(nodes);
+        }
+    }
+}
+
+fn all_ready(nodes: &mut [Node]) -> bool {
+    kept_alive(nodes);
+    nodes.iter().all(Node::is_ready)
+}
+
+/// So many members, and what the first one was told.
+fn members_of_etcd(count: u32) -> Vec<Node> {
+    installed("etcd", "etcd-server");
+    installed("etcdctl", "etcd-client");
+    let mut nodes = Vec::new();
+    for ordinal in 0..count {
+        nodes.push(alone(ordinal));
+        until("a member more", &mut nodes, all_ready);
+    }
+    written(&mut nodes, "early");
+    nodes
+}
+
+/// Writes it, and waits until the last member has on disk that it is committed: one that goes on alone drops what it does
+/// not know to be. Etcd puts that down with the next write.
+fn written(nodes: &mut [Node], key: &str) {
+    let next = format!("{key}-next");
+    for key in [key, &next] {
+        at(&nodes[0], &["put", key, "x"]).expect("it is written");
+    }
+    let key = next.as_str();
+    let serializable = ["get", "--consistency=s", "--keys-only", key];
+    until("it is at the last one", nodes, |nodes| {
+        at(nodes.last().unwrap(), &serializable).as_deref() == Some(key)
+    });
+}
+
+#[test]
+fn an_etcd_member_deletes_nothing_for_a_cluster_that_is_not_its_own() {
+    let mut nodes = members_of_etcd(2);
+    for node in &mut nodes {
+        node.kill();
+    }
+    // The first one comes back without its data while nobody else is there.
+    nodes[0].empties();
+    until("an empty cluster", &mut nodes[..1], all_ready);
+    nodes[1].start("active");
+    introduce(&nodes);
+    until("it sees that they are strangers", &mut nodes, |nodes| {
+        kept_alive(nodes);
+        nodes[1].log().contains("is of another cluster")
+    });
+    assert!(!nodes[1].is_ready());
+
+    // The way out: it goes on with what it has, and the other one begins empty beside it.
+    until("it goes on alone", &mut nodes, |nodes| {
+        kept_alive(nodes);
+        nodes[1].does("recover").status.success()
+    });
+    until("it is of use", &mut nodes, |nodes| {
+        kept_alive(nodes);
+        nodes[1].is_ready()
+    });
+    nodes[0].kill();
+    nodes[0].empties();
+    until("both are members", &mut nodes, all_ready);
+    for node in &nodes {
+        let early = at(node, &["get", "--keys-only", "early"]);
+        assert_eq!(early.as_deref(), Some("early"), "{}", node.name);
+    }
+}
+
+#[test]
+fn all_members_of_etcd_that_died_go_on_with_what_one_of_them_has_when_somebody_says_so() {
+    let mut nodes = members_of_etcd(3);
+    let refused = nodes[1].does("recover");
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && words.contains("there is a quorum"),
+        "{words}"
+    );
+    written(&mut nodes, "late");
+    for node in &mut nodes {
+        node.kill();
+    }
+    until("one of them goes on", &mut nodes, |nodes| {
+        kept_alive(nodes);
+        assert!(
+            nodes.iter().all(|node| !node.is_ready()),
+            "without a quorum"
+        );
+        nodes[2].does("recover").status.success()
+    });
+    until("all are members", &mut nodes, all_ready);
+    for node in &nodes {
+        let keys = at(node, &["get", "--keys-only", "--prefix", ""]).unwrap_or_default();
+        assert!(
+            keys.contains("early") && keys.contains("late"),
+            "{}: {keys}",
+            node.name
+        );
+    }
+}
+
+#[test]
+fn an_etcd_member_whose_data_are_not_kept_is_not_restarted_to_go_on_alone() {
+    let node = alone(0).with_environment("KEPT", "");
+    let mut nodes = [node];
+    until("a member", &mut nodes, all_ready);
+    let refused = nodes[0].does("recover");
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && words.contains("snapshot"),
+        "{words}"
+    );
+    assert!(!nodes[0].has_ended());
 }
 
 fn members(ports: &Ports) -> BTreeSet<String> {

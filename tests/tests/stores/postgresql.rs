@@ -3,8 +3,9 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::{BufRead, BufReader, Write},
     path::PathBuf,
-    process::Output,
+    process::{Child, ChildStdout, Command, Output, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -13,9 +14,12 @@ use std::{
 };
 
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
+use drover_templates::stores::POSTGRESQL;
 
 use crate::{
-    Ports, UP, apply,
+    Ports, UP,
+    alone::{Node, introduce, until},
+    apply,
     clients::{Writer, lost},
     find, kill_the_active_one, nested, object,
     real::{World, kill_9},
@@ -231,4 +235,235 @@ async fn data_of_another_database_are_never_copied_over() {
         })
         .await;
     assert_eq!(control(), other, "they are there still");
+}
+
+fn alone(ordinal: u32, settings: &[&str]) -> Node {
+    let (_, programs) = postgresql();
+    let usual = ["shared_buffers=16MB", "max_connections=30", "fsync=off"];
+    let arguments = usual.iter().chain(settings).flat_map(|it| ["-c", it]);
+    Node::new(&POSTGRESQL, ordinal, &["client"])
+        .with(&arguments.collect::<Vec<_>>())
+        .with_environment("BIN", programs.to_str().unwrap())
+        .with_environment("SYNCHRONOUS", "")
+        .as_user("postgres")
+}
+
+/// A primary and so many standbys.
+fn servers(standbys: u32, settings: &[&str]) -> Vec<Node> {
+    let mut nodes: Vec<_> = (0..=standbys).map(|at| alone(at, settings)).collect();
+    nodes[0].start("active");
+    for standby in &mut nodes[1..] {
+        standby.start("standby");
+    }
+    introduce(&nodes);
+    until("all are of use", &mut nodes, all_ready);
+    nodes
+}
+
+fn all_ready(nodes: &mut [Node]) -> bool {
+    nodes.iter().all(Node::is_ready)
+}
+
+/// What ends begins again at once, as a standby.
+fn kept_alive(nodes: &mut [Node]) {
+    for at in 0..nodes.len() {
+        if nodes[at].has_ended() {
+            nodes[at].start("standby");
+            introduce(nodes);
+        }
+    }
+}
+
+/// What this one answers, primary or not.
+fn ask(node: &Node, statement: &str) -> Option<String> {
+    let (_, programs) = postgresql();
+    let to = address(node);
+    let psql = programs.join("psql");
+    said(&run(
+        psql.to_str().unwrap(),
+        &["-XAtqw", "-d", &to, "-c", statement],
+    ))
+}
+
+fn insist(node: &Node, statement: &str) -> String {
+    ask(node, statement).unwrap_or_else(|| panic!("{}: {statement}\n{}", node.name, node.log()))
+}
+
+fn address(node: &Node) -> String {
+    let port = node.port("client");
+    format!("host=127.0.0.1 port={port} user=postgres dbname=postgres connect_timeout=2")
+}
+
+/// A client that stays.
+struct Session {
+    psql: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Session {
+    fn at(node: &Node) -> Self {
+        let (_, programs) = postgresql();
+        let mut psql = Command::new(programs.join("psql"));
+        psql.args(["-XAtqw", "-d", &address(node)]);
+        let mut psql = psql
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = BufReader::new(psql.stdout.take().unwrap());
+        Self { psql, answers }
+    }
+
+    /// Until it is done.
+    fn does(&mut self, statements: &str) {
+        let whole = format!("{statements}\n\\echo done\n");
+        self.psql
+            .stdin
+            .as_mut()
+            .unwrap()
+            .write_all(whole.as_bytes())
+            .unwrap();
+        let mut line = String::new();
+        while line != "done\n" {
+            line.clear();
+            assert!(
+                self.answers.read_line(&mut line).unwrap() > 0,
+                "{statements}"
+            );
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.psql.kill();
+        let _ = self.psql.wait();
+    }
+}
+
+fn has_replayed(primary: &Node, standby: &Node) -> bool {
+    let position = insist(primary, "select pg_current_wal_lsn()");
+    let question = format!("select pg_last_wal_replay_lsn() >= '{position}'");
+    ask(standby, &question).as_deref() == Some("t")
+}
+
+#[test]
+fn a_standby_that_lets_nobody_in_yet_hears_its_primary_all_the_same() {
+    let mut nodes = servers(1, &[]);
+    insist(&nodes[0], "create table t (x int)");
+    // With more than 64 a standby that starts again cannot tell what is still going on.
+    let mut open = Session::at(&nodes[0]);
+    let savepoints = (0..70).map(|at| format!("savepoint s{at}; insert into t values ({at});"));
+    open.does(&format!("begin; {}", savepoints.collect::<String>()));
+    insist(&nodes[0], "checkpoint");
+    until("the standby is there", &mut nodes, |nodes| {
+        has_replayed(&nodes[0], &nodes[1])
+    });
+    insist(&nodes[1], "checkpoint");
+    nodes[1].start("standby");
+    introduce(&nodes);
+    until("it hears its primary", &mut nodes, |nodes| {
+        nodes[1].log().contains("drover: following db-0")
+    });
+    assert_eq!(ask(&nodes[1], "select 1"), None, "it lets nobody in");
+    open.does("commit;");
+    insist(&nodes[0], "checkpoint");
+    until("it is of use", &mut nodes, all_ready);
+    assert_eq!(insist(&nodes[1], "select count(*) from t"), "70");
+}
+
+#[test]
+fn a_standby_whose_replay_waits_for_a_query_is_not_copied_anew() {
+    let mut nodes = servers(1, &["max_standby_streaming_delay=-1"]);
+    insist(
+        &nodes[0],
+        "create table t as select generate_series(1, 100) as x",
+    );
+    until("the standby has it", &mut nodes, |nodes| {
+        has_replayed(&nodes[0], &nodes[1])
+    });
+    let mut query = Session::at(&nodes[1]);
+    query.does("begin isolation level repeatable read; select count(*) from t;");
+    insist(&nodes[0], "delete from t");
+    insist(&nodes[0], "vacuum t");
+    let startup = "select wait_event from pg_stat_activity where backend_type = 'startup'";
+    until("replay waits", &mut nodes, |nodes| {
+        insist(&nodes[1], startup).starts_with("RecoveryConflict")
+    });
+    let (standby, position) = (nodes[1].pid(), nodes[1].log().len());
+    insist(
+        &nodes[0],
+        "select pg_terminate_backend(pid) from pg_stat_replication",
+    );
+    until("it is looked at more closely", &mut nodes, |nodes| {
+        assert!(!nodes[1].has_ended(), "it lives");
+        nodes[1].log()[position..].contains("what it has is still replayed")
+    });
+    drop(query);
+    until("it streams again", &mut nodes, |nodes| {
+        insist(&nodes[0], "select count(*) from pg_stat_replication") == "1"
+    });
+    until("it is there", &mut nodes, |nodes| {
+        has_replayed(&nodes[0], &nodes[1])
+    });
+    assert_eq!(nodes[1].pid(), standby);
+}
+
+#[test]
+fn a_standby_whose_wal_is_gone_is_copied_anew() {
+    let mut nodes = servers(
+        1,
+        &["wal_keep_size=0", "max_wal_size=32MB", "min_wal_size=32MB"],
+    );
+    nodes[1].kill();
+    insist(&nodes[0], "create table t (x int)");
+    for _ in 0..6 {
+        insist(&nodes[0], "insert into t values (1)");
+        insist(&nodes[0], "select pg_switch_wal()");
+    }
+    insist(&nodes[0], "checkpoint");
+    nodes[1].start("standby");
+    introduce(&nodes);
+    until("it gives up what it has", &mut nodes, |nodes| {
+        nodes[1].has_ended()
+    });
+    assert!(
+        nodes[1].log().contains("it needs a new base backup"),
+        "{}",
+        nodes[1].log()
+    );
+    kept_alive(&mut nodes);
+    until("it is of use", &mut nodes, all_ready);
+    assert_eq!(insist(&nodes[1], "select count(*) from t"), "6");
+}
+
+#[test]
+fn an_old_primary_whose_history_only_looks_like_that_of_the_new_one_is_copied_anew() {
+    let mut nodes = servers(2, &[]);
+    insist(&nodes[0], "create table t (x int)");
+    for at in [1, 2] {
+        until("the standbys have it", &mut nodes, |nodes| {
+            has_replayed(&nodes[0], &nodes[at])
+        });
+    }
+    nodes[0].kill();
+    // Both become primaries, one after the other, from the same point, and neither hears of the other.
+    let promote = |nodes: &mut [Node], at: usize, row: &str| {
+        let answer = nodes[at].promote();
+        assert!(answer.status.success(), "{answer:?}");
+        insist(&nodes[at], &format!("insert into t values ({row})"));
+    };
+    nodes[1].hears_of(&[]);
+    nodes[2].hears_of(&[]);
+    promote(&mut nodes, 1, "1");
+    nodes[1].kill();
+    promote(&mut nodes, 2, "2");
+    kept_alive(&mut nodes);
+    until("the others follow the last one", &mut nodes, |nodes| {
+        kept_alive(nodes);
+        all_ready(nodes)
+    });
+    for node in &nodes {
+        assert_eq!(insist(node, "select x from t"), "2", "{}", node.name);
+    }
 }

@@ -3,11 +3,14 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use drover_proto::orchestrator::v1 as pb;
+use drover_templates::stores::REDIS;
 use prost_types::Struct;
 use tokio::time::Instant;
 
 use crate::{
-    Ports, SLOWEST_FAILOVER, UP, active, apply,
+    Ports, SLOWEST_FAILOVER, UP, active,
+    alone::{Node, introduce, until},
+    apply,
     clients::{Writer, lost},
     find, installed, kill_the_active_one, nested, object,
     real::kill_9,
@@ -130,4 +133,122 @@ async fn a_redis_replica_takes_from_another_one_what_it_lacks_and_keeps_to_the_d
     assert!(redis_holds(port(now)).contains(&7));
     let least = redis(port(now), &["config", "get", "min-replicas-to-write"]).unwrap();
     assert_eq!(least, "min-replicas-to-write\n1");
+}
+
+fn alone(ordinal: u32) -> Node {
+    let arguments = [
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "--dir",
+        "{storage}",
+    ];
+    let arguments = [
+        &arguments[..],
+        &["--save", "", "--repl-diskless-sync-delay", "0"],
+    ];
+    Node::new(&REDIS, ordinal, &["client"]).with(&arguments.concat())
+}
+
+fn all_ready(nodes: &mut [Node]) -> bool {
+    nodes.iter().all(Node::is_ready)
+}
+
+/// A primary and two replicas.
+fn three() -> Vec<Node> {
+    installed("redis-server", "redis-server");
+    let mut nodes: Vec<_> = (0..3).map(alone).collect();
+    nodes[0].start("active");
+    nodes[1].start("standby");
+    nodes[2].start("standby");
+    introduce(&nodes);
+    until("all are of use", &mut nodes, all_ready);
+    nodes
+}
+
+/// Writes it, and waits until so many replicas have it.
+fn confirmed(primary: &Node, key: &str, replicas: u32) {
+    let port = primary.port("client");
+    let script = format!(
+        "printf 'set {key} x\\nwait {replicas} 5000\\n' | timeout 8 redis-cli -h 127.0.0.1 -p {port}"
+    );
+    let answer = String::from_utf8_lossy(&run("sh", &["-c", &script]).stdout).into_owned();
+    let have = answer
+        .strip_prefix("OK\n")
+        .and_then(|count| count.trim().parse::<u32>().ok());
+    assert!(have >= Some(replicas), "{key}: {answer}");
+}
+
+/// Three whose primary has died, and of whose replicas one lacks the last write.
+fn three_without(late: usize) -> Vec<Node> {
+    let mut nodes = three();
+    let signal = |node: &Node, name: &str| {
+        let sent = run("kill", &[name, &node.pid().to_string()]);
+        assert!(sent.status.success(), "{sent:?}");
+    };
+    signal(&nodes[late], "-STOP");
+    let port = nodes[0].port("client");
+    redis(port, &["client", "kill", "type", "replica"]).unwrap();
+    until("the other one is back", &mut nodes, |_| {
+        let info = redis(port, &["info", "replication"]).unwrap();
+        info.contains("connected_slaves:1")
+    });
+    confirmed(&nodes[0], "1", 1);
+    nodes[0].kill();
+    signal(&nodes[late], "-CONT");
+    nodes
+}
+
+fn holds(node: &Node) -> BTreeSet<u64> {
+    redis_holds(node.port("client"))
+}
+
+fn promoted(node: &mut Node) {
+    let answer = node.promote();
+    assert!(answer.status.success(), "{}: {answer:?}", node.name);
+}
+
+#[test]
+fn a_redis_replica_that_was_let_go_at_an_earlier_promotion_takes_over_with_what_came_since() {
+    // It is let go for what it has; the one that is promoted hears of it, it hears of nobody.
+    let mut nodes = three_without(1);
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+    nodes[0].start("standby");
+    let (active, other) = (nodes[1].seen_as("active"), nodes[2].seen_as("standby"));
+    nodes[0].hears_of(&[active, other]);
+    until("the old primary is a replica", &mut nodes, |nodes| {
+        nodes[0].is_ready()
+    });
+    confirmed(&nodes[1], "2", 1);
+
+    nodes[1].kill();
+    nodes[2].hears_of(&[nodes[0].seen_as("standby")]);
+    promoted(&mut nodes[2]);
+    assert_eq!(holds(&nodes[2]), BTreeSet::from([1, 2]));
+}
+
+#[test]
+fn a_redis_replica_that_was_let_go_is_not_made_to_drop_what_another_one_lacks() {
+    let mut nodes = three_without(2);
+    // The promotion for which it was let go came no further.
+    let port = nodes[1].port("client");
+    redis(port, &["config", "set", "min-replicas-to-write", "1000"]).unwrap();
+    redis(port, &["replicaof", "no", "one"]).unwrap();
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+}
+
+#[test]
+fn a_redis_standby_that_never_heard_its_primary_takes_over_from_one_that_did() {
+    let mut nodes = three();
+    confirmed(&nodes[0], "1", 2);
+    nodes[1].start("standby");
+    nodes[0].kill();
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
 }
