@@ -78,7 +78,7 @@ impl Node {
     }
 
     /// The user of the server, if the tests run as root.
-    pub(crate) fn as_user(mut self, user: &str) -> Self {
+    pub(crate) fn run_by(mut self, user: &str) -> Self {
         let id = run("id", &["-u", user]);
         let id = String::from_utf8_lossy(&id.stdout).trim().parse().unwrap();
         chown(self.storage(), Some(id), Some(id)).unwrap();

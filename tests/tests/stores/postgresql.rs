@@ -245,7 +245,7 @@ fn alone(ordinal: u32, settings: &[&str]) -> Node {
         .with(&arguments.collect::<Vec<_>>())
         .with_environment("BIN", programs.to_str().unwrap())
         .with_environment("SYNCHRONOUS", "")
-        .as_user("postgres")
+        .run_by("postgres")
 }
 
 /// A primary and so many standbys.
