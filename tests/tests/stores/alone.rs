@@ -194,10 +194,14 @@ impl Node {
         fs::rename(new, self.file("peers.json")).unwrap();
     }
 
+    pub(crate) fn hears_role(&mut self, role: &'static str) {
+        self.role = role;
+        fs::write(self.file("role"), format!("{role}\n")).unwrap();
+    }
+
     /// Its hook, once it is to be active.
     pub(crate) fn promote(&mut self) -> Output {
-        self.role = "active";
-        fs::write(self.file("role"), "active\n").unwrap();
+        self.hears_role("active");
         self.command("promote").output().unwrap()
     }
 

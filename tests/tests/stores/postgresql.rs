@@ -251,13 +251,18 @@ fn alone(ordinal: u32, settings: &[&str]) -> Node {
 /// A primary and so many standbys.
 fn servers(standbys: u32, settings: &[&str]) -> Vec<Node> {
     let mut nodes: Vec<_> = (0..=standbys).map(|at| alone(at, settings)).collect();
+    begin(&mut nodes);
+    nodes
+}
+
+/// The first one is the primary.
+fn begin(nodes: &mut [Node]) {
     nodes[0].start("active");
     for standby in &mut nodes[1..] {
         standby.start("standby");
     }
-    introduce(&nodes);
-    until("all are of use", &mut nodes, all_ready);
-    nodes
+    introduce(nodes);
+    until("all are of use", nodes, all_ready);
 }
 
 fn all_ready(nodes: &mut [Node]) -> bool {
@@ -466,4 +471,56 @@ fn an_old_primary_whose_history_only_looks_like_that_of_the_new_one_is_copied_an
     for node in &nodes {
         assert_eq!(insist(node, "select x from t"), "2", "{}", node.name);
     }
+}
+
+/// Takes all connections of a server.
+fn filled(node: &Node) -> Vec<Session> {
+    let mut sessions = Vec::new();
+    while ask(node, "select 1").is_some() {
+        let mut session = Session::at(node);
+        session.does("");
+        sessions.push(session);
+    }
+    sessions
+}
+
+#[test]
+fn no_standby_is_promoted_while_another_one_that_lives_cannot_be_asked() {
+    let mut nodes: Vec<_> = (0..3)
+        .map(|at| alone(at, &["max_connections=10"]).with_environment("SYNCHRONOUS", "ANY 1 (*)"))
+        .collect();
+    begin(&mut nodes);
+    insist(&nodes[0], "create table t (x int)");
+    until("both have it", &mut nodes, |nodes| {
+        has_replayed(&nodes[0], &nodes[1]) && has_replayed(&nodes[0], &nodes[2])
+    });
+    // The next row comes to one of them alone.
+    let receiver = insist(&nodes[1], "select pid from pg_stat_wal_receiver");
+    let signal = |name: &str| assert!(run("kill", &[name, &receiver]).status.success());
+    signal("-STOP");
+    insist(&nodes[0], "insert into t values (42)");
+    let all = filled(&nodes[2]);
+    nodes[0].kill();
+    signal("-CONT");
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    nodes[2].hears_of(&[]);
+    let refused = nodes[1].promote();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("db-2 does not answer"),
+        "{said}"
+    );
+    drop(all);
+    let promoted = nodes[1].promote();
+    assert!(promoted.status.success(), "{promoted:?}");
+    assert_eq!(insist(&nodes[1], "select x from t"), "42");
+}
+
+#[test]
+fn a_demoted_primary_ends_also_if_it_takes_nobody_in_any_more() {
+    let mut nodes = [alone(0, &["max_connections=10"])];
+    begin(&mut nodes);
+    let _all = filled(&nodes[0]);
+    nodes[0].hears_role("standby");
+    until("it has ended", &mut nodes, |nodes| nodes[0].has_ended());
 }

@@ -252,3 +252,50 @@ fn a_redis_standby_that_never_heard_its_primary_takes_over_from_one_that_did() {
     promoted(&mut nodes[1]);
     assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
 }
+
+/// Keeps this one busy with a script, until that is killed.
+fn keep_busy(nodes: &mut [Node], at: usize) {
+    let port = nodes[at].port("client");
+    redis(port, &["config", "set", "busy-reply-threshold", "1"]).unwrap();
+    let endless = "while true do end";
+    std::thread::spawn(move || redis(port, &["eval", endless, "0"]));
+    until("it is busy", nodes, |_| {
+        redis(port, &["ping"]).is_some_and(|answer| answer.starts_with("BUSY"))
+    });
+}
+
+fn refused(node: &mut Node) {
+    let answer = node.promote();
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(
+        !answer.status.success() && said.contains("does not answer"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn no_redis_replica_is_promoted_while_another_one_that_lives_cannot_be_asked() {
+    let mut nodes = three_without(1);
+    keep_busy(&mut nodes, 2);
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    refused(&mut nodes[1]);
+    redis(nodes[2].port("client"), &["script", "kill"]).unwrap();
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+}
+
+#[test]
+fn a_busy_redis_replica_is_promoted_when_it_has_the_time() {
+    let mut nodes = three();
+    confirmed(&nodes[0], "1", 2);
+    nodes[2].kill();
+    keep_busy(&mut nodes, 1);
+    nodes[0].kill();
+    nodes[1].hears_of(&[]);
+    refused(&mut nodes[1]);
+    let port = nodes[1].port("client");
+    redis(port, &["script", "kill"]).unwrap();
+    promoted(&mut nodes[1]);
+    assert_eq!(redis(port, &["set", "2", "x"]).as_deref(), Some("OK"));
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1, 2]));
+}
