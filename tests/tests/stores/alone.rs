@@ -73,8 +73,12 @@ impl Node {
     }
 
     pub(crate) fn with_environment(mut self, name: &'static str, value: &str) -> Self {
-        self.environment.insert(name, value.to_owned());
+        self.sets(name, value);
         self
+    }
+
+    pub(crate) fn sets(&mut self, name: &'static str, value: &str) {
+        self.environment.insert(name, value.to_owned());
     }
 
     /// The user of the server, if the tests run as root.

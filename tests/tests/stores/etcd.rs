@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::PermissionsExt,
     process::Command,
     sync::{
         Arc, Mutex,
@@ -472,6 +474,115 @@ fn all_members_of_etcd_that_died_go_on_with_what_one_of_them_has_when_somebody_s
             node.name
         );
     }
+}
+
+fn signal(node: &Node, name: &str) {
+    let sent = run("kill", &[name, &node.pid().to_string()]);
+    assert!(sent.status.success(), "{sent:?}");
+}
+
+#[test]
+fn an_etcd_member_does_not_go_on_alone_if_the_others_have_a_quorum_by_then() {
+    let mut nodes = members_of_etcd(3);
+    for other in &nodes[1..] {
+        signal(other, "-STOP");
+    }
+    until("it is to go on alone", &mut nodes, |nodes| {
+        nodes[0].does("recover").status.success()
+    });
+    until("it begins again", &mut nodes, |nodes| nodes[0].has_ended());
+    for other in &nodes[1..] {
+        signal(other, "-CONT");
+    }
+    until("the others write", &mut nodes, |nodes| {
+        at(&nodes[1], &["put", "late", "x"]).is_some()
+    });
+    until("all are members", &mut nodes, all_ready);
+    let late = ["get", "--keys-only", "late"];
+    for node in &nodes {
+        assert_eq!(at(node, &late).as_deref(), Some("late"), "{}", node.name);
+    }
+    assert_eq!(voters(&[nodes[0].port("client")]).len(), 3);
+}
+
+#[test]
+fn an_etcd_member_that_its_leader_does_not_find_says_where_it_is() {
+    let mut nodes = members_of_etcd(3);
+    let ids = |nodes: &[Node]| {
+        let id = |node: &Node| fs::read_to_string(node.storage().join("member")).unwrap();
+        nodes.iter().map(id).collect::<Vec<_>>()
+    };
+    let before = ids(&nodes);
+    // Two begin again, at other addresses, while the third one does not answer: both go on as what they were.
+    signal(&nodes[0], "-STOP");
+    for node in &mut nodes[1..] {
+        node.start("active");
+    }
+    introduce(&nodes);
+    until("they go on", &mut nodes, |nodes| {
+        let goes_on = |node: &Node| node.log().contains("is starting a new election");
+        nodes[1..].iter().all(goes_on)
+    });
+    // The first two have a quorum, and the one that leads has never heard where the last one is.
+    signal(&nodes[2], "-STOP");
+    signal(&nodes[0], "-CONT");
+    until("two have a quorum", &mut nodes, |nodes| nodes[1].is_ready());
+    let heir = before[1].trim();
+    // Refused if it leads already.
+    at(&nodes[0], &["move-leader", heir]);
+    signal(&nodes[2], "-CONT");
+    until("the last one is of use", &mut nodes, |nodes| {
+        assert!(!nodes[2].has_ended(), "it lives");
+        nodes[2].is_ready()
+    });
+    assert_eq!(ids(&nodes), before, "the same members");
+}
+
+#[test]
+fn an_etcd_member_that_died_before_it_had_a_log_joins_again() {
+    let mut nodes = members_of_etcd(1);
+    nodes.push(alone(1));
+    nodes[1].start("active");
+    introduce(&nodes);
+    let member = nodes[1].storage().join("etcd/member");
+    until("it has begun", &mut nodes, |_| member.join("snap").exists());
+    nodes[1].kill();
+    let _ = fs::remove_dir_all(member.join("wal"));
+    until("both are members", &mut nodes, all_ready);
+    assert_eq!(voters(&[nodes[0].port("client")]).len(), 2);
+}
+
+#[test]
+fn an_etcd_member_has_not_left_for_as_long_as_nobody_says_so() {
+    let mut nodes = members_of_etcd(2);
+    // The other one hangs as soon as it is asked to let it go.
+    let programs = tempfile::TempDir::new().unwrap();
+    let program = programs.path().join("etcdctl");
+    let stop = format!(
+        "#!/bin/sh\ncase \" $* \" in *' member remove '*) kill -STOP {} ;; esac\nexec {} \"$@\"\n",
+        nodes[0].pid(),
+        said(&run("sh", &["-c", "command -v etcdctl"])).unwrap(),
+    );
+    fs::write(&program, stop).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!(
+        "{}:{}",
+        programs.path().display(),
+        std::env::var("PATH").unwrap()
+    );
+    nodes[1].sets("PATH", &path);
+    let refused = nodes[1].does("leave");
+    signal(&nodes[0], "-CONT");
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{words}");
+    nodes[1].sets("PATH", &std::env::var("PATH").unwrap());
+    until("it leaves", &mut nodes, |nodes| {
+        nodes[1].does("leave").status.success()
+    });
+    nodes[1].kill();
+    until("the other one goes on alone", &mut nodes, |nodes| {
+        at(&nodes[0], &["put", "late", "x"]).is_some()
+    });
 }
 
 #[test]
