@@ -289,23 +289,54 @@ const GAP: i128 = 30_000;
 impl Wall {
     fn new(shared: &Shared) -> Self {
         Self {
-            behind: Self::difference(shared),
+            behind: Self::difference(crate::clock::wall(), shared.now()),
         }
     }
 
-    fn difference(shared: &Shared) -> i128 {
-        i128::from(crate::clock::wall()) - i128::from(shared.now())
+    fn difference(wall: Millis, monotonic: Millis) -> i128 {
+        i128::from(wall) - i128::from(monotonic)
+    }
+
+    /// By how many milliseconds they went apart since they did last.
+    fn jumped(&mut self, wall: Millis, monotonic: Millis) -> Option<i128> {
+        let now = Self::difference(wall, monotonic);
+        let gap = now - self.behind;
+        if gap.abs() <= GAP {
+            return None;
+        }
+        self.behind = now;
+        Some(gap)
     }
 
     fn check(&mut self, shared: &Shared) {
-        let now = Self::difference(shared);
-        if (now - self.behind).abs() > GAP {
-            tracing::warn!(gap_ms = %(now - self.behind), "the clock jumped; platforms are looked at anew");
-            self.behind = now;
+        if let Some(gap) = self.jumped(crate::clock::wall(), shared.now()) {
+            tracing::warn!(gap_ms = %gap, "the clock jumped; platforms are looked at anew");
             for registered in shared.platforms.read().values() {
                 registered.platform.doubt();
                 registered.retry.notify_one();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_corrected_is_none_that_jumped_and_each_jump_counts_once() {
+        let mut wall = Wall {
+            behind: Wall::difference(1_000_000, 0),
+        };
+        assert_eq!(wall.jumped(1_005_000, 5_000), None);
+        assert_eq!(
+            wall.jumped(1_039_000, 10_000),
+            None,
+            "29 s are a correction"
+        );
+        assert_eq!(wall.jumped(1_046_000, 15_000), Some(31_000), "a suspend");
+        assert_eq!(wall.jumped(1_051_000, 20_000), None, "once");
+        assert_eq!(wall.jumped(1_020_000, 25_000), Some(-36_000), "set back");
+        assert_eq!(wall.jumped(4_620_000, 30_000), Some(3_595_000), "and on");
     }
 }

@@ -22,7 +22,9 @@ use drover_proto::{
 use futures::Stream;
 use tonic::{Request, Response, Status, service::Routes};
 
-use crate::support::{Site, World, document, invalid, metadata, refused, registration, until};
+use crate::support::{
+    Site, World, changed, document, invalid, metadata, refused, registration, until,
+};
 
 fn named(uid: &str) -> SimulatedSettings {
     SimulatedSettings {
@@ -35,18 +37,25 @@ fn unregister(name: &str) -> pb::UnregisterPlatformRequest {
     pb::UnregisterPlatformRequest { name: name.into() }
 }
 
-/// A platform that can be neither watched nor reached into, and that can be told to list nothing.
+/// A platform that can be neither watched nor reached into, nor what else it lacks, and that can be told to list nothing.
 #[derive(Clone)]
 struct Polled {
     client: PlatformServiceClient<Channel>,
+    lacks: Vec<wire::Capability>,
     empty: Arc<AtomicBool>,
 }
 
 impl Polled {
     fn over(site: &Site) -> (Channel, Arc<AtomicBool>) {
+        Self::without(site, &[])
+    }
+
+    fn without(site: &Site, more: &[wire::Capability]) -> (Channel, Arc<AtomicBool>) {
+        use wire::Capability::{NodeExec, NodeLogs, Watch};
         let empty = Arc::new(AtomicBool::new(false));
         let polled = Self {
             client: PlatformServiceClient::new(site.channel()),
+            lacks: [&[Watch, NodeLogs, NodeExec], more].concat(),
             empty: empty.clone(),
         };
         (
@@ -71,13 +80,8 @@ impl PlatformService for Polled {
             .get_platform(request.into_inner())
             .await?;
         let platform = answer.get_mut().platform.as_mut().unwrap();
-        let hidden = [
-            wire::Capability::Watch,
-            wire::Capability::NodeLogs,
-            wire::Capability::NodeExec,
-        ]
-        .map(i32::from);
-        platform.capabilities.retain(|one| !hidden.contains(one));
+        let lacks = |one: &i32| self.lacks.iter().any(|it| i32::from(*it) == *one);
+        platform.capabilities.retain(|one| !lacks(one));
         platform.limits.get_or_insert_default().min_poll_interval = Some(prost_types::Duration {
             seconds: 0,
             nanos: 50_000_000,
@@ -453,6 +457,46 @@ async fn a_platform_that_cannot_be_watched_is_polled() {
     world.gone("orders").await;
     assert!(world.site.backend().is_empty());
     world.stop().await;
+}
+
+#[tokio::test]
+async fn storage_that_a_platform_cannot_give_or_keep_is_refused() {
+    use wire::Capability::{RetainStorage, Storage};
+    let stored = |kept: pb::StorageRetention| {
+        changed(document("orders", &[("db", 1)]), |spec| {
+            spec.groups[0].storage = Some(pb::StorageSpec {
+                when_replaced: kept.into(),
+                when_scaled: pb::StorageRetention::Delete.into(),
+                when_deleted: pb::StorageRetention::Delete.into(),
+                ..Default::default()
+            });
+        })
+    };
+    let (keep, delete) = (pb::StorageRetention::Retain, pb::StorageRetention::Delete);
+    for (lacks, kept, refused) in [
+        (
+            vec![Storage, RetainStorage],
+            delete,
+            Some("no storage to declare"),
+        ),
+        (vec![RetainStorage], keep, Some("cannot keep storage")),
+        (vec![RetainStorage], delete, None),
+    ] {
+        let world = World::bare(named("one")).await;
+        let (channel, _) = Polled::without(&world.site, &lacks);
+        world.sites.put("http://polled", channel);
+        world.register("sim", "http://polled").await.unwrap();
+        let answer = world.apply(stored(kept)).await;
+        match refused {
+            None => drop(answer.unwrap()),
+            Some(why) => {
+                let status = invalid(answer, "spec.groups[0].storage");
+                assert!(status.message().contains(why), "{status:?}");
+                assert!(world.site.backend().nodes().is_empty());
+            }
+        }
+        world.stop().await;
+    }
 }
 
 #[tokio::test]
