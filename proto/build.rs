@@ -28,6 +28,7 @@ const SECRET: &[&str] = &[
     ".drover.orchestrator.v1.ExecNodeStart",
     ".drover.orchestrator.v1.SecretValue",
     ".drover.platform.v1.Bootstrap",
+    ".drover.platform.v1.TemplateSecret",
     ".drover.platform.v1.ExecStart",
 ];
 

@@ -154,6 +154,7 @@ async fn provision(
             let data = request::user_data(shared, cluster.uid, &reference).await?;
             *bootstrap = request::bootstrap(&data, bootstrap.render);
         }
+        message.secrets = request::template_secrets(shared, &reference).await?;
         message.fence = Some(shared.fence(cluster.uid));
         message.expected_instance_id = registered.platform.identity().1;
         shared.hooks.reach(Point::BeforeProvision).await;

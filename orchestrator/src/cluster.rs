@@ -193,6 +193,7 @@ fn secrets(spec: &ClusterSpec) -> BTreeSet<SecretRef> {
         if let Some(UserDataSource::Secret(of)) = source {
             found.insert(of.clone());
         }
+        found.extend(settings.secrets.values().cloned());
         if let Some((_, tls)) = settings.health.as_ref().and_then(|own| own.probe.tls()) {
             found.extend(tls.secrets().into_iter().map(|(_, of)| of));
         }

@@ -1,5 +1,7 @@
 //! The Provision request of a group, as it is stored and sent.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use drover_convert::{spec::to_placement, value::to_struct};
 use drover_core::{
@@ -87,26 +89,48 @@ pub(crate) struct Reference {
     /// What the content of that key was known by.
     #[prost(bytes = "bytes", tag = "1004")]
     secret_version: Bytes,
+    /// What its templates see of secrets.
+    #[prost(message, repeated, tag = "1005")]
+    template_secrets: Vec<TemplateSecret>,
+}
+
+/// What templates see of a secret, without its content.
+#[derive(Clone, PartialEq, Message)]
+struct TemplateSecret {
+    /// Their name for it.
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    secret: String,
+    #[prost(string, tag = "3")]
+    key: String,
+    /// What the content was known by.
+    #[prost(bytes = "bytes", tag = "4")]
+    version: Bytes,
 }
 
 /// A request as it is stored: the message, with a reference to its user data.
 pub(crate) fn encode(message: &wire::ProvisionRequest, group: &Group, secrets: &Secrets) -> Bytes {
-    let mut stored = message.encode_to_vec();
-    if let Some(bootstrap) = &group.bootstrap {
-        let reference = match &bootstrap.source {
-            UserDataSource::Sha256(digest) => Reference {
-                user_data: digest.clone(),
-                ..Reference::default()
-            },
-            UserDataSource::Secret(of) => Reference {
-                user_data: String::new(),
-                secret: of.name.clone(),
-                secret_key: of.key.clone(),
-                secret_version: secrets.version(of),
-            },
-        };
-        stored.extend(reference.encode_to_vec());
+    let mut reference = Reference::default();
+    match group.bootstrap.as_ref().map(|own| &own.source) {
+        None => {}
+        Some(UserDataSource::Sha256(digest)) => reference.user_data.clone_from(digest),
+        Some(UserDataSource::Secret(of)) => {
+            reference.secret.clone_from(&of.name);
+            reference.secret_key.clone_from(&of.key);
+            reference.secret_version = secrets.version(of);
+        }
     }
+    let seen = group.secrets.iter().map(|(name, of)| TemplateSecret {
+        name: name.clone(),
+        secret: of.name.clone(),
+        key: of.key.clone(),
+        version: secrets.version(of),
+    });
+    reference.template_secrets.extend(seen);
+    let mut stored = message.encode_to_vec();
+    // Nothing of it, if it is empty.
+    stored.extend(reference.encode_to_vec());
     stored.into()
 }
 
@@ -134,8 +158,39 @@ pub(crate) async fn user_data(
         name: reference.secret.clone(),
         key: reference.secret_key.clone(),
     };
-    let found = secrets::read(&shared.store, &of).await?;
-    if found.version != reference.secret_version {
+    content(shared, &of, &reference.secret_version).await
+}
+
+/// What the templates of a request saw of secrets when it was made. Errors: as for user data.
+pub(crate) async fn template_secrets(
+    shared: &Shared,
+    reference: &Reference,
+) -> Result<BTreeMap<String, wire::TemplateSecret>> {
+    let mut all = BTreeMap::new();
+    for seen in &reference.template_secrets {
+        let of = SecretRef {
+            name: seen.secret.clone(),
+            key: seen.key.clone(),
+        };
+        let content = content(shared, &of, &seen.version).await?;
+        all.insert(seen.name.clone(), template_secret(&of, &content)?);
+    }
+    Ok(all)
+}
+
+/// As platforms are told it.
+pub(crate) fn template_secret(of: &SecretRef, content: &[u8]) -> Result<wire::TemplateSecret> {
+    let text = std::str::from_utf8(content)
+        .map_err(|_| Error::invalid("secrets", format!("secret {of} holds no text")))?;
+    Ok(wire::TemplateSecret {
+        text: text.to_owned(),
+    })
+}
+
+/// The content that a key of a secret had, known by its version.
+async fn content(shared: &Shared, of: &SecretRef, version: &Bytes) -> Result<Bytes> {
+    let found = secrets::read(&shared.store, of).await?;
+    if found.version != *version {
         let message = format!(
             "secret {of} was changed since this request was made; nodes are asked for anew, with what it holds now"
         );

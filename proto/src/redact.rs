@@ -7,7 +7,7 @@ use crate::{
     orchestrator::v1::{
         BootstrapSource, ExecNodeStart, SecretValue, bootstrap_source, secret_value,
     },
-    platform::v1::{Bootstrap, ExecStart, bootstrap},
+    platform::v1::{Bootstrap, ExecStart, TemplateSecret, bootstrap},
 };
 
 struct Redacted(&'static str, usize);
@@ -79,6 +79,12 @@ impl fmt::Debug for Bootstrap {
             .field("user_data", &self.user_data)
             .field("render", &self.render)
             .finish()
+    }
+}
+
+impl fmt::Debug for TemplateSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Redacted("text", self.text.len()).fmt(f)
     }
 }
 

@@ -427,6 +427,7 @@ impl Api {
                     .bootstrap
                     .as_ref()
                     .and_then(|bootstrap| user_data.bootstrap(bootstrap));
+                message.secrets = user_data.secrets(&group.secrets);
                 let (field, platform) = (origin.choice(index), choice.platform.clone());
                 asked.push(async move {
                     let left = end.saturating_duration_since(Instant::now());

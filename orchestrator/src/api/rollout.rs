@@ -368,6 +368,7 @@ fn differences(old: &Group, was: &Choice, new: &Group, is: &Choice, out: &mut Ve
         ("version", old.version != new.version),
         ("role", old.role != new.role),
         ("bootstrap", old.bootstrap != new.bootstrap),
+        ("secrets", old.secrets != new.secrets),
         ("storage.size", size(old) != size(new)),
         ("storage.class", class(old) != class(new)),
     ] {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use drover_core::{
     Error, Result,
     error::Violation,
-    spec::{SecretRef, UserDataSource, digest},
+    spec::{MAX_TEMPLATE_SECRET, SecretRef, UserDataSource, digest},
 };
 use drover_proto::{
     orchestrator::v1::{self as pb, bootstrap_source::Source},
@@ -84,6 +84,18 @@ impl Known {
         Some(request::bootstrap(data, bootstrap.render))
     }
 
+    /// What templates see of secrets, as platforms are told it.
+    pub(super) fn secrets(
+        &self,
+        seen: &BTreeMap<String, SecretRef>,
+    ) -> BTreeMap<String, wire::TemplateSecret> {
+        let seen = seen.iter().filter_map(|(name, of)| {
+            let told = request::template_secret(of, self.1.get(of)?).ok()?;
+            Some((name.clone(), told))
+        });
+        seen.collect()
+    }
+
     fn of(&self, bootstrap: &drover_core::spec::Bootstrap) -> Option<&Bytes> {
         match &bootstrap.source {
             UserDataSource::Sha256(digest) => self.get(digest),
@@ -136,22 +148,55 @@ fn digests(spec: &pb::ClusterSpec) -> Vec<(String, String, bool)> {
         .collect()
 }
 
-/// Keys of secrets that a spec refers to, each with its path and whether it is rendered.
-fn secret_keys(spec: &pb::ClusterSpec) -> Vec<(SecretRef, String, bool)> {
-    let mut spec = spec.clone();
-    let sources = sources(&mut spec).into_iter();
-    sources
+/// A key of a secret that a spec refers to.
+struct Named {
+    of: SecretRef,
+    /// Path of the reference.
+    field: String,
+    /// Where it is asked for as text, and why.
+    as_text: Option<(String, &'static str)>,
+    /// Most bytes of it.
+    most: usize,
+}
+
+fn secret_keys(spec: &pb::ClusterSpec) -> Vec<Named> {
+    let of = |key: &pb::SecretKeyRef| SecretRef {
+        name: key.name.clone(),
+        key: key.key.clone(),
+    };
+    let mut owned = spec.clone();
+    let sources = sources(&mut owned).into_iter();
+    let mut found: Vec<_> = sources
         .filter_map(|(path, source)| match &source.source {
-            Some(Source::SecretKey(key)) => {
-                let of = SecretRef {
-                    name: key.name.clone(),
-                    key: key.key.clone(),
-                };
-                Some((of, path, source.render))
-            }
+            Some(Source::SecretKey(key)) => Some(Named {
+                of: of(key),
+                field: format!("{path}.secret_key"),
+                as_text: source
+                    .render
+                    .then(|| (format!("{path}.render"), "only text can be rendered")),
+                most: usize::MAX,
+            }),
             _ => None,
         })
-        .collect()
+        .collect();
+    let mut open = vec![("spec".to_owned(), &spec.secrets, &spec.groups)];
+    while let Some((at, secrets, groups)) = open.pop() {
+        for (index, secret) in secrets.iter().enumerate() {
+            let field = format!("{at}.secrets[{index}].secret_key_ref");
+            found.extend(secret.secret_key_ref.as_ref().map(|key| Named {
+                of: of(key),
+                as_text: Some((field.clone(), "holds no text; templates take nothing else")),
+                field,
+                most: MAX_TEMPLATE_SECRET,
+            }));
+        }
+        let groups = groups.iter().enumerate();
+        open.extend(groups.map(|(index, group)| {
+            let at = format!("{at}.groups[{index}]");
+            (at, &group.secrets, &group.groups)
+        }));
+    }
+    found
 }
 
 /// Whether a document names a secret.
@@ -171,7 +216,8 @@ impl Api {
         wrong: &mut Vec<Violation>,
     ) -> Result<()> {
         let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
-        for (of, path, render) in secret_keys(&checked.spec) {
+        for named in secret_keys(&checked.spec) {
+            let (of, at) = (named.of, named.field);
             let before = before.as_ref();
             if !before.is_some_and(|before| before.secrets.contains(&of)) {
                 self.may_name(&of, validate_only)?;
@@ -182,20 +228,28 @@ impl Api {
                     let known = self.shared.secrets.get(&of.name).is_some();
                     let field = if known { "key" } else { "name" };
                     let why = error.message().to_owned();
-                    return Err(error.with_violation(format!("{path}.secret_key.{field}"), why));
+                    return Err(error.with_violation(format!("{at}.{field}"), why));
                 }
             };
-            if render && !key.text {
+            if let Some((field, why)) = named.as_text.filter(|_| !key.text) {
                 wrong.push(Violation {
-                    field: format!("{path}.render"),
-                    description: "only text can be rendered".to_owned(),
+                    field,
+                    description: why.to_owned(),
                 });
             }
             let data = secrets::read(&self.shared.store, &of).await?.content;
-            if data.is_empty() {
+            let size = data.len();
+            if size == 0 || size > named.most {
+                let description = match size {
+                    0 => format!("secret {of} is empty"),
+                    _ => format!(
+                        "secret {of} has {size} bytes; templates take at most {}",
+                        named.most
+                    ),
+                };
                 wrong.push(Violation {
-                    field: format!("{path}.secret_key.key"),
-                    description: format!("secret {of} is empty"),
+                    field: format!("{at}.key"),
+                    description,
                 });
             }
             known.1.insert(of, data);

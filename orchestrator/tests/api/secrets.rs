@@ -62,12 +62,9 @@ async fn remove(world: &World, name: &str) -> Result<pb::DeleteSecretResponse, S
     answer.map(tonic::Response::into_inner)
 }
 
-fn from_secret(name: &str, key: &str) -> Option<pb::BootstrapSource> {
+fn from_secret(name: &str, of: &str) -> Option<pb::BootstrapSource> {
     Some(pb::BootstrapSource {
-        source: Some(Source::SecretKey(pb::SecretKeyRef {
-            name: name.to_owned(),
-            key: key.to_owned(),
-        })),
+        source: key(name, of).map(Source::SecretKey),
         ..Default::default()
     })
 }
@@ -78,6 +75,37 @@ fn naming(cluster: &str, size: u32, name: &str, key: &str) -> pb::Cluster {
         spec.groups[0].bootstrap = from_secret(name, key);
     })
 }
+
+fn key(name: &str, key: &str) -> Option<pb::SecretKeyRef> {
+    Some(pb::SecretKeyRef {
+        name: name.to_owned(),
+        key: key.to_owned(),
+    })
+}
+
+fn seen(as_: &str, name: &str, of: &str) -> pb::TemplateSecret {
+    pb::TemplateSecret {
+        name: as_.to_owned(),
+        secret_key_ref: key(name, of),
+    }
+}
+
+/// A cluster whose templates see a key of a secret, and put it into user data.
+fn seeing(cluster: &str, size: u32, name: &str, of: &str) -> pb::Cluster {
+    changed(document(cluster, &[("web", size)]), |spec| {
+        spec.groups[0].secrets = vec![seen("token", name, of)];
+        rendering(spec, "{{ secrets.token }}");
+    })
+}
+
+fn rendering(spec: &mut pb::ClusterSpec, template: &str) {
+    spec.groups[0].bootstrap = Some(pb::BootstrapSource {
+        source: Some(Source::Text(template.to_owned())),
+        render: true,
+    });
+}
+
+type Naming = fn(&str, u32, &str, &str) -> pb::Cluster;
 
 /// What the nodes of each request were given.
 fn given(world: &World) -> BTreeMap<String, Vec<String>> {
@@ -112,6 +140,12 @@ async fn scale(world: &World, size: u32) {
 
 #[tokio::test]
 async fn a_secret_reaches_nodes_and_its_change_replaces_none() {
+    for naming in [naming as Naming, seeing] {
+        reaches_nodes(naming).await;
+    }
+}
+
+async fn reaches_nodes(naming: Naming) {
     let world = World::new().await;
     put(&world, secret("join", &[("init", text("one"))]))
         .await
@@ -155,6 +189,12 @@ async fn a_secret_reaches_nodes_and_its_change_replaces_none() {
 
 #[tokio::test]
 async fn a_request_under_way_is_never_sent_with_other_content() {
+    for naming in [naming as Naming, seeing] {
+        is_sent_as_it_was(naming).await;
+    }
+}
+
+async fn is_sent_as_it_was(naming: Naming) {
     let world = World::new().await;
     put(&world, secret("join", &[("init", text("one"))]))
         .await
@@ -190,6 +230,12 @@ async fn a_request_under_way_is_never_sent_with_other_content() {
 
 #[tokio::test]
 async fn a_repeated_request_brings_the_same_content_after_a_restart() {
+    for naming in [naming as Naming, seeing] {
+        is_repeated_after_a_restart(naming).await;
+    }
+}
+
+async fn is_repeated_after_a_restart(naming: Naming) {
     let directory = tempfile::tempdir().unwrap();
     let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
     world.register("sim", "http://sim").await.unwrap();
@@ -216,15 +262,17 @@ async fn a_repeated_request_brings_the_same_content_after_a_restart() {
 
 #[tokio::test]
 async fn what_is_named_has_to_be_there_and_stays() {
+    has_to_be_there(naming, "spec.groups[0].bootstrap.secret_key").await;
+    has_to_be_there(seeing, "spec.groups[0].secrets[0].secret_key_ref").await;
+}
+
+async fn has_to_be_there(naming: Naming, at: &str) {
     let world = World::new().await;
     let status = refused(
         world.apply(naming("orders", 1, "join", "init")).await,
         Reason::SecretNotFound,
     );
-    assert_eq!(
-        fields(&status),
-        ["spec.groups[0].bootstrap.secret_key.name"]
-    );
+    assert_eq!(fields(&status), [format!("{at}.name")]);
     put(
         &world,
         secret(
@@ -242,11 +290,11 @@ async fn what_is_named_has_to_be_there_and_stays() {
         world.apply(naming("orders", 1, "join", "inti")).await,
         Reason::SecretNotFound,
     );
-    assert_eq!(fields(&status), ["spec.groups[0].bootstrap.secret_key.key"]);
+    assert_eq!(fields(&status), [format!("{at}.key")]);
     assert!(status.message().contains("init, none, other"), "{status:?}");
     invalid(
         world.apply(naming("orders", 1, "join", "none")).await,
-        "spec.groups[0].bootstrap.secret_key.key",
+        &format!("{at}.key"),
     );
     world
         .apply(naming("orders", 1, "join", "init"))
@@ -269,6 +317,79 @@ async fn what_is_named_has_to_be_there_and_stays() {
     remove(&world, "join").await.unwrap();
     assert!(list(&world).await.is_empty());
     remove(&world, "join").await.unwrap();
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn templates_see_secrets_by_the_names_of_the_spec() {
+    let world = World::new().await;
+    let keys = [
+        ("user", text("app")),
+        ("first", text("1")),
+        ("second", text("2")),
+    ];
+    put(&world, secret("db", &keys)).await.unwrap();
+    let seeing = |password: &str| {
+        changed(document("orders", &[("web", 1)]), |spec| {
+            // Those of the cluster hold in its groups, but for names that these have too.
+            spec.secrets = vec![seen("user", "db", "user"), seen("password", "db", "user")];
+            spec.groups[0].secrets = vec![seen("password", "db", password)];
+            rendering(spec, "{{ secrets.user }}:{{ secrets.password }}");
+        })
+    };
+    world.apply(seeing("first")).await.unwrap();
+    world.ready("orders").await;
+    assert_eq!(all_given(&world), ["app:1"]);
+    // Another key is another spec.
+    world.apply(seeing("second")).await.unwrap();
+    until("the node is a new one", async || {
+        (all_given(&world) == ["app:2"]).then_some(())
+    })
+    .await;
+    assert_eq!(list(&world).await[0].users, ["cluster/orders"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_secret_for_templates_is_named() {
+    let world = World::new().await;
+    let keys = [
+        ("text", text("x")),
+        ("bytes", Value::Binary(vec![0xff])),
+        ("long", text(&"x".repeat(65 * 1024))),
+    ];
+    put(&world, secret("db", &keys)).await.unwrap();
+    let with = |secrets: Vec<pb::TemplateSecret>| {
+        changed(document("orders", &[("web", 1)]), |spec| {
+            spec.groups[0].secrets = secrets;
+        })
+    };
+    let at = |index: usize, field: &str| format!("spec.groups[0].secrets[{index}]{field}");
+    let good = seen("token", "db", "text");
+    for (secrets, field) in [
+        (vec![seen("a-b", "db", "text")], at(0, ".name")),
+        (vec![seen("", "db", "text")], at(0, ".name")),
+        (vec![good.clone(), good.clone()], at(1, ".name")),
+        (vec![seen("token", "db", "bytes")], at(0, ".secret_key_ref")),
+        (
+            vec![seen("token", "db", "long")],
+            at(0, ".secret_key_ref.key"),
+        ),
+        (
+            vec![pb::TemplateSecret {
+                secret_key_ref: None,
+                ..good.clone()
+            }],
+            at(0, ".secret_key_ref"),
+        ),
+    ] {
+        invalid(world.apply(with(secrets)).await, &field);
+    }
+    let many = (0..33).map(|at| seen(&format!("a{at}"), "db", "text"));
+    invalid(
+        world.apply(with(many.collect())).await,
+        "spec.groups[0].secrets",
+    );
     world.stop().await;
 }
 
@@ -434,8 +555,19 @@ async fn no_log_event_error_answer_or_audit_shows_a_secret() {
         let refuse = Fault::Refuse(Error::unavailable("not now"));
         world.site.backend().fail_next(Operation::Create, refuse);
     }
+    let document = changed(naming("orders", 2, "orders-join", "init"), |spec| {
+        spec.secrets = vec![seen("token", "orders-join", "init")];
+    });
+    let wrong = changed(seeing("orders", 2, "orders-join", "init"), |spec| {
+        rendering(spec, "{{ secrets.token }}{{ secrets.other }}");
+    });
     let apply = pb::ApplyClusterRequest {
-        cluster: Some(naming("orders", 2, "orders-join", "init")),
+        cluster: Some(wrong),
+        ..Default::default()
+    };
+    shown += &format!("{:?}", other.apply_cluster(apply).await.unwrap_err());
+    let apply = pb::ApplyClusterRequest {
+        cluster: Some(document),
         ..Default::default()
     };
     shown += &format!("{:?}", other.apply_cluster(apply).await.unwrap());
@@ -492,6 +624,13 @@ async fn a_scope_is_one_of_secrets_too() {
         spec.bootstrap = from_secret(secret, "init");
         request
     };
+    let seeing = |secret: &str| {
+        let mut request = naming(secret);
+        let spec = request.cluster.as_mut().unwrap().spec.as_mut().unwrap();
+        spec.bootstrap = None;
+        spec.secrets = vec![seen("token", secret, "init")];
+        request
+    };
     let mut scoped = door.of("orders");
     scoped.apply_cluster(naming("orders-join")).await.unwrap();
     // Whether it is there is not told either.
@@ -504,6 +643,10 @@ async fn a_scope_is_one_of_secrets_too() {
         let mut plan = naming(name);
         plan.validate_only = true;
         refused(scoped.apply_cluster(plan).await, Reason::PermissionDenied);
+        refused(
+            scoped.apply_cluster(seeing(name)).await,
+            Reason::PermissionDenied,
+        );
     }
     // What somebody else has given the cluster stays with it.
     door.of("operator")

@@ -1,6 +1,8 @@
 //! Cluster specs from the wire. What this version cannot do is carried along by name, so that it is refused and never
 //! ignored.
 
+use std::collections::BTreeMap;
+
 use drover_core::{
     Error, Result,
     error::Violation,
@@ -23,6 +25,8 @@ pub use drover_core::spec::MAX_SPEC;
 pub use health::health_policy;
 pub use placement::to_placement;
 
+/// Most secrets that a group names for its templates.
+const MAX_SECRETS: usize = 32;
 /// Longest name of a storage class; platforms refuse longer words.
 const MAX_STORAGE_CLASS: usize = 512;
 
@@ -39,6 +43,7 @@ struct Common<'a> {
     properties: &'a Option<prost_types::Struct>,
     placement: &'a Option<pb::Placement>,
     bootstrap: &'a Option<pb::BootstrapSource>,
+    secrets: &'a [pb::TemplateSecret],
     management_policy: i32,
     storage: &'a Option<pb::StorageSpec>,
     lifecycle: &'a Option<platform::Lifecycle>,
@@ -64,6 +69,7 @@ macro_rules! common {
             properties: &$from.properties,
             placement: &$from.placement,
             bootstrap: &$from.bootstrap,
+            secrets: &$from.secrets,
             management_policy: $from.management_policy,
             storage: &$from.storage,
             lifecycle: &$from.lifecycle,
@@ -202,6 +208,7 @@ impl Reader {
                 .bootstrap
                 .as_ref()
                 .and_then(|source| self.bootstrap(at, source)),
+            secrets: self.secrets(at, from.secrets),
             management: self.management(at, from.management_policy),
             lifecycle: self.lifecycle(at, from.lifecycle),
             storage: from
@@ -234,18 +241,9 @@ impl Reader {
                 return None;
             }
             Some(Source::SecretKey(secret)) => {
-                let at = format!("{at}.secret_key");
-                if let Err(why) = name::check_name(&secret.name) {
-                    self.refuse(format!("{at}.name"), why);
-                }
-                if let Err(why) = name::check_secret_key(&secret.key) {
-                    self.refuse(format!("{at}.key"), why);
-                }
+                let secret = self.secret(&format!("{at}.secret_key"), secret);
                 return Some(Bootstrap {
-                    source: UserDataSource::Secret(SecretRef {
-                        name: secret.name.clone(),
-                        key: secret.key.clone(),
-                    }),
+                    source: UserDataSource::Secret(secret),
                     render: from.render,
                 });
             }
@@ -272,6 +270,42 @@ impl Reader {
             source: UserDataSource::Sha256(drover_core::spec::digest(data)),
             render: from.render,
         })
+    }
+
+    fn secret(&mut self, at: &str, from: &pb::SecretKeyRef) -> SecretRef {
+        if let Err(why) = name::check_name(&from.name) {
+            self.refuse(format!("{at}.name"), why);
+        }
+        if let Err(why) = name::check_secret_key(&from.key) {
+            self.refuse(format!("{at}.key"), why);
+        }
+        SecretRef {
+            name: from.name.clone(),
+            key: from.key.clone(),
+        }
+    }
+
+    fn secrets(&mut self, at: &str, from: &[pb::TemplateSecret]) -> BTreeMap<String, SecretRef> {
+        let at = format!("{at}.secrets");
+        if from.len() > MAX_SECRETS {
+            self.refuse(&at, format!("expected at most {MAX_SECRETS}"));
+        }
+        let mut all = BTreeMap::new();
+        for (index, secret) in from.iter().enumerate().take(MAX_SECRETS) {
+            let at = format!("{at}[{index}]");
+            if let Err(why) = name::check_variable(&secret.name) {
+                self.refuse(format!("{at}.name"), why);
+            }
+            let Some(key) = &secret.secret_key_ref else {
+                self.refuse(format!("{at}.secret_key_ref"), "is missing");
+                continue;
+            };
+            let key = self.secret(&format!("{at}.secret_key_ref"), key);
+            if all.insert(secret.name.clone(), key).is_some() {
+                self.refuse(format!("{at}.name"), "is there twice");
+            }
+        }
+        all
     }
 
     fn storage(&mut self, at: &str, from: &pb::StorageSpec) -> Storage {

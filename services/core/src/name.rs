@@ -58,6 +58,21 @@ pub fn check_secret_key(name: &str) -> Result<(), String> {
     ))
 }
 
+/// Whether templates can call something by this name.
+///
+/// # Errors
+/// What is expected instead.
+pub fn check_variable(name: &str) -> Result<(), String> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic());
+    if begins && name.len() <= MAX_NAME && name.chars().all(good) {
+        return Ok(());
+    }
+    Err(format!(
+        "expected 1 to {MAX_NAME} of a-z, A-Z, 0-9 and underscore, beginning with a letter"
+    ))
+}
+
 fn check(name: &str, max: usize) -> Result<(), String> {
     let expected = || {
         format!(

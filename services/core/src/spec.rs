@@ -33,6 +33,8 @@ pub const MAX_GROUPS: usize = 256;
 pub const MAX_DEPTH: usize = 8;
 /// Largest spec, encoded: two of them and a step's records fit into one transaction of the store.
 pub const MAX_SPEC: usize = 128 * 1024;
+/// Most bytes of a secret that templates see.
+pub const MAX_TEMPLATE_SECRET: usize = 64 * 1024;
 /// Most platforms of a group: each is resolved and hashed for every group that inherits it.
 pub const MAX_CHOICES: usize = 32;
 /// Most nodes of a cluster.
@@ -99,6 +101,8 @@ pub struct Settings {
     pub placement: Option<Placement>,
     /// User data for new nodes.
     pub bootstrap: Option<Bootstrap>,
+    /// Keys of secrets by the names that templates have for them; merged name by name.
+    pub secrets: BTreeMap<String, SecretRef>,
     /// Storage of each node.
     pub storage: Option<Storage>,
     /// In which order nodes are made and removed.

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, HashSet};
 use drover_core::{
     Error, Result,
     error::Violation,
-    name::{MAX_LABELS, check_cluster_name, check_label, check_name},
-    spec::MAX_DEPTH,
+    name::{MAX_LABELS, check_cluster_name, check_label, check_name, check_variable},
+    spec::{MAX_DEPTH, MAX_TEMPLATE_SECRET},
 };
 use drover_proto::{
     common::v1::{LabelOperator, LabelSelector},
     platform::v1::{
         Capability, DeprovisionRequest, Fence, NodeAdoption, NodeChange, NodeRole, NodeTarget,
-        Placement, ProvisionRequest, Slot, SlotKey, SpreadScope, UnsatisfiableAction,
-        UpdateNodeRequest, bootstrap::UserData, update_node_request::Update,
+        Placement, ProvisionRequest, Slot, SlotKey, SpreadScope, TemplateSecret,
+        UnsatisfiableAction, UpdateNodeRequest, bootstrap::UserData, update_node_request::Update,
     },
 };
 use uuid::Uuid;
@@ -243,8 +243,23 @@ pub(crate) fn provision(request: &ProvisionRequest, description: &Description) -
     {
         check.wrong("bootstrap.render", "only text can be rendered");
     }
+    secrets(&mut check, &request.secrets);
     check.finish()?;
     capabilities(request, description)
+}
+
+fn secrets(check: &mut Checker, secrets: &BTreeMap<String, TemplateSecret>) {
+    for (name, secret) in secrets {
+        if let Err(why) = check_variable(name) {
+            check.wrong("secrets", format!("a name: {why}"));
+        }
+        if secret.text.len() > MAX_TEMPLATE_SECRET {
+            check.wrong(
+                "secrets",
+                format!("one is too large; at most {MAX_TEMPLATE_SECRET} bytes are allowed"),
+            );
+        }
+    }
 }
 
 fn slots(check: &mut Checker, slots: &[Slot], max: usize) {
@@ -487,4 +502,25 @@ pub(crate) fn target(check: &mut Checker, field: &str, target: Option<&NodeTarge
     };
     check.cluster(&format!("{field}.cluster_id"), &target.cluster_id);
     check.required(&format!("{field}.node_id"), &target.node_id);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_that_no_template_could_see_is_refused_and_not_shown() {
+        let wrong = |name: &str, size: usize| {
+            let text = "hush".repeat(size / 4);
+            let all = BTreeMap::from([(name.to_owned(), TemplateSecret { text })]);
+            let mut check = Checker::default();
+            secrets(&mut check, &all);
+            check.finish().err().map(|error| format!("{error} {all:?}"))
+        };
+        assert_eq!(wrong("password_1", MAX_TEMPLATE_SECRET), None);
+        for (name, size) in [("a-b", 4), ("", 4), ("a", MAX_TEMPLATE_SECRET + 4)] {
+            let said = wrong(name, size).unwrap();
+            assert!(said.contains("secrets") && !said.contains("hush"), "{said}");
+        }
+    }
 }

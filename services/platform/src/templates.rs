@@ -220,6 +220,11 @@ fn context(request: &ProvisionRequest) -> Result<Context> {
             class: storage.class.clone(),
             path: None,
         }),
+        secrets: request
+            .secrets
+            .iter()
+            .map(|(name, secret)| (name.clone(), secret.text.clone()))
+            .collect(),
         request_id: request.request_id.clone(),
         infrastructure: request
             .infrastructure

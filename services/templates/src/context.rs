@@ -20,7 +20,7 @@ pub struct Context {
     pub peers: Vec<PeerContext>,
     /// Storage of the node. Absent (`none` in a template): none is declared.
     pub storage: Option<StorageContext>,
-    /// Secrets of the platform by name.
+    /// What the spec names of secrets, by the names that it gives them.
     pub secrets: BTreeMap<String, String>,
     /// Id of the request that makes the node.
     pub request_id: String,

@@ -57,6 +57,7 @@ pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
         attributes: serde_json::Map::new(),
         placement: Placement::default(),
         bootstrap: None,
+        secrets: std::collections::BTreeMap::new(),
         storage: None,
         management: None,
         lifecycle: None,

@@ -1,10 +1,10 @@
 //! A group once everything is inherited, and what it makes of nodes.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Amount, Bootstrap, Budget, Health, Lifecycle, Management, Object, Placement, Remediation,
-    RemovalOrder, Update, UpdateStrategy, hash,
+    RemovalOrder, SecretRef, Update, UpdateStrategy, hash,
 };
 use crate::{
     name::Sym,
@@ -34,6 +34,8 @@ pub struct Group {
     pub placement: Placement,
     /// User data for new nodes.
     pub bootstrap: Option<Bootstrap>,
+    /// Keys of secrets by the names that templates have for them.
+    pub secrets: BTreeMap<String, SecretRef>,
     /// Storage of each node.
     pub storage: Option<Storage>,
     /// In which order its nodes are made and removed. Absent: the template's default, else parallel.

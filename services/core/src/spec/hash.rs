@@ -79,6 +79,13 @@ fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choic
         }
         hash.update([u8::from(bootstrap.render)]);
     }
+    for (name, secret) in &group.secrets {
+        hash.update(b"t");
+        for field in [name, &secret.name, &secret.key] {
+            hash.update((field.len() as u64).to_be_bytes());
+            hash.update(field);
+        }
+    }
     if let Some(storage) = &group.storage {
         hash.update(b"s");
         hash.update(storage.size.unwrap_or(u64::MAX).to_be_bytes());

@@ -232,6 +232,7 @@ impl Walk<'_> {
             attributes: settings.attributes,
             placement: settings.placement.unwrap_or_default(),
             bootstrap: settings.bootstrap,
+            secrets: settings.secrets,
             storage: settings.storage,
             management: settings.management,
             lifecycle: settings.lifecycle,
@@ -528,6 +529,11 @@ fn inherit(outer: &Settings, inner: &Settings) -> Settings {
         properties: merge(&outer.properties, &own.properties),
         placement: own.placement.or_else(|| outer.placement.clone()),
         bootstrap: own.bootstrap.or_else(|| outer.bootstrap.clone()),
+        secrets: {
+            let mut all = outer.secrets.clone();
+            all.extend(own.secrets);
+            all
+        },
         storage: own.storage.or_else(|| outer.storage.clone()),
         management: own.management.or(outer.management),
         lifecycle: own.lifecycle.or_else(|| outer.lifecycle.clone()),

@@ -6,7 +6,7 @@ use drover_proto::{
     orchestrator::v1::{
         Addon, BootstrapSource, Cluster, ClusterSpec, CountOrPercent, GroupSpec, Infrastructure,
         Placement, PlatformChoice, RemediationPolicy, SecretKeyRef, StorageSpec, StoreSpec,
-        UpdatePolicy, bootstrap_source, count_or_percent,
+        TemplateSecret, UpdatePolicy, bootstrap_source, count_or_percent,
     },
     platform::v1::{
         EndpointSpec, ExecProbe, FirewallRule, FirewallSpec, GrpcProbe, HealthPolicy, HttpProbe,
@@ -154,6 +154,14 @@ fn bootstrap() -> impl Strategy<Value = Option<BootstrapSource>> {
     )
 }
 
+fn secrets() -> impl Strategy<Value = Vec<TemplateSecret>> {
+    let secret = (word(), word(), word()).prop_map(|(as_, name, key)| TemplateSecret {
+        name: as_,
+        secret_key_ref: Some(SecretKeyRef { name, key }),
+    });
+    vec(secret, 0..3)
+}
+
 fn platforms() -> impl Strategy<Value = Vec<PlatformChoice>> {
     let choice = (
         word(),
@@ -191,7 +199,11 @@ fn group_spec() -> impl Strategy<Value = GroupSpec> {
             0i32..3,
             0i32..3,
         ),
-        (option::of(vec(word(), 1..3)), option::of(0u32..3)),
+        (
+            option::of(vec(word(), 1..3)),
+            option::of(0u32..3),
+            secrets(),
+        ),
     )
         .prop_map(|(a, b, c, d)| GroupSpec {
             size: a.0,
@@ -202,6 +214,7 @@ fn group_spec() -> impl Strategy<Value = GroupSpec> {
             attributes: b.0,
             properties: b.1,
             bootstrap: b.2,
+            secrets: d.2,
             health: b.3,
             expire_after: b.4,
             update: Some(UpdatePolicy {

@@ -1,5 +1,7 @@
 //! What is inherited, refused and hashed.
 
+use std::collections::BTreeMap;
+
 use serde_json::json;
 
 use super::*;
@@ -172,6 +174,47 @@ fn each_machine_is_for_one_group_and_there_are_enough_of_them() {
         ..Default::default()
     };
     assert_eq!(spec.resolve().unwrap()[1].placement.hosts.len(), 1);
+}
+
+#[test]
+fn secrets_for_templates_are_inherited_by_name_and_part_of_what_makes_a_node() {
+    let secrets = |keys: &[(&str, &str)]| {
+        let of = |key: &str| SecretRef {
+            name: "db".into(),
+            key: key.into(),
+        };
+        let all = keys.iter().map(|(name, key)| ((*name).to_owned(), of(key)));
+        all.collect::<BTreeMap<_, _>>()
+    };
+    let group = |outer: &[_], inner: &[_]| {
+        let mut group = leaf("g", 1);
+        group.settings.secrets = secrets(inner);
+        let settings = Settings {
+            platforms: on("local"),
+            secrets: secrets(outer),
+            ..Default::default()
+        };
+        let spec = ClusterSpec {
+            groups: vec![group],
+            settings,
+            ..Default::default()
+        };
+        spec.resolve().unwrap().remove(0)
+    };
+    let hash = |group: &Group| group.choices[0].spec_hash.clone();
+    let (plain, both) = (
+        group(&[], &[]),
+        group(&[("a", "x"), ("b", "x")], &[("b", "y")]),
+    );
+    assert_eq!(both.secrets, secrets(&[("a", "x"), ("b", "y")]));
+    assert_eq!(hash(&both), hash(&group(&[], &[("a", "x"), ("b", "y")])));
+    for other in [
+        plain,
+        group(&[], &[("a", "x"), ("b", "x")]),
+        group(&[], &[("a", "x")]),
+    ] {
+        assert_ne!(hash(&both), hash(&other));
+    }
 }
 
 #[test]
