@@ -120,6 +120,8 @@ impl Rig {
             .output()
             .map_err(|error| format!("{SCRIPTS}/up: {error}. {advice}"))?;
         if !output.status.success() {
+            // Only if `up` refused before it put anything there.
+            let _ = std::fs::remove_dir(&state);
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(format!("{up:?} failed:\n{said}\n{advice}"));
         }
