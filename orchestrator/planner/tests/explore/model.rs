@@ -83,7 +83,8 @@ pub(super) enum Step {
     TurnRefused(u64),
     Read,
     Restart,
-    Unreachable,
+    /// The platform that is the n-th by name.
+    Unreachable(usize),
     Reachable,
     Tick,
     Want(&'static str),
@@ -107,7 +108,7 @@ impl Step {
             | Self::TurnLost(_)
             | Self::TurnRefused(_)
             | Self::Restart
-            | Self::Unreachable => true,
+            | Self::Unreachable(_) => true,
             // To take long while something is under way.
             Self::Tick => !quiet,
             _ => false,
@@ -289,7 +290,9 @@ impl Model {
     pub(super) fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         for (id, request) in self.state.requests.iter() {
-            if request.call.in_flight && self.views[&request.platform].visible {
+            if request.call.in_flight && !self.views[&request.platform].visible {
+                steps.extend([Step::LostButMade(*id), Step::LostAndNothing(*id)]);
+            } else if request.call.in_flight {
                 steps.extend([
                     Step::Made(*id),
                     Step::LostButMade(*id),
@@ -305,6 +308,10 @@ impl Model {
         }
         for (&(id, index), thing) in &self.things {
             if !self.views[&thing.platform].visible {
+                // What nobody sees happens all the same.
+                if thing.phase != Phase::Failed {
+                    steps.extend([Step::Dies(id, index), Step::Vanishes(id, index)]);
+                }
                 continue;
             }
             match (thing.phase, thing.ready) {
@@ -337,11 +344,11 @@ impl Model {
             steps.push(Step::Read);
         }
         let dark = self.views.values().any(|view| !view.visible);
-        steps.push(if dark {
-            Step::Reachable
+        if dark {
+            steps.push(Step::Reachable);
         } else {
-            Step::Unreachable
-        });
+            steps.extend((0..self.views.len()).map(Step::Unreachable));
+        }
         steps.push(Step::Restart);
         if self.wake.is_some() {
             steps.push(Step::Tick);

@@ -53,11 +53,9 @@ impl Model {
                 self.show();
             }
             Step::Vanishes(id, index) => {
-                self.things.remove(&(id, index));
-                let now = self.now;
-                let node = self.node_of(id, index);
-                if let Some(node) = node {
-                    (node.seen.unlisted, node.seen.last) = (true, now);
+                let thing = self.things.remove(&(id, index)).unwrap();
+                if self.views[&thing.platform].visible {
+                    self.unlisted(id, index);
                 }
             }
             Step::Drained(slot) | Step::NotDrained(slot) => {
@@ -86,13 +84,22 @@ impl Model {
             Step::TurnRefused(slot) => self.turn(slot, false, Some(true)),
             Step::Read => self.read(),
             Step::Restart => self.restart(true),
-            Step::Unreachable => {
-                let view = self.views.get_mut("a").unwrap();
+            Step::Unreachable(at) => {
+                let view = self.views.values_mut().nth(at).unwrap();
                 (view.visible, view.callable) = (false, false);
             }
             Step::Reachable => {
-                let view = self.views.get_mut("a").unwrap();
+                let mut dark = self.views.iter_mut().filter(|(_, view)| !view.visible);
+                let (platform, view) = dark.next().unwrap();
                 (view.visible, view.callable, view.visible_since) = (true, true, self.now);
+                let known = self.state.nodes.iter();
+                let known =
+                    known.filter(|node| node.platform == *platform && node.node_id.is_some());
+                let gone = known.map(|node| (node.request, node.index));
+                let gone = gone.filter(|key| !self.things.contains_key(key));
+                for (id, index) in gone.collect::<Vec<_>>() {
+                    self.unlisted(id, index);
+                }
                 self.show();
             }
             Step::Tick => self.tick(),
@@ -162,6 +169,14 @@ impl Model {
     fn node_of(&mut self, request: Uuid, index: u32) -> Option<&mut drover_core::Node> {
         let mut nodes = self.state.nodes.iter_mut();
         nodes.find(|node| (node.request, node.index) == (request, index))
+    }
+
+    /// It is not shown any more.
+    fn unlisted(&mut self, request: Uuid, index: u32) {
+        let now = self.now;
+        if let Some(node) = self.node_of(request, index) {
+            (node.seen.unlisted, node.seen.last) = (true, now);
+        }
     }
 
     fn make(&mut self, request: Uuid, most: usize) -> Vec<Outcome> {
