@@ -93,13 +93,20 @@ fn tally(scenario: &str, points: usize) {
 }
 
 /// What shows at once, and what shows late; what answers at once, and what takes a while.
-fn variants() -> [(&'static str, SimulatedSettings); 3] {
+fn variants() -> [(&'static str, SimulatedSettings); 4] {
     let base = SimulatedSettings {
         seed: Some(1),
         ..SimulatedSettings::default()
     };
     let late = SimulatedSettings {
-        visibility_delay: Duration::from_secs(5),
+        visibility_delay: Duration::from_secs(60),
+        ..base.clone()
+    };
+    let flickering = SimulatedSettings {
+        visibility_delay: Duration::from_secs(30),
+        flickering: true,
+        // Whoever is pushed every change needs no lists.
+        push: false,
         ..base.clone()
     };
     let slow = SimulatedSettings {
@@ -109,7 +116,8 @@ fn variants() -> [(&'static str, SimulatedSettings); 3] {
     };
     [
         ("at once", base),
-        ("shown after 5 s", late),
+        ("shown after 60 s", late),
+        ("in every second list for 30 s", flickering),
         ("answers of 0.2 to 0.4 s", slow),
     ]
 }

@@ -52,6 +52,8 @@ pub(crate) struct Observer {
 
 struct State {
     observe_time: SystemTime,
+    /// How many lists of it were taken in.
+    lists: u64,
     /// The nodes of a driver that is polled.
     polled: HashMap<Key, Polled>,
 }
@@ -74,6 +76,7 @@ impl Observer {
         }
         let state = State {
             observe_time: clock.now(),
+            lists: 0,
             polled: HashMap::new(),
         };
         Arc::new(Self {
@@ -204,6 +207,12 @@ impl Observer {
             return;
         }
         let mut before = std::mem::take(&mut state.polled);
+        // Several replicas may answer: what is new to one of them is not in the next one's list for a while.
+        let settles = match state.lists {
+            0 => began,
+            _ => began + limits::visibility_delay(&self.driver.description().limits),
+        };
+        state.lists += 1;
         for found in &listing.nodes {
             let key = key(&found.node);
             match before.remove(&key) {
@@ -214,12 +223,12 @@ impl Observer {
                     // What a call made since the read began is newer than what the read saw.
                     let node = match known {
                         Some(known) if known.changed > began => known,
-                        _ => {
+                        known => {
                             self.log.changed(&key.cluster_id, &key.node_id);
                             Polled {
                                 node: Arc::new(found.node.clone()),
                                 changed: began,
-                                visible_from: began,
+                                visible_from: known.map_or(settles, |known| known.visible_from),
                             }
                         }
                     };

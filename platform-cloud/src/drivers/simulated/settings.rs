@@ -43,6 +43,8 @@ pub struct SimulatedSettings {
     /// How long lists and watches do not show a new node. Default 0.
     #[serde(with = "duration")]
     pub visibility_delay: Duration,
+    /// Whether for so long a new node is in every second list, as where several replicas answer. Default false: in none.
+    pub flickering: bool,
     /// Most nodes. Absent: no limit.
     pub capacity: Option<u32>,
     /// Failure domains. Default: none.
@@ -152,6 +154,7 @@ impl Default for SimulatedSettings {
             boot_jitter: Duration::ZERO,
             stop_delay: Duration::from_millis(20),
             visibility_delay: Duration::ZERO,
+            flickering: false,
             capacity: None,
             failure_domains: Vec::new(),
             max_bootstrap_bytes: None,

@@ -6,7 +6,7 @@ mod shown;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU32},
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -78,6 +78,9 @@ pub(super) struct World {
     last_id: u32,
     volumes: Volumes,
     frozen: Option<Frozen>,
+    flickering: bool,
+    /// How many lists were made.
+    lists: AtomicU32,
     changes: Option<Changes>,
     journal: Option<Journal>,
     keep_ledger: bool,
@@ -139,6 +142,8 @@ impl World {
             last_id: past.last_id,
             volumes: Volumes::default(),
             frozen: None,
+            flickering: settings.flickering,
+            lists: AtomicU32::new(0),
             changes: None,
             journal,
             keep_ledger: settings.ledger,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    sync::atomic::Ordering,
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -78,7 +79,15 @@ impl World {
     }
 
     pub(in crate::drivers::simulated) fn list(&self, cluster: Option<&str>) -> Vec<Found> {
-        let shown = |number: &u32| self.visible(*number).map(|node| self.found(*number, node));
+        let turn = self.lists.fetch_add(1, Ordering::Relaxed);
+        let flickers = |number: u32| self.flickering && (turn + number) % 2 == 0;
+        let shown = |number: &u32| {
+            let node = match &self.frozen {
+                None if flickers(*number) => self.nodes.get(number),
+                _ => self.visible(*number),
+            };
+            node.map(|node| self.found(*number, node))
+        };
         match (cluster, &self.frozen) {
             (Some(cluster), None) => self
                 .by_cluster
