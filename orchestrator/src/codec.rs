@@ -165,6 +165,7 @@ pub(crate) fn encode_node(node: &Node) -> Bytes {
             request: former.request.to_string(),
             index: former.index,
         }),
+        given_id: node.given_id.as_ref().map(ToString::to_string),
     }
     .encode_to_vec()
     .into()
@@ -215,6 +216,7 @@ pub(crate) fn decode_node(
         role,
         storage: row.storage,
         node_id: row.node_id.map(Into::into),
+        given_id: row.given_id.map(Into::into),
         removal,
         settled: row.settled,
         maybe_until: row.maybe_until,

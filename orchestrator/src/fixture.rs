@@ -36,6 +36,7 @@ pub(crate) fn node(slot: u64, state: NodeState) -> Node {
         removal: None,
         settled: 0,
         maybe_until: 0,
+        given_id: None,
         adoption: None,
         seen: Seen::default(),
         probe: ProbeResult::default(),

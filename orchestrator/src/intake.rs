@@ -188,6 +188,7 @@ fn orphan(
     let mut seen = Box::default();
     drover_convert::node::observe(&mut seen, node, now, &mut intern);
     let orphan = Orphan {
+        id: node.id.as_str().into(),
         request,
         index,
         sequence: node.sequence,
@@ -271,6 +272,7 @@ pub(crate) fn foreign_node(
     }
     let slot = node.slot.clone().unwrap_or_default();
     let foreign = ForeignNode {
+        id: node.id.as_str().into(),
         former: Former {
             owner: slot.owner.into(),
             request: slot.request_id.into(),

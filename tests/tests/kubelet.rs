@@ -1,7 +1,13 @@
 //! What only a real kubelet shows: stores in pods that answer, die, are reported and replaced.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "kubelet/bench.rs"]
+mod bench;
+#[path = "kubelet/clients.rs"]
+mod clients;
 mod embedded;
+#[path = "kubelet/rolling.rs"]
+mod rolling;
 #[path = "kubelet/stores.rs"]
 mod stores;
 

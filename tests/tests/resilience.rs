@@ -325,7 +325,16 @@ async fn a_hook_that_fails_and_one_that_hangs_are_told_and_hold_up_nobody() {
     ] {
         hook(&mut cluster, script, size);
         apply(&world, &cluster).await.unwrap();
+        if script.contains("sleep") {
+            let (reason, message) = holds(&world, "hooked", "Draining").await;
+            assert_eq!(reason, "PreStop");
+            assert!(
+                message.contains("web-1: its preStop hook runs"),
+                "{message}"
+            );
+        }
         world.ready("hooked", size as usize).await;
+        assert_eq!(condition(&world, "hooked", "Draining").await, None);
         let events = world.events("hooked").await;
         let told = events
             .iter()

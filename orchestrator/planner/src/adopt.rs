@@ -236,6 +236,7 @@ impl Planner<'_> {
             node.state = NodeState::Requested;
             node.seen = Seen::default();
         }
+        node.keep_id(&orphan.id, self.state.uid);
         node
     }
 
@@ -292,6 +293,7 @@ impl Planner<'_> {
                 // What it keeps is kept as that of its group: better once too often than deleted.
                 storage: spec.storage.is_some(),
                 message: "belonged to somebody else and is kept".into(),
+                given_id: (!one.id.is_empty()).then(|| one.id.clone()),
                 adoption: Some(Box::new(one.former.clone())),
                 ..blank(platform, node_id, self.input.now)
             };
@@ -407,6 +409,7 @@ fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
         removal: None,
         settled: now,
         maybe_until: now,
+        given_id: None,
         adoption: None,
         seen: Seen::default(),
         probe: ProbeResult::default(),

@@ -90,7 +90,8 @@ impl Planner<'_> {
             // It was asked for before the last failure was known: it says nothing new.
             return;
         }
-        self.count(key, kind, group.remediation.max_retries, message, None);
+        let message = format!("{}: {message}", node.name());
+        self.count(key, kind, group.remediation.max_retries, &message, None);
     }
 
     fn count(

@@ -362,6 +362,7 @@ impl Planner<'_> {
                 removal: None,
                 settled: 0,
                 maybe_until: 0,
+                given_id: None,
                 adoption: None,
                 seen: Seen::default(),
                 probe: ProbeResult::default(),

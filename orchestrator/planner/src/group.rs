@@ -8,7 +8,7 @@ use drover_core::{
 use uuid::Uuid;
 
 use crate::{
-    BackOffKey, BackOffKind, ConditionKey, ConditionKind, PLATFORM_BREAKER_MIN,
+    BackOffKey, BackOffKind, ConditionKey, ConditionKind, Op, PLATFORM_BREAKER_MIN,
     PLATFORM_BREAKER_PERCENT, Planner,
 };
 
@@ -52,6 +52,7 @@ impl Planner<'_> {
         self.remove_surplus(at, spare);
         self.assign_roles(at);
         self.create(at, spare, new_id);
+        self.judge_promotion(at);
         self.judge_update(at);
         self.watch_expiry(at);
         self.follow_growth(at);
@@ -249,11 +250,21 @@ impl Planner<'_> {
                 continue;
             }
             waiting -= 1;
-            let message = node.message.clone();
+            let message = self.why_sick(at);
             self.count_failure(node, Some(spec), BackOffKind::Failure, &message);
             self.intend(at, RemovalReason::Sick);
         }
         if waiting > 0 { spare } else { 0 }
+    }
+
+    /// Why a node is sick: as this plan has just judged it, or as it was recorded.
+    fn why_sick(&self, at: usize) -> Box<str> {
+        let node = &self.state.nodes[at];
+        let judged = self.plan.ops.iter().rev().find_map(|op| match op {
+            Op::Enter { slot, message, .. } if *slot == node.slot => Some(message.clone()),
+            _ => None,
+        });
+        judged.unwrap_or_else(|| node.message.clone())
     }
 
     fn platform_breaker_open(&mut self, group: &Sym, platform: &Sym) -> bool {

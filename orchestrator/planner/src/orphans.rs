@@ -104,7 +104,7 @@ impl Planner<'_> {
     fn record(&self, platform: &Sym, node_id: &str, orphan: &Orphan) -> Node {
         let now = self.input.now;
         let (storage, retain) = self.orphan_storage(&orphan.group);
-        Node {
+        let mut node = Node {
             slot: self.next_slot,
             request: orphan.request,
             index: orphan.index,
@@ -137,6 +137,7 @@ impl Planner<'_> {
             }),
             settled: now,
             maybe_until: now,
+            given_id: None,
             adoption: None,
             seen: Seen {
                 last: now,
@@ -146,6 +147,8 @@ impl Planner<'_> {
             call: Call::default(),
             turn: None,
             hook: None,
-        }
+        };
+        node.keep_id(&orphan.id, self.state.uid);
+        node
     }
 }

@@ -161,6 +161,37 @@ impl Planner<'_> {
         }
     }
 
+    /// States that active nodes are missing while no standby can take over. After all that is done about it.
+    pub(crate) fn judge_promotion(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let there = self.acting(group) + self.asked_active(group);
+        let lacks = Self::actives(spec).saturating_sub(there);
+        if spec.standby == 0 || lacks == 0 {
+            return;
+        }
+        let waiting: Vec<String> = self
+            .own(group)
+            .filter(|&at| {
+                let mark = &self.marks[at];
+                mark.role == Role::Standby && !mark.available && !mark.leaving && !mark.dead
+            })
+            .map(|at| {
+                let node = &self.state.nodes[at];
+                let words = format!("{} is not Ready {}", node.name(), node.message);
+                words.trim_end().to_owned()
+            })
+            .collect();
+        if waiting.is_empty() {
+            return;
+        }
+        let key = ConditionKey {
+            group: spec.path.clone(),
+            kind: ConditionKind::PromotionFailed,
+        };
+        let message = format!("{lacks} active nodes are missing: {}", waiting.join(", "));
+        self.hold(key, "NoStandbyReady", &message);
+    }
+
     fn turn(&mut self, at: usize, role: Role) {
         let slot = self.state.nodes[at].slot;
         self.marks[at].role = role;

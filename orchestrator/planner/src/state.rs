@@ -259,6 +259,8 @@ pub struct Condition {
 /// A node of this cluster id that is not ours.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Foreign {
+    /// Its id, which it keeps. Empty: not recorded.
+    pub id: Box<str>,
     /// Its slot under its owner.
     pub former: Former,
     /// Path of its group. Empty: not recorded.
@@ -282,6 +284,8 @@ pub struct Foreign {
 /// A thing of ours without a record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Orphan {
+    /// Its id. Empty: not recorded.
+    pub id: Box<str>,
     /// Request that made it.
     pub request: Uuid,
     /// Index within it.

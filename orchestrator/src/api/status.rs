@@ -31,17 +31,30 @@ pub(crate) struct Visible {
     now: Millis,
     /// Uid of the backend of each visible platform.
     uids: BTreeMap<Sym, String>,
+    /// Why each of the others is not visible.
+    troubles: BTreeMap<Sym, Box<str>>,
 }
+
+/// Most nodes of a group that are named because they are not ready.
+const MAX_NAMED: usize = 5;
 
 pub(crate) fn visible(shared: &Shared) -> Visible {
     let now = shared.now();
     let platforms = shared.platforms.read();
-    let uids = platforms
-        .iter()
-        .filter(|(_, p)| p.platform.is_visible(now))
-        .map(|(name, p)| (name.clone(), p.platform.registration().uid))
-        .collect();
-    Visible { now, uids }
+    let (mut uids, mut troubles) = (BTreeMap::new(), BTreeMap::new());
+    for (name, registered) in platforms.iter() {
+        let platform = &registered.platform;
+        if platform.is_visible(now) {
+            uids.insert(name.clone(), platform.registration().uid);
+        } else {
+            troubles.insert(name.clone(), platform.view(now).trouble);
+        }
+    }
+    Visible {
+        now,
+        uids,
+        troubles,
+    }
 }
 
 impl Visible {
@@ -228,7 +241,7 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
     let reason = if ready {
         "AsWanted"
     } else {
-        why_not_ready(inner)
+        why_not_ready(inner, groups)
     };
     let lasting = |kind: &str, status: bool, wanted: bool, word: &str| {
         condition(
@@ -287,6 +300,9 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
             condition("InfrastructureReady", status, &reason, message, since),
         );
     }
+    if let Some((reason, message, since)) = draining(state) {
+        list.push(condition("Draining", true, reason, message, since));
+    }
     for kind in [
         ConditionKind::Paused,
         ConditionKind::Deleting,
@@ -325,6 +341,31 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
     list
 }
 
+/// Nodes that run their hook before they go, and those whose hook failed and that go all the same: reason, message, since.
+fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
+    let (mut reason, mut since) = ("PreStop", Millis::MAX);
+    let mut words = Vec::new();
+    for node in &state.nodes {
+        let Some(removal) = node.removal else {
+            continue;
+        };
+        if removal.drain > 0 {
+            words.push(format!("{}: its preStop hook runs", node.name()));
+        } else if node.message.starts_with("preStop: ") {
+            reason = "PreStopFailed";
+            words.push(format!(
+                "{}: {}; its removal goes on",
+                node.name(),
+                node.message
+            ));
+        } else {
+            continue;
+        }
+        since = since.min(removal.since);
+    }
+    (!words.is_empty()).then(|| (reason, words.join("; "), since))
+}
+
 /// Which templates changed under nodes that are still there.
 fn old_templates(inner: &Inner) -> String {
     let known = inner.wanted();
@@ -340,7 +381,7 @@ fn is_replaced(node: &Node) -> bool {
     ) || matches!(node.state, NodeState::Unhealthy | NodeState::Failed)
 }
 
-fn why_not_ready(inner: &Inner) -> &'static str {
+fn why_not_ready(inner: &Inner, groups: &[pb::GroupStatus]) -> &'static str {
     let state = &inner.state;
     if inner.unstored.is_some() {
         return "StoreUnavailable";
@@ -348,13 +389,55 @@ fn why_not_ready(inner: &Inner) -> &'static str {
     if let Some(key) = state.conditions.keys().find(|key| is_trouble(key.kind)) {
         return key.kind.as_str();
     }
-    if state.nodes.iter().any(is_replaced) {
+    if groups.iter().any(|group| group.unknown > 0) {
+        ConditionKind::PlatformUnavailable.as_str()
+    } else if state.nodes.iter().any(is_replaced) {
         "Replace"
     } else if crate::infrastructure::show::condition(inner).is_some_and(|(ready, ..)| !ready) {
         "Infrastructure"
     } else {
         "ScaleUp"
     }
+}
+
+/// Nodes of a group that are seen and not ready, each with why; for a message about all of them.
+fn unready(inner: &Inner, visible: &Visible, group: &Group) -> String {
+    let unready = inner.state.nodes.iter().filter(|node| {
+        let own = node.group == group.path && node.removal.is_none();
+        own && node.state != NodeState::Ready && sees(visible, node)
+    });
+    let named = unready.take(MAX_NAMED).map(|node| {
+        let words = [&*node.reason, &*node.message];
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        let words = match words.as_slice() {
+            [] => String::new(),
+            words => format!(" ({})", words.join(": ")),
+        };
+        format!("{} is {:?}{words}", node.name(), node.state)
+    });
+    let named: Vec<String> = named.collect();
+    if named.is_empty() {
+        String::new()
+    } else {
+        format!("; {}", named.join(", "))
+    }
+}
+
+/// Why nodes of a group cannot be seen: the platform of the first of them, and what is wrong with it.
+fn unseen(inner: &Inner, visible: &Visible, group: &Group) -> Option<String> {
+    let mut own = inner
+        .state
+        .nodes
+        .iter()
+        .filter(|node| node.group == group.path);
+    let name = &own.find(|node| !sees(visible, node))?.platform;
+    let trouble = if visible.uids.contains_key(name) {
+        "shows another backend than the one that they are on"
+    } else {
+        let trouble = visible.troubles.get(name);
+        trouble.map_or("is not registered", |trouble| &**trouble)
+    };
+    Some(format!("{name} {trouble}"))
 }
 
 fn group_statuses(inner: &Inner, visible: &Visible) -> Vec<pb::GroupStatus> {
@@ -417,6 +500,7 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
         let standby = format!(", {} of {} standby", status.standby_ready, status.standby);
         words.push_str(&standby);
     }
+    words.push_str(&unready(inner, visible, group));
     status.conditions.push(condition(
         "Ready",
         ready,
@@ -441,6 +525,12 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
                 held.since,
             ));
         }
+    }
+    let kind = ConditionKind::PlatformUnavailable;
+    let held = holds(&inner.state, &group.path, kind).is_some();
+    if let Some(words) = unseen(inner, visible, group).filter(|_| !held) {
+        let unseen = condition(kind.as_str(), true, kind.as_str(), words, 0);
+        status.conditions.push(unseen);
     }
     status
 }

@@ -68,6 +68,9 @@ pub(super) struct NodeRow {
     /// Where its agent was when the row was written. Empty: not known.
     #[prost(string, tag = "51")]
     pub(super) agent_address: String,
+    /// Absent: that of its slot.
+    #[prost(string, optional, tag = "52")]
+    pub(super) given_id: Option<String>,
 }
 
 /// The slot that a node has until it is adopted.

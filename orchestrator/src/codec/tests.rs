@@ -37,6 +37,7 @@ fn every_durable_part_of_a_node_survives() {
             }),
             settled: 13,
             maybe_until: 14,
+            given_id: (at % 2 == 1).then(|| "web-0-7stfh".into()),
             adoption: (at % 2 == 1).then(|| {
                 Box::new(Former {
                     owner: "o".into(),

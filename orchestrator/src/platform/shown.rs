@@ -142,6 +142,13 @@ impl Platform {
             );
             conditions.push(condition("MassLoss", true, "Vanished", &message));
         }
+        let said = inner.handshake.iter().flat_map(|it| it.warnings.iter());
+        let unread = inner.warnings.iter().map(|warning| &warning.message);
+        let warnings: Vec<&str> = said.chain(unread).map(String::as_str).collect();
+        if !warnings.is_empty() {
+            let message = drover_core::error::cut(warnings.join("; "));
+            conditions.push(condition("Warned", true, "Warned", &message));
+        }
         if inner.foreign_resources > 0 {
             let message = format!(
                 "{} resources belong to nobody here; they are left alone",

@@ -63,6 +63,8 @@ pub struct Node {
     pub storage: bool,
     /// The platform's own id of it.
     pub node_id: Option<Box<str>>,
+    /// The id with which it was made and which its agent answers, if that is not the one of its slot: it was adopted.
+    pub given_id: Option<Box<str>>,
     /// Intent to remove it; irrevocable.
     pub removal: Option<Removal>,
     /// From when on no call can make it any more: the deadline of the last attempt. 0: its request is open.
@@ -389,7 +391,17 @@ impl Node {
     /// Its id (`data-hot-1-x7k2p`), given the uid of its cluster.
     #[must_use]
     pub fn id(&self, owner: Uuid) -> String {
+        if let Some(given) = &self.given_id {
+            return given.to_string();
+        }
         name::node_id(&self.group, self.ordinal, owner, self.request, self.index)
+    }
+
+    /// Has it keep the id with which it was made. Empty: not known.
+    pub fn keep_id(&mut self, id: &str, owner: Uuid) {
+        if !id.is_empty() && id != self.id(owner) {
+            self.given_id = Some(id.into());
+        }
     }
 
     /// Whether the backend has proven that it does not run any more.

@@ -1,217 +1,16 @@
 //! Stores with replicas in pods, with their real servers: whoever dies, what was acknowledged is there.
 
-use std::{
-    cell::Cell,
-    collections::BTreeSet,
-    fs,
-    process::{Command, Output},
-    time::Duration,
-};
+use std::{cell::Cell, collections::BTreeSet, process::Command};
 
-use drover_platform_k8s::Settings;
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
-use drover_testing::kubernetes::{Namespace, without_kubelet};
-use serde_json::{Value, json};
+use drover_testing::kubernetes::without_kubelet;
+use serde_json::json;
 use tokio::time::Instant;
 
-use super::{embedded::World, namespace, pod_of, redis, rig};
-
-/// From the death of an active node until another one serves: more than on a machine that does nothing else.
-const FAILOVER: Duration = Duration::from_secs(30);
-/// The password of postgres, as user data.
-const PASSWORD: &str = "not: a \\ secret";
-
-struct Bench {
-    world: World,
-    namespace: Namespace,
-    cluster: &'static str,
-}
-
-impl Bench {
-    /// A cluster of a store on a platform over a namespace of its own; its group is `db`.
-    async fn start(cluster: &'static str, spec: pb::ClusterSpec) -> Self {
-        let namespace = namespace(rig()).await;
-        let mut world = World::new().await;
-        let settings = Settings {
-            kubeconfig: Some(rig().kubeconfig().to_owned()),
-            namespaces: vec![namespace.name.clone()],
-            ..Settings::default()
-        };
-        world.add("k8s", settings).await;
-        world.apply(cluster, spec).await;
-        Self {
-            world,
-            namespace,
-            cluster,
-        }
-    }
-
-    async fn ready(&self, nodes: usize) {
-        self.world.ready(self.cluster, nodes).await;
-    }
-
-    async fn nodes(&self) -> Vec<pb::Node> {
-        self.world.nodes(self.cluster).await
-    }
-
-    async fn one(&self, role: NodeRole) -> pb::Node {
-        let nodes = self.nodes().await;
-        let found = nodes.iter().find(|node| node.role() == role);
-        found.unwrap_or_else(|| panic!("no {role:?}")).clone()
-    }
-
-    /// Where the service of the group leads.
-    async fn service(&self) -> BTreeSet<String> {
-        let name = format!("{}-db", self.cluster);
-        let slices = self.namespace.list("endpointslices.discovery.k8s.io").await;
-        let of_service = slices
-            .iter()
-            .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == *name);
-        let endpoints = of_service.flat_map(|slice| slice["endpoints"].as_array());
-        endpoints
-            .flatten()
-            .filter(|endpoint| endpoint["conditions"]["ready"] == true)
-            .flat_map(|endpoint| endpoint["addresses"].as_array())
-            .flatten()
-            .map(|address| address.as_str().unwrap().to_owned())
-            .collect()
-    }
-
-    /// Until the service leads to the active node and nobody else.
-    async fn led(&self) {
-        self.world
-            .until("the service leads to the active node", async |_| {
-                let host = host(&self.one(NodeRole::Active).await);
-                self.service().await == BTreeSet::from([host])
-            })
-            .await;
-    }
-
-    /// Until another node than this one is active, and a question to it is answered.
-    async fn taken_over(&self, from: &pb::Node, served: impl AsyncFn(&pb::Node) -> bool) {
-        let began = Instant::now();
-        self.world
-            .until("another node is active and serves", async |_| {
-                let nodes = self.nodes().await;
-                let active = nodes.iter().find(|node| node.role() == NodeRole::Active);
-                match active.filter(|node| node.id != from.id) {
-                    Some(node) if !host(node).is_empty() => served(node).await,
-                    _ => false,
-                }
-            })
-            .await;
-        let took = began.elapsed();
-        println!("{}: another one serves after {took:?}", self.cluster);
-        assert!(took < FAILOVER, "it took {took:?}");
-    }
-
-    /// Until a node of this name is there again, as a standby.
-    async fn back(&self, from: &pb::Node) {
-        self.world
-            .until("the old name comes back as a standby", async |_| {
-                let nodes = self.nodes().await;
-                nodes.iter().any(|node| {
-                    node.name == from.name
-                        && node.id != from.id
-                        && node.role() == NodeRole::Standby
-                        && node.state() == pb::NodeState::Ready
-                })
-            })
-            .await;
-        // Whoever dies again soon is made again ever more slowly, unless somebody says that it is fine.
-        self.world.reset_back_off(self.cluster).await;
-    }
-
-    async fn kill_9(&self, node: &pb::Node, program: &str) {
-        let pod = pod_of(&self.namespace, &node.id).await;
-        kill_9(&self.namespace.get("pods", &pod).await.unwrap(), program);
-    }
-
-    async fn delete_pod(&self, node: &pb::Node) {
-        let pod = pod_of(&self.namespace, &node.id).await;
-        self.namespace.delete("pods", &pod).await;
-    }
-
-    /// Deletes the cluster, of which nothing may be left.
-    async fn end(self) {
-        self.world.delete(self.cluster).await;
-        self.world.gone(self.cluster).await;
-        self.namespace.until_empty("after the cluster").await;
-        self.world.end().await;
-    }
-}
-
-fn spec(software: &str, size: u32, standby: u32, attributes: Value) -> pb::ClusterSpec {
-    let mut all = json!({"image_pull_policy": "Never"});
-    all.as_object_mut()
-        .unwrap()
-        .extend(attributes.as_object().unwrap().clone());
-    pb::ClusterSpec {
-        store: Some(pb::StoreSpec {
-            software: software.to_owned(),
-            ..Default::default()
-        }),
-        platforms: vec![pb::PlatformChoice {
-            name: "k8s".to_owned(),
-            ..Default::default()
-        }],
-        groups: vec![pb::GroupSpec {
-            name: "db".to_owned(),
-            size: Some(size),
-            standby: (standby > 0).then_some(standby),
-            ..Default::default()
-        }],
-        attributes: all.as_object().map(drover_convert::value::to_struct),
-        ..Default::default()
-    }
-}
-
-fn endpoint(node: &pb::Node) -> String {
-    node.endpoints.get("client").cloned().unwrap_or_default()
-}
-
-fn host(node: &pb::Node) -> String {
-    let endpoint = endpoint(node);
-    let host = endpoint.rsplit_once(':').map(|(host, _)| host.to_owned());
-    host.unwrap_or_default()
-}
-
-/// Kills the server in a pod: that of its processes whose parent is none of them.
-fn kill_9(pod: &Value, program: &str) {
-    let own = format!("pod{}", pod["metadata"]["uid"].as_str().unwrap());
-    let is_server = |pid: &str| {
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.trim() == program && groups.contains(&own)
-    };
-    let parent = |pid: &str| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let line = status.lines().find(|line| line.starts_with("PPid:"));
-        line.map_or(String::new(), |line| line[5..].trim().to_owned())
-    };
-    let mut servers = fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
-        .filter(|pid| is_server(pid) && !is_server(&parent(pid)));
-    let server = servers
-        .next()
-        .unwrap_or_else(|| panic!("no {program} in {own}"));
-    let killed = Command::new("kill").args(["-9", &server]).status().unwrap();
-    assert!(killed.success());
-}
-
-fn run(program: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new("timeout");
-    command.arg("20").arg(program).args(arguments);
-    command.env("ETCDCTL_API", "3").env("LC_ALL", "C");
-    command.env("PGPASSWORD", PASSWORD);
-    command.output().unwrap()
-}
-
-fn said(output: &Output) -> Option<String> {
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    output.status.success().then_some(text)
-}
+use super::{
+    bench::{Bench, FAILOVER, clients, endpoint, etcd_at, host, password, spec, sql, voters},
+    redis, rig,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_replica_in_a_pod_takes_over_with_everything() {
@@ -259,12 +58,7 @@ async fn a_redis_replica_in_a_pod_takes_over_with_everything() {
 
 fn psql(nodes: &[&pb::Node], writable: bool, statement: &str) -> Option<String> {
     let hosts: Vec<_> = nodes.iter().map(|node| host(node)).collect();
-    let session = if writable { "read-write" } else { "any" };
-    let to = format!(
-        "host={} port=5432 user=postgres dbname=postgres connect_timeout=2 target_session_attrs={session}",
-        hosts.join(",")
-    );
-    said(&run("psql", &["-XAtqw", "-d", &to, "-c", statement]))
+    sql(&hosts, writable, statement)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -282,10 +76,7 @@ async fn a_standby_of_postgresql_in_a_pod_is_promoted_and_no_row_is_lost() {
             "settings": {"shared_buffers": "16MB", "max_connections": "30"},
         }),
     );
-    spec.bootstrap = Some(pb::BootstrapSource {
-        source: Some(pb::bootstrap_source::Source::Text(PASSWORD.to_owned())),
-        ..Default::default()
-    });
+    spec.bootstrap = Some(password());
     let bench = Bench::start("orders", spec).await;
     bench.ready(2).await;
     bench.led().await;
@@ -346,26 +137,7 @@ async fn a_standby_of_postgresql_in_a_pod_is_promoted_and_no_row_is_lost() {
 }
 
 fn etcd(nodes: &[pb::Node], command: &[&str]) -> Option<String> {
-    let endpoints: Vec<_> = nodes
-        .iter()
-        .map(|node| format!("http://{}", endpoint(node)))
-        .collect();
-    let endpoints = format!("--endpoints={}", endpoints.join(","));
-    let mut arguments = vec![&*endpoints, "--dial-timeout=1s", "--command-timeout=3s"];
-    arguments.extend(command);
-    said(&run("etcdctl", &arguments))
-}
-
-/// Ids of the nodes that are members and vote.
-fn voters(nodes: &[pb::Node]) -> BTreeSet<String> {
-    let members = etcd(nodes, &["member", "list"]).unwrap_or_default();
-    let members = members
-        .lines()
-        .map(|line| line.split(", ").collect::<Vec<_>>());
-    members
-        .filter(|member| member.get(1) == Some(&"started") && member.last() == Some(&"false"))
-        .map(|member| member[2].to_owned())
-        .collect()
+    etcd_at(&clients(nodes), command)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -389,7 +161,7 @@ async fn an_etcd_member_in_a_pod_that_is_deleted_is_replaced_and_the_quorum_stay
             .until("every node is a member, and nobody else", async |_| {
                 let nodes = bench.nodes().await;
                 let ids: BTreeSet<String> = nodes.iter().map(|node| node.id.clone()).collect();
-                ids.len() == 3 && voters(&nodes) == ids
+                ids.len() == 3 && voters(&clients(&nodes)) == ids
             })
             .await;
     };

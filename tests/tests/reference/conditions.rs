@@ -43,6 +43,12 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "Nothing. Often: `drover events NAME --types Warning`.",
     ),
     (
+        "Draining",
+        "cluster",
+        "Nodes run their `preStop` hook before they go (PreStop), or it failed and they go all the same (PreStopFailed). The message names them.",
+        "PreStop: nothing, it ends with its time. PreStopFailed: correct the hook and apply; nodes that go later run the new one.",
+    ),
+    (
         "InfrastructureReady",
         "cluster",
         "Networks, addresses, firewalls that the spec declares are there.",
@@ -131,12 +137,6 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "group",
         "No node of the group ever answered its probe, so the path to them is suspected and none is replaced.",
         "Open the way from the orchestrator to the agents' addresses, or correct `health`.",
-    ),
-    (
-        "UpdateBlocked",
-        "group",
-        "An update does not go on: no room for a surge, or new nodes do not become ready.",
-        "Correct the spec and apply, or make room.",
     ),
     (
         "PromotionFailed",

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead, IsTerminal, Write},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use drover_core::{Error, Reason};
@@ -48,6 +48,17 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
                 "{} (dry run)",
                 outcome_line(&document.object, answer.as_ref())
             ))?;
+            let Some(answer) = answer else { continue };
+            warn(
+                &format!("cluster/{}", document.object.name),
+                &answer.warnings,
+            );
+            let plan = answer.plan.as_ref();
+            // What is taken over or goes is read before it happens.
+            if let Some(plan) = plan.filter(|plan| args.adopt || report::Tally::of(plan).removes())
+            {
+                output::print(&report::plan(plan, &[], SystemTime::now()))?;
+            }
         }
         return Ok(Exit::Done);
     }

@@ -329,6 +329,9 @@ async fn discovered(client: &Client, platform: Option<String>, view: View) -> Ou
 
 async fn kept_storage(client: &Client, name: Option<String>, view: View) -> Outcome<()> {
     let all = storage::list(client, name.as_deref()).await?;
+    if let (Some(name), true) = (name, all.storage.is_empty()) {
+        return Err(Error::not_found("storage", name).into());
+    }
     let names = || {
         all.storage
             .iter()

@@ -42,11 +42,7 @@ pub(super) fn tree(cluster: &Cluster, nodes: &[Node], all: bool, now: SystemTime
             format!("paused: {}", pause.reason)
         });
     }
-    if let Some(condition) = trouble
-        && !condition.message.is_empty()
-    {
-        about.push(condition.message.clone());
-    }
+    about.extend(troubles(&status.conditions));
     table.rows.push(vec![
         format!("cluster/{}", cluster.name),
         rows::cluster_status(cluster),
@@ -163,11 +159,7 @@ fn group_row(branch: &str, group: &GroupStatus, nodes: &[&Node], now: SystemTime
     if group.unknown > 0 {
         about.push(format!("unknown {}", group.unknown));
     }
-    if let Some(condition) = trouble
-        && !condition.message.is_empty()
-    {
-        about.push(condition.message.clone());
-    }
+    about.extend(troubles(&group.conditions));
     if let Some(wait) = age::until(group.wait_until_time.as_ref(), now) {
         about.push(format!("waits at most {wait} more"));
     }
@@ -263,12 +255,13 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
 }
 
 /// Conditions that are troubles when they hold; the others are troubles when they do not.
-const BAD_WHEN_TRUE: [&str; 17] = [
+const BAD_WHEN_TRUE: [&str; 18] = [
+    // Before what it is about.
+    "DeletionBlocked",
     "Deleting",
     "Paused",
     "StoreBehind",
     "ForeignNodes",
-    "DeletionBlocked",
     "StoreUnavailable",
     "Failed",
     "Rejected",
@@ -278,6 +271,7 @@ const BAD_WHEN_TRUE: [&str; 17] = [
     "UpdateBlocked",
     "PromotionFailed",
     "ProbeUnreachable",
+    "Draining",
     "Remediating",
     "ScalingUp",
     "ScalingDown",
@@ -295,6 +289,24 @@ pub(super) fn worst(conditions: &[Condition]) -> Option<&Condition> {
             .iter()
             .find(|c| !BAD_WHEN_TRUE.contains(&c.r#type.as_str()) && c.status != Some(true))
     })
+}
+
+/// What the worst condition says, and what each other trouble does.
+fn troubles(conditions: &[Condition]) -> Vec<String> {
+    let worst = worst(conditions);
+    let others = conditions.iter().filter(|condition| {
+        let holds = condition.status == Some(true);
+        holds && BAD_WHEN_TRUE.contains(&condition.r#type.as_str())
+    });
+    let others =
+        others.filter(|condition| worst.is_none_or(|worst| worst.r#type != condition.r#type));
+    let told = others.map(|condition| format!("{}: {}", condition.r#type, condition.message));
+    let first = worst.map(|condition| condition.message.clone());
+    // What only says that it goes on has no message.
+    let first = first.into_iter().filter(|message| !message.is_empty());
+    first
+        .chain(told.filter(|words| !words.ends_with(": ")))
+        .collect()
 }
 
 pub(super) fn reason(condition: Option<&Condition>) -> String {
