@@ -80,7 +80,7 @@ impl World {
 
     pub(in crate::drivers::simulated) fn list(&self, cluster: Option<&str>) -> Vec<Found> {
         let turn = self.lists.fetch_add(1, Ordering::Relaxed);
-        let flickers = |number: u32| self.flickering && (turn + number) % 2 == 0;
+        let flickers = |number: u32| self.flickering && (turn + number).is_multiple_of(2);
         let shown = |number: &u32| {
             let node = match &self.frozen {
                 None if flickers(*number) => self.nodes.get(number),
