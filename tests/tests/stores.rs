@@ -13,6 +13,8 @@ mod alone;
 mod clients;
 #[path = "stores/etcd.rs"]
 mod etcd;
+#[path = "stores/pgbench.rs"]
+mod pgbench;
 #[path = "stores/postgresql.rs"]
 mod postgresql;
 #[path = "stores/redis.rs"]

@@ -188,6 +188,12 @@ impl Planner<'_> {
             !mark.dead && (made && (lower || !heals) || lower && !heals && !mark.available)
         });
         let Some(at) = blocker else {
+            if may > 1 {
+                let path = self.input.groups[group].path.clone();
+                self.note(&path, None, false, "Ordered", || {
+                    format!("{} more come after it, one at a time", may - 1)
+                });
+            }
             return 1;
         };
         let (path, other) = (

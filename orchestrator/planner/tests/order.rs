@@ -144,6 +144,14 @@ fn the_next_one_waits_until_all_below_are_ready_and_says_so() {
 }
 
 #[test]
+fn a_plan_says_how_many_come_after_the_first() {
+    let world = world(vec![ordered("data", 3)]);
+    let planned = world.plan();
+    assert_eq!(requested(&planned).len(), 1);
+    says(&planned, "Ordered", "2 more come after it, one at a time");
+}
+
+#[test]
 fn the_dead_are_replaced_by_ordinal_and_free_ordinals_are_used_again() {
     let mut world = ready(vec![ordered("data", 3)]);
     kill(&mut world, "data", 2);

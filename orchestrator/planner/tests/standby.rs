@@ -195,6 +195,12 @@ fn a_standby_that_cannot_be_seen_is_not_promoted() {
     let planned = step(&mut world);
     assert_eq!(turns(&planned), []);
     assert_eq!(asked(&planned), [STANDBY], "the other may still take over");
+    let said = "1 active nodes are missing: db-1 is not Ready";
+    assert_eq!(failed(&world).as_deref(), Some(said));
+    world.state.node_mut(2).unwrap().seen.unlisted = false;
+    let planned = step(&mut world);
+    assert_eq!(turns(&planned), [(2, Role::Promoting)]);
+    assert_eq!(failed(&world), None);
 }
 
 #[test]

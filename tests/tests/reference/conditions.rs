@@ -141,7 +141,7 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
     (
         "PromotionFailed",
         "group",
-        "A standby that is to take over does not become active: its platform refuses, or its `postPromote` hook fails. Refused: after three attempts another ready standby is tried. Unknown: nobody can say whether it is active, so no other one is tried while it lives.",
+        "A standby that is to take over does not become active: its platform refuses, or its `postPromote` hook fails. Refused: after three attempts another ready standby is tried. Unknown: nobody can say whether it is active, so no other one is tried while it lives. NoStandbyReady: active nodes are missing, and none of the standby nodes is ready; the message names them.",
         "What the message says: correct the hook and apply; or `drover replace NAME/NODE`: when that node is gone, another one is tried.",
     ),
     (

@@ -22,6 +22,7 @@ use crate::{
     apply,
     clients::{Writer, lost},
     find, kill_the_active_one, nested, object,
+    pgbench::{self, Pgbench},
     real::{World, kill_9},
     renew, run, said, server, store, text, up, world,
 };
@@ -97,6 +98,7 @@ async fn lose_no_row(storage: Option<pb::StorageSpec>) -> World {
         "create table numbers (number bigint primary key)",
     )
     .expect("a table");
+    sql(&psql, &known(), pgbench::TABLE).expect("another one");
     let writer = {
         let (ports, psql) = (Arc::clone(&ports), psql.clone());
         Writer::start(move |number| {
@@ -125,6 +127,7 @@ async fn lose_no_row(storage: Option<pb::StorageSpec>) -> World {
             }
         })
     };
+    let load = Pgbench::start(&programs, &ports);
     kill_the_active_one(&mut world, "postgresql", &ports, &writer, 3, 3).await;
     // Standbys are renewed first, and one of them takes over when the primary goes.
     cluster.spec.as_mut().unwrap().attributes = Some(attributes("8MB"));
@@ -146,8 +149,12 @@ async fn lose_no_row(storage: Option<pb::StorageSpec>) -> World {
         .map(|number| number.parse().unwrap())
         .collect();
     lost(&acknowledged, &there);
+    let load = load.finish();
+    let rows = sql(&psql, &known(), pgbench::ROWS).unwrap();
+    let transactions = pgbench::none_lost(&load, &rows);
+    assert!(transactions > 0, "pgbench did nothing");
     println!(
-        "postgresql: {} rows acknowledged, 0 lost; {} looks, never two primaries",
+        "postgresql: {} rows and {transactions} transactions of pgbench acknowledged, 0 lost; {} looks, never two primaries",
         acknowledged.len(),
         samples.len()
     );
