@@ -127,6 +127,7 @@ async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_i
         "its directory is gone"
     );
     drover(&world, "get storage").expect(0, &["nothing found"]);
+    drover(&world, &format!("get storage {one}")).expect(3, &["storage"]);
     drover(&world, &deletion).expect(3, &["no storage", "hint: drover get storage"]);
 }
 
@@ -246,7 +247,8 @@ async fn a_cluster_that_another_orchestrator_made_is_refused_with_the_way_to_tak
         said.expect(1, &["local shows nodes of a cluster \"shop\"", "--adopt"]);
     }
     drover(&world, "get cluster shop").expect(3, &[]);
-    drover(&world, "apply -f shop.yaml --adopt --dry-run").expect(0, &["(dry run)"]);
+    drover(&world, "apply -f shop.yaml --adopt --dry-run")
+        .expect(0, &["(dry run)", "web-0", "web-1"]);
     drover(&world, "get cluster shop").expect(3, &[]);
     assert_eq!(world.processes(), before);
 }
