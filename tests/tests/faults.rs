@@ -10,16 +10,7 @@ mod sim;
 #[path = "faults/files.rs"]
 mod files;
 
-use std::{
-    cell::RefCell,
-    collections::BTreeSet,
-    fs,
-    io::Write,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{cell::RefCell, fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use drover_core::{Error, Reason};
 use drover_platform_cloud::drivers::simulated::{Death, Fault, Operation};
@@ -28,7 +19,12 @@ use drover_proto::{
     platform::v1::{HealthPolicy, Lifecycle, LifecycleHook, NodeRole},
 };
 use prost_types::{Struct, Value, value::Kind};
-use real::{Server, World, binary, insist, kill_9};
+use real::{
+    Server, World, binary,
+    disk::Disk,
+    insist, kill_9,
+    look::{self, condition, described, ids, process, ready, records},
+};
 
 /// Deadline of a call.
 const CALL: Duration = Duration::from_secs(20);
@@ -102,15 +98,6 @@ async fn put(world: &World, name: &str, key: &str, text: &str) {
     world.client().apply_secret(request, CALL).await.unwrap();
 }
 
-/// A condition that holds, of the cluster or of one of its groups: reason and message.
-async fn condition(world: &World, name: &str, kind: &str) -> Option<(String, String)> {
-    let status = world.cluster(name).await.ok()??.status?;
-    let groups = status.groups.into_iter().flat_map(|group| group.conditions);
-    let mut all = status.conditions.into_iter().chain(groups);
-    all.find(|c| c.r#type == kind && c.status == Some(true))
-        .map(|c| (c.reason, c.message))
-}
-
 /// Waits until a condition holds for this reason and says all these words, and has it described. Answers its message.
 async fn named(world: &World, name: &str, kind: &str, reason: &str, words: &[&str]) -> String {
     let last = RefCell::new(None);
@@ -140,44 +127,15 @@ async fn ended(world: &World, name: &str, kind: &str) {
         .await;
 }
 
-/// What the command line answers, as a user runs it.
+/// What the command line answers.
 fn drover(world: &World, arguments: &[&str]) -> String {
-    let output = Command::new(binary("drover"))
-        .args(["--server", &world.orchestrator.endpoint()])
-        .args(arguments)
-        .output()
-        .unwrap();
+    let output = look::drover(world, arguments);
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn described(world: &World, name: &str) -> String {
-    drover(world, &["describe", "cluster", name])
-}
-
-async fn records(world: &World, name: &str) -> Vec<pb::Node> {
-    world.records(name).await.unwrap()
-}
-
-fn ids(nodes: &[pb::Node]) -> BTreeSet<String> {
-    nodes.iter().map(|node| node.id.clone()).collect()
-}
-
-fn ready(nodes: &[pb::Node]) -> BTreeSet<String> {
-    let ready = nodes
-        .iter()
-        .filter(|node| node.state() == pb::NodeState::Ready);
-    ready.map(|node| node.id.clone()).collect()
-}
-
 fn of_role(nodes: &[pb::Node], role: NodeRole) -> Vec<&pb::Node> {
     nodes.iter().filter(|node| node.role() == role).collect()
-}
-
-/// Pid of the process of a node.
-fn process(node: &pb::Node) -> u32 {
-    let pid = node.provider_id.rsplit('/').next().unwrap();
-    pid.parse().unwrap_or_else(|_| panic!("no pid: {node:?}"))
 }
 
 /// A world that is not running yet, whose platform has that template, too, and whose orchestrator takes secrets.
@@ -351,44 +309,6 @@ async fn a_standby_that_never_gets_ready_is_named_and_the_active_one_goes_on() {
     ended(&world, "store", "Failed").await;
     let now = records(&world, "store").await;
     assert_eq!(of_role(&now, NodeRole::Active)[0].id, active.id);
-}
-
-/// A small disk of its own.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn mount(at: PathBuf, megabytes: u32) -> Self {
-        fs::create_dir_all(&at).unwrap();
-        let options = format!("size={megabytes}m,mode=700");
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
-            .arg(&at)
-            .output()
-            .unwrap();
-        assert!(
-            mounted.status.success(),
-            "a small disk cannot be mounted; run this test as root: {mounted:?}"
-        );
-        Self(at)
-    }
-
-    /// Leaves no byte free.
-    fn fill(&self) {
-        let mut file = fs::File::create(self.0.join("ballast")).unwrap();
-        for size in [64 * 1024, 4096, 1] {
-            while file.write_all(&vec![0; size]).is_ok() {}
-        }
-    }
-
-    fn free(&self) {
-        fs::remove_file(self.0.join("ballast")).unwrap();
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
 }
 
 /// Asks for one more of two nodes while the disk is full, and makes room again.

@@ -31,7 +31,10 @@ use drover_proto::{
     },
 };
 use prost_types::{Struct, Value, value::Kind};
-use real::{World, binary, kill_9};
+use real::{
+    World, kill_9,
+    look::{condition, described, drover, ids, process, ready, records},
+};
 
 /// Deadline of a call.
 const CALL: Duration = Duration::from_secs(20);
@@ -87,15 +90,6 @@ async fn apply(world: &World, cluster: &pb::Cluster) -> Result<(), Error> {
     world.client().apply_cluster(request, CALL).await.map(drop)
 }
 
-/// A condition that holds, of the cluster or of one of its groups: reason and message.
-async fn condition(world: &World, name: &str, kind: &str) -> Option<(String, String)> {
-    let status = world.cluster(name).await.ok()??.status?;
-    let groups = status.groups.into_iter().flat_map(|group| group.conditions);
-    let mut all = status.conditions.into_iter().chain(groups);
-    all.find(|c| c.r#type == kind && c.status == Some(true))
-        .map(|c| (c.reason, c.message))
-}
-
 async fn holds(world: &World, name: &str, kind: &str) -> (String, String) {
     let found = RefCell::new(None);
     world
@@ -107,43 +101,6 @@ async fn holds(world: &World, name: &str, kind: &str) -> (String, String) {
         })
         .await;
     found.into_inner().unwrap()
-}
-
-/// The command line, as a user runs it.
-fn drover(world: &World, arguments: &[&str]) -> Output {
-    Command::new(binary("drover"))
-        .args(["--server", &world.orchestrator.endpoint()])
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-fn described(world: &World, name: &str) -> String {
-    let output = drover(world, &["describe", "cluster", name]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{output:?}");
-    said
-}
-
-async fn records(world: &World, name: &str) -> Vec<pb::Node> {
-    world.records(name).await.unwrap()
-}
-
-fn ids(nodes: &[pb::Node]) -> BTreeSet<String> {
-    nodes.iter().map(|node| node.id.clone()).collect()
-}
-
-fn ready(nodes: &[pb::Node]) -> BTreeSet<String> {
-    let ready = nodes
-        .iter()
-        .filter(|node| node.state() == pb::NodeState::Ready);
-    ready.map(|node| node.id.clone()).collect()
-}
-
-/// Pid of the process of a node.
-fn process(node: &pb::Node) -> u32 {
-    let pid = node.provider_id.rsplit('/').next().unwrap();
-    pid.parse().unwrap_or_else(|_| panic!("no pid: {node:?}"))
 }
 
 /// A world whose platform has this template, too, for software of its name.

@@ -10,6 +10,9 @@
     reason = "shared by several tests, which fail when they cannot go on"
 )]
 
+pub mod disk;
+pub mod look;
+
 use std::{
     collections::BTreeMap,
     fs,

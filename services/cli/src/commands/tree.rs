@@ -291,22 +291,19 @@ pub(super) fn worst(conditions: &[Condition]) -> Option<&Condition> {
     })
 }
 
-/// What the worst condition says, and what each other trouble does.
+/// What the worst condition says, and what each other trouble does. What only says that it goes on has no message.
 fn troubles(conditions: &[Condition]) -> Vec<String> {
     let worst = worst(conditions);
+    let first = worst.map(|condition| condition.message.clone());
     let others = conditions.iter().filter(|condition| {
         let holds = condition.status == Some(true);
-        holds && BAD_WHEN_TRUE.contains(&condition.r#type.as_str())
+        let is_other = worst.is_none_or(|worst| worst.r#type != condition.r#type);
+        holds && is_other && BAD_WHEN_TRUE.contains(&condition.r#type.as_str())
     });
-    let others =
-        others.filter(|condition| worst.is_none_or(|worst| worst.r#type != condition.r#type));
-    let told = others.map(|condition| format!("{}: {}", condition.r#type, condition.message));
-    let first = worst.map(|condition| condition.message.clone());
-    // What only says that it goes on has no message.
+    let others = others.filter(|condition| !condition.message.is_empty());
+    let others = others.map(|condition| format!("{}: {}", condition.r#type, condition.message));
     let first = first.into_iter().filter(|message| !message.is_empty());
-    first
-        .chain(told.filter(|words| !words.ends_with(": ")))
-        .collect()
+    first.chain(others).collect()
 }
 
 pub(super) fn reason(condition: Option<&Condition>) -> String {

@@ -1,0 +1,48 @@
+//! A small disk of its own, to be filled. Needs root.
+
+use std::{fs, io::Write, path::PathBuf, process::Command};
+
+/// A disk in memory, until it is dropped.
+pub struct Disk(PathBuf);
+
+impl Disk {
+    pub fn mount(at: PathBuf, megabytes: u32) -> Self {
+        fs::create_dir_all(&at).unwrap();
+        let options = format!("size={megabytes}m,mode=700");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "tmpfs"])
+            .arg(&at)
+            .output()
+            .unwrap();
+        assert!(
+            mounted.status.success(),
+            "a small disk cannot be mounted; run this test as root: {mounted:?}"
+        );
+        Self(at)
+    }
+
+    /// Leaves no byte free.
+    pub fn fill(&self) {
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.0.join("ballast"))
+            .unwrap();
+        for size in [64 * 1024, 4096, 1] {
+            let block = vec![0; size];
+            while file.write_all(&block).is_ok() {}
+        }
+        let full = file.write_all(b"x").unwrap_err();
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    pub fn free(&self) {
+        fs::remove_file(self.0.join("ballast")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
