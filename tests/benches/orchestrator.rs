@@ -4,8 +4,6 @@
 //! CPU and memory are its alone; all of them share the machine. Run by `tests/bench`, which builds the binary.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod process;
-
 use std::{collections::HashSet, time::Duration};
 
 use drover_client::Channel;
@@ -23,8 +21,8 @@ use drover_proto::{
     },
 };
 use drover_server::{ServerSettings, Shutdown};
+use drover_tests::process::Process;
 use futures::StreamExt;
-use process::Process;
 use tokio::{sync::mpsc, time::Instant};
 
 /// Calls under way at once while clusters are applied.

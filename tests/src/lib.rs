@@ -1,1 +1,3 @@
-//! drover-tests
+//! What benchmarks share.
+
+pub mod process;

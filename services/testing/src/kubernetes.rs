@@ -23,10 +23,6 @@ pub mod proxy;
 pub mod raw;
 pub mod rig;
 
-use std::time::Duration;
-
-use tokio::time::Instant;
-
 pub use self::{
     call::{Call, Fault, On, refusal},
     namespace::{Namespace, Thing},
@@ -34,21 +30,4 @@ pub use self::{
     raw::{Raw, Refused},
     rig::{Options, Rig, without_kubelet},
 };
-
-/// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Waits until a condition holds, and fails with its name when it does not in time.
-pub async fn until<T, F>(what: &str, mut condition: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Option<T>>,
-{
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = condition().await {
-            return value;
-        }
-        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
+pub use crate::wait::{PATIENCE, until};

@@ -1,6 +1,9 @@
 //! drover-testing
+#[cfg(feature = "certs")]
+pub mod certs;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod platform;
 pub mod processes;
 pub mod store;
+pub mod wait;

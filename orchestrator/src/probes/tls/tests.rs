@@ -26,10 +26,7 @@ use crate::{
     secrets::{Content, ContentKey},
 };
 
-#[path = "../../../../services/server/tests/common/certs.rs"]
-mod certs;
-
-use certs::{Authority, DAY, Wanted};
+use drover_testing::certs::{Authority, DAY, Wanted};
 
 /// The key that stores of these tests are encrypted with.
 const KEY: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";

@@ -1,14 +1,15 @@
 //! A namespace of its own for each test, and everything that is in it.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use futures::future::join_all;
-use http::{Method, Request, header};
+use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-use super::{Raw, Refused, until};
+use super::{PATIENCE, Raw, Refused, until};
+use crate::wait::Wait;
 
 /// A namespace, with the administrator's access to it.
 pub struct Namespace {
@@ -104,9 +105,14 @@ impl Namespace {
     /// What exists, of every kind that can be listed, except what every namespace has.
     pub async fn everything(&self) -> Vec<Thing> {
         let resources = namespaced(&self.raw).await;
+        self.things(&resources).await
+    }
+
+    /// What exists of these kinds.
+    async fn things(&self, resources: &[Listable]) -> Vec<Thing> {
         let lists = join_all(resources.iter().map(|resource| async move {
-            let list = self.raw.get(&self.path(&resource.1)).await;
-            (resource.0.as_str(), list)
+            let list = self.raw.get(&self.path(&resource.versioned)).await;
+            (resource.name.as_str(), list)
         }))
         .await;
         let mut things = Vec::new();
@@ -136,17 +142,20 @@ impl Namespace {
 
     /// Waits until nothing is left, of any kind.
     pub async fn until_empty(&self, what: &str) {
-        let end = tokio::time::Instant::now() + super::PATIENCE;
+        let mut wait = Wait::new(what, PATIENCE);
         loop {
-            let left = self.everything().await;
+            // All kinds are two dozen lists: only those are looked at again and again that have something.
+            let all = namespaced(&self.raw).await;
+            let mut left = self.things(&all).await;
             if left.is_empty() {
                 return;
             }
-            assert!(
-                tokio::time::Instant::now() < end,
-                "{what}: left over: {left:?}"
-            );
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            let has_left = |resource: &Listable| left.iter().any(|it| it.resource == resource.name);
+            let kinds: Vec<Listable> = all.into_iter().filter(has_left).collect();
+            while !left.is_empty() {
+                assert!(wait.goes_on().await, "{what}: left over: {left:?}");
+                left = self.things(&kinds).await;
+            }
         }
     }
 
@@ -176,23 +185,46 @@ fn everywhere(thing: &Thing) -> bool {
         || thing.resource == "events.events.k8s.io"
 }
 
-/// Every namespaced resource that can be listed: its name, and its name with the version.
-async fn namespaced(raw: &Raw) -> Vec<(String, String)> {
-    let mut resources = Vec::new();
+/// A namespaced resource that can be listed.
+#[derive(Clone)]
+struct Listable {
+    /// `statefulsets.apps`.
+    name: String,
+    /// `statefulsets.v1.apps`.
+    versioned: String,
+}
+
+async fn groups(raw: &Raw, root: &'static str) -> Arc<Value> {
+    let known = raw.discovered.lock().get(root).cloned();
+    let mut request = Request::builder().method(Method::GET).uri(root).header(
+        header::ACCEPT,
+        "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+    );
+    if let Some((tag, _)) = &known {
+        request = request.header(header::IF_NONE_MATCH, tag);
+    }
+    let request = request.body(Body::empty()).unwrap();
+    let answer = raw.client().send(request).await.unwrap();
+    if answer.status() == StatusCode::NOT_MODIFIED {
+        return known.unwrap().1;
+    }
+    let tag = answer.headers().get(header::ETAG).cloned();
+    let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+    let groups: Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(groups["kind"], "APIGroupDiscoveryList");
+    let groups = Arc::new(groups);
+    if let Some(tag) = tag {
+        let tag = tag.to_str().unwrap().to_owned();
+        let groups = (tag, Arc::clone(&groups));
+        raw.discovered.lock().insert(root, groups);
+    }
+    groups
+}
+
+async fn namespaced(raw: &Raw) -> Vec<Listable> {
+    let mut resources: Vec<Listable> = Vec::new();
     for root in ["/api", "/apis"] {
-        let request = Request::builder()
-            .method(Method::GET)
-            .uri(root)
-            .header(
-                header::ACCEPT,
-                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
-            )
-            .body(Body::empty())
-            .unwrap();
-        let answer = raw.client().send(request).await.unwrap();
-        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
-        let groups: Value = serde_json::from_slice(&bytes).unwrap();
-        assert_eq!(groups["kind"], "APIGroupDiscoveryList");
+        let groups = groups(raw, root).await;
         for group in groups["items"].as_array().unwrap() {
             let name = group["metadata"]["name"].as_str().unwrap_or_default();
             for version in group["versions"].as_array().unwrap() {
@@ -205,16 +237,19 @@ async fn namespaced(raw: &Raw) -> Vec<(String, String)> {
                         continue;
                     }
                     let plural = resource["resource"].as_str().unwrap();
-                    let (short, long) = if name.is_empty() {
-                        (plural.to_owned(), plural.to_owned())
+                    let named = if name.is_empty() {
+                        Listable {
+                            name: plural.to_owned(),
+                            versioned: plural.to_owned(),
+                        }
                     } else {
-                        (
-                            format!("{plural}.{name}"),
-                            format!("{plural}.{number}.{name}"),
-                        )
+                        Listable {
+                            name: format!("{plural}.{name}"),
+                            versioned: format!("{plural}.{number}.{name}"),
+                        }
                     };
-                    if !resources.iter().any(|(known, _)| *known == short) {
-                        resources.push((short, long));
+                    if !resources.iter().any(|known| known.name == named.name) {
+                        resources.push(named);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! JSON to and from an API server, with nothing of ours in between.
 
-use std::{fmt, path::Path};
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
 use http::{Method, Request, header};
 use http_body_util::BodyExt;
@@ -9,13 +9,18 @@ use kube::{
     client::Body,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// An API server. It belongs to the runtime in which it was opened.
 #[derive(Clone)]
 pub struct Raw {
     client: Client,
+    pub(super) discovered: Discovered,
 }
+
+/// Groups of resources by the path that they were read at, each with the tag by which the server says that they are the same.
+pub(super) type Discovered = Arc<Mutex<BTreeMap<&'static str, (String, Arc<Value>)>>>;
 
 /// What an API server said instead of doing it.
 #[derive(Clone, PartialEq)]
@@ -46,8 +51,13 @@ pub async fn config(kubeconfig: &Path) -> Config {
 
 impl Raw {
     pub async fn open(kubeconfig: &Path) -> Self {
+        Self::by(config(kubeconfig).await)
+    }
+
+    fn by(config: Config) -> Self {
         Self {
-            client: Client::try_from(config(kubeconfig).await).unwrap(),
+            client: Client::try_from(config).unwrap(),
+            discovered: Discovered::default(),
         }
     }
 
@@ -56,9 +66,7 @@ impl Raw {
         let mut config = config(kubeconfig).await;
         config.auth_info = Default::default();
         config.auth_info.token = Some(token.to_owned().into());
-        Self {
-            client: Client::try_from(config).unwrap(),
-        }
+        Self::by(config)
     }
 
     /// The client below.

@@ -1,22 +1,22 @@
-//! A Kubernetes of `tests/kubernetes/up` for all tests of one process.
+//! A Kubernetes of `tests/kubernetes/up` that tests share: those of one process, and under nextest those of one run.
 
 use std::{
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
 };
 
+use parking_lot::Mutex;
+use rustix::process::getppid;
 use serde_json::json;
 
-use super::{Namespace, Raw};
+use super::{Namespace, Raw, until};
 
 /// The scripts of the rig.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/kubernetes");
 
-/// What the rig has. All tests of one process ask for the same.
+/// What the rig has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// How many nodes of kwok, over three zones.
@@ -25,6 +25,8 @@ pub struct Options {
     pub kubelet: bool,
     /// Whether pods get their ServiceAccount's token, as in production.
     pub service_accounts: bool,
+    /// Whether tests stop its components, which disturbs everybody else on it.
+    pub restarts: bool,
 }
 
 impl Options {
@@ -33,6 +35,26 @@ impl Options {
             kwok: nodes,
             ..Self::default()
         }
+    }
+
+    /// A real node. There is one on a machine, so all tests on it take the same rig.
+    pub fn kubelet() -> Self {
+        Self {
+            kubelet: true,
+            service_accounts: true,
+            ..Self::default()
+        }
+    }
+
+    /// A name for what has these options, short enough for a socket in its folder.
+    fn tag(&self) -> String {
+        let of = |flag: bool, letter: &'static str| if flag { letter } else { "" };
+        let flags = [
+            of(self.kubelet, "r"),
+            of(self.service_accounts, "s"),
+            of(self.restarts, "x"),
+        ];
+        format!("{}{}", self.kwok, flags.concat())
     }
 }
 
@@ -45,11 +67,20 @@ pub struct Rig {
     _guard: Option<Guard>,
 }
 
-/// A shell that reads from a pipe of ours. The pipe ends with this process, however it ends, and then the rig goes.
+/// A shell that removes the rig as soon as those are gone whom it is for, however they end.
 #[derive(Debug)]
 struct Guard {
     _shell: Child,
     _pipe: ChildStdin,
+}
+
+/// For whom a rig is, and how long.
+#[derive(Clone, Copy)]
+enum Until {
+    /// This process ends.
+    Process,
+    /// That one ends, the runner of tests.
+    Runner(u32),
 }
 
 /// Whether `tests/run` found that this machine cannot have a real node, and said so.
@@ -61,25 +92,38 @@ pub fn without_kubelet() -> bool {
     without
 }
 
-static RIG: OnceLock<Result<Rig, String>> = OnceLock::new();
+/// Those that this process has or takes part in, one for each of the options that were asked for.
+static RIGS: Mutex<Vec<(Options, Result<&'static Rig, String>)>> = Mutex::new(Vec::new());
 static NAMESPACES: AtomicU32 = AtomicU32::new(0);
 
 impl Rig {
-    /// The rig of this process: the one of `DROVER_TEST_KUBECONFIG`, or a new one that goes with the process.
+    /// The rig of `DROVER_TEST_KUBECONFIG`; else the one that all processes of this run of nextest share, which goes with
+    /// the run; else a new one that goes with this process.
     ///
     /// # Panics
     /// If it cannot be started, with the command that says why.
     pub fn shared(options: Options) -> &'static Self {
-        let started = RIG.get_or_init(|| match std::env::var_os("DROVER_TEST_KUBECONFIG") {
-            Some(kubeconfig) => Self::existing(PathBuf::from(kubeconfig), options.clone()),
-            None => Self::start(options.clone()),
-        });
-        match started {
-            Ok(rig) => {
-                assert_eq!(rig.options, options, "one process has one rig");
+        let mut rigs = RIGS.lock();
+        let known = rigs.iter().find(|(of, _)| *of == options);
+        let rig = match known {
+            Some((_, rig)) => rig.clone(),
+            None => {
+                let rig = Self::find(options.clone()).map(|rig| &*Box::leak(Box::new(rig)));
+                rigs.push((options, rig.clone()));
                 rig
             }
-            Err(why) => panic!("{why}"),
+        };
+        drop(rigs);
+        rig.unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    fn find(options: Options) -> Result<Self, String> {
+        if let Some(kubeconfig) = std::env::var_os("DROVER_TEST_KUBECONFIG") {
+            return Self::existing(PathBuf::from(kubeconfig), options);
+        }
+        match std::env::var("NEXTEST_RUN_ID") {
+            Ok(run) => Self::of_run(&run, options),
+            Err(_) => Self::of_process(options),
         }
     }
 
@@ -98,13 +142,50 @@ impl Rig {
         })
     }
 
-    fn start(options: Options) -> Result<Self, String> {
+    fn of_process(options: Options) -> Result<Self, String> {
         let state = tempfile::Builder::new()
             .prefix("drover-k8s-test-")
             .tempdir()
             .map_err(|error| format!("no folder for the rig: {error}"))?
             .keep();
-        let guard = Guard::over(&state)?;
+        Self::start(state, options, Until::Process)
+    }
+
+    /// Whoever comes first starts it, the others wait for that. If it fails, it fails for all of them.
+    fn of_run(run: &str, options: Options) -> Result<Self, String> {
+        let run = run.get(..8).unwrap_or(run);
+        let folder = std::env::temp_dir().join(format!("drover-k8s-{run}"));
+        let wrong = |error: std::io::Error| format!("{}: {error}", folder.display());
+        fs::create_dir_all(&folder).map_err(wrong)?;
+        let file = |what: &str| folder.join(format!("{}.{what}", options.tag()));
+        let lock = File::create(file("lock")).map_err(wrong)?;
+        lock.lock().map_err(wrong)?;
+        if let Ok(why) = fs::read_to_string(file("failed")) {
+            return Err(why);
+        }
+        let state = folder.join(options.tag());
+        if state.join("rig.json").is_file() {
+            return Self::existing(state.join("kubeconfig"), options);
+        }
+        if state.exists() {
+            // Whoever began was killed at it.
+            let down = Command::new(format!("{SCRIPTS}/down"))
+                .arg("--state")
+                .arg(&state)
+                .output();
+            down.map_err(wrong)?;
+        }
+        let runner = getppid().ok_or("this test has no runner")?;
+        let runner = Until::Runner(runner.as_raw_nonzero().get().unsigned_abs());
+        let started = Self::start(state, options.clone(), runner);
+        if let Err(why) = &started {
+            fs::write(file("failed"), why).map_err(wrong)?;
+        }
+        started
+    }
+
+    fn start(state: PathBuf, options: Options, end: Until) -> Result<Self, String> {
+        let guard = Guard::over(&state, end)?;
         let mut up = Command::new(format!("{SCRIPTS}/up"));
         up.arg("--state").arg(&state);
         up.args(["--kwok", &options.kwok.to_string()]);
@@ -121,7 +202,7 @@ impl Rig {
             .map_err(|error| format!("{SCRIPTS}/up: {error}. {advice}"))?;
         if !output.status.success() {
             // Only if `up` refused before it put anything there.
-            let _ = std::fs::remove_dir(&state);
+            let _ = fs::remove_dir(&state);
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(format!("{up:?} failed:\n{said}\n{advice}"));
         }
@@ -143,11 +224,18 @@ impl Rig {
         Raw::open(&self.kubeconfig).await
     }
 
-    /// A new namespace.
+    /// A new namespace in which pods may be made.
     pub async fn namespace(&self) -> Namespace {
         let number = NAMESPACES.fetch_add(1, Ordering::Relaxed);
         let name = format!("t-{}-{number}", std::process::id());
-        self.namespace_named(&name).await
+        let namespace = self.namespace_named(&name).await;
+        if self.options.service_accounts {
+            until("pods have a ServiceAccount", || async {
+                namespace.get("serviceaccounts", "default").await.ok()
+            })
+            .await;
+        }
+        namespace
     }
 
     /// A new namespace of this name.
@@ -159,6 +247,16 @@ impl Rig {
             name: name.to_owned(),
             raw,
         }
+    }
+
+    /// Waits until nobody else who asks for this has it; others who use the rig do not ask.
+    pub async fn alone(&self) -> File {
+        let path = self.kubeconfig.with_file_name("alone");
+        let locked = tokio::task::spawn_blocking(move || {
+            let file = File::create(path)?;
+            file.lock().map(|()| file)
+        });
+        locked.await.unwrap().unwrap()
     }
 
     /// Ends a component and starts it again with the same data: `apiserver`, `etcd`, `controller-manager`, `scheduler`,
@@ -207,10 +305,17 @@ impl Rig {
 }
 
 impl Guard {
-    fn over(state: &Path) -> Result<Self, String> {
+    fn over(state: &Path, end: Until) -> Result<Self, String> {
         use std::os::unix::process::CommandExt as _;
+        // A pipe of ours ends with this process; tail ends with the one that it is told.
+        let wait = match end {
+            Until::Process => "read -r _".to_owned(),
+            Until::Runner(pid) => format!("tail --pid={pid} -f /dev/null"),
+        };
+        // The folder of the run goes with its last rig.
+        let script = format!("{wait}; \"$0\" --state \"$1\"; rm -f \"$1\".*; rmdir \"${{1%/*}}\"");
         let mut shell = Command::new("bash")
-            .args(["-c", "read -r _; exec \"$0\" --state \"$1\""])
+            .args(["-c", &script])
             .arg(format!("{SCRIPTS}/down"))
             .arg(state)
             .stdin(Stdio::piped())

@@ -1,5 +1,7 @@
 //! A caller of one platform: it asks as an orchestrator does, and waits for what it asked for.
 
+pub use crate::wait::until;
+
 use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
@@ -15,16 +17,10 @@ use drover_proto::platform::v1::{
     update_node_request::Update,
 };
 use prost_types::Struct;
-use tokio::time::Instant;
 use tonic::service::Routes;
 use uuid::Uuid;
 
 use super::requests;
-
-/// How long anything may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How often a condition is looked at.
-const LOOK: Duration = Duration::from_millis(10);
 
 /// One owner of one cluster on a platform in this process.
 pub struct Caller {
@@ -279,20 +275,5 @@ pub fn fence() -> Fence {
         store_id: "5f0c2b9a-0000-4000-8000-00000000000a".to_owned(),
         shard: 0,
         epoch: 1,
-    }
-}
-
-/// Waits until a condition holds, and fails with its name when it does not in time.
-pub async fn until<T, F>(what: &str, mut condition: impl FnMut() -> F) -> T
-where
-    F: Future<Output = Option<T>>,
-{
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = condition().await {
-            return value;
-        }
-        assert!(Instant::now() < end, "not in time: {what}");
-        tokio::time::sleep(LOOK).await;
     }
 }

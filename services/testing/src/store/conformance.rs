@@ -14,6 +14,8 @@ pub mod facade;
 pub mod faults;
 pub mod transfer;
 
+pub use crate::wait::holds as eventually;
+
 use std::{
     any::Any,
     collections::BTreeMap,
@@ -27,7 +29,6 @@ use drover_store::{
     Backend, Bytes, ClusterRow, Desired, EventRow, Finish, Head, Keyring, Lane, NewEvent, Owned,
     Step, StepDone, Store, Versioned, backend::Range,
 };
-use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 /// An empty backend under test, with what it needs to live on.
@@ -119,15 +120,6 @@ macro_rules! store_conformance {
 
 /// Longest wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Waits until a condition holds.
-pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !holds().await {
-        assert!(Instant::now() < until, "timed out waiting for: {what}");
-        sleep(Duration::from_millis(5)).await;
-    }
-}
 
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)

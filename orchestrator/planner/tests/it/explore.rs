@@ -1,0 +1,261 @@
+//! Every state that a group can come into: each order of what platforms do, each fault at each point of it, also on a
+//! platform that nobody sees at that moment, a spec that changes in the middle. In none of them are there too many or, by our own doing, too few, and from each there is a way
+//! to what is wanted.
+//!
+//! `PLANNER_EXPLORE=full cargo test --release -p drover-planner explore -- --nocapture` goes through all of it;
+//! without that, smaller worlds have to do.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "what must be there fails the test if it is not, and how much was seen is part of the result"
+)]
+
+use crate::world;
+mod key;
+mod model;
+mod steps;
+
+use std::collections::HashSet;
+
+use drover_core::spec::{Group, Management};
+use model::{Model, Step};
+use world::build::{group, of_template, pre_stop, rolling};
+
+/// Nothing goes on by itself for so many passes without something from outside.
+const MAX_PASSES: usize = 60;
+
+impl Model {
+    /// From here on nothing goes wrong any more: how it ends.
+    fn calm(mut self) -> bool {
+        self.faults = 0;
+        self.wishes = 0;
+        for _ in 0..3_000 {
+            self.settle();
+            // Each thing that is under way comes to its end, then time passes.
+            let good = |step: &Step| step.is_progress() || matches!(step, Step::Recovers(..));
+            let good = self.steps().into_iter().find(good);
+            match good {
+                Some(step) => self.take(step, true),
+                None if self.wake.is_some() => self.take(Step::Tick, true),
+                None => return self.is_as_wanted(),
+            }
+        }
+        false
+    }
+}
+
+/// Whether worlds are gone through as a whole.
+fn is_full() -> bool {
+    std::env::var("PLANNER_EXPLORE").is_ok_and(|value| value == "full")
+}
+
+/// Goes through all states. Answers how many there are.
+fn explore(what: &str, start: Model, most: usize) -> usize {
+    let mut seen = HashSet::new();
+    let mut transitions = 0_u64;
+    let mut ends = 0_u64;
+    let mut open = vec![start];
+    while let Some(mut model) = open.pop() {
+        open.extend(model.settle());
+        if !seen.insert(model.key()) {
+            continue;
+        }
+        if seen.len() >= most {
+            break;
+        }
+        let steps = model.steps();
+        let quiet = !steps.iter().any(|step| step.is_progress());
+        // From a sample of all states, and from each in which nothing happens by itself any more.
+        if seen.len() % 64 == 0
+            || steps
+                .iter()
+                .all(|step| step.is_fault(quiet) || step.is_wish())
+        {
+            ends += 1;
+            let shown = format!("{:#?}", model.state);
+            assert!(model.clone().calm(), "it never becomes as wanted: {shown}");
+        }
+        for step in steps {
+            let mut next = model.clone();
+            next.take(step, quiet);
+            transitions += 1;
+            open.push(next);
+        }
+    }
+    let whole = if open.is_empty() { "all" } else { "the first" };
+    assert!(open.is_empty() || !is_full(), "{what}: not all of it");
+    println!(
+        "{what}: {whole} {} states, {transitions} transitions, {ends} followed to their end, 0 violations",
+        seen.len()
+    );
+    seen.len()
+}
+
+fn start(size: u32, platforms: &[&str], budget: (u32, u32), faults: u32, wishes: u32) -> Model {
+    begin((size, 0), platforms, budget, (faults, wishes), false)
+}
+
+/// It begins with all nodes Ready: so many active ones, and so many standby ones. With `ordered`, one at a time, each
+/// drained before it goes.
+fn begin(
+    (size, standby): (u32, u32),
+    platforms: &[&str],
+    budget: (u32, u32),
+    (faults, wishes): (u32, u32),
+    ordered: bool,
+) -> Model {
+    let mut group = group("data", size, platforms);
+    group.standby = standby;
+    group.update = rolling(budget.0, budget.1);
+    if ordered {
+        group.management = Some(Management::OrderedReady);
+        group.lifecycle = Some(pre_stop(5));
+    }
+    if platforms.len() > 1 {
+        group.choices[0].max = Some(size.max(2) - 1);
+    }
+    let mut model = all_ready(group);
+    model.faults = faults;
+    model.wishes = wishes;
+    model
+}
+
+/// All nodes of a group are Ready, and have been for long.
+fn all_ready(group: Group) -> Model {
+    let mut model = Model::new(group, 0, 0);
+    for _ in 0..50 {
+        model.settle();
+        let steps = model.steps();
+        let good = |step: &&Step| matches!(step, Step::Made(_) | Step::Ready(..));
+        match steps.iter().find(good) {
+            Some(step) => model.take(*step, true),
+            None => break,
+        }
+    }
+    assert!(model.is_as_wanted());
+    model.now += 3_600_000;
+    model.show();
+    model
+}
+
+#[test]
+fn no_state_of_an_ordered_group_breaks_floor_or_ceiling_and_each_leads_to_what_is_wanted() {
+    let full = is_full();
+    let most = if full { 3_000_000 } else { 12_000 };
+    let mut states = 0;
+    for (surge, unavailable) in [(1, 0), (0, 1)] {
+        for size in [1, 2, 3] {
+            let what = format!(
+                "{size} ordered nodes with hooks, surge {surge}, unavailable {unavailable}, 2 faults"
+            );
+            let model = begin((size, 0), &["a"], (surge, unavailable), (2, 1), true);
+            states += explore(&what, model, most);
+        }
+    }
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn no_state_of_an_update_breaks_floor_or_ceiling_and_each_leads_to_what_is_wanted() {
+    let full = is_full();
+    let mut states = 0;
+    let most = if full { usize::MAX } else { 12_000 };
+    for (surge, unavailable) in [(1, 0), (0, 1), (1, 1)] {
+        let what = format!("1 node, surge {surge}, unavailable {unavailable}, 2 faults, 1 change");
+        states += explore(&what, start(1, &["a"], (surge, unavailable), 2, 1), most);
+        let what = format!("2 nodes, surge {surge}, unavailable {unavailable}, 1 fault, 1 change");
+        states += explore(&what, start(2, &["a"], (surge, unavailable), 1, 1), most);
+        let what =
+            format!("2 nodes on 2 platforms, surge {surge}, unavailable {unavailable}, 1 fault");
+        states += explore(
+            &what,
+            start(2, &["a", "b"], (surge, unavailable), 1, 1),
+            most,
+        );
+    }
+    if full {
+        for (surge, unavailable) in [(1, 0), (0, 1), (1, 1)] {
+            for (size, faults, wishes) in [(2, 2, 1), (2, 1, 2), (3, 1, 1), (3, 2, 1)] {
+                let what = format!(
+                    "{size} nodes on 2 platforms, surge {surge}, unavailable {unavailable}, {faults} faults, {wishes} changes"
+                );
+                let model = start(size, &["a", "b"], (surge, unavailable), faults, wishes);
+                states += explore(&what, model, 3_000_000);
+            }
+        }
+    }
+    println!("{states} states in all");
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn no_state_has_more_active_nodes_than_wanted_and_each_leads_to_what_is_wanted() {
+    let full = is_full();
+    let mut states = 0;
+    let most = if full { 3_000_000 } else { 12_000 };
+    for (surge, unavailable) in [(1, 0), (0, 1), (1, 1)] {
+        for (size, standby, faults, wishes) in [(1, 1, 2, 1), (1, 2, 1, 1), (2, 1, 1, 1)] {
+            let what = format!(
+                "{size} active, {standby} standby, surge {surge}, unavailable {unavailable}, {faults} faults, {wishes} change"
+            );
+            let model = begin(
+                (size, standby),
+                &["a"],
+                (surge, unavailable),
+                (faults, wishes),
+                false,
+            );
+            states += explore(&what, model, most);
+        }
+    }
+    if full {
+        for (size, standby, faults, wishes) in
+            [(1, 1, 3, 0), (1, 1, 3, 1), (1, 2, 2, 1), (2, 1, 2, 1)]
+        {
+            let what = format!(
+                "{size} active, {standby} standby on 2 platforms, {faults} faults, {wishes} changes"
+            );
+            let model = begin(
+                (size, standby),
+                &["a", "b"],
+                (1, 0),
+                (faults, wishes),
+                false,
+            );
+            states += explore(&what, model, most);
+        }
+    }
+    println!("{states} states in all");
+    assert!(states > 10_000, "{states}");
+}
+
+#[test]
+fn no_state_of_a_changed_template_breaks_floor_or_ceiling_and_each_leads_to_the_present_one() {
+    let full = is_full();
+    let most = if full { 3_000_000 } else { 8_000 };
+    let mut states = 0;
+    for (surge, unavailable) in [(1, 0), (0, 1)] {
+        for (size, platforms, faults, changes) in [
+            (1, &["a"][..], 2, 1),
+            (1, &["a"], 1, 2),
+            (2, &["a", "b"], 1, 1),
+        ] {
+            let what = format!(
+                "{size} nodes on {}, surge {surge}, unavailable {unavailable}, {faults} faults, {changes} changes of templates or size",
+                platforms.len()
+            );
+            let mut group = of_template(group("data", size, platforms), "t1");
+            group.update = rolling(surge, unavailable);
+            if platforms.len() > 1 {
+                group.choices[0].max = Some(1);
+            }
+            let mut model = all_ready(group);
+            (model.faults, model.wishes) = (faults, changes);
+            states += explore(&what, model, most);
+        }
+    }
+    println!("{states} states in all");
+    assert!(states > 10_000, "{states}");
+}

@@ -1,0 +1,21 @@
+//! What the planner decides, rule by rule, and over random worlds.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod adopt;
+mod chaos;
+mod explore;
+mod infrastructure;
+mod order;
+mod placement;
+mod rollout;
+mod rules;
+mod scenarios;
+mod standby;
+mod storage;
+mod template;
+mod world;

@@ -1,0 +1,404 @@
+//! Storage: who keeps it, who gets it, and that it never has two.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "what must be there fails the test if it is not"
+)]
+
+use crate::world;
+
+use std::time::Duration;
+
+use drover_core::{
+    Node, NodeState, Phase,
+    node::RemovalReason,
+    spec::{Group, Management},
+    storage::{Policy, Retention},
+};
+use drover_planner::{Op, Orphan, Plan};
+use world::{
+    World,
+    build::{at_version, group, rolling, stored},
+};
+
+const KEEP: Policy = Policy {
+    replaced: Retention::Retain,
+    scaled: Retention::Retain,
+    deleted: Retention::Retain,
+};
+
+/// Size 3 of v1 with storage, all Ready for a while.
+fn world(policy: Policy) -> World {
+    let mut world = World::new(1, &["a"]);
+    world.run_for(Duration::from_secs(10));
+    world.want(vec![wanted(3, policy)]);
+    run(&mut world);
+    world.now += 3_600_000;
+    world
+}
+
+fn wanted(size: u32, policy: Policy) -> Group {
+    let mut group = stored(group("db", size, &["a"]), policy);
+    group.update = drover_core::spec::Update::default();
+    group
+}
+
+fn step(world: &mut World) -> Plan {
+    let planned = world.step();
+    world.answer_all(&planned);
+    world.show_all();
+    planned
+}
+
+/// What was asked to go is gone.
+fn bury(world: &mut World) {
+    for node in &mut world.state.nodes {
+        node.seen.gone |= node.removal.is_some();
+    }
+}
+
+/// Steps until nothing is left to do, a second each. Answers all removals, and all ordinals that were asked for.
+fn run(world: &mut World) -> (Vec<Removed>, Vec<u32>) {
+    let (mut removed, mut asked) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        let before = world.state.clone();
+        let planned = step(world);
+        let at = |slot| before.node(slot).unwrap().ordinal;
+        for op in &planned.ops {
+            match op {
+                Op::Remove {
+                    slot,
+                    reason,
+                    retain,
+                } => removed.push((at(*slot), *reason, *retain)),
+                Op::Request { nodes, .. } => {
+                    asked.extend(nodes.iter().map(|n| n.ordinal));
+                    for node in nodes {
+                        let held = before.nodes.iter().find(|n| n.ordinal == node.ordinal);
+                        let gone = |old: &Node| {
+                            planned.ops.iter().any(
+                                |op| matches!(op, Op::Forget { slot, .. } if *slot == old.slot),
+                            )
+                        };
+                        assert!(held.is_none_or(gone), "{held:?} has the storage still");
+                    }
+                }
+                _ => {}
+            }
+        }
+        bury(world);
+        world.now += 1_000;
+        if planned.is_empty() || planned.finished {
+            return (removed, asked);
+        }
+    }
+    panic!("never settles: {:?}", world.plan());
+}
+
+type Removed = (u32, RemovalReason, bool);
+
+fn ordinals(world: &World) -> Vec<u32> {
+    let mut all: Vec<u32> = world.state.nodes.iter().map(|n| n.ordinal).collect();
+    all.sort_unstable();
+    all
+}
+
+fn slot_of(world: &World, ordinal: u32) -> u64 {
+    let mut nodes = world.state.nodes.iter();
+    nodes.find(|n| n.ordinal == ordinal).unwrap().slot
+}
+
+#[test]
+fn an_update_hands_storage_on_one_node_after_the_other() {
+    let mut world = world(KEEP);
+    let next = at_version(world.groups[0].clone(), "v2");
+    world.want(vec![next]);
+    let (removed, asked) = run(&mut world);
+    assert_eq!(removed.len(), 3);
+    assert!(
+        removed
+            .iter()
+            .all(|(_, reason, retain)| *reason == RemovalReason::Outdated && *retain)
+    );
+    let order: Vec<u32> = removed.iter().map(|(ordinal, ..)| *ordinal).collect();
+    assert_eq!(asked, order, "each gets the storage of the one before");
+    assert_eq!(ordinals(&world), [0, 1, 2]);
+}
+
+#[test]
+fn a_dead_node_is_followed_by_one_of_its_ordinal_once_it_is_gone() {
+    let mut world = world(KEEP);
+    let dead = slot_of(&world, 1);
+    world.state.node_mut(dead).unwrap().seen.phase = Phase::Failed;
+    // Not proven absent, however long that takes: nobody else gets its storage, and nobody takes another place.
+    for _ in 0..20 {
+        let planned = step(&mut world);
+        let asks = |op: &Op| matches!(op, Op::Request { .. });
+        assert!(!planned.ops.iter().any(asks), "{planned:?}");
+        world.now += 10_000;
+    }
+    let node = world.state.node(dead).unwrap();
+    assert_eq!(node.removal.unwrap().reason, RemovalReason::Dead);
+    assert!(node.removal.unwrap().retain);
+    let planned = world.plan();
+    assert!(
+        planned
+            .report
+            .iter()
+            .any(|note| note.reason == "Storage" && note.slot == Some(dead)),
+        "{:?}",
+        planned.report
+    );
+    bury(&mut world);
+    assert_eq!(run(&mut world).1, [1]);
+}
+
+#[test]
+fn why_a_node_goes_decides_over_its_data() {
+    let policy = Policy {
+        replaced: Retention::Retain,
+        scaled: Retention::Delete,
+        deleted: Retention::Retain,
+    };
+    let mut sick = world(policy);
+    let slot = slot_of(&sick, 0);
+    sick.state.node_mut(slot).unwrap().state = NodeState::Unhealthy;
+    sick.state.node_mut(slot).unwrap().seen.ready = Some(false);
+    let (removed, asked) = run(&mut sick);
+    assert_eq!(removed, [(0, RemovalReason::Sick, true)]);
+    assert_eq!(asked, [0]);
+
+    let mut marked = world(policy);
+    let slot = slot_of(&marked, 2);
+    marked.mark(slot);
+    assert_eq!(
+        run(&mut marked),
+        (vec![(2, RemovalReason::User, true)], vec![2])
+    );
+
+    let mut scaled = world(policy);
+    scaled.want(vec![wanted(1, policy)]);
+    let (removed, asked) = run(&mut scaled);
+    assert_eq!(
+        removed,
+        [
+            (2, RemovalReason::Surplus, false),
+            (1, RemovalReason::Surplus, false)
+        ]
+    );
+    assert!(asked.is_empty());
+
+    let mut group_gone = world(policy);
+    group_gone.want(Vec::new());
+    let (removed, _) = run(&mut group_gone);
+    assert_eq!(removed.len(), 3);
+    assert!(removed.iter().all(|(_, _, retain)| *retain));
+
+    let mut deleted = world(Policy {
+        deleted: Retention::Delete,
+        ..KEEP
+    });
+    deleted.delete();
+    let (removed, _) = run(&mut deleted);
+    assert_eq!(removed.len(), 3);
+    assert!(removed.iter().all(|(_, _, retain)| !*retain));
+}
+
+#[test]
+fn a_later_spec_changes_nothing_of_a_removal_under_way() {
+    let mut world = world(KEEP);
+    world.want(vec![wanted(2, KEEP)]);
+    step(&mut world);
+    let leaving = |world: &World| {
+        let mut nodes = world.state.nodes.iter();
+        nodes.find_map(|n| n.removal.map(|r| (n.ordinal, r.retain)))
+    };
+    assert_eq!(leaving(&world), Some((2, true)));
+    let delete = Policy {
+        replaced: Retention::Delete,
+        scaled: Retention::Delete,
+        deleted: Retention::Delete,
+    };
+    world.want(vec![wanted(2, delete)]);
+    step(&mut world);
+    world.delete();
+    step(&mut world);
+    assert_eq!(leaving(&world).map(|(_, retain)| retain), Some(false));
+    let slot = slot_of(&world, 2);
+    assert!(world.state.node(slot).unwrap().removal.unwrap().retain);
+}
+
+#[test]
+fn who_scales_down_and_up_gets_the_same_places() {
+    let mut world = world(KEEP);
+    // The youngest is the one in the lowest place; it stays all the same.
+    let first = slot_of(&world, 0);
+    world.mark(first);
+    run(&mut world);
+    world.want(vec![wanted(1, KEEP)]);
+    let (removed, _) = run(&mut world);
+    let gone: Vec<u32> = removed.iter().map(|(ordinal, ..)| *ordinal).collect();
+    assert_eq!(gone, [2, 1]);
+    assert!(removed.iter().all(|(_, _, retain)| *retain));
+    world.want(vec![wanted(3, KEEP)]);
+    let (_, mut asked) = run(&mut world);
+    asked.sort_unstable();
+    assert_eq!(asked, [1, 2]);
+}
+
+#[test]
+fn whoever_is_beyond_the_size_makes_room_for_a_place_below_it() {
+    let mut world = world(KEEP);
+    // Ordinal 1 is on its way out as the group shrinks to two.
+    let middle = slot_of(&world, 1);
+    world.mark(middle);
+    step(&mut world);
+    assert!(world.state.node(middle).unwrap().removal.is_some());
+    world.want(vec![wanted(2, KEEP)]);
+    run(&mut world);
+    assert_eq!(ordinals(&world), [0, 1]);
+}
+
+#[test]
+fn who_only_makes_room_leaves_its_data_whatever_becomes_of_that_of_surplus_nodes() {
+    const GONE: Policy = Policy {
+        replaced: Retention::Delete,
+        scaled: Retention::Delete,
+        deleted: Retention::Delete,
+    };
+    let mut world = world(GONE);
+    let mut next = at_version(world.groups[0].clone(), "v2");
+    world.want(vec![next.clone()]);
+    run(&mut world);
+    let before = ordinals(&world);
+    assert_ne!(before, [0, 1, 2], "its successors stood beside them");
+    // From now on data is to be kept when a node is replaced: nothing that is there may be lost for that.
+    next.storage.as_mut().unwrap().policy.replaced = Retention::Retain;
+    world.want(vec![next]);
+    let (removed, _) = run(&mut world);
+    assert!(
+        !removed.is_empty() && removed.iter().all(|(_, _, retain)| *retain),
+        "{removed:?}"
+    );
+    assert_eq!(ordinals(&world), [0, 1, 2]);
+}
+
+#[test]
+fn storage_that_goes_with_its_node_allows_a_successor_beside_it() {
+    let mut world = world(Policy {
+        replaced: Retention::Delete,
+        ..KEEP
+    });
+    let mut next = at_version(world.groups[0].clone(), "v2");
+    next.update = rolling(1, 0);
+    world.want(vec![next]);
+    let planned = step(&mut world);
+    let asked = planned.ops.iter().find_map(|op| match op {
+        Op::Request { nodes, .. } => Some(nodes[0].ordinal),
+        _ => None,
+    });
+    assert_eq!(asked, Some(3), "it has storage of its own");
+    let (removed, _) = run(&mut world);
+    assert_eq!(removed.len(), 3);
+    assert!(removed.iter().all(|(_, _, retain)| !*retain));
+}
+
+#[test]
+fn nobody_takes_the_place_of_a_dead_node_whose_storage_is_to_be_deleted() {
+    let mut world = world(Policy {
+        replaced: Retention::Delete,
+        ..KEEP
+    });
+    let dead = slot_of(&world, 0);
+    world.state.node_mut(dead).unwrap().seen.phase = Phase::Failed;
+    let mut asked = Vec::new();
+    for _ in 0..5 {
+        for op in &step(&mut world).ops {
+            if let Op::Request { nodes, .. } = op {
+                asked.extend(nodes.iter().map(|n| n.ordinal));
+            }
+        }
+        world.now += 1_000;
+    }
+    assert_eq!(asked, [3]);
+}
+
+#[test]
+fn an_orphan_of_a_group_with_storage_leaves_it_behind() {
+    for (policy, kept) in [
+        (KEEP, true),
+        (
+            Policy {
+                replaced: Retention::Delete,
+                scaled: Retention::Delete,
+                deleted: Retention::Delete,
+            },
+            false,
+        ),
+    ] {
+        let mut world = world(policy);
+        let orphan = Orphan {
+            request: uuid::Uuid::from_u128(5),
+            index: 0,
+            sequence: 1,
+            group: "db".into(),
+            ordinal: 7,
+            platform_uid: world.views["a"].uid.clone(),
+            since: world.now - 3_600_000,
+            last: world.now,
+            ..Orphan::default()
+        };
+        let key = ("a".into(), "stray".into());
+        world.state.orphans.insert(key, orphan);
+        let planned = world.plan();
+        let taken = planned.ops.iter().find_map(|op| match op {
+            Op::TakeOrphan { node } => Some(node),
+            _ => None,
+        });
+        let taken = taken.unwrap();
+        assert!(taken.storage);
+        assert_eq!(taken.removal.unwrap().retain, kept);
+    }
+}
+
+#[test]
+fn who_is_named_when_a_group_gets_smaller_is_scaled_away_and_not_replaced() {
+    let policy = Policy {
+        replaced: Retention::Delete,
+        ..KEEP
+    };
+    let mut world = world(policy);
+    let named = slot_of(&world, 1);
+    world.mark(named);
+    world.want(vec![wanted(2, policy)]);
+    let (removed, asked) = run(&mut world);
+    assert_eq!(removed, [(1, RemovalReason::Surplus, true)]);
+    assert!(asked.is_empty());
+}
+
+#[test]
+fn those_who_are_named_are_scaled_away_also_where_one_goes_at_a_time() {
+    let policy = Policy {
+        replaced: Retention::Delete,
+        ..KEEP
+    };
+    let mut world = World::new(1, &["a"]);
+    world.run_for(Duration::from_secs(10));
+    let ordered = |size| Group {
+        management: Some(Management::OrderedReady),
+        ..wanted(size, policy)
+    };
+    world.want(vec![ordered(3)]);
+    run(&mut world);
+    world.now += 3_600_000;
+    for ordinal in [1, 2] {
+        let named = slot_of(&world, ordinal);
+        world.mark(named);
+    }
+    world.want(vec![ordered(1)]);
+    let (removed, asked) = run(&mut world);
+    let scaled = |ordinal| (ordinal, RemovalReason::Surplus, true);
+    assert_eq!(removed, [scaled(2), scaled(1)]);
+    assert!(asked.is_empty());
+}

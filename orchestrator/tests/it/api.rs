@@ -1,0 +1,33 @@
+//! The services of the orchestrator, called as users call them.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail when they cannot go on"
+)]
+
+use drover_testing::certs;
+
+mod abandon;
+mod access;
+mod apply;
+mod certificates;
+mod changes;
+mod events;
+mod fuzz;
+mod health;
+mod placement;
+mod reads;
+mod registry;
+mod replicante;
+mod restart;
+mod rollout;
+mod scope;
+mod secrets;
+mod storage;
+mod support;
+mod template;
+mod unsupported;
+mod user_data;
+mod watch;

@@ -1,0 +1,271 @@
+//! Probes by commands, breakers, and nodes that somebody works on.
+
+use drover_core::Reason;
+use drover_platform_cloud::drivers::simulated::SimulatedSettings;
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{self as wire, health_policy::Probe},
+};
+
+use crate::api::support::{World, changed, document, fields, invalid, refused, until};
+
+/// A cluster whose nodes are probed by a command every tenth of a second; one failure makes a node sick.
+fn probed(command: &[&str]) -> pb::Cluster {
+    let command = command.iter().map(|&part| part.to_owned()).collect();
+    let tenth = prost_types::Duration {
+        seconds: 0,
+        nanos: 100_000_000,
+    };
+    changed(document("orders", &[("db", 3)]), |spec| {
+        spec.health = Some(wire::HealthPolicy {
+            probe: Some(Probe::Exec(wire::ExecProbe { command })),
+            interval: Some(tenth),
+            timeout: Some(prost_types::Duration {
+                seconds: 5,
+                nanos: 0,
+            }),
+            failure_threshold: Some(1),
+            ..Default::default()
+        });
+    })
+}
+
+fn repair(id: &str, under_repair: bool) -> pb::SetNodeRepairRequest {
+    pb::SetNodeRepairRequest {
+        cluster: "orders".into(),
+        id: id.to_owned(),
+        under_repair,
+    }
+}
+
+fn blocked(cluster: &pb::Cluster) -> Option<String> {
+    let group = cluster.status.as_ref()?.groups.first()?;
+    let condition = group
+        .conditions
+        .iter()
+        .find(|c| c.r#type == "RemediationBlocked")?;
+    (condition.status == Some(true)).then(|| condition.message.clone())
+}
+
+#[tokio::test]
+async fn a_command_that_fails_makes_nodes_sick_and_a_breaker_holds_them() {
+    let world = World::new().await;
+    world.apply(probed(&["true"])).await.unwrap();
+    world.ready("orders").await;
+    let before: Vec<String> = world
+        .nodes("orders")
+        .await
+        .into_iter()
+        .map(|n| n.id)
+        .collect();
+
+    // How nodes are probed replaces none. All of them are sick before any may be replaced.
+    let failing = probed(&["false", "hush-hush"]);
+    let left_alone = changed(failing.clone(), |spec| {
+        spec.remediation = Some(pb::RemediationPolicy {
+            enabled: Some(false),
+            ..Default::default()
+        });
+    });
+    world.apply(left_alone).await.unwrap();
+    until("all are sick", async || {
+        let nodes = world.nodes("orders").await;
+        let sick = |node: &pb::Node| node.state() == pb::NodeState::Unhealthy;
+        nodes.iter().all(sick).then_some(())
+    })
+    .await;
+    world.apply(failing).await.unwrap();
+    let message = until("the breaker is open", async || {
+        blocked(&world.get("orders").await.unwrap())
+    })
+    .await;
+    assert_eq!(message, "3 of 3 are sick, more than 1: none is replaced");
+    let nodes = world.nodes("orders").await;
+    for node in &nodes {
+        assert_eq!(node.state(), pb::NodeState::Unhealthy);
+        assert!(
+            node.message.contains("exec: exit code 1"),
+            "{}",
+            node.message
+        );
+        assert!(!node.message.contains("hush"), "what is run is not shown");
+        assert!(before.contains(&node.id));
+    }
+
+    // Somebody works on two of them: the third is one that may be replaced.
+    let mut clusters = world.clusters();
+    let third = nodes.iter().find(|node| node.ordinal == 2).unwrap();
+    for ordinal in [0, 1] {
+        let answer = clusters
+            .set_node_repair(repair(&format!("db-{ordinal}"), true))
+            .await;
+        assert!(answer.unwrap().into_inner().node.unwrap().under_repair);
+    }
+    let left = until("the third node is replaced", async || {
+        let nodes = world.nodes("orders").await;
+        nodes
+            .iter()
+            .all(|node| node.id != third.id)
+            .then_some(nodes)
+    })
+    .await;
+    for node in nodes.iter().filter(|node| node.ordinal != 2) {
+        let now = left
+            .iter()
+            .find(|left| left.id == node.id)
+            .expect("it stays");
+        assert!(now.under_repair);
+    }
+    // Well again, and the work is done.
+    world.apply(probed(&["true"])).await.unwrap();
+    world.ready("orders").await;
+    clusters
+        .set_node_repair(repair("db-0", false))
+        .await
+        .unwrap();
+    let repaired = world.nodes("orders").await;
+    let marked: Vec<u32> = repaired
+        .iter()
+        .filter(|n| n.under_repair)
+        .map(|n| n.ordinal)
+        .collect();
+    assert_eq!(marked, [1]);
+    refused(
+        clusters.set_node_repair(repair("db-9", true)).await,
+        Reason::NotFound,
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_under_repair_is_so_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    world.apply(document("orders", &[("db", 2)])).await.unwrap();
+    world.ready("orders").await;
+    world
+        .clusters()
+        .set_node_repair(repair("db-1", true))
+        .await
+        .unwrap();
+    world.restart(directory.path()).await;
+    let nodes = world.nodes("orders").await;
+    let marked: Vec<bool> = nodes.iter().map(|node| node.under_repair).collect();
+    assert_eq!(marked, [false, true]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_command_has_to_be_one() {
+    let world = World::new().await;
+    for command in [&[][..], &[""]] {
+        invalid(
+            world.apply(probed(command)).await,
+            "spec.health.exec.command",
+        );
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_named_node_goes_when_its_group_gets_smaller() {
+    let world = World::new().await;
+    world
+        .apply(document("orders", &[("db", 3), ("web", 1)]))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    let before = world.nodes("orders").await;
+    let scale = |nodes: &[&str], size| pb::ScaleGroupRequest {
+        cluster: "orders".into(),
+        group: "db".into(),
+        size,
+        remove_nodes: nodes.iter().map(|&node| node.to_owned()).collect(),
+        ..Default::default()
+    };
+    let mut clusters = world.clusters();
+    for (request, field) in [
+        (scale(&["db-0", "db-0"], None), "remove_nodes[1]"),
+        (scale(&["db-0", "web-0"], None), "remove_nodes[1]"),
+        (scale(&["db-0"], Some(3)), "size"),
+    ] {
+        let status = invalid(clusters.scale_group(request).await, field);
+        assert_eq!(fields(&status), [field]);
+    }
+    refused(
+        clusters.scale_group(scale(&["db-7"], None)).await,
+        Reason::NotFound,
+    );
+    let id = |ordinal: u32| {
+        let found = before
+            .iter()
+            .find(|n| n.group == "db" && n.ordinal == ordinal);
+        found.unwrap().id.clone()
+    };
+    let answer = clusters
+        .scale_group(scale(&["db-0"], None))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        answer.cluster.unwrap().spec.unwrap().groups[0].size,
+        Some(2)
+    );
+    let left = until("the named node is gone", async || {
+        let nodes = world.nodes("orders").await;
+        (nodes.len() == 3).then_some(nodes)
+    })
+    .await;
+    let mut left: Vec<&str> = left
+        .iter()
+        .filter(|n| n.group == "db")
+        .map(|n| n.id.as_str())
+        .collect();
+    left.sort_unstable();
+    assert_eq!(left, [id(1), id(2)], "and no other");
+    world.ready("orders").await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_another_probe_has_shown_says_nothing_of_a_node() {
+    let world = World::new().await;
+    let one = |command: &[&str], healed: bool| {
+        changed(probed(command), |spec| {
+            spec.groups[0].size = Some(1);
+            spec.remediation = Some(pb::RemediationPolicy {
+                enabled: Some(healed),
+                ..Default::default()
+            });
+        })
+    };
+    let is = async |state: pb::NodeState| {
+        until(&format!("the node is {state:?}"), async || {
+            let nodes = world.nodes("orders").await;
+            (nodes[0].state() == state).then_some(())
+        })
+        .await;
+    };
+    world.apply(one(&["true"], false)).await.unwrap();
+    world.ready("orders").await;
+    let before = world.nodes("orders").await[0].id.clone();
+    world.apply(one(&["false"], false)).await.unwrap();
+    is(pb::NodeState::Unhealthy).await;
+    let unasked = changed(one(&[], false), |spec| {
+        spec.health.as_mut().unwrap().probe = Some(Probe::Phase(wire::PhaseProbe {}));
+    });
+    world.apply(unasked).await.unwrap();
+    is(pb::NodeState::Ready).await;
+    // It has not been asked yet.
+    world.apply(one(&["sleep", "2"], true)).await.unwrap();
+    let request = pb::ReconcileClusterRequest {
+        name: "orders".into(),
+        ..Default::default()
+    };
+    world.clusters().reconcile_cluster(request).await.unwrap();
+    let nodes = world.nodes("orders").await;
+    let states: Vec<_> = nodes.iter().map(|node| (&node.id, node.state())).collect();
+    assert_eq!(states, [(&before, pb::NodeState::Ready)]);
+    world.stop().await;
+}

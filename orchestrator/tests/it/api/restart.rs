@@ -1,0 +1,185 @@
+//! The process dies and starts again over the same directory.
+
+use drover_platform_cloud::drivers::simulated::SimulatedSettings;
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::Store;
+
+use crate::api::support::{World, document, until};
+
+#[tokio::test]
+async fn state_events_and_counters_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    world.apply(document("orders", &[("db", 3)])).await.unwrap();
+    let before = world.ready("orders").await;
+    let (nodes, events) = (world.nodes("orders").await, world.events("orders").await);
+    let revision = world
+        .apply(document("orders", &[("db", 3)]))
+        .await
+        .unwrap()
+        .revision;
+
+    world.restart(directory.path()).await;
+    // What was answered before is still reached.
+    let request = pb::GetClusterRequest {
+        name: "orders".into(),
+        min_revision: Some(revision),
+    };
+    let after = world
+        .clusters()
+        .get_cluster(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .cluster
+        .unwrap();
+    assert_eq!(
+        (&after.uid, after.generation, &after.spec),
+        (&before.uid, before.generation, &before.spec)
+    );
+    world.ready("orders").await;
+    let ids = |nodes: &[pb::Node]| nodes.iter().map(|node| node.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&world.nodes("orders").await), ids(&nodes));
+    assert_eq!(world.site.backend().len(), 3);
+
+    world.apply(document("orders", &[("db", 4)])).await.unwrap();
+    world.ready("orders").await;
+    let all = world.events("orders").await;
+    assert_eq!(
+        &all[..events.len()],
+        &events[..],
+        "what was read stays as it was"
+    );
+    assert!(
+        all.windows(2)
+            .all(|pair| pair[0].sequence + 1 == pair[1].sequence)
+    );
+    let new = world
+        .nodes("orders")
+        .await
+        .into_iter()
+        .find(|node| !ids(&nodes).contains(&node.id))
+        .unwrap();
+    assert!(
+        nodes
+            .iter()
+            .all(|node| node.request_sequence < new.request_sequence)
+    );
+    assert!(world.site.backend().doubles().is_empty());
+
+    world.delete("orders").await.unwrap();
+    world.restart(directory.path()).await;
+    world.gone("orders").await;
+    world.restart(directory.path()).await;
+    let generation = world
+        .apply(document("orders", &[("db", 0)]))
+        .await
+        .unwrap()
+        .cluster
+        .unwrap()
+        .generation;
+    assert!(
+        generation > after.generation,
+        "not even a deleted generation is given out again"
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_dies_in_the_middle_of_work_is_taken_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    // Only ever more: what is asked for and no longer wanted is waited for until its deadline.
+    for size in [2, 5, 5, 7] {
+        world
+            .apply(document("orders", &[("db", size)]))
+            .await
+            .unwrap();
+        world.restart(directory.path()).await;
+    }
+    until("as it was wanted last", async || {
+        let ready =
+            world.get("orders").await.unwrap().status.unwrap().phase() == pb::ClusterPhase::Ready;
+        (ready && world.nodes("orders").await.len() == 7 && world.site.backend().len() == 7)
+            .then_some(())
+    })
+    .await;
+    assert!(world.site.backend().doubles().is_empty());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_damaged_is_refused_and_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.stop().await;
+    crate::api::support::open_again(directory.path())
+        .await
+        .close()
+        .await
+        .unwrap();
+    let files = || {
+        let entries = std::fs::read_dir(directory.path()).unwrap();
+        let mut files: Vec<_> = entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_file())
+            .collect();
+        files.sort();
+        files
+    };
+    let database = files()
+        .into_iter()
+        .find(|path| std::fs::read(path).is_ok_and(|bytes| bytes.starts_with(b"SQLite format 3")))
+        .expect("a database");
+    let good = std::fs::read(&database).unwrap();
+    let newer = {
+        let mut bytes = good.clone();
+        // user_version, in the header of the file.
+        bytes[60..64].copy_from_slice(&9999_u32.to_be_bytes());
+        bytes
+    };
+    let foreign = {
+        let mut bytes = good.clone();
+        // application_id.
+        bytes[68..72].copy_from_slice(&1_u32.to_be_bytes());
+        bytes
+    };
+    for (what, bad) in [
+        ("garbage", b"not a database at all".repeat(1000)),
+        ("newer", newer),
+        ("foreign", foreign),
+    ] {
+        std::fs::write(&database, &bad).unwrap();
+        let error = Store::open_directory(directory.path())
+            .await
+            .expect_err(what);
+        assert!(!error.message().is_empty());
+        assert!(
+            std::fs::read(&database).unwrap() == bad,
+            "{what}: the file was touched"
+        );
+    }
+    std::fs::write(&database, &good).unwrap();
+    let world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    assert_eq!(world.get("orders").await.unwrap().name, "orders");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn registrations_and_their_uids_survive() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    let uid = world.platform("sim").await.uid;
+    world.restart(directory.path()).await;
+    until("it is visible again", async || {
+        let status = world.platform("sim").await;
+        (status.phase() == pb::PlatformPhase::Ready && status.uid == uid).then_some(())
+    })
+    .await;
+    world.stop().await;
+}

@@ -1,0 +1,710 @@
+//! Secrets: stored encrypted, given to the nodes that name them, and shown to nobody.
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    sync::{Arc, Mutex},
+};
+
+use drover_core::{Error, Reason, spec::digest};
+use drover_orchestrator::Hooks;
+use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
+use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value};
+use drover_store::{Store, backend::Range};
+use drover_testing::store::MemoryBackend;
+use tonic::Status;
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::api::{
+    access::{Door, labelled, token},
+    support::{Secrets, World, changed, document, fields, invalid, metadata, refused, until},
+};
+
+const PLAIN: &str = "#cloud-config\ntoken: hush-hush\n";
+
+fn text(text: &str) -> Value {
+    Value::Text(text.to_owned())
+}
+
+fn secret(name: &str, data: &[(&str, Value)]) -> pb::ApplySecretRequest {
+    let value = |value: &Value| pb::SecretValue {
+        value: Some(value.clone()),
+    };
+    pb::ApplySecretRequest {
+        name: name.to_owned(),
+        data: data
+            .iter()
+            .map(|(key, content)| ((*key).to_owned(), value(content)))
+            .collect(),
+        ..Default::default()
+    }
+}
+
+async fn put(
+    world: &World,
+    request: pb::ApplySecretRequest,
+) -> Result<pb::ApplySecretResponse, Status> {
+    let answer = world.secrets().apply_secret(request).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+async fn list(world: &World) -> Vec<pb::Secret> {
+    let request = pb::ListSecretsRequest::default();
+    let answer = world.secrets().list_secrets(request).await.unwrap();
+    answer.into_inner().secrets
+}
+
+async fn remove(world: &World, name: &str) -> Result<pb::DeleteSecretResponse, Status> {
+    let request = pb::DeleteSecretRequest {
+        name: name.to_owned(),
+    };
+    let answer = world.secrets().delete_secret(request).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+fn from_secret(name: &str, of: &str) -> Option<pb::BootstrapSource> {
+    Some(pb::BootstrapSource {
+        source: key(name, of).map(Source::SecretKey),
+        ..Default::default()
+    })
+}
+
+/// A cluster whose nodes get a key of a secret.
+fn naming(cluster: &str, size: u32, name: &str, key: &str) -> pb::Cluster {
+    changed(document(cluster, &[("web", size)]), |spec| {
+        spec.groups[0].bootstrap = from_secret(name, key);
+    })
+}
+
+fn key(name: &str, key: &str) -> Option<pb::SecretKeyRef> {
+    Some(pb::SecretKeyRef {
+        name: name.to_owned(),
+        key: key.to_owned(),
+    })
+}
+
+fn seen(as_: &str, name: &str, of: &str) -> pb::TemplateSecret {
+    pb::TemplateSecret {
+        name: as_.to_owned(),
+        secret_key_ref: key(name, of),
+    }
+}
+
+/// A cluster whose templates see a key of a secret, and put it into user data.
+fn seeing(cluster: &str, size: u32, name: &str, of: &str) -> pb::Cluster {
+    changed(document(cluster, &[("web", size)]), |spec| {
+        spec.groups[0].secrets = vec![seen("token", name, of)];
+        rendering(spec, "{{ secrets.token }}");
+    })
+}
+
+fn rendering(spec: &mut pb::ClusterSpec, template: &str) {
+    spec.groups[0].bootstrap = Some(pb::BootstrapSource {
+        source: Some(Source::Text(template.to_owned())),
+        render: true,
+    });
+}
+
+type Naming = fn(&str, u32, &str, &str) -> pb::Cluster;
+
+/// What the nodes of each request were given.
+fn given(world: &World) -> BTreeMap<String, Vec<String>> {
+    let backend = world.site.backend();
+    let mut given: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for node in backend.nodes() {
+        let data = backend.user_data(&node.node_id).unwrap();
+        let data = String::from_utf8_lossy(&data).into_owned();
+        given
+            .entry(node.slot.as_ref().unwrap().request_id.clone())
+            .or_default()
+            .push(data);
+    }
+    given
+}
+
+fn all_given(world: &World) -> Vec<String> {
+    let mut all: Vec<String> = given(world).into_values().flatten().collect();
+    all.sort();
+    all
+}
+
+async fn scale(world: &World, size: u32) {
+    let request = pb::ScaleGroupRequest {
+        cluster: "orders".into(),
+        group: "web".into(),
+        size: Some(size),
+        ..Default::default()
+    };
+    world.clusters().scale_group(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_secret_reaches_nodes_and_its_change_replaces_none() {
+    for naming in [naming as Naming, seeing] {
+        reaches_nodes(naming).await;
+    }
+}
+
+async fn reaches_nodes(naming: Naming) {
+    let world = World::new().await;
+    put(&world, secret("join", &[("init", text("one"))]))
+        .await
+        .unwrap();
+    world
+        .apply(naming("orders", 2, "join", "init"))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    assert_eq!(all_given(&world), ["one", "one"]);
+    let before: Vec<String> = world
+        .nodes("orders")
+        .await
+        .into_iter()
+        .map(|n| n.id)
+        .collect();
+
+    let changed = put(&world, secret("join", &[("init", text("two"))]))
+        .await
+        .unwrap();
+    assert_eq!(changed.outcome(), pb::ApplyOutcome::Configured);
+    assert_eq!(changed.secret.unwrap().users, ["cluster/orders"]);
+    // The same document again says that nothing changed, and nothing is outdated.
+    let again = world
+        .apply(naming("orders", 2, "join", "init"))
+        .await
+        .unwrap();
+    assert_eq!(again.outcome(), pb::ApplyOutcome::Unchanged);
+    scale(&world, 3).await;
+    world.ready("orders").await;
+    let nodes = world.nodes("orders").await;
+    assert!(nodes.iter().all(|node| !node.outdated));
+    assert!(
+        before
+            .iter()
+            .all(|id| nodes.iter().any(|node| node.id == *id))
+    );
+    assert_eq!(all_given(&world), ["one", "one", "two"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_under_way_is_never_sent_with_other_content() {
+    for naming in [naming as Naming, seeing] {
+        is_sent_as_it_was(naming).await;
+    }
+}
+
+async fn is_sent_as_it_was(naming: Naming) {
+    let world = World::new().await;
+    put(&world, secret("join", &[("init", text("one"))]))
+        .await
+        .unwrap();
+    let backend = world.site.backend().clone();
+    // It is made and nobody is told; then the platform fails for a while.
+    backend.fail_next(Operation::Create, Fault::LoseAnswer);
+    for _ in 0..2 {
+        let refuse = Fault::Refuse(Error::unavailable("not now"));
+        backend.fail_next(Operation::Create, refuse);
+    }
+    world
+        .apply(naming("orders", 3, "join", "init"))
+        .await
+        .unwrap();
+    until("something was made", async || {
+        (!backend.nodes().is_empty()).then_some(())
+    })
+    .await;
+    put(&world, secret("join", &[("init", text("two"))]))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    for (request, data) in given(&world) {
+        assert!(
+            data.windows(2).all(|two| two[0] == two[1]),
+            "{request}: {data:?}"
+        );
+    }
+    assert_eq!(backend.nodes().len(), 3);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeated_request_brings_the_same_content_after_a_restart() {
+    for naming in [naming as Naming, seeing] {
+        is_repeated_after_a_restart(naming).await;
+    }
+}
+
+async fn is_repeated_after_a_restart(naming: Naming) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    let made = put(&world, secret("join", &[("init", text(PLAIN))]))
+        .await
+        .unwrap();
+    let backend = world.site.backend().clone();
+    for _ in 0..3 {
+        let refuse = Fault::Refuse(Error::unavailable("not now"));
+        backend.fail_next(Operation::Create, refuse);
+    }
+    world
+        .apply(naming("orders", 2, "join", "init"))
+        .await
+        .unwrap();
+    world.restart(directory.path()).await;
+    world.ready("orders").await;
+    assert_eq!(all_given(&world), [PLAIN, PLAIN]);
+    let kept = list(&world).await.remove(0);
+    assert_eq!(kept.keys, made.secret.unwrap().keys);
+    assert_eq!(kept.users, ["cluster/orders"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_named_has_to_be_there_and_stays() {
+    has_to_be_there(naming, "spec.groups[0].bootstrap.secret_key").await;
+    has_to_be_there(seeing, "spec.groups[0].secrets[0].secret_key_ref").await;
+}
+
+async fn has_to_be_there(naming: Naming, at: &str) {
+    let world = World::new().await;
+    let status = refused(
+        world.apply(naming("orders", 1, "join", "init")).await,
+        Reason::SecretNotFound,
+    );
+    assert_eq!(fields(&status), [format!("{at}.name")]);
+    put(
+        &world,
+        secret(
+            "join",
+            &[
+                ("init", text("one")),
+                ("other", text("x")),
+                ("none", text("")),
+            ],
+        ),
+    )
+    .await
+    .unwrap();
+    let status = refused(
+        world.apply(naming("orders", 1, "join", "inti")).await,
+        Reason::SecretNotFound,
+    );
+    assert_eq!(fields(&status), [format!("{at}.key")]);
+    assert!(status.message().contains("init, none, other"), "{status:?}");
+    invalid(
+        world.apply(naming("orders", 1, "join", "none")).await,
+        &format!("{at}.key"),
+    );
+    world
+        .apply(naming("orders", 1, "join", "init"))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+
+    let status = refused(remove(&world, "join").await, Reason::SecretInUse);
+    assert_eq!(metadata(&status, "user").unwrap(), "cluster/orders");
+    invalid(
+        put(&world, secret("join", &[("other", text("x"))])).await,
+        "data.init",
+    );
+    // A key that nobody names goes.
+    put(&world, secret("join", &[("init", text("one"))]))
+        .await
+        .unwrap();
+    world.delete("orders").await.unwrap();
+    world.gone("orders").await;
+    remove(&world, "join").await.unwrap();
+    assert!(list(&world).await.is_empty());
+    remove(&world, "join").await.unwrap();
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn templates_see_secrets_by_the_names_of_the_spec() {
+    let world = World::new().await;
+    let keys = [
+        ("user", text("app")),
+        ("first", text("1")),
+        ("second", text("2")),
+    ];
+    put(&world, secret("db", &keys)).await.unwrap();
+    let seeing = |password: &str| {
+        changed(document("orders", &[("web", 1)]), |spec| {
+            // Those of the cluster hold in its groups, but for names that these have too.
+            spec.secrets = vec![seen("user", "db", "user"), seen("password", "db", "user")];
+            spec.groups[0].secrets = vec![seen("password", "db", password)];
+            rendering(spec, "{{ secrets.user }}:{{ secrets.password }}");
+        })
+    };
+    world.apply(seeing("first")).await.unwrap();
+    world.ready("orders").await;
+    assert_eq!(all_given(&world), ["app:1"]);
+    // Another key is another spec.
+    world.apply(seeing("second")).await.unwrap();
+    until("the node is a new one", async || {
+        (all_given(&world) == ["app:2"]).then_some(())
+    })
+    .await;
+    assert_eq!(list(&world).await[0].users, ["cluster/orders"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_secret_for_templates_is_named() {
+    let world = World::new().await;
+    let keys = [
+        ("text", text("x")),
+        ("bytes", Value::Binary(vec![0xff])),
+        ("long", text(&"x".repeat(65 * 1024))),
+    ];
+    put(&world, secret("db", &keys)).await.unwrap();
+    let with = |secrets: Vec<pb::TemplateSecret>| {
+        changed(document("orders", &[("web", 1)]), |spec| {
+            spec.groups[0].secrets = secrets;
+        })
+    };
+    let at = |index: usize, field: &str| format!("spec.groups[0].secrets[{index}]{field}");
+    let good = seen("token", "db", "text");
+    for (secrets, field) in [
+        (vec![seen("a-b", "db", "text")], at(0, ".name")),
+        (vec![seen("", "db", "text")], at(0, ".name")),
+        (vec![good.clone(), good.clone()], at(1, ".name")),
+        (vec![seen("token", "db", "bytes")], at(0, ".secret_key_ref")),
+        (
+            vec![seen("token", "db", "long")],
+            at(0, ".secret_key_ref.key"),
+        ),
+        (
+            vec![pb::TemplateSecret {
+                secret_key_ref: None,
+                ..good.clone()
+            }],
+            at(0, ".secret_key_ref"),
+        ),
+    ] {
+        invalid(world.apply(with(secrets)).await, &field);
+    }
+    let many = (0..33).map(|at| seen(&format!("a{at}"), "db", "text"));
+    invalid(
+        world.apply(with(many.collect())).await,
+        "spec.groups[0].secrets",
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_secret_is_replaced_as_a_whole_and_kept_by_digest() {
+    let world = World::new().await;
+    let two = secret(
+        "db",
+        &[
+            ("user", text("ann")),
+            ("password", Value::Binary(vec![0, 255])),
+        ],
+    );
+    let mut check = two.clone();
+    check.validate_only = true;
+    let answer = put(&world, check).await.unwrap();
+    assert_eq!(answer.outcome(), pb::ApplyOutcome::Created);
+    assert!(list(&world).await.is_empty(), "nothing was stored");
+    let made = put(&world, two.clone()).await.unwrap().secret.unwrap();
+    let keys: Vec<_> = made.keys.iter().map(|key| key.name.as_str()).collect();
+    assert_eq!(keys, ["password", "user"]);
+    assert_eq!(made.keys[1].sha256, digest(b"ann"));
+    let same = put(&world, two).await.unwrap();
+    assert_eq!(same.outcome(), pb::ApplyOutcome::Unchanged);
+    assert_eq!(same.secret.unwrap().revision, made.revision);
+
+    let kept = Value::Sha256(made.keys[0].sha256.to_ascii_uppercase());
+    let mut change = secret("db", &[("user", text("bob")), ("password", kept.clone())]);
+    change.expected_revision = Some(made.revision);
+    let answer = put(&world, change.clone()).await.unwrap();
+    assert_eq!(answer.outcome(), pb::ApplyOutcome::Configured);
+    let now = answer.secret.unwrap();
+    assert_eq!(now.keys[0], made.keys[0]);
+    assert_eq!(now.keys[1].sha256, digest(b"bob"));
+    assert!(now.revision > made.revision && now.create_time == made.create_time);
+    let status = refused(put(&world, change).await, Reason::RevisionMismatch);
+    assert_eq!(
+        metadata(&status, "revision").unwrap(),
+        now.revision.to_string()
+    );
+    let mut new = secret("db", &[("a", text("b"))]);
+    new.expected_revision = Some(0);
+    refused(put(&world, new).await, Reason::RevisionMismatch);
+    // A digest is that of the same key, of the same secret.
+    refused(
+        put(&world, secret("db", &[("user", kept.clone())])).await,
+        Reason::DigestNotStored,
+    );
+    refused(
+        put(&world, secret("new", &[("password", kept)])).await,
+        Reason::DigestNotStored,
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_secret_is_named_and_not_shown() {
+    let world = World::new().await;
+    let large = "hush".repeat(65 * 1024);
+    for (request, field) in [
+        (secret("", &[("a", text("hush"))]), "name"),
+        (secret("-", &[("a", text("hush"))]), "name"),
+        (secret("db", &[]), "data"),
+        (secret("db", &[("a b", text("hush"))]), "data.a b"),
+        (secret("db", &[("", text("hush"))]), "data."),
+        (
+            secret("db", &[("a", Value::Sha256("hush".into()))]),
+            "data.a",
+        ),
+        (secret("db", &[("a", text(&large))]), "data"),
+    ] {
+        let status = invalid(put(&world, request).await, field);
+        assert!(!format!("{status:?}").contains("hush"), "{status:?}");
+    }
+    let mut empty = secret("db", &[]);
+    empty.data.insert("a".into(), pb::SecretValue::default());
+    invalid(put(&world, empty).await, "data.a");
+    // The largest one that is possible is stored.
+    let most = "x".repeat(256 * 1024 - 1);
+    put(&world, secret("db", &[("a", text(&most))]))
+        .await
+        .unwrap();
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_key_file_no_secret_is_taken_and_the_setting_is_named() {
+    let store = Store::open(Arc::new(MemoryBackend::new())).await.unwrap();
+    let world = World::over(store, SimulatedSettings::default()).await;
+    let answer = put(&world, secret("db", &[("a", text("hush"))])).await;
+    let status = refused(answer, Reason::Precondition);
+    assert!(status.message().contains("secrets.key_file"), "{status:?}");
+    assert!(!format!("{status:?}").contains("hush"));
+    assert!(list(&world).await.is_empty());
+    remove(&world, "db").await.unwrap();
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_encrypted_store_is_not_served_without_its_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    put(&world, secret("db", &[("a", text("hush"))]))
+        .await
+        .unwrap();
+    world.orchestrator.take().unwrap().kill().await;
+    let store = crate::api::support::open_locked(directory.path()).await;
+    let refused =
+        drover_orchestrator::Orchestrator::start(store, world.sites.connector(), Hooks::default())
+            .await
+            .unwrap_err();
+    assert_eq!(refused.reason(), Reason::Precondition);
+    assert!(refused.message().contains("secrets.key_file"), "{refused}");
+}
+
+/// Everything that is logged by this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+#[tokio::test]
+async fn no_log_event_error_answer_or_audit_shows_a_secret() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(log.clone())
+        .finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let door = Door::new().await;
+    let world = &door.world;
+    let mut admin = Secrets::new(door.channel(Some(token("admin"))));
+    let request = secret(
+        "orders-join",
+        &[("init", text(PLAIN)), ("hush-key", text("x"))],
+    );
+    let mut shown = format!("{request:?}").replace("hush-key", "");
+    let answer = admin.apply_secret(request.clone()).await.unwrap();
+    shown += &format!("{answer:?}").replace("hush-key", "");
+    let mut other = door.of("operator");
+    let mut viewer = Secrets::new(door.channel(Some(token("viewer"))));
+    let denied = viewer.apply_secret(request.clone()).await;
+    shown += &format!("{:?}", refused(denied, Reason::PermissionDenied));
+    // A node that cannot be made at first, so that there are failures to tell of.
+    for _ in 0..3 {
+        let refuse = Fault::Refuse(Error::unavailable("not now"));
+        world.site.backend().fail_next(Operation::Create, refuse);
+    }
+    let document = changed(naming("orders", 2, "orders-join", "init"), |spec| {
+        spec.secrets = vec![seen("token", "orders-join", "init")];
+    });
+    let wrong = changed(seeing("orders", 2, "orders-join", "init"), |spec| {
+        rendering(spec, "{{ secrets.token }}{{ secrets.other }}");
+    });
+    let apply = pb::ApplyClusterRequest {
+        cluster: Some(wrong),
+        ..Default::default()
+    };
+    shown += &format!("{:?}", other.apply_cluster(apply).await.unwrap_err());
+    let apply = pb::ApplyClusterRequest {
+        cluster: Some(document),
+        ..Default::default()
+    };
+    shown += &format!("{:?}", other.apply_cluster(apply).await.unwrap());
+    let cluster = world.ready("orders").await;
+    let mut wrong = request;
+    wrong.data.insert(
+        "bad key".into(),
+        pb::SecretValue {
+            value: Some(text(PLAIN)),
+        },
+    );
+    shown += &format!("{:?}", admin.apply_secret(wrong).await.unwrap_err()).replace("hush-key", "");
+    shown += &format!(
+        "{cluster:?} {:?} {:?} {:?}",
+        world.events("orders").await,
+        world.nodes("orders").await,
+        world.orchestrator,
+    );
+    assert_eq!(all_given(world), [PLAIN, PLAIN], "it did reach the nodes");
+    let backend = world.backend.upgrade().unwrap();
+    let scan = backend.scan(Range::all(), 100).await.unwrap();
+    for entry in scan.collect().await.unwrap() {
+        shown += &String::from_utf8_lossy(&entry.value);
+    }
+    let path = door.audit();
+    let audit = until("the changes are in the audit log", async || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        (text.matches("secret/orders-join").count() >= 2).then_some(text)
+    })
+    .await;
+    shown += &audit;
+    let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+    assert!(!logged.is_empty(), "something was logged");
+    shown += &logged;
+    for hidden in ["hush", PLAIN] {
+        let at = shown.find(hidden);
+        let around = at.map(|at| &shown[at.saturating_sub(300)..(at + 20).min(shown.len())]);
+        assert_eq!(around, None);
+    }
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn a_scope_is_one_of_secrets_too() {
+    let door = Door::new().await;
+    for name in ["orders-join", "carts-join"] {
+        put(&door.world, secret(name, &[("init", text("x"))]))
+            .await
+            .unwrap();
+    }
+    let naming = |secret: &str| {
+        let mut request = labelled("orders-eu", &[]);
+        let spec = request.cluster.as_mut().unwrap().spec.as_mut().unwrap();
+        spec.bootstrap = from_secret(secret, "init");
+        request
+    };
+    let seeing = |secret: &str| {
+        let mut request = naming(secret);
+        let spec = request.cluster.as_mut().unwrap().spec.as_mut().unwrap();
+        spec.bootstrap = None;
+        spec.secrets = vec![seen("token", secret, "init")];
+        request
+    };
+    let mut scoped = door.of("orders");
+    scoped.apply_cluster(naming("orders-join")).await.unwrap();
+    // Whether it is there is not told either.
+    for name in ["carts-join", "carts-none"] {
+        let status = refused(
+            scoped.apply_cluster(naming(name)).await,
+            Reason::PermissionDenied,
+        );
+        assert!(status.message().contains("outside"), "{status:?}");
+        let mut plan = naming(name);
+        plan.validate_only = true;
+        refused(scoped.apply_cluster(plan).await, Reason::PermissionDenied);
+        refused(
+            scoped.apply_cluster(seeing(name)).await,
+            Reason::PermissionDenied,
+        );
+    }
+    // What somebody else has given the cluster stays with it.
+    door.of("operator")
+        .apply_cluster(naming("carts-join"))
+        .await
+        .unwrap();
+    let mut other = naming("carts-join");
+    other
+        .cluster
+        .as_mut()
+        .unwrap()
+        .labels
+        .insert("a".into(), "b".into());
+    scoped.apply_cluster(other).await.unwrap();
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn a_platform_is_called_with_the_token_of_its_secret() {
+    let world = World::new().await;
+    let mut request = crate::api::support::registration("guarded", "http://guarded");
+    let spec = request.platform.as_mut().unwrap().spec.as_mut().unwrap();
+    spec.token_secret = "door".into();
+    let status = refused(
+        world.platforms().register_platform(request.clone()).await,
+        Reason::SecretNotFound,
+    );
+    assert_eq!(fields(&status), ["platform.spec.token_secret"]);
+    put(
+        &world,
+        secret("door", &[("token", text("no token at all"))]),
+    )
+    .await
+    .unwrap();
+    invalid(
+        world.platforms().register_platform(request.clone()).await,
+        "platform.spec.token_secret",
+    );
+    put(&world, secret("door", &[("token", text("let-me-in\n"))]))
+        .await
+        .unwrap();
+    let answer = world
+        .platforms()
+        .register_platform(request)
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(
+        answer.warnings.iter().any(|w| w.contains("plaintext")),
+        "{:?}",
+        answer.warnings
+    );
+    assert_eq!(list(&world).await[0].users, ["platform/guarded"]);
+    refused(remove(&world, "door").await, Reason::SecretInUse);
+    let gone = pb::UnregisterPlatformRequest {
+        name: "guarded".into(),
+    };
+    world.platforms().unregister_platform(gone).await.unwrap();
+    remove(&world, "door").await.unwrap();
+    world.stop().await;
+}

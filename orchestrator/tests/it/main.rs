@@ -1,0 +1,13 @@
+//! The orchestrator as its callers see it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod abuse;
+mod api;
+mod start;
+mod store_command;
+mod tls;

@@ -1,0 +1,232 @@
+//! Every call that changes something x every fault: nothing is lost, nothing is doubled.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use drover_core::{Class, Reason};
+use drover_emulators::{Fault, ec2::Ec2Settings};
+use drover_proto::platform::v1::{DeprovisionState, Node, NodeRole, ProvisionRequest};
+use serde_json::Value;
+
+use crate::aws::bench::{Bench, index, until};
+
+/// Faults with their names, and whether the server dies afterwards.
+fn faults() -> Vec<(&'static str, Fault, bool)> {
+    let refuse = || Fault::refuse(500, "InternalError", "An internal error has occurred");
+    let after = || Fault::refuse_after(500, "InternalError", "An internal error has occurred");
+    let throttle = Fault::Throttle { retry_after: None };
+    vec![
+        ("error before", refuse(), false),
+        ("error after", after(), false),
+        ("answer lost", Fault::LoseAnswer, false),
+        ("answer cut", Fault::CutAnswer, false),
+        ("connection closed", Fault::Refused, false),
+        ("throttled", throttle, false),
+        ("crash before", Fault::Refused, true),
+        ("crash after", Fault::LoseAnswer, true),
+    ]
+}
+
+/// Repeats a request until every slot has its node.
+async fn provision_whole(bench: &Bench, request: &ProvisionRequest) -> Vec<Node> {
+    until("every slot is made", || async {
+        let answer = bench.provision(request).await.ok()?;
+        assert_eq!(answer.failures, vec![], "nothing here is final");
+        (answer.nodes.len() == request.slots.len()).then_some(answer.nodes)
+    })
+    .await
+}
+
+/// The instances of the ledger that this request made, which must be one a slot.
+fn made_once(bench: &Bench, request: &ProvisionRequest, what: &str) {
+    let made = bench
+        .ec2()
+        .ledger()
+        .into_iter()
+        .filter(|made| made.kind == "instance")
+        .filter(|made| made.tags.get("drover.dev/request") == Some(&request.request_id))
+        .count();
+    assert_eq!(made, request.slots.len(), "{what}: instances ever made");
+}
+
+fn one_each(nodes: &[Node], request: &ProvisionRequest, what: &str) {
+    let by_index: BTreeMap<u32, &str> = nodes
+        .iter()
+        .map(|node| (index(node), node.node_id.as_str()))
+        .collect();
+    assert_eq!(by_index.len(), request.slots.len(), "{what}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_a_launch_each_slot_is_made_once() {
+    let bench = Bench::emulator().await;
+    for (what, fault, dies) in faults() {
+        for count in [1, 5] {
+            let request = bench.request(count, Value::Null).await;
+            let calls = bench.ec2().control().count("RunInstances");
+            bench
+                .ec2()
+                .control()
+                .fail_next("RunInstances", fault.clone());
+            let _ = bench.provision(&request).await;
+            assert_eq!(
+                bench.ec2().control().faults_left(),
+                0,
+                "{what}: the fault was met"
+            );
+            if dies {
+                bench.restart().await;
+            }
+            let nodes = provision_whole(&bench, &request).await;
+            one_each(&nodes, &request, what);
+            made_once(&bench, &request, what);
+            assert!(bench.ec2().control().count("RunInstances") > calls);
+            for node in &nodes {
+                bench.remove(node).await;
+            }
+        }
+    }
+    assert_eq!(bench.left(), vec![], "0 leaked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_at_once_makes_nothing_twice_though_lists_are_behind() {
+    let mut settings = Ec2Settings::default();
+    settings.common.visibility_delay = Duration::from_millis(300);
+    let bench = Bench::emulated(settings).await;
+    for dies in [false, true] {
+        let request = bench.request(3, Value::Null).await;
+        for _ in 0..3 {
+            bench
+                .ec2()
+                .control()
+                .fail_next("RunInstances", Fault::LoseAnswer);
+        }
+        let error = bench.provision(&request).await.unwrap_err();
+        assert_eq!(error.class(), Class::Unknown, "{error:?}");
+        if dies {
+            bench.restart().await;
+        }
+        // The list does not show them yet: only the token says that they were made.
+        let nodes = provision_whole(&bench, &request).await;
+        one_each(&nodes, &request, "at once");
+        made_once(&bench, &request, "at once");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_a_removal_the_node_goes_and_no_other() {
+    let bench = Bench::emulator().await;
+    for (what, fault, dies) in faults() {
+        let (_, nodes) = bench.make(2, Value::Null).await;
+        bench.ec2().control().fail_next("TerminateInstances", fault);
+        let outcome = bench.deprovision(&nodes[0]).await;
+        if let Ok(answer) = &outcome {
+            assert_ne!(answer.state(), DeprovisionState::Unspecified, "{what}");
+        }
+        if dies {
+            bench.restart().await;
+        }
+        until("it is gone", || async {
+            let answer = bench.deprovision(&nodes[0]).await.ok()?;
+            (answer.state() == DeprovisionState::Gone).then_some(())
+        })
+        .await;
+        let left: Vec<String> = bench
+            .ec2()
+            .machines()
+            .into_iter()
+            .map(|machine| machine.id)
+            .collect();
+        assert_eq!(left, [nodes[1].node_id.clone()], "{what}");
+        bench.remove(&nodes[1]).await;
+    }
+    assert_eq!(bench.left(), vec![]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_befalls_a_change_of_labels_it_is_whole_in_the_end() {
+    let bench = Bench::emulator().await;
+    for call in ["CreateTags", "DeleteTags"] {
+        for (what, fault, dies) in faults() {
+            let what = format!("{call}, {what}");
+            let (_, nodes) = bench.make(2, Value::Null).await;
+            let change = bench.change(&nodes[0]).await;
+            bench.ec2().control().fail_next(call, fault);
+            let _ = bench.client().update_node(change.clone()).await;
+            assert_eq!(bench.ec2().control().faults_left(), 0, "{what}");
+            if dies {
+                bench.restart().await;
+            }
+            until("the change is made", || async {
+                bench.client().update_node(change.clone()).await.ok()
+            })
+            .await;
+            let changed = bench.node(&nodes[0].node_id).await.unwrap();
+            assert_eq!(changed.role(), NodeRole::Standby, "{what}");
+            let labels = [("stage".to_owned(), "prod".to_owned())];
+            assert_eq!(changed.labels, labels.into(), "{what}");
+            assert_eq!(changed.slot, nodes[0].slot, "{what}");
+            let other = bench.node(&nodes[1].node_id).await.unwrap();
+            assert_eq!(other.role(), NodeRole::Active, "{what}");
+            assert_eq!(other.labels, nodes[1].labels, "{what}");
+            for node in &nodes {
+                bench.remove(node).await;
+            }
+        }
+    }
+    assert_eq!(bench.left(), vec![], "0 leaked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
+    let mut settings = Ec2Settings::default();
+    settings.common.page_size = Some(5);
+    let bench = Bench::emulated_with(settings, |settings| {
+        // The background reads would meet the faults.
+        settings.common.poll_interval_seconds = 3600.0;
+        settings.common.pending_poll_interval_seconds = 3600.0;
+    })
+    .await;
+    let (_, nodes) = bench.make(12, Value::Null).await;
+    for (what, fault, _) in faults() {
+        if what == "throttled" {
+            continue;
+        }
+        let control = bench.ec2().control();
+        // The first page is good, the second is not.
+        control.fail_next("DescribeInstances", Fault::Stall(Duration::ZERO));
+        control.fail_next("DescribeInstances", fault);
+        let error = bench.discover(&bench.cluster).await.unwrap_err();
+        assert!(
+            matches!(
+                error.reason(),
+                Reason::Unavailable | Reason::Internal | Reason::DeadlineExceeded
+            ),
+            "{what}: {error:?}"
+        );
+        assert_eq!(control.faults_left(), 0, "{what}");
+        assert_eq!(bench.nodes().await.len(), nodes.len(), "{what}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn throttling_slows_down_and_fails_nothing() {
+    let mut settings = Ec2Settings::default();
+    settings.common.rate = Some(20.0);
+    settings.common.burst = Some(5.0);
+    let bench = Bench::emulated(settings).await;
+    let requests = futures::future::join_all((0..6).map(|_| bench.request(2, Value::Null))).await;
+    let answers =
+        futures::future::join_all(requests.iter().map(|request| bench.provision(request))).await;
+    for (request, answer) in requests.iter().zip(answers) {
+        assert_eq!(answer.unwrap().nodes.len(), 2);
+        made_once(&bench, request, "throttled");
+    }
+    let throttled = bench
+        .ec2()
+        .control()
+        .requests()
+        .iter()
+        .any(|request| request.status == Some(503));
+    assert!(throttled, "the API has throttled");
+}

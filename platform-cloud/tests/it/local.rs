@@ -1,0 +1,28 @@
+//! Nodes as real processes: their life, their end, and what a restarted platform makes of them.
+
+mod durable;
+mod inside;
+mod life;
+mod making;
+
+use std::collections::BTreeMap;
+
+use prost_types::{Struct, Value, value::Kind};
+
+fn text(value: &str) -> Value {
+    Value {
+        kind: Some(Kind::StringValue(value.to_owned())),
+    }
+}
+
+fn with_attribute(
+    mut request: drover_proto::platform::v1::ProvisionRequest,
+    name: &str,
+    value: Value,
+) -> drover_proto::platform::v1::ProvisionRequest {
+    let attributes = Struct {
+        fields: BTreeMap::from([(name.to_owned(), value)]),
+    };
+    request.cluster.as_mut().unwrap().attributes = Some(attributes);
+    request
+}

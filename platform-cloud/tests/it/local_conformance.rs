@@ -1,0 +1,69 @@
+//! The conformance suite of platforms, over real processes.
+
+use crate::local_support;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use drover_platform_cloud::{PlatformServer, drivers::local::Settings};
+use drover_testing::platform::{Subject, conformance};
+use futures::FutureExt;
+use local_support::{PROGRAM, clean, processes_of, settings, state};
+use parking_lot::Mutex;
+
+/// The server under test, which a restart replaces.
+type Current = Arc<Mutex<Arc<PlatformServer>>>;
+
+/// Kills what is left, also when the test fails.
+struct Leftovers(PathBuf);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        for pid in processes_of(&self.0).into_keys() {
+            local_support::kill(pid, "KILL");
+        }
+    }
+}
+
+async fn conforms(store: &str, change: impl FnOnce(&mut Settings)) {
+    let directory = tempfile::tempdir().unwrap();
+    let _leftovers = Leftovers(state(directory.path()));
+    let mut settings = settings(directory.path());
+    assert_eq!(settings.launcher, PathBuf::from(PROGRAM));
+    change(&mut settings);
+    let server = PlatformServer::open(settings.clone().into()).await.unwrap();
+    let current: Current = Arc::new(Mutex::new(Arc::new(server)));
+    let connect = Arc::clone(&current);
+    let mut subject = Subject::new(move || drover_client::in_process(connect.lock().routes()));
+    store.clone_into(&mut subject.store);
+    subject.unknown_store = Some("no-such-store".to_owned());
+    subject.patience = Duration::from_secs(30);
+    let restarted = Arc::clone(&current);
+    subject.restart = Some(Arc::new(move || {
+        let (server, settings) = (Arc::clone(&restarted), settings.clone());
+        async move {
+            let before = Arc::clone(&server.lock());
+            before.shutdown().await;
+            let after = PlatformServer::open(settings.into()).await.unwrap();
+            *server.lock() = Arc::new(after);
+        }
+        .boxed()
+    }));
+    conformance(&subject).await;
+    let server = Arc::clone(&current.lock());
+    server.shutdown().await;
+    clean(directory.path());
+    assert!(processes_of(&state(directory.path())).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_local_platform_conforms_with_agents() {
+    conforms("", |_| {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_local_platform_conforms_with_redis_and_failure_domains() {
+    conforms("redis", |settings| {
+        settings.failure_domains = ["a", "b"].map(str::to_owned).to_vec();
+    })
+    .await;
+}

@@ -1,0 +1,27 @@
+//! The platform server against a real API server.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod adoption;
+mod bench;
+mod conformance;
+mod deprovision;
+mod direct;
+mod discovery;
+mod encoding;
+mod faults;
+mod outages;
+mod provision;
+mod rbac;
+mod replicante;
+mod rig;
+mod storage;
+mod story;
+mod templates;
+mod update;
+mod watch;
+mod wrong;

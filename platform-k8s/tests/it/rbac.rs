@@ -1,0 +1,407 @@
+//! The platform with exactly the rules that `deploy/kubernetes` gives it, and the manifests there.
+
+use crate::bench;
+
+use std::collections::BTreeSet;
+
+use bench::{Bench, one_each, rig, settings};
+use drover_core::{Class, Reason};
+use drover_platform_k8s::Settings;
+use drover_proto::{
+    common::v1::{chunk::Content, process_output::Output},
+    platform::v1::{
+        ExecRequest, ExecStart, Node, NodeTarget, StreamLogsRequest, exec_request::Input,
+        node_access_service_client::NodeAccessServiceClient,
+    },
+};
+use drover_testing::kubernetes::{
+    Call, Fault, FaultProxy, Namespace, On, Rig, Speaks,
+    manifests::{NAME, apply, documents, folder, path, placed},
+    until,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The kinds of `platform.yaml`, which go with the rules.
+fn kinds() -> Vec<String> {
+    #[derive(Deserialize)]
+    struct File {
+        kinds: Vec<String>,
+    }
+    let text = std::fs::read_to_string(folder().join("base/platform.yaml")).unwrap();
+    serde_saphyr::from_str::<File>(&text).unwrap().kinds
+}
+
+/// A token of the ServiceAccount, from the TokenRequest API.
+async fn token(namespace: &Namespace) -> String {
+    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}});
+    let path = format!("{}/{NAME}/token", namespace.path("serviceaccounts"));
+    let answer = namespace.raw.create(&path, &request).await.unwrap();
+    answer["status"]["token"].as_str().unwrap().to_owned()
+}
+
+/// A platform that has what the manifests give it in a namespace.
+async fn deployed(rules: &[&str], change: impl FnOnce(&mut Settings)) -> Bench {
+    let rig: &'static Rig = rig();
+    let namespace = rig.namespace().await;
+    apply(
+        &namespace.raw,
+        placed("base/service-account.yaml", &namespace.name),
+    )
+    .await;
+    for file in rules {
+        apply(&namespace.raw, placed(file, &namespace.name)).await;
+    }
+    let proxy = FaultProxy::over(rig.kubeconfig(), Speaks::AsClient).await;
+    let token = token(&namespace).await;
+    proxy.write_kubeconfig(&format!("token: {token}"));
+    let mut settings = settings(&namespace.name);
+    settings.kinds = kinds();
+    change(&mut settings);
+    Bench::over(rig, namespace, settings, proxy).await
+}
+
+/// Everything that the platform does: checks, makes, repeats, lists, watches, reads a log, removes.
+async fn live(bench: &Bench) {
+    for store in ["pod", "rich", "stateful", "deployed"] {
+        let mut request = bench.request(store, 2).await;
+        request.validate_only = true;
+        bench.provision(&request).await.unwrap();
+        request.validate_only = false;
+        let nodes = bench.whole(&request, store).await;
+        one_each(&nodes, &request, store);
+        bench.whole(&request, "again").await;
+        if store == "pod" {
+            let nodes = bench.until_running().await;
+            read_a_log(bench, &nodes[0]).await;
+            run_a_command(bench, &nodes[0]).await;
+        }
+        for node in bench.nodes().await {
+            bench.remove(&node, store).await;
+        }
+    }
+}
+
+fn target(uid: String, node: &Node) -> NodeTarget {
+    NodeTarget {
+        expected_platform_uid: uid,
+        cluster_id: node.cluster_id.clone(),
+        node_id: node.node_id.clone(),
+        expected_slot: node.slot.clone(),
+        ..NodeTarget::default()
+    }
+}
+
+async fn read_a_log(bench: &Bench, node: &Node) {
+    let request = StreamLogsRequest {
+        node: Some(target(bench.platform().await.uid, node)),
+        as_text: true,
+        ..StreamLogsRequest::default()
+    };
+    let channel = drover_client::in_process(bench.server().routes());
+    let mut client = NodeAccessServiceClient::new(channel);
+    let mut stream = client.stream_logs(request).await.unwrap().into_inner();
+    let mut text = String::new();
+    while let Some(answer) = stream.message().await.unwrap() {
+        if let Some(Content::Text(part)) = answer.chunk.and_then(|chunk| chunk.content) {
+            text.push_str(&part);
+        }
+    }
+    assert!(text.contains("a pod of kwok"), "{text}");
+}
+
+async fn run_a_command(bench: &Bench, node: &Node) {
+    let start = ExecStart {
+        node: Some(target(bench.platform().await.uid, node)),
+        command: vec!["true".to_owned()],
+        ..ExecStart::default()
+    };
+    let start = ExecRequest {
+        input: Some(Input::Start(start)),
+    };
+    let channel = drover_client::in_process(bench.server().routes());
+    let mut client = NodeAccessServiceClient::new(channel);
+    let calls = futures::stream::iter([start]);
+    let mut stream = client.exec(calls).await.unwrap().into_inner();
+    let mut last = None;
+    while let Some(answer) = stream.message().await.unwrap() {
+        last = answer.output.and_then(|output| output.output);
+    }
+    assert_eq!(last, Some(Output::ExitCode(0)));
+}
+
+/// The calls that were refused for want of a right.
+fn forbidden(bench: &Bench) -> Vec<Call> {
+    let mut calls = bench.proxy().calls();
+    calls.retain(|call| call.status == Some(403));
+    calls
+}
+
+/// Every (verb, resource) that a file of rules allows.
+fn allowed(file: &str) -> BTreeSet<(String, String)> {
+    let mut allowed = BTreeSet::new();
+    let texts = |value: &Value| -> Vec<String> {
+        let list = value.as_array().into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    for document in documents(file) {
+        for rule in document["rules"].as_array().into_iter().flatten() {
+            for group in texts(&rule["apiGroups"]) {
+                for resource in texts(&rule["resources"]) {
+                    for verb in texts(&rule["verbs"]) {
+                        let resource = if group.is_empty() {
+                            resource.clone()
+                        } else {
+                            format!("{resource}.{group}")
+                        };
+                        allowed.insert((verb, resource));
+                    }
+                }
+            }
+        }
+    }
+    allowed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exactly_the_role_is_enough_for_one_namespace() {
+    let bench = deployed(&["base/role.yaml"], |_| {}).await;
+    live(&bench).await;
+    let refused: Vec<Call> = forbidden(&bench)
+        .into_iter()
+        // Failure domains are for those who may read nodes.
+        .filter(|call| call.resource != "nodes")
+        .collect();
+    assert!(refused.is_empty(), "{refused:?}");
+    // Every kind that is allowed is one that the platform deals with, and the other way round.
+    let allowed = allowed("base/role.yaml");
+    let read: BTreeSet<String> = bench
+        .proxy()
+        .calls()
+        .iter()
+        .filter(|call| matches!(call.verb, "list" | "watch") && call.status == Some(200))
+        .map(|call| call.resource.clone())
+        .collect();
+    let listable: BTreeSet<String> = allowed
+        .iter()
+        .filter(|(verb, _)| verb == "list")
+        .map(|(_, resource)| resource.clone())
+        .collect();
+    assert_eq!(read, listable);
+    assert_eq!(listable, kinds().into_iter().collect());
+    // A creation that was cut short is completed with nothing more.
+    for kind in kinds() {
+        let request = bench.request("every", 1).await;
+        bench
+            .proxy()
+            .fail(On::call("create", &kind), Fault::LoseAnswer);
+        let nodes = bench.whole(&request, &kind).await;
+        assert_eq!(bench.proxy().faults_left(), 0, "{kind}");
+        bench.remove(&nodes[0], &kind).await;
+    }
+    assert!(
+        forbidden(&bench)
+            .iter()
+            .all(|call| call.resource == "nodes")
+    );
+    // Nothing is allowed that is not done.
+    let used: BTreeSet<(String, String)> = bench
+        .proxy()
+        .calls()
+        .iter()
+        .filter(|call| call.status.is_none_or(|status| status != 403))
+        .map(|call| (call.verb.to_owned(), call.resource.clone()))
+        .collect();
+    let idle: Vec<_> = allowed
+        .into_iter()
+        .filter(|(verb, resource)| {
+            // How a command is started depends on the version of Kubernetes.
+            let verb = if resource == "pods/exec" {
+                "connect"
+            } else {
+                verb
+            };
+            !used.contains(&(verb.to_owned(), resource.clone()))
+        })
+        .collect();
+    assert!(idle.is_empty(), "allowed and never used: {idle:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exactly_the_cluster_role_is_enough_for_all_namespaces() {
+    let elsewhere = rig().namespace().await;
+    let bench = deployed(&["all-namespaces/cluster-role.yaml"], |settings| {
+        settings.namespaces.clear();
+    })
+    .await;
+    let mut request = bench.request("rich", 2).await;
+    let properties = json!({"namespace": elsewhere.name});
+    let properties = drover_convert::value::to_struct(properties.as_object().unwrap());
+    request.group.as_mut().unwrap().properties = Some(properties);
+    let nodes = bench.whole(&request, "elsewhere").await;
+    one_each(&nodes, &request, "elsewhere");
+    assert!(!elsewhere.everything().await.is_empty());
+    let zones = until("the nodes are placed", || async {
+        let nodes = bench.until_running().await;
+        let zones: Vec<String> = nodes
+            .iter()
+            .map(|node| node.failure_domain.clone())
+            .collect();
+        zones
+            .iter()
+            .all(|zone| zone.starts_with("zone-"))
+            .then_some(zones)
+    })
+    .await;
+    assert_eq!(zones.len(), 2);
+    for node in bench.nodes().await {
+        bench.remove(&node, "elsewhere").await;
+    }
+    elsewhere.until_empty("elsewhere").await;
+    assert_eq!(forbidden(&bench).len(), 0, "{:?}", forbidden(&bench));
+}
+
+/// Takes a verb from the rule for a resource.
+async fn without(bench: &Bench, verb: &str, resource: &str) {
+    let mut role = placed("base/role.yaml", &bench.namespace.name).remove(0);
+    let mut rules = Vec::new();
+    for rule in role["rules"].as_array().unwrap() {
+        for one in rule["resources"].as_array().unwrap() {
+            let mut rule = rule.clone();
+            rule["resources"] = json!([one]);
+            if one == resource {
+                rule["verbs"]
+                    .as_array_mut()
+                    .unwrap()
+                    .retain(|it| it != verb);
+            }
+            rules.push(rule);
+        }
+    }
+    role["rules"] = Value::Array(rules);
+    bench
+        .namespace
+        .raw
+        .replace(&path(&role), &role)
+        .await
+        .unwrap();
+}
+
+/// Waits until the administrator's answer about the ServiceAccount's right changes.
+async fn until_may_not(bench: &Bench, verb: &str, resource: &str) {
+    let namespace = &bench.namespace;
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+        "spec": {
+            "user": format!("system:serviceaccount:{}:{NAME}", namespace.name),
+            "resourceAttributes": {"namespace": namespace.name, "verb": verb, "resource": resource},
+        },
+    });
+    until("the right is taken", || async {
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let answer = namespace.raw.create(path, &review).await.unwrap();
+        (answer["status"]["allowed"] != true).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_right_is_named_with_verb_and_kind() {
+    let bench = deployed(&["base/role.yaml"], |_| {}).await;
+    without(&bench, "create", "services").await;
+    until_may_not(&bench, "create", "services").await;
+    let request = bench.request("rich", 2).await;
+    let error = bench.refused(&request).await;
+    assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
+    assert_eq!(error.class(), Class::Credentials, "{error:?}");
+    let text = format!("{error:?}");
+    assert!(
+        text.contains("create") && text.contains("services"),
+        "{text}"
+    );
+    let things = bench.namespace.everything().await;
+    let ours: Vec<_> = things
+        .iter()
+        .filter(|thing| thing.name.starts_with("db-"))
+        .collect();
+    assert!(ours.is_empty(), "{ours:?}");
+
+    without(&bench, "delete", "configmaps").await;
+    until_may_not(&bench, "delete", "configmaps").await;
+    let request = bench.request("rich", 1).await;
+    let nodes = bench.whole(&request, "may not delete").await;
+    let error = until("the removal is refused", || async {
+        bench.deprovision(&nodes[0]).await.err()
+    })
+    .await;
+    assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
+    let text = format!("{error:?}");
+    assert!(
+        text.contains("delete") && text.contains("configmaps"),
+        "{text}"
+    );
+    // It is still listed, as it is still there.
+    assert_eq!(bench.nodes().await.len(), 1);
+    apply(
+        &bench.namespace.raw,
+        placed("base/role.yaml", &bench.namespace.name),
+    )
+    .await;
+    bench.remove(&nodes[0], "may delete again").await;
+    assert_eq!(bench.nodes().await, vec![]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_manifest_is_accepted_by_the_api_server() {
+    let namespace = rig().namespace().await;
+    // The strictest of the pod security standards: the pods of the Deployment pass it.
+    let strict =
+        json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
+    let path = format!("/api/v1/namespaces/{}", namespace.name);
+    namespace.raw.merge(&path, &strict).await.unwrap();
+    let settings = std::fs::read_to_string(folder().join("base/platform.yaml")).unwrap();
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "namespace": namespace.name},
+        "data": {"platform.yaml": settings},
+    });
+    apply(&namespace.raw, vec![map]).await;
+    let mut files = BTreeSet::new();
+    for (folder_name, overlay) in [("base", false), ("all-namespaces", true)] {
+        let kustomization = documents(&format!("{folder_name}/kustomization.yaml")).remove(0);
+        for resource in kustomization["resources"].as_array().unwrap() {
+            let resource = resource.as_str().unwrap();
+            if !resource.starts_with("..") {
+                files.insert(format!("{folder_name}/{resource}"));
+            }
+        }
+        assert_eq!(kustomization["patches"].is_array(), overlay);
+    }
+    for file in &files {
+        apply(&namespace.raw, placed(file, &namespace.name)).await;
+    }
+    // Nothing is in the folder that kustomize does not know of.
+    for part in ["base", "all-namespaces"] {
+        for entry in std::fs::read_dir(folder().join(part)).unwrap() {
+            let name = format!("{part}/{}", entry.unwrap().file_name().to_string_lossy());
+            let known = files.contains(&name)
+                || name.ends_with("kustomization.yaml")
+                || name == "base/platform.yaml";
+            assert!(known, "{name}");
+        }
+    }
+    // The same rules in both, but for namespaces and nodes.
+    let besides = |allowed: BTreeSet<(String, String)>| -> BTreeSet<(String, String)> {
+        let own =
+            |(_, resource): &(String, String)| resource != "namespaces" && resource != "nodes";
+        allowed.into_iter().filter(own).collect()
+    };
+    assert_eq!(
+        besides(allowed("base/role.yaml")),
+        besides(allowed("all-namespaces/cluster-role.yaml"))
+    );
+    until("the Deployment is available", || async {
+        let deployment = namespace.get("deployments.apps", NAME).await.unwrap();
+        (deployment["status"]["availableReplicas"] == 1).then_some(())
+    })
+    .await;
+}

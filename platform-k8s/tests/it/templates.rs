@@ -1,0 +1,150 @@
+//! The templates that are built in, on a real kubelet.
+
+use crate::direct;
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use direct::{Direct, batch, built_in, made};
+use drover_platform_k8s::objects::CATALOGUE;
+use drover_proto::platform::v1::{Node, ProvisionRequest, Storage};
+use drover_testing::kubernetes::{Options, Rig, until, without_kubelet};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+/// `None`: this machine cannot have a kubelet.
+async fn rig() -> Option<&'static Rig> {
+    if without_kubelet() {
+        return None;
+    }
+    let rig = Rig::shared(Options::kubelet());
+    rig.image(&["redis"]).await;
+    Some(rig)
+}
+
+fn request(bench: &Direct, attributes: &Value) -> ProvisionRequest {
+    let mut request = bench.request(1);
+    request.cluster.as_mut().unwrap().store = "redis".to_owned();
+    request.cluster.as_mut().unwrap().version = "7".to_owned();
+    let attributes = attributes.as_object().map(drover_convert::value::to_struct);
+    request.group.as_mut().unwrap().attributes = attributes;
+    request
+}
+
+async fn make(bench: &Direct, request: &ProvisionRequest) -> Node {
+    let templates = built_in(CATALOGUE);
+    bench.check_by(request, &templates).await.unwrap();
+    let (batch, _caller) = batch(request, &templates);
+    made(bench.creator.create(&batch).await).remove(0)
+}
+
+/// Waits until the node's pod is Ready, and answers it.
+async fn ready(bench: &Direct, node: &Node, besides: &str) -> Value {
+    until("the pod is Ready", || async {
+        let pods = bench.namespace.list("pods").await;
+        pods.into_iter().find(|pod| {
+            let conditions = pod["status"]["conditions"].as_array();
+            let is_ready = |it: &Value| it["type"] == "Ready" && it["status"] == "True";
+            pod["metadata"]["labels"]["drover.dev/node"] == json!(node.id)
+                && pod["metadata"]["uid"] != besides
+                && pod["metadata"]["deletionTimestamp"].is_null()
+                && conditions.is_some_and(|all| all.iter().any(is_ready))
+        })
+    })
+    .await
+}
+
+/// Sends a command to the redis of a pod.
+async fn ask(pod: &Value, command: &str) -> String {
+    let address = format!("{}:6379", pod["status"]["podIP"].as_str().unwrap());
+    let mut stream = TcpStream::connect(&address).await.unwrap();
+    stream
+        .write_all(format!("{command}\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut answer = vec![0; 256];
+    let length = stream.read(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer[..length]).trim().to_owned()
+}
+
+/// A volume for one claim, that a user who is not root can write.
+async fn volume(bench: &Direct) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let all = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(directory.path(), all).unwrap();
+    let name = format!("{}-{}", bench.namespace.name, uuid::Uuid::new_v4().simple());
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": name,
+            "hostPath": {"path": directory.path()},
+        },
+    });
+    let path = "/api/v1/persistentvolumes";
+    bench.namespace.raw.create(path, &volume).await.unwrap();
+    (directory, name)
+}
+
+async fn gone(bench: &Direct, node: &Node) {
+    bench.gone(node).await;
+    bench
+        .namespace
+        .until_empty("a node on a real kubelet")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_runs_as_somebody_without_rights_and_answers() {
+    let Some(rig) = rig().await else { return };
+    let bench = Direct::over(rig, |_| {}).await;
+    let node = make(&bench, &request(&bench, &json!({"image": "redis:test"}))).await;
+    let pod = ready(&bench, &node, "").await;
+    assert_eq!(ask(&pod, "PING").await, "+PONG");
+    gone(&bench, &node).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgresql_without_a_password_is_refused_before_anything_is_made() {
+    let Some(rig) = rig().await else { return };
+    let bench = Direct::over(rig, |_| {}).await;
+    let mut request = request(&bench, &json!({"image": "postgres:test"}));
+    request.cluster.as_mut().unwrap().store = "postgresql".to_owned();
+    let templates = built_in(CATALOGUE);
+    let error = bench.check_by(&request, &templates).await.unwrap_err();
+    assert!(error.message().contains("give the password"), "{error}");
+    bench.namespace.until_empty("a refused node").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_with_storage_keeps_what_it_was_told() {
+    let Some(rig) = rig().await else { return };
+    for workload in ["Pod", "StatefulSet"] {
+        let bench = Direct::over(rig, |_| {}).await;
+        let (directory, class) = volume(&bench).await;
+        let attributes = json!({"image": "redis:test", "workload": workload});
+        let mut request = request(&bench, &attributes);
+        request.storage = Some(Storage {
+            size_bytes: Some(1 << 30),
+            class: class.clone(),
+        });
+        let node = make(&bench, &request).await;
+        let pod = ready(&bench, &node, "").await;
+        assert_eq!(ask(&pod, "SET a hunter").await, "+OK");
+        assert!(directory.path().join("appendonlydir").exists());
+        if workload == "StatefulSet" {
+            let name = pod["metadata"]["name"].as_str().unwrap();
+            bench.namespace.delete("pods", name).await;
+            let before = pod["metadata"]["uid"].as_str().unwrap();
+            let after = ready(&bench, &node, before).await;
+            assert!(ask(&after, "GET a").await.ends_with("hunter"));
+        }
+        gone(&bench, &node).await;
+        let path = format!("/api/v1/persistentvolumes/{class}");
+        bench.namespace.raw.delete(&path).await.unwrap();
+    }
+}

@@ -1,0 +1,11 @@
+//! The command line as a user starts it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod emulate;
+mod first_use;
+mod secure;

@@ -1,0 +1,11 @@
+//! Clients against servers that fail on demand.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod fake;
+mod orchestrator;
+mod platform;

@@ -1,0 +1,326 @@
+//! Who is let in by a token of a provider of identities.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use drover_core::Reason;
+use drover_server::{ServerSettings, listen};
+use parking_lot::Mutex;
+use ring::{
+    rand::SystemRandom,
+    rsa::PublicKeyComponents,
+    signature::{
+        ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, RSA_PKCS1_SHA256, RsaKeyPair,
+    },
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+use drover_testing::certs::replace;
+
+use crate::access::{at, call, common::eventually, with_rules};
+
+/// A provider of identities.
+struct Issuer {
+    key: EcdsaKeyPair,
+    id: String,
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_secs()
+}
+
+fn part(value: &Value) -> String {
+    URL_SAFE_NO_PAD.encode(value.to_string())
+}
+
+fn claims() -> Value {
+    json!({"iss": "https://id.example.com", "aud": ["drover", "other"], "sub": "alice", "exp": now() + 600,
+        "groups": ["sre"]})
+}
+
+impl Issuer {
+    fn new(id: &str) -> Self {
+        let random = SystemRandom::new();
+        let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
+        let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
+        Self {
+            key: EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).unwrap(),
+            id: id.to_owned(),
+        }
+    }
+
+    fn jwk(&self) -> Value {
+        let point = self.key.public_key().as_ref();
+        json!({"kty": "EC", "crv": "P-256", "use": "sig", "kid": self.id,
+            "x": URL_SAFE_NO_PAD.encode(&point[1..33]), "y": URL_SAFE_NO_PAD.encode(&point[33..])})
+    }
+
+    fn sign_with(&self, header: &Value, claims: &Value) -> String {
+        let signed = format!("{}.{}", part(header), part(claims));
+        let signature = self
+            .key
+            .sign(&SystemRandom::new(), signed.as_bytes())
+            .unwrap();
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
+    }
+
+    fn sign(&self, claims: &Value) -> String {
+        self.sign_with(
+            &json!({"alg": "ES256", "kid": self.id, "typ": "JWT"}),
+            claims,
+        )
+    }
+}
+
+fn rules_of(jwks: &str) -> String {
+    format!(
+        "oidc: {{issuer: 'https://id.example.com', audience: drover, jwks: '{jwks}'}}
+bindings:
+  - {{role: platform, subjects: ['oidc:alice', 'group:robots']}}
+"
+    )
+}
+
+/// A key as PKCS #1 in DER. `ring` makes none of this kind.
+fn rsa_key() -> Vec<u8> {
+    let made = std::process::Command::new("openssl")
+        .args(["genpkey", "-quiet", "-algorithm", "RSA", "-outform", "DER"])
+        .args(["-pkeyopt", "rsa_keygen_bits:2048"])
+        .output()
+        .expect("openssl runs");
+    assert!(made.status.success(), "{made:?}");
+    made.stdout
+}
+
+#[tokio::test]
+async fn a_providers_token_is_believed_if_all_of_it_holds() {
+    let directory = TempDir::new().unwrap();
+    let (issuer, stranger) = (Issuer::new("one"), Issuer::new("one"));
+    let rsa = RsaKeyPair::from_der(&rsa_key()).unwrap();
+    let public: PublicKeyComponents<Vec<u8>> = rsa.public().into();
+    let jwks = directory.path().join("jwks.json");
+    let rsa_jwk = json!({"kty": "RSA", "kid": "rsa", "alg": "RS256",
+        "n": URL_SAFE_NO_PAD.encode(&public.n), "e": URL_SAFE_NO_PAD.encode(&public.e)});
+    let unknown = json!({"kty": "OKP", "crv": "Ed25519", "kid": "ed", "x": "AA"});
+    replace(
+        &jwks,
+        &json!({"keys": [issuer.jwk(), rsa_jwk, unknown]}).to_string(),
+    );
+    let running = with_rules(&directory, &rules_of(jwks.to_str().unwrap())).await;
+    let address = running.address();
+
+    call(&at(address, &issuer.sign(&claims()))).await.unwrap();
+    let signed = format!(
+        "{}.{}",
+        part(&json!({"alg": "RS256", "kid": "rsa"})),
+        part(&claims())
+    );
+    let mut signature = vec![0; rsa.public().modulus_len()];
+    rsa.sign(
+        &RSA_PKCS1_SHA256,
+        &SystemRandom::new(),
+        signed.as_bytes(),
+        &mut signature,
+    )
+    .unwrap();
+    let by_rsa = format!("{signed}.{}", URL_SAFE_NO_PAD.encode(&signature));
+    call(&at(address, &by_rsa)).await.unwrap();
+    // A member of a group that is bound.
+    let mut robot = claims();
+    robot["sub"] = json!("r2");
+    robot["groups"] = json!(["robots"]);
+    call(&at(address, &issuer.sign(&robot))).await.unwrap();
+    // Known, and nobody here.
+    robot["groups"] = json!([]);
+    let error = call(&at(address, &issuer.sign(&robot))).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::PermissionDenied);
+    assert!(error.message().contains("oidc:r2 has no role"), "{error}");
+
+    let changed = |key: &str, value: Value| {
+        let mut claims = claims();
+        claims[key] = value;
+        issuer.sign(&claims)
+    };
+    let good = issuer.sign(&claims());
+    let pieces: Vec<&str> = good.split('.').collect();
+    let mut other = claims();
+    other["sub"] = json!("admin");
+    let wrong = [
+        ("issuer", changed("iss", json!("https://evil.example.com"))),
+        ("audience", changed("aud", json!("other"))),
+        ("audience", changed("aud", Value::Null)),
+        ("expired", changed("exp", json!(now() - 60))),
+        ("never expires", changed("exp", Value::Null)),
+        ("not valid yet", changed("nbf", json!(now() + 600))),
+        ("claim \"sub\"", changed("sub", json!(""))),
+        ("claim \"sub\"", changed("sub", json!(7))),
+        ("signature is wrong", stranger.sign(&claims())),
+        (
+            "signature is wrong",
+            format!("{}.{}.{}", pieces[0], part(&other), pieces[2]),
+        ),
+        (
+            "neither with RS256",
+            format!("{}.{}.", part(&json!({"alg": "none"})), part(&claims())),
+        ),
+        (
+            "neither with RS256",
+            issuer.sign_with(&json!({"alg": "HS256", "kid": "one"}), &claims()),
+        ),
+        (
+            "none of the provider's",
+            issuer.sign_with(&json!({"alg": "RS256", "kid": "one"}), &claims()),
+        ),
+        (
+            "demands",
+            issuer.sign_with(
+                &json!({"alg": "ES256", "kid": "one", "crit": ["b64"]}),
+                &claims(),
+            ),
+        ),
+        ("nor a JWT", "neither-0123456789".to_owned()),
+        ("header", "a.b.c".to_owned()),
+    ];
+    for (words, token) in wrong {
+        let error = call(&at(address, &token)).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Unauthenticated, "{words}: {error}");
+        assert!(error.message().contains(words), "{words}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let served = Arc::new(Mutex::new((json!({"keys": [old.jwk()]}), 0)));
+    let answers = served.clone();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let provider = listener.local_addr().unwrap();
+    let router = axum::Router::new().route(
+        "/keys",
+        axum::routing::get(async move || {
+            let mut answers = answers.lock();
+            answers.1 += 1;
+            answers.0.to_string()
+        }),
+    );
+    let task = tokio::spawn(async move { axum::serve(listener, router).await });
+    let directory = TempDir::new().unwrap();
+    let running = with_rules(&directory, &rules_of(&format!("http://{provider}/keys"))).await;
+    let address = running.address();
+    for _ in 0..10 {
+        call(&at(address, &old.sign(&claims()))).await.unwrap();
+    }
+    assert_eq!(served.lock().1, 1);
+
+    // Made-up keys do not become a flood at the provider.
+    for _ in 0..10 {
+        assert!(call(&at(address, &new.sign(&claims()))).await.is_err());
+    }
+    assert_eq!(served.lock().1, 1);
+    served.lock().0 = json!({"keys": [new.jwk()]});
+    pass(Duration::from_secs(11)).await;
+    call(&at(address, &new.sign(&claims()))).await.unwrap();
+    assert_eq!(served.lock().1, 2);
+    let error = call(&at(address, &old.sign(&claims()))).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unauthenticated);
+
+    // Without the provider the last keys hold.
+    task.abort();
+    let _ = task.await;
+    pass(Duration::from_secs(11 * 60)).await;
+    call(&at(address, &new.sign(&claims()))).await.unwrap();
+}
+
+/// Lets time pass.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn who_has_a_known_key_does_not_wait_for_a_provider_that_does_not_answer() {
+    let issuer = Issuer::new("one");
+    let keys = json!({"keys": [issuer.jwk()]}).to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let provider = listener.local_addr().unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let router = axum::Router::new().route(
+        "/keys",
+        axum::routing::get(async move || {
+            if count.fetch_add(1, Ordering::SeqCst) > 0 {
+                std::future::pending::<()>().await;
+            }
+            keys
+        }),
+    );
+    let task = tokio::spawn(async move { axum::serve(listener, router).await });
+    let directory = TempDir::new().unwrap();
+    let running = with_rules(&directory, &rules_of(&format!("http://{provider}/keys"))).await;
+    let target = at(running.address(), &issuer.sign(&claims()));
+    call(&target).await.unwrap();
+    pass(Duration::from_secs(11 * 60)).await;
+    // Well before the provider is given up.
+    let answer = async || tokio::time::timeout(Duration::from_secs(2), call(&target)).await;
+    answer().await.expect("held up").unwrap();
+    eventually("old keys are fetched anew", async || {
+        asked.load(Ordering::SeqCst) == 2
+    })
+    .await;
+    answer().await.expect("held up").unwrap();
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    task.abort();
+}
+
+#[tokio::test]
+async fn a_key_that_the_provider_takes_back_is_forgotten_without_a_call() {
+    let (old, new) = (Issuer::new("old"), Issuer::new("new"));
+    let directory = TempDir::new().unwrap();
+    let jwks = directory.path().join("jwks.json");
+    replace(&jwks, &json!({"keys": [old.jwk()]}).to_string());
+    let running = with_rules(&directory, &rules_of(jwks.to_str().unwrap())).await;
+    let address = running.address();
+    call(&at(address, &old.sign(&claims()))).await.unwrap();
+    replace(&jwks, &json!({"keys": [new.jwk()]}).to_string());
+    call(&at(address, &old.sign(&claims()))).await.unwrap();
+    pass(Duration::from_secs(11 * 60)).await;
+    eventually("the old key is forgotten", async || {
+        call(&at(address, &old.sign(&claims()))).await.is_err()
+    })
+    .await;
+    call(&at(address, &new.sign(&claims()))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_provider_that_cannot_be_reached_is_no_reason_to_let_anybody_in() {
+    let directory = TempDir::new().unwrap();
+    let running = with_rules(&directory, &rules_of("http://127.0.0.1:1/keys")).await;
+    let error = call(&at(running.address(), &Issuer::new("a").sign(&claims())))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), Reason::Unavailable);
+    for jwks in ["http://id.example.com/keys", "ftp://127.0.0.1/keys"] {
+        replace(&directory.path().join("wrong.yaml"), &rules_of(jwks));
+        let settings = ServerSettings {
+            access: Some(directory.path().join("wrong.yaml")),
+            ..ServerSettings::default()
+        };
+        let error = listen(&settings).await.unwrap_err();
+        assert!(
+            error.to_string().contains("expected a file or https"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,17 @@
+//! What every server does: limits, access, certificates, settings, telemetry.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod access;
+mod binary;
+mod calls;
+mod common;
+mod limits;
+mod server;
+mod settings;
+mod telemetry;
+mod tls;

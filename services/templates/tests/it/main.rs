@@ -1,0 +1,10 @@
+//! Catalogues of templates, and what they render to.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod catalogue;
+mod digest;

@@ -1,0 +1,110 @@
+//! Files that change under a server and a client.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "tests fail when they cannot go on"
+)]
+
+use std::sync::Arc;
+
+use drover_testing::certs::{self, Authority, Wanted, replace};
+use drover_tls::{
+    Authorities, Certificate, Client, ClientSettings, Server, ServerFiles, server::Look,
+};
+
+fn server(authority: &Authority) -> (Server, certs::Pair) {
+    let pair = authority.server();
+    let files = ServerFiles {
+        cert: pair.cert.clone(),
+        key: pair.key.clone(),
+        client_ca: Some(authority.ca()),
+    };
+    (Server::load(files).unwrap(), pair)
+}
+
+#[test]
+fn a_change_is_used_once_two_looks_agree() {
+    let authority = Authority::new("ours");
+    let (server, pair) = server(&authority);
+    let before = server.config();
+    assert_eq!(server.look(), Look::Same);
+    let (cert, key) = authority.make(&Wanted::server("server"));
+    replace(&pair.cert, &cert);
+    // Half of a change: the key is still the old one.
+    assert_eq!(server.look(), Look::Same);
+    replace(&pair.key, &key);
+    assert_eq!(server.look(), Look::Same);
+    assert!(Arc::ptr_eq(&before, &server.config()));
+    assert_eq!(server.look(), Look::Changed);
+    assert!(!Arc::ptr_eq(&before, &server.config()));
+    assert_eq!(server.look(), Look::Same);
+}
+
+#[test]
+fn what_cannot_be_used_is_said_once_and_the_last_good_one_stays() {
+    let authority = Authority::new("ours");
+    let (server, pair) = server(&authority);
+    let before = server.config();
+    let good = std::fs::read_to_string(&pair.cert).unwrap();
+    for broken in ["no certificate", ""] {
+        replace(&pair.cert, broken);
+        assert_eq!(server.look(), Look::Same);
+        assert!(matches!(server.look(), Look::Refused(_)));
+        for _ in 0..10 {
+            assert_eq!(server.look(), Look::Same);
+        }
+    }
+    std::fs::remove_file(&pair.cert).unwrap();
+    assert_eq!(server.look(), Look::Same);
+    let Look::Refused(error) = server.look() else {
+        panic!("not refused")
+    };
+    assert!(error.to_string().contains("server.pem"), "{error}");
+    assert!(Arc::ptr_eq(&before, &server.config()));
+    // The same as before is nothing new, and what is broken again later is said again.
+    replace(&pair.cert, &good);
+    assert_eq!(server.look(), Look::Same);
+    replace(&pair.cert, "no certificate");
+    assert_eq!(server.look(), Look::Same);
+    assert!(matches!(server.look(), Look::Refused(_)));
+}
+
+#[test]
+fn a_client_keeps_what_worked() {
+    let authority = Authority::new("ours");
+    let own = authority.client("own", "spiffe://drover/admin/a");
+    let client = Client::new(ClientSettings {
+        authorities: Authorities::Pem(authority.pem.clone()),
+        certificate: Some((own.cert.clone(), own.key.clone()).into()),
+        server_name: None,
+    });
+    let before = client.config().unwrap();
+    assert!(Arc::ptr_eq(&before, &client.config().unwrap()));
+    replace(&own.cert, "broken");
+    assert!(Arc::ptr_eq(&before, &client.config().unwrap()));
+    let (cert, key) = authority.make(&Wanted::client("own", "spiffe://drover/admin/b"));
+    replace(&own.cert, &cert);
+    replace(&own.key, &key);
+    let after = client.config().unwrap();
+    assert_eq!(
+        after.own.as_ref().unwrap().uris,
+        ["spiffe://drover/admin/b"]
+    );
+}
+
+#[test]
+fn a_certificate_is_read_as_it_was_made() {
+    let authority = Authority::new("ours");
+    let pair = authority.write(&Wanted {
+        common_name: Some("somebody"),
+        uris: vec!["spiffe://drover/viewer/a"],
+        names: vec!["a.example.com", "::1", "10.0.0.1"],
+        ..Wanted::server("one")
+    });
+    let read = Certificate::read_file(&pair.cert).unwrap().remove(0);
+    assert_eq!(read.names, ["a.example.com", "::1", "10.0.0.1"]);
+    assert_eq!(read.uris, ["spiffe://drover/viewer/a"]);
+    assert_eq!(read.common_name.as_deref(), Some("somebody"));
+    assert!(read.issuer.contains("ours"), "{}", read.issuer);
+    assert!(!read.is_authority && read.not_before < read.not_after);
+}

@@ -1,0 +1,13 @@
+//! The emulators as SDKs and clients see them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on fails"
+)]
+
+mod common;
+mod ec2_calls;
+mod ec2_instances;
+mod ec2_network;
+mod faults;

@@ -1,0 +1,81 @@
+//! The orchestrator as people run it, in a process of its own; ends when it is dropped.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a benchmark that cannot go on fails"
+)]
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    process::{Child, Command},
+    time::Duration,
+};
+
+pub struct Process {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Process {
+    /// Starts it on a directory, with whatever `more` adds.
+    pub fn start(directory: &Path, more: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        let own = std::env::current_exe().unwrap();
+        let target = own
+            .ancestors()
+            .find(|dir| dir.join("drover-orchestrator").is_file());
+        let binary = target
+            .expect("drover-orchestrator is not built; run tests/bench")
+            .join("drover-orchestrator");
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let mut command = Command::new(binary);
+        command
+            .arg("--data-dir")
+            .arg(directory.join("store"))
+            .args(["--listen", &address.to_string()]);
+        let child = more(&mut command).spawn().unwrap();
+        Self { child, address }
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// CPU time used so far.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat
+            .rsplit_once(')')
+            .unwrap()
+            .1
+            .split_whitespace()
+            .collect();
+        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    }
+
+    /// Resident memory in bytes.
+    pub fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status
+            .lines()
+            .find(|line| line.starts_with("VmRSS:"))
+            .unwrap();
+        line.split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            * 1024
+    }
+}

@@ -1,0 +1,421 @@
+//! The commands that the documentation gives to whoever has to recover something or begins, as they are typed: what is
+//! printed, and what is then true.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use crate::real;
+mod shell;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+};
+
+use real::World;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use shell::{asked, drover, json, typed};
+
+/// A cluster of two agents whose group has this, too.
+fn document(more: &str) -> String {
+    format!(
+        "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {{name: shop}}\n\
+         spec:\n  terminationGracePeriod: 2s\n  groups:\n    web: {{size: 2, platform: local{more}}}\n"
+    )
+}
+
+/// A world in whose directory `shop.yaml` is, applied and ready.
+async fn shop(more: &str) -> World {
+    let world = World::new().await;
+    fs::write(world.directory.path().join("shop.yaml"), document(more)).unwrap();
+    drover(&world, "apply -f shop.yaml --wait").expect(0, &["cluster/shop created"]);
+    world
+}
+
+/// What a condition of a cluster says, while it holds.
+fn condition(world: &World, name: &str, kind: &str) -> Option<String> {
+    let answer = json(world, &format!("get cluster {name} -o json"));
+    let conditions = answer["cluster"]["status"]["conditions"].as_array()?;
+    let mut conditions = conditions.iter();
+    let found = conditions.find(|it| it["type"] == kind && it["status"] == true)?;
+    Some(found["message"].as_str()?.to_owned())
+}
+
+/// Waits until a condition of a cluster holds.
+async fn holds(world: &World, name: &str, kind: &str) -> String {
+    let is_so = async |world: &World| condition(world, name, kind).is_some();
+    world.until(&format!("{kind} holds"), is_so).await;
+    condition(world, name, kind).unwrap_or_else(|| panic!("{kind} held and does not any more"))
+}
+
+/// One field of every row of a list.
+fn column(rows: &Value, field: &str) -> BTreeSet<String> {
+    let rows = rows.as_array().unwrap().iter();
+    rows.map(|row| row[field].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Ids of kept storage.
+fn kept(world: &World) -> BTreeSet<String> {
+    let answer = json(world, "get storage -o json");
+    let rows = answer["storage"].as_array().unwrap().iter();
+    rows.map(|row| row["storage"]["id"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Directories with data that outlives nodes, by id.
+fn data(world: &World) -> BTreeSet<String> {
+    let entries = fs::read_dir(world.state().join("storage")).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| !name.starts_with('.')).collect()
+}
+
+const WITH_STORAGE: &str = ", storage: {size: 1Gi}";
+
+/// A world in which `shop` has one node, and the storage of a second is kept: its id, and that of the one in use.
+async fn scaled_down() -> (World, String, String) {
+    let world = shop(WITH_STORAGE).await;
+    let both = data(&world);
+    drover(&world, "scale shop web 1").expect(0, &["1 to delete"]);
+    world
+        .until("the storage of the second is kept", async |world| {
+            kept(world).len() == 1
+        })
+        .await;
+    let one = kept(&world).pop_first().unwrap();
+    let used = both.into_iter().find(|id| *id != one).unwrap();
+    (world, one, used)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kept_storage_is_listed_with_whose_it_is_and_goes_with_its_data_by_its_id() {
+    let (world, one, used) = scaled_down().await;
+    let table = drover(&world, "get storage").expect(0, &[]).out;
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows.len(), 2, "{table}");
+    assert_eq!(rows[0].last(), Some(&"ID"), "{table}");
+    assert_eq!(rows[1][..5], ["shop", "web", "1", "local", "1Gi"]);
+    assert!(
+        table.contains("its next node") && rows[1].last() == Some(&&*one),
+        "{table}"
+    );
+    drover(&world, "describe cluster shop").expect(0, &["Storage that is kept", &one]);
+    let named = json(&world, &format!("get storage {one} -o json"));
+    let row = &named["storage"][0];
+    assert_eq!(row["claim"], "STORAGE_CLAIM_CLUSTER");
+    assert_eq!(row["storage"]["storage"]["sizeBytes"], "1073741824");
+    assert_eq!(row["storage"]["ordinal"], 1);
+
+    let deletion = format!("delete storage {one}");
+    drover(&world, &format!("{deletion} --dry-run")).expect(0, &["would be deleted", &one]);
+    let question = async |text: &str| assert!(text.contains("shop/web-1 on local"), "{text}");
+    asked(&world, &deletion, question, "n")
+        .await
+        .expect(1, &["nothing deleted"]);
+    assert!(data(&world).contains(&one), "nobody has said yes");
+
+    drover(&world, &format!("{deletion} -y")).expect(0, &[&format!("storage/{one} deleted")]);
+    assert_eq!(
+        data(&world),
+        BTreeSet::from([used]),
+        "its directory is gone"
+    );
+    drover(&world, "get storage").expect(0, &["nothing found"]);
+    drover(&world, &format!("get storage {one}")).expect(3, &["storage"]);
+    drover(&world, &deletion).expect(3, &["no storage", "hint: drover get storage"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn storage_of_another_name_or_in_use_is_not_deleted() {
+    let (world, one, used) = scaled_down().await;
+    let all = BTreeSet::from([one.clone(), used.clone()]);
+    let refused = ["nope", "local/nope", "web-1", &used];
+    for name in refused {
+        let line = format!("delete storage {name} -y");
+        drover(&world, &line).expect(3, &[name, "hint: drover get storage"]);
+    }
+    drover(&world, &format!("delete storage {one} nope -y")).expect(64, &["one at a time"]);
+    assert_eq!((data(&world), kept(&world).len()), (all.clone(), 1));
+
+    // It is kept when the question is asked, and in use when it is answered.
+    let line = format!("delete storage {one}");
+    let next_node = async |_: &str| {
+        drover(&world, "scale shop web 2").expect(0, &["1 to create"]);
+        world.ready("shop", 2).await;
+    };
+    let said = asked(&world, &line, next_node, "y").await;
+    said.expect(1, &["error: ", &one, "is that of web-1, which is there"]);
+    assert_eq!(data(&world), all, "its node has it");
+    assert!(world.is_ready("shop", 2).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_platform_has_that_answers_is_not_given_up() {
+    let world = shop("").await;
+    let before = world.processes();
+    drover(&world, "abandon shop").expect(64, &["--platform <PLATFORM>"]);
+    drover(&world, "abandon shop --platform local -y").expect(1, &["local answers"]);
+    drover(&world, "abandon nope --platform local -y").expect(3, &["hint: drover get clusters"]);
+    drover(&world, "abandon shop --platform nope -y").expect(3, &["hint: drover get platforms"]);
+    assert!(world.is_ready("shop", 2).await);
+    assert_eq!(world.processes(), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deletion_that_a_platform_blocks_which_is_gone_for_good_ends_by_abandoning_it() {
+    let mut world = shop("").await;
+    let nodes = json(&world, "get nodes shop -o json");
+    let ids = column(&nodes["nodes"], "id");
+    assert_eq!(ids.len(), 2);
+    world.platform.kill();
+    let mut waiting = typed(&world, "delete cluster shop -y --wait --timeout 3m")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let said = holds(&world, "shop", "DeletionBlocked").await;
+    assert!(said.contains("2 nodes on local"), "{said}");
+    drover(&world, "describe cluster shop")
+        .expect(0, &["Deleting", "DeletionBlocked", "nodes on local"]);
+
+    let command = "abandon shop --platform local";
+    let question = async |text: &str| {
+        let told = text.contains("cluster/shop has on local") && text.contains("yours to remove");
+        assert!(told, "{text}");
+    };
+    asked(&world, command, question, "n")
+        .await
+        .expect(1, &["nothing given up"]);
+    assert!(condition(&world, "shop", "DeletionBlocked").is_some());
+    assert!(
+        waiting.try_wait().unwrap().is_none(),
+        "the deletion waits for an answer"
+    );
+
+    let said = drover(&world, &format!("{command} -y")).expect(0, &["2 nodes given up"]);
+    for id in &ids {
+        assert!(
+            said.out.contains(&format!("node/shop/{id} abandoned")),
+            "{said:?}"
+        );
+    }
+    let status = waiting.wait().unwrap();
+    assert!(status.success(), "the deletion ends: {status}");
+    drover(&world, "get cluster shop").expect(3, &["hint: drover get clusters"]);
+    let told = drover(&world, "events shop").expect(0, &["DeletionBlockedEnded"]);
+    assert_eq!(told.out.matches("NodeAbandoned").count(), 2, "{}", told.out);
+    assert_eq!(world.processes().len(), 2, "nobody could end them");
+    drover(&world, "delete platform local -y").expect(0, &["platform/local deleted"]);
+}
+
+/// Another orchestrator in the place of one that is lost with all that it knew.
+async fn lose_the_store(world: &mut World) {
+    world.orchestrator.kill();
+    fs::remove_dir_all(world.store()).unwrap();
+    world.orchestrator.start().await;
+    let platform = format!(
+        "apiVersion: drover.dev/v1\nkind: Platform\nmetadata: {{name: local}}\nspec: {{endpoint: \"{}\"}}\n",
+        world.platform.endpoint()
+    );
+    fs::write(world.directory.path().join("local.yaml"), platform).unwrap();
+    drover(world, "apply -f local.yaml").expect(0, &["platform/local created"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_another_orchestrator_made_is_refused_with_the_way_to_take_it_over() {
+    let mut world = shop("").await;
+    let before = world.processes();
+    lose_the_store(&mut world).await;
+    world
+        .until("it is discovered", async |world| {
+            let said = drover(world, "get discovered").expect(0, &[]);
+            let mut rows = said.out.lines().map(str::split_whitespace);
+            rows.any(|row| {
+                let row: Vec<&str> = row.collect();
+                row[..2] == ["local", "shop"] && row[3] == "2"
+            })
+        })
+        .await;
+    for command in ["apply", "plan"] {
+        let said = drover(&world, &format!("{command} -f shop.yaml"));
+        said.expect(1, &["local shows nodes of a cluster \"shop\"", "--adopt"]);
+    }
+    drover(&world, "get cluster shop").expect(3, &[]);
+    drover(&world, "apply -f shop.yaml --adopt --dry-run")
+        .expect(0, &["(dry run)", "web-0", "web-1"]);
+    drover(&world, "get cluster shop").expect(3, &[]);
+    assert_eq!(world.processes(), before);
+}
+
+/// Pids by the node that each is.
+fn pids(world: &World) -> BTreeMap<String, u32> {
+    let nodes = json(world, "get nodes shop -o json");
+    let nodes = nodes["nodes"].as_array().unwrap().iter();
+    nodes
+        .map(|node| {
+            let name = node["name"].as_str().unwrap().to_owned();
+            let provider = node["providerId"].as_str().unwrap();
+            let pid = provider.rsplit('/').next().unwrap().parse().unwrap();
+            (name, pid)
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adopted_nodes_are_the_very_same_processes_and_are_watched_as_any_others() {
+    let mut world = shop("").await;
+    let directories = |world: &World| BTreeSet::from_iter(world.node_directories());
+    let (before, made) = (pids(&world), directories(&world));
+    // It cannot know of them when it is told to make the cluster.
+    world.platform.kill();
+    lose_the_store(&mut world).await;
+    let said = drover(&world, "apply -f shop.yaml").expect(0, &["cluster/shop created"]);
+    assert!(said.err.contains("has not answered yet"), "{said:?}");
+    world.platform.start().await;
+    let said = holds(&world, "shop", "ForeignNodes").await;
+    assert!(said.contains("drover apply --adopt"), "{said}");
+    drover(&world, "describe cluster shop").expect(0, &["ForeignNodes", "drover apply --adopt"]);
+    drover(&world, "status").expect(0, &["ForeignNodes", "drover apply --adopt"]);
+    assert_eq!(directories(&world), made, "nothing is made");
+
+    drover(&world, "apply -f shop.yaml --adopt").expect(0, &["cluster/shop configured"]);
+    world.ready("shop", 2).await;
+    drover(&world, "wait cluster/shop").expect(0, &["cluster/shop is ready"]);
+    assert_eq!(pids(&world), before);
+    assert_eq!(condition(&world, "shop", "ForeignNodes"), None);
+    drover(&world, "get discovered").expect(0, &["nothing found"]);
+    let told = drover(&world, "events shop").expect(0, &[]).out;
+    assert_eq!(told.matches("NodeAdopted").count(), 2, "{told}");
+
+    // That one hangs is found by probes only, so the other has answered as many by then.
+    let hangs = before["web-1"];
+    let pid = Pid::from_raw(hangs.cast_signed()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    world
+        .until("the one that hangs is replaced", async |world| {
+            !world.processes().contains_key(&hangs) && world.is_ready("shop", 2).await
+        })
+        .await;
+    let told = drover(&world, "events shop").expect(0, &[]).out;
+    assert_eq!(pids(&world)["web-0"], before["web-0"], "{told}");
+    assert_eq!(told.matches("NodeUnhealthy").count(), 1, "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_platform_under_another_uid_is_bound_again_with_the_command_that_it_names() {
+    let mut world = shop("").await;
+    let (before, uid) = (pids(&world), world.platform_status("local").await.uid);
+    world.platform.kill();
+    let identity = world.state().join("uuid");
+    let old = fs::read_to_string(&identity).unwrap();
+    let new = "01234567-89ab-4def-8123-456789abcdef";
+    fs::write(&identity, new).unwrap();
+    world.platform.start().await;
+    world
+        .until("it is refused", async |world| {
+            let said = drover(world, "describe platform local").expect(0, &[]);
+            said.out.contains("Refused")
+        })
+        .await;
+    let said = drover(&world, "status").expect(0, &["drover rebind local", "drover abandon"]);
+    let command = said.out.split_once("drover rebind ").unwrap().1;
+    let command = command.split_once(" if it is the same").unwrap().0;
+    let command = format!("rebind {command}");
+    let shown = uid.replace(old.trim(), new);
+    assert_eq!(command, format!("rebind local {shown}"));
+
+    drover(&world, "rebind local wrong -y").expect(1, &["wrong", &shown]);
+    drover(&world, &format!("rebind nope {shown} -y")).expect(3, &["hint: drover get platforms"]);
+    let question = async |text: &str| assert!(text.contains(&uid), "{text}");
+    asked(&world, &command, question, "n")
+        .await
+        .expect(1, &["nothing bound"]);
+    let status = world.platform_status("local").await;
+    assert_eq!(status.uid, uid, "nobody has said yes");
+    assert_eq!(world.processes().len(), 2);
+
+    drover(&world, &command).expect(0, &[&format!("platform/local bound to {shown}")]);
+    world.ready("shop", 2).await;
+    assert_eq!(pids(&world), before, "all records are kept");
+    let nodes = json(&world, "get nodes shop -o json");
+    assert_eq!(
+        column(&nodes["nodes"], "platformUid"),
+        BTreeSet::from([shown])
+    );
+    drover(&world, "describe platform local").expect(0, &["Ready", new]);
+    drover(&world, "scale shop web 3").expect(0, &["1 to create"]);
+    world.ready("shop", 3).await;
+    assert_eq!(world.processes().len(), 3);
+    drover(&world, "delete cluster shop -y --wait").expect(0, &["cluster/shop gone"]);
+    assert_eq!(world.processes().len(), 0);
+}
+
+/// Fails unless this finds the programs of a store.
+fn installed(look: &str, packages: &str) {
+    let there = Command::new("sh").args(["-c", look]).output().unwrap();
+    assert!(
+        there.status.success(),
+        "{look}: apt-get install {packages}, and run this test again"
+    );
+}
+
+/// What `init` prints makes so many nodes of a cluster, as it is.
+async fn is_applied_unchanged(kind: &str, cluster: &str, nodes: usize) {
+    let world = World::new().await;
+    // Nodes may run as another user.
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(world.directory.path(), open).unwrap();
+    let printed = drover(&world, &format!("init {kind}")).expect(0, &[]);
+    assert_eq!(printed.err, "");
+    fs::write(world.directory.path().join("it.yaml"), &printed.out).unwrap();
+
+    drover(&world, "validate -f it.yaml").expect(0, &["1 document valid"]);
+    let new = format!("cluster/{cluster}  new: {nodes} nodes on local");
+    let plan = drover(&world, "plan -f it.yaml").expect(0, &[&new, "to create"]);
+    assert!(
+        plan.out.contains("0 to replace, 0 to delete"),
+        "{}",
+        plan.out
+    );
+    drover(&world, "plan -f it.yaml --detailed-exitcode").expect(2, &[]);
+    drover(&world, "apply -f it.yaml --dry-run").expect(0, &["(dry run)"]);
+    drover(&world, "get clusters").expect(0, &["nothing found"]);
+    assert_eq!(world.processes().len(), 0, "it was only asked");
+
+    let said = drover(&world, "apply -f it.yaml --wait --timeout 3m");
+    if said.code != 0 {
+        let state = drover(&world, &format!("describe cluster {cluster}"));
+        panic!("{said:?}\n{}", state.out);
+    }
+    assert_eq!(said.out.matches("  Ready").count(), nodes, "{}", said.out);
+    world.ready(cluster, nodes).await;
+    drover(&world, "plan -f it.yaml --detailed-exitcode").expect(0, &["unchanged"]);
+    drover(&world, "apply -f it.yaml").expect(0, &[&format!("cluster/{cluster} unchanged")]);
+    drover(&world, "delete -f it.yaml -y --wait").expect(0, &[&format!("cluster/{cluster} gone")]);
+    assert_eq!(world.processes().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_init_prints_for_redis_becomes_ready_as_it_is() {
+    installed("command -v redis-server", "redis-server");
+    is_applied_unchanged("redis", "cache", 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_init_prints_for_etcd_becomes_ready_as_it_is() {
+    installed(
+        "command -v etcd && command -v etcdctl",
+        "etcd-server etcd-client",
+    );
+    is_applied_unchanged("etcd", "coordination", 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_init_prints_for_postgresql_becomes_ready_as_it_is() {
+    installed("ls /usr/lib/postgresql/*/bin/postgres", "postgresql");
+    is_applied_unchanged("postgresql", "orders", 3).await;
+}

@@ -1,0 +1,428 @@
+//! A cluster of a store in pods: what tests do to it, and ask it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use drover_platform_k8s::Settings;
+use drover_proto::{orchestrator::v1 as pb, platform::v1::NodeRole};
+use drover_testing::kubernetes::{Namespace, Raw};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use crate::kubelet::{embedded::World, pod_of, rig};
+
+/// From the death of an active node until another one serves: more than on a machine that does nothing else.
+pub(crate) const FAILOVER: Duration = Duration::from_secs(30);
+/// The password of postgres, as user data.
+pub(crate) const PASSWORD: &str = "not: a \\ secret";
+
+pub(crate) struct Bench {
+    pub(crate) world: World,
+    pub(crate) namespace: Namespace,
+    pub(crate) cluster: &'static str,
+    spec: pb::ClusterSpec,
+    volumes: Option<Volumes>,
+}
+
+impl Bench {
+    /// A cluster of a store on a platform over a namespace of its own; its group is `db`.
+    pub(crate) async fn start(cluster: &'static str, spec: pb::ClusterSpec) -> Self {
+        Self::over(rig().namespace().await, cluster, spec, None).await
+    }
+
+    /// The same with storage of their own for so many names.
+    pub(crate) async fn start_with_storage(
+        cluster: &'static str,
+        mut spec: pb::ClusterSpec,
+        names: usize,
+    ) -> Self {
+        let namespace = rig().namespace().await;
+        let volumes = Volumes::make(&namespace, names).await;
+        spec.groups[0].storage = Some(pb::StorageSpec {
+            size: SIZE.to_owned(),
+            class: volumes.class.clone(),
+            when_deleted: pb::StorageRetention::Delete.into(),
+            ..Default::default()
+        });
+        Self::over(namespace, cluster, spec, Some(volumes)).await
+    }
+
+    async fn over(
+        namespace: Namespace,
+        cluster: &'static str,
+        spec: pb::ClusterSpec,
+        volumes: Option<Volumes>,
+    ) -> Self {
+        let mut world = World::new().await;
+        let settings = Settings {
+            kubeconfig: Some(rig().kubeconfig().to_owned()),
+            namespaces: vec![namespace.name.clone()],
+            ..Settings::default()
+        };
+        world.add("k8s", settings).await;
+        world.apply(cluster, spec.clone()).await;
+        Self {
+            world,
+            namespace,
+            cluster,
+            spec,
+            volumes,
+        }
+    }
+
+    pub(crate) async fn ready(&self, nodes: usize) {
+        self.world.ready(self.cluster, nodes).await;
+    }
+
+    pub(crate) async fn nodes(&self) -> Vec<pb::Node> {
+        self.world.nodes(self.cluster).await
+    }
+
+    pub(crate) async fn one(&self, role: NodeRole) -> pb::Node {
+        let nodes = self.nodes().await;
+        let found = nodes.iter().find(|node| node.role() == role);
+        found.unwrap_or_else(|| panic!("no {role:?}")).clone()
+    }
+
+    /// Where the service of the group leads.
+    pub(crate) async fn service(&self) -> BTreeSet<String> {
+        led_to(&self.namespace.raw, &self.namespace.name, self.cluster).await
+    }
+
+    /// Until the service leads to the active node and nobody else.
+    pub(crate) async fn led(&self) {
+        self.world
+            .until("the service leads to the active node", async |_| {
+                let host = host(&self.one(NodeRole::Active).await);
+                self.service().await == BTreeSet::from([host])
+            })
+            .await;
+    }
+
+    /// Until another node than this one is active, and a question to it is answered.
+    pub(crate) async fn taken_over(
+        &self,
+        from: &pb::Node,
+        served: impl AsyncFn(&pb::Node) -> bool,
+    ) {
+        let began = Instant::now();
+        self.world
+            .until("another node is active and serves", async |_| {
+                let nodes = self.nodes().await;
+                let active = nodes.iter().find(|node| node.role() == NodeRole::Active);
+                match active.filter(|node| node.id != from.id) {
+                    Some(node) if !host(node).is_empty() => served(node).await,
+                    _ => false,
+                }
+            })
+            .await;
+        let took = began.elapsed();
+        println!("{}: another one serves after {took:?}", self.cluster);
+        assert!(took < FAILOVER, "it took {took:?}");
+    }
+
+    /// Until a node of this name is there again, as a standby.
+    pub(crate) async fn back(&self, from: &pb::Node) {
+        self.world
+            .until("the old name comes back as a standby", async |_| {
+                let nodes = self.nodes().await;
+                nodes.iter().any(|node| {
+                    node.name == from.name
+                        && node.id != from.id
+                        && node.role() == NodeRole::Standby
+                        && node.state() == pb::NodeState::Ready
+                })
+            })
+            .await;
+        // Whoever dies again soon is made again ever more slowly, unless somebody says that it is fine.
+        self.world.reset_back_off(self.cluster).await;
+    }
+
+    /// Applies other attributes, and waits until every node is another one that has them.
+    pub(crate) async fn renew(&self, attributes: &Value) {
+        let before = self.nodes().await;
+        let mut spec = self.spec.clone();
+        spec.attributes = in_pods(attributes);
+        self.world.apply(self.cluster, spec).await;
+        self.world
+            .until("every node was renewed", async |_| {
+                let nodes = self.nodes().await;
+                let is_new = |node: &pb::Node| before.iter().all(|old| old.id != node.id);
+                nodes.len() == before.len() && nodes.iter().all(is_new)
+            })
+            .await;
+        self.ready(before.len()).await;
+    }
+
+    pub(crate) async fn pod(&self, node: &pb::Node) -> Value {
+        let pod = pod_of(&self.namespace, &node.id).await;
+        self.namespace.get("pods", &pod).await.unwrap()
+    }
+
+    /// What a node has said.
+    pub(crate) async fn log(&self, node: &pb::Node) -> String {
+        let pod = pod_of(&self.namespace, &node.id).await;
+        let path = format!("{}/{pod}/log", self.namespace.path("pods"));
+        let log = self.namespace.raw.get(&path).await.unwrap();
+        log.as_str().unwrap_or_default().to_owned()
+    }
+
+    /// The claim that each node has its data in, by the node's name: the claim's name and uid.
+    pub(crate) async fn claims(&self) -> BTreeMap<String, String> {
+        let mut claims = BTreeMap::new();
+        for node in self.nodes().await {
+            let pod = self.pod(&node).await;
+            let volumes = pod["spec"]["volumes"].as_array().unwrap();
+            let data = volumes.iter().find(|volume| volume["name"] == "data");
+            let claim = &data.unwrap()["persistentVolumeClaim"]["claimName"];
+            let claim = claim.as_str().expect("data are in a claim");
+            let claim = self.namespace.get("persistentvolumeclaims", claim).await;
+            let metadata = &claim.unwrap()["metadata"];
+            claims.insert(
+                node.name,
+                format!("{}/{}", metadata["name"], metadata["uid"]),
+            );
+        }
+        claims
+    }
+
+    /// The arguments with which the server of each node runs, by the node's name.
+    pub(crate) async fn arguments(&self, program: &str) -> BTreeMap<String, Vec<String>> {
+        let mut all = BTreeMap::new();
+        for node in self.nodes().await {
+            let pid = server(&self.pod(&node).await, program);
+            all.insert(node.name, arguments(&pid));
+        }
+        all
+    }
+
+    pub(crate) async fn kill_9(&self, node: &pb::Node, program: &str) {
+        signal(&server(&self.pod(node).await, program), "-9");
+    }
+
+    pub(crate) async fn delete_pod(&self, node: &pb::Node) {
+        let pod = pod_of(&self.namespace, &node.id).await;
+        self.namespace.delete("pods", &pod).await;
+    }
+
+    /// Deletes the cluster, of which nothing may be left.
+    pub(crate) async fn end(self) {
+        self.world.delete(self.cluster).await;
+        self.world.gone(self.cluster).await;
+        self.namespace.until_empty("after the cluster").await;
+        if let Some(volumes) = &self.volumes {
+            volumes.remove(&self.namespace.raw).await;
+        }
+        self.world.end().await;
+    }
+}
+
+/// Where the service of the group of a cluster leads.
+pub(crate) async fn led_to(raw: &Raw, namespace: &str, cluster: &str) -> BTreeSet<String> {
+    let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
+    let slices = raw.get(&path).await.unwrap();
+    let name = format!("{cluster}-db");
+    let of_service = slices["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == *name);
+    let endpoints = of_service.flat_map(|slice| slice["endpoints"].as_array());
+    endpoints
+        .flatten()
+        .filter(|endpoint| endpoint["conditions"]["ready"] == true)
+        .flat_map(|endpoint| endpoint["addresses"].as_array())
+        .flatten()
+        .map(|address| address.as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// What is asked of each volume.
+const SIZE: &str = "1Gi";
+
+/// Folders of this machine as volumes, in a class of their own: the rig has no provisioner.
+struct Volumes {
+    class: String,
+    folders: Vec<TempDir>,
+}
+
+impl Volumes {
+    async fn make(namespace: &Namespace, count: usize) -> Self {
+        let class = format!("{}-storage", namespace.name);
+        let mut folders = Vec::new();
+        for number in 0..count {
+            let folder = tempfile::tempdir().unwrap();
+            // The kubelet gives such a folder to nobody, and the stores are not root.
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+            let volume = json!({
+                "apiVersion": "v1", "kind": "PersistentVolume",
+                "metadata": {"name": format!("{class}-{number}")},
+                "spec": {
+                    "capacity": {"storage": SIZE},
+                    "accessModes": ["ReadWriteOnce"],
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "storageClassName": class,
+                    "hostPath": {"path": folder.path()},
+                },
+            });
+            namespace.raw.create(VOLUMES, &volume).await.unwrap();
+            folders.push(folder);
+        }
+        Self { class, folders }
+    }
+
+    async fn remove(&self, raw: &Raw) {
+        for number in 0..self.folders.len() {
+            let path = format!("{VOLUMES}/{}-{number}", self.class);
+            raw.delete(&path).await.unwrap();
+        }
+    }
+}
+
+const VOLUMES: &str = "/api/v1/persistentvolumes";
+
+fn in_pods(attributes: &Value) -> Option<prost_types::Struct> {
+    let mut all = json!({"image_pull_policy": "Never"});
+    all.as_object_mut()
+        .unwrap()
+        .extend(attributes.as_object().unwrap().clone());
+    all.as_object().map(drover_convert::value::to_struct)
+}
+
+pub(crate) fn spec(software: &str, size: u32, standby: u32, attributes: Value) -> pb::ClusterSpec {
+    pb::ClusterSpec {
+        store: Some(pb::StoreSpec {
+            software: software.to_owned(),
+            ..Default::default()
+        }),
+        platforms: vec![pb::PlatformChoice {
+            name: "k8s".to_owned(),
+            ..Default::default()
+        }],
+        groups: vec![pb::GroupSpec {
+            name: "db".to_owned(),
+            size: Some(size),
+            standby: (standby > 0).then_some(standby),
+            ..Default::default()
+        }],
+        attributes: in_pods(&attributes),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn endpoint(node: &pb::Node) -> String {
+    node.endpoints.get("client").cloned().unwrap_or_default()
+}
+
+pub(crate) fn host(node: &pb::Node) -> String {
+    let endpoint = endpoint(node);
+    let host = endpoint.rsplit_once(':').map(|(host, _)| host.to_owned());
+    host.unwrap_or_default()
+}
+
+/// All processes in a pod.
+pub(crate) fn processes(pod: &Value) -> Vec<String> {
+    let own = format!("pod{}", pod["metadata"]["uid"].as_str().unwrap());
+    let is_in_pod = |pid: &String| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        groups.contains(&own)
+    };
+    fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
+        .filter(is_in_pod)
+        .collect()
+}
+
+/// The server in a pod: that of its processes whose parent is none of them.
+fn server(pod: &Value, program: &str) -> String {
+    let is_server = |pid: &str| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.trim() == program
+    };
+    let parent = |pid: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find(|line| line.starts_with("PPid:"));
+        line.map_or(String::new(), |line| line[5..].trim().to_owned())
+    };
+    let mut servers = processes(pod)
+        .into_iter()
+        .filter(|pid| is_server(pid) && !is_server(&parent(pid)));
+    servers
+        .next()
+        .unwrap_or_else(|| panic!("no {program} in {}", pod["metadata"]["name"]))
+}
+
+/// The words of its command line.
+pub(crate) fn arguments(pid: &str) -> Vec<String> {
+    let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split('\0').map(str::to_owned).collect()
+}
+
+pub(crate) fn signal(pid: &str, signal: &str) {
+    let sent = Command::new("kill").args([signal, pid]).status().unwrap();
+    assert!(sent.success(), "{signal} to {pid}");
+}
+
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.arg("20").arg(program).args(arguments);
+    command.env("ETCDCTL_API", "3").env("LC_ALL", "C");
+    command.env("PGPASSWORD", PASSWORD);
+    command.output().unwrap()
+}
+
+pub(crate) fn said(output: &Output) -> Option<String> {
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    output.status.success().then_some(text)
+}
+
+pub(crate) fn password() -> pb::BootstrapSource {
+    pb::BootstrapSource {
+        source: Some(pb::bootstrap_source::Source::Text(PASSWORD.to_owned())),
+        ..Default::default()
+    }
+}
+
+/// Runs SQL at one of these hosts.
+pub(crate) fn sql(hosts: &[String], writable: bool, statement: &str) -> Option<String> {
+    let session = if writable { "read-write" } else { "any" };
+    let to = format!(
+        "host={} port=5432 user=postgres dbname=postgres connect_timeout=2 target_session_attrs={session}",
+        hosts.join(",")
+    );
+    said(&run("psql", &["-XAtqw", "-d", &to, "-c", statement]))
+}
+
+/// Where clients find these nodes.
+pub(crate) fn clients(nodes: &[pb::Node]) -> Vec<String> {
+    let found = nodes.iter().map(endpoint);
+    found.filter(|endpoint| !endpoint.is_empty()).collect()
+}
+
+/// Runs a command of etcd's client.
+pub(crate) fn etcd_at(endpoints: &[String], command: &[&str]) -> Option<String> {
+    let urls: Vec<_> = endpoints.iter().map(|it| format!("http://{it}")).collect();
+    let endpoints = format!("--endpoints={}", urls.join(","));
+    let mut arguments = vec![&*endpoints, "--dial-timeout=1s", "--command-timeout=3s"];
+    arguments.extend(command);
+    said(&run("etcdctl", &arguments))
+}
+
+/// Ids of the nodes that are members and vote.
+pub(crate) fn voters(endpoints: &[String]) -> BTreeSet<String> {
+    let members = etcd_at(endpoints, &["member", "list"]).unwrap_or_default();
+    let members = members
+        .lines()
+        .map(|line| line.split(", ").collect::<Vec<_>>());
+    members
+        .filter(|member| member.get(1) == Some(&"started") && member.last() == Some(&"false"))
+        .map(|member| member[2].to_owned())
+        .collect()
+}

@@ -1,0 +1,375 @@
+//! What becomes of storage, whatever happens: an oracle knows of each piece whether it has to be there, and by which node
+//! it is had, and compares that with the backend and with what the orchestrator lists, after every step.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use crate::sim;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use drover_platform_cloud::drivers::simulated::{Death, ErrorRate, ErrorRates, SimulatedSettings};
+use drover_proto::orchestrator::v1 as pb;
+use prost_types::{Struct, Value, value::Kind};
+use sim::{Crash, World, document, runtime};
+
+/// Runs of a test.
+const RUNS: u64 = 20;
+/// Steps of a run.
+const STEPS: usize = 14;
+/// Virtual deadline of a call.
+const CALL: Duration = Duration::from_secs(60);
+/// Groups that there may be.
+const GROUPS: [&str; 2] = ["db", "log"];
+
+/// Whether the storage of a group is kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Policy {
+    replaced: bool,
+    scaled: bool,
+    deleted: bool,
+}
+
+impl Policy {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        Self {
+            replaced: random.bool(),
+            scaled: random.bool(),
+            deleted: random.bool(),
+        }
+    }
+
+    fn spec(self) -> pb::StorageSpec {
+        let of = |keep| match keep {
+            true => pb::StorageRetention::Retain.into(),
+            false => pb::StorageRetention::Delete.into(),
+        };
+        pb::StorageSpec {
+            when_replaced: of(self.replaced),
+            when_scaled: of(self.scaled),
+            when_deleted: of(self.deleted),
+            ..Default::default()
+        }
+    }
+}
+
+/// What is wanted of the one cluster.
+#[derive(Clone, Debug)]
+struct Wanted {
+    groups: BTreeMap<&'static str, (u32, Policy)>,
+    version: u32,
+}
+
+impl Wanted {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        let group = |name| (name, (random.u32(1..5), Policy::random(random)));
+        Self {
+            groups: GROUPS.map(group).into(),
+            version: 0,
+        }
+    }
+
+    async fn apply(&self, world: &mut World) {
+        let sizes: Vec<(&str, u32)> = self.groups.iter().map(|(name, it)| (*name, it.0)).collect();
+        let change = |spec: &mut pb::ClusterSpec| {
+            for group in &mut spec.groups {
+                group.storage = Some(self.groups[group.name.as_str()].1.spec());
+            }
+            let kind = Some(Kind::StringValue(self.version.to_string()));
+            spec.attributes = Some(Struct {
+                fields: [("version".to_owned(), Value { kind })].into(),
+            });
+        };
+        let mut cluster = document("one", "sim", &sizes);
+        change(cluster.spec.as_mut().unwrap());
+        let gone = GROUPS
+            .iter()
+            .filter(|name| !self.groups.contains_key(*name));
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(cluster),
+            remove_groups: gone.map(|name| (*name).to_owned()).collect(),
+            ..Default::default()
+        };
+        let answer = world
+            .call(async |client| client.apply_cluster(request.clone(), CALL).await)
+            .await;
+        answer.unwrap();
+        let sizes = sizes.into_iter();
+        let sizes = sizes.map(|(name, size)| (name.to_owned(), size)).collect();
+        world.wanted.insert("one".to_owned(), sizes);
+    }
+}
+
+/// What happens in a step.
+#[derive(Debug)]
+enum Step {
+    /// Sizes change, and nodes die at the same time.
+    Scale { deaths: usize },
+    /// Nodes die.
+    Die { deaths: usize },
+    /// All nodes are made anew.
+    Roll,
+    /// Nothing goes: only what is said of storage changes.
+    Policies,
+    /// A group is taken out, or put in again.
+    Groups,
+    /// The cluster is deleted, and one of the same name is made.
+    Delete,
+}
+
+/// What has to become of storage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    /// Its node lives and has it.
+    Stays,
+    Kept,
+    Deleted,
+    /// Its node had two reasons to go, of which one keeps it.
+    Either,
+}
+
+/// All storage by its id: its owner, group and ordinal, and the node that has it.
+type Storage = BTreeMap<String, ((String, String, u32), Option<String>)>;
+
+fn storage(world: &World) -> Storage {
+    let all = world.site.backend.storage().into_iter();
+    all.map(|(one, node)| (one.id, ((one.owner, one.group, one.ordinal), node)))
+        .collect()
+}
+
+fn living(world: &World) -> BTreeSet<String> {
+    let nodes = world.site.all().into_iter();
+    nodes.map(|node| node.node_id).collect()
+}
+
+/// Lets nodes of the cluster die where nobody is asked. Answers them.
+fn die(world: &mut World, random: &mut fastrand::Rng, deaths: usize) -> BTreeSet<String> {
+    let mut nodes: Vec<String> = living(world).into_iter().collect();
+    random.shuffle(&mut nodes);
+    nodes.truncate(deaths);
+    for node in &nodes {
+        assert!(world.site.backend.kill(node, Death::Failed));
+    }
+    nodes.into_iter().collect()
+}
+
+/// What an oracle knows of a node that had storage before a step.
+struct Had {
+    policy: Policy,
+    group_is_wanted: bool,
+    killed: bool,
+    /// Another node of its group was.
+    beside_killed: bool,
+    lives: bool,
+}
+
+/// What has to become of its storage.
+fn fate(step: &Step, had: &Had) -> Fate {
+    let policy = had.policy;
+    let of = |kept| if kept { Fate::Kept } else { Fate::Deleted };
+    match step {
+        _ if had.lives => Fate::Stays,
+        Step::Delete => of(policy.deleted),
+        _ if !had.group_is_wanted => of(policy.deleted),
+        Step::Roll | Step::Die { .. } => of(policy.replaced),
+        // A dead node that is not replaced was scaled away, or died before it was.
+        Step::Scale { .. } if had.killed && policy.replaced != policy.scaled => Fate::Either,
+        // It was scaled away, or made room for the place of the dead one, which keeps its data.
+        Step::Scale { .. } if had.beside_killed && policy.replaced && !policy.scaled => {
+            Fate::Either
+        }
+        Step::Scale { .. } => of(policy.scaled),
+        // Nobody asked for anything to go: at most it made room for a place below the size.
+        Step::Policies | Step::Groups => Fate::Kept,
+    }
+}
+
+/// Compares what is there with what was, and with what the orchestrator lists. Answers how many pieces were judged.
+async fn judge(
+    world: &mut World,
+    before: &Storage,
+    after: &Storage,
+    fates: impl Fn(&str, &str) -> Fate,
+) -> usize {
+    let mut judged = 0;
+    for (id, ((owner, group, ordinal), node)) in before {
+        let now = after.get(id);
+        let wanted = match node {
+            Some(node) => fates(group, node),
+            // Nothing but a user takes what was kept.
+            None => Fate::Kept,
+        };
+        let right = match wanted {
+            Fate::Stays => now.is_some_and(|(_, now)| now == node),
+            Fate::Kept => now.is_some(),
+            Fate::Deleted => now.is_none(),
+            Fate::Either => true,
+        };
+        let what = format!("{id} of {owner}/{group}/{ordinal}, had by {node:?}");
+        assert!(right, "{what}: it should be {wanted:?}, and it is {now:?}");
+        judged += 1;
+    }
+    let mut places: BTreeSet<_> = BTreeSet::new();
+    let living = living(world);
+    for (id, (place, node)) in after {
+        assert!(
+            places.insert(place),
+            "{place:?} has two: {id} is one of them"
+        );
+        let lives = node.as_ref().is_none_or(|node| living.contains(node));
+        assert!(lives, "{id} is had by {node:?}, which is not there");
+    }
+    let request = pb::ListStorageRequest::default();
+    let listed = world
+        .call(async |client| client.list_storage(request.clone(), CALL).await)
+        .await
+        .unwrap();
+    let uid = world.cluster("one").await.map(|cluster| cluster.uid);
+    let listed: BTreeMap<String, pb::StorageClaim> = listed
+        .storage
+        .iter()
+        .map(|one| (one.storage.clone().unwrap().id, one.claim()))
+        .collect();
+    let free = after.iter().filter(|(_, (_, node))| node.is_none());
+    let free: BTreeMap<String, pb::StorageClaim> = free
+        .map(|(id, ((owner, ..), _))| match uid.as_ref() == Some(owner) {
+            true => (id.clone(), pb::StorageClaim::Cluster),
+            false => (id.clone(), pb::StorageClaim::None),
+        })
+        .collect();
+    assert_eq!(listed, free, "what is listed is what nobody has");
+    judged
+}
+
+async fn step(world: &mut World, wanted: &mut Wanted, random: &mut fastrand::Rng) -> usize {
+    let step = match random.u32(..12) {
+        0..4 => Step::Scale {
+            deaths: random.usize(..3),
+        },
+        4..6 => Step::Die {
+            deaths: random.usize(1..4),
+        },
+        6..8 => Step::Roll,
+        8 => Step::Policies,
+        9 => Step::Groups,
+        _ => Step::Delete,
+    };
+    let before = storage(world);
+    let old = wanted.groups.clone();
+    println!("  {step:?} of {old:?}");
+    let mut killed = BTreeSet::new();
+    match &step {
+        Step::Scale { deaths } => {
+            killed = die(world, random, *deaths);
+            for group in wanted.groups.values_mut() {
+                group.0 = random.u32(0..6);
+            }
+            Box::pin(wanted.apply(world)).await;
+        }
+        Step::Die { deaths } => killed = die(world, random, *deaths),
+        Step::Roll => {
+            wanted.version += 1;
+            Box::pin(wanted.apply(world)).await;
+        }
+        Step::Policies => {
+            for group in wanted.groups.values_mut() {
+                group.1 = Policy::random(random);
+            }
+            Box::pin(wanted.apply(world)).await;
+        }
+        Step::Groups => {
+            let size = (random.u32(1..5), Policy::random(random));
+            if wanted.groups.remove("log").is_none() {
+                wanted.groups.insert("log", size);
+            }
+            Box::pin(wanted.apply(world)).await;
+        }
+        Step::Delete => {
+            world.delete("one").await;
+            world
+                .until("it is gone", async |world| {
+                    world.cluster("one").await.is_none() && living(world).is_empty()
+                })
+                .await;
+        }
+    }
+    Box::pin(world.converge()).await;
+    let lives = living(world);
+    let after = storage(world);
+    let of_killed: BTreeSet<&String> = before
+        .values()
+        .filter(|(_, node)| node.as_ref().is_some_and(|node| killed.contains(node)))
+        .map(|((_, group, _), _)| group)
+        .collect();
+    let judged = Box::pin(judge(world, &before, &after, |group, node| {
+        let had = Had {
+            policy: old[group].1,
+            group_is_wanted: wanted.groups.contains_key(group),
+            killed: killed.contains(node),
+            beside_killed: of_killed.iter().any(|of| *of == group),
+            lives: lives.contains(node),
+        };
+        fate(&step, &had)
+    }))
+    .await;
+    if matches!(step, Step::Delete) {
+        *wanted = Wanted::random(random);
+        Box::pin(wanted.apply(world)).await;
+        Box::pin(world.converge()).await;
+        let now = storage(world);
+        Box::pin(judge(world, &after, &now, |_, _| Fate::Stays)).await;
+    }
+    judged
+}
+
+fn settings(seed: u64) -> SimulatedSettings {
+    let rate = ErrorRate {
+        before: 0.05,
+        after: 0.1,
+    };
+    SimulatedSettings {
+        seed: Some(seed),
+        latency: Duration::from_millis(20),
+        jitter: Duration::from_millis(200),
+        boot_jitter: Duration::from_secs(2),
+        visibility_delay: Duration::from_secs(seed % 3),
+        errors: ErrorRates {
+            create: rate,
+            delete: rate,
+            update: rate,
+            ..ErrorRates::default()
+        },
+        ..SimulatedSettings::default()
+    }
+}
+
+#[test]
+fn storage_is_kept_or_deleted_as_it_was_said_whatever_happens() {
+    let base = std::env::var("DROVER_SEED").map_or(0, |seed| seed.parse().unwrap());
+    let (mut judged, mut deaths) = (0, 0);
+    for seed in base..base + RUNS {
+        println!("seed {seed} (DROVER_SEED={seed} repeats it)");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut at = 0;
+        let at = (0..6).map(|_| {
+            at += random.usize(1..60);
+            at
+        });
+        let crash = Crash::at(at.collect::<Vec<_>>());
+        runtime().block_on(async {
+            let mut world = World::new(settings(seed), crash.clone()).await;
+            let mut wanted = Wanted::random(&mut random);
+            wanted.apply(&mut world).await;
+            world.converge().await;
+            for _ in 0..STEPS {
+                // Boxed: the futures of a debug build are larger than the stack of a test.
+                judged += Box::pin(step(&mut world, &mut wanted, &mut random)).await;
+            }
+            world.check().await;
+        });
+        deaths += crash.died().len();
+    }
+    println!("{judged} pieces of storage judged, 0 wrong; {deaths} deaths of the orchestrator");
+    assert!(judged >= 500 && deaths >= 40, "{judged} {deaths}");
+}

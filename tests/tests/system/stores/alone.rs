@@ -1,0 +1,292 @@
+//! The script of a store without a platform: nodes whose roles, peers and deaths are set one by one, for orders of events
+//! that no orchestrator produces on demand.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::{
+        fs::{PermissionsExt, chown},
+        process::CommandExt,
+    },
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use drover_templates::{EmbeddedFile, stores::NODE};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use crate::stores::{
+    UP,
+    real::{free_port, kill_9},
+    run,
+};
+
+/// A place for a node: what is kept of it, and its process if it lives.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    ordinal: u32,
+    /// Which of those that were at this place one after the other.
+    life: u32,
+    root: TempDir,
+    script: String,
+    arguments: Vec<String>,
+    environment: BTreeMap<&'static str, String>,
+    user: Option<u32>,
+    role: &'static str,
+    ports: BTreeMap<&'static str, u16>,
+    child: Option<Child>,
+}
+
+impl Node {
+    /// A node of the store with this script, which has never run.
+    pub(crate) fn new(script: &EmbeddedFile, ordinal: u32, ports: &[&'static str]) -> Self {
+        let root = TempDir::with_prefix("drover-store-").unwrap();
+        let name = script.name.trim_end_matches(".j2").to_owned();
+        let node = Self {
+            name: format!("db-{ordinal}"),
+            ordinal,
+            life: 0,
+            script: name,
+            arguments: Vec::new(),
+            environment: BTreeMap::from([("KEPT", "yes".to_owned())]),
+            user: None,
+            role: "active",
+            ports: ports.iter().map(|name| (*name, 0)).collect(),
+            child: None,
+            root,
+        };
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(node.root.path(), open).unwrap();
+        fs::create_dir(node.storage()).unwrap();
+        fs::write(node.root.path().join(&node.script), rendered(script)).unwrap();
+        node
+    }
+
+    /// Arguments of the server, of which `{port}` and `{storage}` are filled in.
+    pub(crate) fn with(mut self, arguments: &[&str]) -> Self {
+        self.arguments
+            .extend(arguments.iter().map(|&it| it.to_owned()));
+        self
+    }
+
+    pub(crate) fn with_environment(mut self, name: &'static str, value: &str) -> Self {
+        self.sets(name, value);
+        self
+    }
+
+    pub(crate) fn sets(&mut self, name: &'static str, value: &str) {
+        self.environment.insert(name, value.to_owned());
+    }
+
+    /// The user of the server, if the tests run as root.
+    pub(crate) fn run_by(mut self, user: &str) -> Self {
+        let id = run("id", &["-u", user]);
+        let id = String::from_utf8_lossy(&id.stdout).trim().parse().unwrap();
+        chown(self.storage(), Some(id), Some(id)).unwrap();
+        self.user = Some(id);
+        self
+    }
+
+    pub(crate) fn storage(&self) -> PathBuf {
+        self.root.path().join("storage")
+    }
+
+    /// Directory of the life that it has, or had last.
+    fn directory(&self) -> PathBuf {
+        self.root.path().join(format!("life-{}", self.life))
+    }
+
+    pub(crate) fn port(&self, name: &str) -> u16 {
+        self.ports[name]
+    }
+
+    /// All that was kept is gone.
+    pub(crate) fn empties(&mut self) {
+        for entry in fs::read_dir(self.storage()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                fs::remove_dir_all(path).unwrap();
+            } else {
+                fs::remove_file(path).unwrap();
+            }
+        }
+    }
+
+    /// Begins a life with the storage that there is.
+    pub(crate) fn start(&mut self, role: &'static str) {
+        self.kill();
+        self.life += 1;
+        self.role = role;
+        for port in self.ports.values_mut() {
+            *port = free_port();
+        }
+        let directory = self.directory();
+        fs::create_dir(&directory).unwrap();
+        if let Some(user) = self.user {
+            chown(&directory, Some(user), Some(user)).unwrap();
+        }
+        fs::write(self.file("role"), format!("{role}\n")).unwrap();
+        fs::write(self.file("peers.json"), "[]").unwrap();
+        let log = fs::File::create(self.root.path().join(format!("log-{}", self.life))).unwrap();
+        let mut command = self.command("run");
+        let (port, storage) = (self.port("client").to_string(), self.storage());
+        let filled = self.arguments.iter().map(|argument| {
+            let argument = argument.replace("{port}", &port);
+            argument.replace("{storage}", storage.to_str().unwrap())
+        });
+        command.args(filled);
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory().join(name)
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.arg(self.root.path().join(&self.script)).arg(verb);
+        command.current_dir(self.directory()).stdin(Stdio::null());
+        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let facts = [
+            ("DROVER_CLUSTER_ID", "cluster".to_owned()),
+            ("DROVER_NODE_ID", self.id()),
+            ("DROVER_NODE_NAME", self.name.clone()),
+            ("DROVER_GROUP", "db".to_owned()),
+            ("DROVER_HOST", "127.0.0.1".to_owned()),
+            ("DROVER_DIR", text(self.directory())),
+            ("DROVER_STORAGE", text(self.storage())),
+            ("DROVER_BOOTSTRAP", String::new()),
+            ("DROVER_PEERS", text(self.file("peers.json"))),
+            ("DROVER_ROLE_FILE", text(self.file("role"))),
+            ("BORN", self.role.to_owned()),
+        ];
+        command.envs(facts).envs(&self.environment);
+        for (name, port) in &self.ports {
+            command.env(
+                format!("DROVER_PORT_{}", name.to_uppercase()),
+                port.to_string(),
+            );
+        }
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        command
+    }
+
+    fn id(&self) -> String {
+        format!("{}-{}", self.name, self.life)
+    }
+
+    /// Itself as the others see it, in this role.
+    pub(crate) fn seen_as(&self, role: &str) -> Value {
+        json!({
+            "name": self.name, "id": self.id(), "group": "db", "ordinal": self.ordinal,
+            "role": role, "host": "127.0.0.1", "ports": self.ports,
+        })
+    }
+
+    /// Whom it hears of from now on, itself included.
+    pub(crate) fn hears_of(&self, peers: &[Value]) {
+        let mut all = peers.to_vec();
+        all.push(self.seen_as(self.role));
+        let new = self.file("peers.new");
+        fs::write(&new, serde_json::to_vec(&all).unwrap()).unwrap();
+        fs::rename(new, self.file("peers.json")).unwrap();
+    }
+
+    pub(crate) fn hears_role(&mut self, role: &'static str) {
+        self.role = role;
+        fs::write(self.file("role"), format!("{role}\n")).unwrap();
+    }
+
+    /// Its hook, once it is to be active.
+    pub(crate) fn promote(&mut self) -> Output {
+        self.hears_role("active");
+        self.command("promote").output().unwrap()
+    }
+
+    /// Another word of its script.
+    pub(crate) fn does(&self, verb: &str) -> Output {
+        self.command(verb).output().unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it lives").id()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.file("ready").exists()
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => child.try_wait().unwrap().is_some(),
+            None => true,
+        }
+    }
+
+    /// What this life has said up to now.
+    pub(crate) fn log(&self) -> String {
+        let path = self.root.path().join(format!("log-{}", self.life));
+        fs::read_to_string(path).unwrap_or_default()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            kill_9(child.id());
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The script as the templates make it, which put nothing into it but what all scripts have in common.
+fn rendered(script: &EmbeddedFile) -> String {
+    let include = format!("{{% include \"{}\" %}}", NODE.name);
+    let whole = script.content.replace(&include, NODE.content);
+    let marks = [
+        "{% raw %}\n",
+        "{% raw -%}\n",
+        "{%- endraw %}",
+        "{% endraw %}",
+    ];
+    marks
+        .iter()
+        .fold(whole, |text, mark| text.replace(mark, ""))
+}
+
+/// Tells every one that lives of the others that do.
+pub(crate) fn introduce(nodes: &[Node]) {
+    let alive = |node: &&Node| node.child.is_some();
+    for node in nodes.iter().filter(alive) {
+        let others = nodes.iter().filter(alive);
+        let others = others.filter(|other| other.ordinal != node.ordinal);
+        let others: Vec<_> = others.map(|other| other.seen_as(other.role)).collect();
+        node.hears_of(&others);
+    }
+}
+
+/// Waits until it is so; if it never is, says what the nodes said.
+pub(crate) fn until(
+    what: &str,
+    nodes: &mut [Node],
+    mut condition: impl FnMut(&mut [Node]) -> bool,
+) {
+    let began = Instant::now();
+    while !condition(nodes) {
+        if began.elapsed() > UP {
+            let logs = nodes.iter().map(Node::log).collect::<Vec<_>>();
+            panic!("not within {UP:?}: {what}\n{}", logs.join("\n----\n"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

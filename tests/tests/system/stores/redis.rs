@@ -1,0 +1,301 @@
+//! Redis: a replica takes over with everything.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use drover_proto::orchestrator::v1 as pb;
+use drover_templates::stores::REDIS;
+use prost_types::Struct;
+use tokio::time::Instant;
+
+use crate::stores::{
+    Ports, SLOWEST_FAILOVER, UP, active,
+    alone::{Node, introduce, until},
+    apply,
+    clients::{Writer, lost},
+    find, installed, kill_the_active_one, nested, object,
+    real::kill_9,
+    renew, run, said, server, store, text, up, world,
+};
+
+fn redis(port: u16, command: &[&str]) -> Option<String> {
+    let port = port.to_string();
+    let mut arguments = vec!["-h", "127.0.0.1", "-p", &port];
+    arguments.extend(command);
+    said(&run("redis-cli", &arguments))
+}
+
+fn redis_holds(port: u16) -> BTreeSet<u64> {
+    let keys = redis(port, &["keys", "*"]).unwrap();
+    keys.lines().filter_map(|key| key.parse().ok()).collect()
+}
+
+fn redis_writer(ports: &Ports) -> Writer {
+    let ports = Arc::clone(ports);
+    let mut last = None;
+    Writer::start(move |number| {
+        let known = ports.lock().unwrap().clone();
+        let number = number.to_string();
+        for port in last.into_iter().chain(known) {
+            // In one connection: that of the write is the one whose replicas are waited for.
+            let script = format!(
+                "printf 'set {number} x\\nwait 1 2000\\n' | timeout 5 redis-cli -h 127.0.0.1 -p {port}"
+            );
+            let output = run("sh", &["-c", &script]);
+            if String::from_utf8_lossy(&output.stdout) == "OK\n1\n" {
+                last = Some(port);
+                return true;
+            }
+        }
+        last = None;
+        false
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_replica_takes_over_with_everything_that_it_has_acknowledged() {
+    installed("redis-server", "redis-server");
+    let mut world = world().await;
+    let mut cluster = store("redis", "", 1, 1, Struct::default());
+    apply(&world, &cluster).await;
+    up(&world, "redis", 2).await;
+    let ports = Ports::default();
+    find(&world, "redis", &ports).await;
+    let writer = redis_writer(&ports);
+    kill_the_active_one(&mut world, "redis", &ports, &writer, 2, 2).await;
+
+    // The replica is renewed first, and takes over when the active one goes.
+    let config = nested(&[("maxmemory", text("64mb"))]);
+    cluster.spec.as_mut().unwrap().attributes = Some(object(&[("config", config)]));
+    renew(&world, &cluster, &ports, 2).await;
+    writer.writes(&world, "redis", &ports).await;
+    let records = find(&world, "redis", &ports).await;
+    let acknowledged = writer.finish();
+    let primary = active(&records).unwrap();
+    let port = port(primary);
+    let most = redis(port, &["config", "get", "maxmemory"]).unwrap();
+    assert_eq!(most, "maxmemory\n67108864");
+    lost(&acknowledged, &redis_holds(port));
+    println!("redis: {} writes acknowledged, 0 lost", acknowledged.len());
+}
+
+fn port(node: &pb::Node) -> u16 {
+    let endpoint = &node.endpoints["client"];
+    endpoint.rsplit(':').next().unwrap().parse().unwrap()
+}
+
+/// One standby hears no more; what is written then has only the other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_replica_takes_from_another_one_what_it_lacks_and_keeps_to_the_declared_minimum() {
+    installed("redis-server", "redis-server");
+    let world = world().await;
+    let config = nested(&[("min-replicas-to-write", text("1"))]);
+    let attributes = object(&[("config", config)]);
+    apply(&world, &store("redis", "", 1, 2, attributes)).await;
+    up(&world, "redis", 3).await;
+    let ports = Ports::default();
+    let mut records = find(&world, "redis", &ports).await;
+    let primary = active(&records).unwrap().clone();
+    records.retain(|node| node.id != primary.id);
+    // Of two that are as good the one that has been there longer is promoted.
+    records.sort_by_key(|node| node.ordinal);
+    let (late, other) = (&records[0], &records[1]);
+
+    let signal = |name: &str| {
+        let sent = run("kill", &[name, &server(late).to_string()]);
+        assert!(sent.status.success(), "{sent:?}");
+    };
+    signal("-STOP");
+    redis(port(&primary), &["client", "kill", "type", "replica"]).unwrap();
+    let script = format!(
+        "printf 'set 7 x\\nwait 1 5000\\n' | timeout 8 redis-cli -h 127.0.0.1 -p {}",
+        port(&primary)
+    );
+    world
+        .until_within(UP, "the other one has it", async |_| {
+            String::from_utf8_lossy(&run("sh", &["-c", &script]).stdout) == "OK\n1\n"
+        })
+        .await;
+    kill_9(server(&primary));
+    signal("-CONT");
+    let killed = Instant::now();
+    world
+        .until_within(UP, "another one is active", async |world| {
+            let now = find(world, "redis", &ports).await;
+            active(&now).is_some_and(|node| node.id != primary.id)
+        })
+        .await;
+    println!("redis: another one was active after {:?}", killed.elapsed());
+    assert!(killed.elapsed() < SLOWEST_FAILOVER);
+    up(&world, "redis", 3).await;
+    let records = find(&world, "redis", &ports).await;
+    let now = active(&records).unwrap();
+    println!("redis: {} took over, {} had it", now.id, other.id);
+    assert!(redis_holds(port(now)).contains(&7));
+    let least = redis(port(now), &["config", "get", "min-replicas-to-write"]).unwrap();
+    assert_eq!(least, "min-replicas-to-write\n1");
+}
+
+fn alone(ordinal: u32) -> Node {
+    let arguments = [
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+        "--dir",
+        "{storage}",
+    ];
+    let arguments = [
+        &arguments[..],
+        &["--save", "", "--repl-diskless-sync-delay", "0"],
+    ];
+    Node::new(&REDIS, ordinal, &["client"]).with(&arguments.concat())
+}
+
+fn all_ready(nodes: &mut [Node]) -> bool {
+    nodes.iter().all(Node::is_ready)
+}
+
+/// A primary and two replicas.
+fn three() -> Vec<Node> {
+    installed("redis-server", "redis-server");
+    let mut nodes: Vec<_> = (0..3).map(alone).collect();
+    nodes[0].start("active");
+    nodes[1].start("standby");
+    nodes[2].start("standby");
+    introduce(&nodes);
+    until("all are of use", &mut nodes, all_ready);
+    nodes
+}
+
+/// Writes it, and waits until so many replicas have it.
+fn confirmed(primary: &Node, key: &str, replicas: u32) {
+    let port = primary.port("client");
+    let script = format!(
+        "printf 'set {key} x\\nwait {replicas} 5000\\n' | timeout 8 redis-cli -h 127.0.0.1 -p {port}"
+    );
+    let answer = String::from_utf8_lossy(&run("sh", &["-c", &script]).stdout).into_owned();
+    let have = answer
+        .strip_prefix("OK\n")
+        .and_then(|count| count.trim().parse::<u32>().ok());
+    assert!(have >= Some(replicas), "{key}: {answer}");
+}
+
+/// Three whose primary has died, and of whose replicas one lacks the last write.
+fn three_without(late: usize) -> Vec<Node> {
+    let mut nodes = three();
+    let signal = |node: &Node, name: &str| {
+        let sent = run("kill", &[name, &node.pid().to_string()]);
+        assert!(sent.status.success(), "{sent:?}");
+    };
+    signal(&nodes[late], "-STOP");
+    let port = nodes[0].port("client");
+    redis(port, &["client", "kill", "type", "replica"]).unwrap();
+    until("the other one is back", &mut nodes, |_| {
+        let info = redis(port, &["info", "replication"]).unwrap();
+        info.contains("connected_slaves:1")
+    });
+    confirmed(&nodes[0], "1", 1);
+    nodes[0].kill();
+    signal(&nodes[late], "-CONT");
+    nodes
+}
+
+fn holds(node: &Node) -> BTreeSet<u64> {
+    redis_holds(node.port("client"))
+}
+
+fn promoted(node: &mut Node) {
+    let answer = node.promote();
+    assert!(answer.status.success(), "{}: {answer:?}", node.name);
+}
+
+#[test]
+fn a_redis_replica_that_was_let_go_at_an_earlier_promotion_takes_over_with_what_came_since() {
+    // It is let go for what it has; the one that is promoted hears of it, it hears of nobody.
+    let mut nodes = three_without(1);
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+    nodes[0].start("standby");
+    let (active, other) = (nodes[1].seen_as("active"), nodes[2].seen_as("standby"));
+    nodes[0].hears_of(&[active, other]);
+    until("the old primary is a replica", &mut nodes, |nodes| {
+        nodes[0].is_ready()
+    });
+    confirmed(&nodes[1], "2", 1);
+
+    nodes[1].kill();
+    nodes[2].hears_of(&[nodes[0].seen_as("standby")]);
+    promoted(&mut nodes[2]);
+    assert_eq!(holds(&nodes[2]), BTreeSet::from([1, 2]));
+}
+
+#[test]
+fn a_redis_replica_that_was_let_go_is_not_made_to_drop_what_another_one_lacks() {
+    let mut nodes = three_without(2);
+    // The promotion for which it was let go came no further.
+    let port = nodes[1].port("client");
+    redis(port, &["config", "set", "min-replicas-to-write", "1000"]).unwrap();
+    redis(port, &["replicaof", "no", "one"]).unwrap();
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+}
+
+#[test]
+fn a_redis_standby_that_never_heard_its_primary_takes_over_from_one_that_did() {
+    let mut nodes = three();
+    confirmed(&nodes[0], "1", 2);
+    nodes[1].start("standby");
+    nodes[0].kill();
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+}
+
+/// Keeps this one busy with a script, until that is killed.
+fn keep_busy(nodes: &mut [Node], at: usize) {
+    let port = nodes[at].port("client");
+    redis(port, &["config", "set", "busy-reply-threshold", "1"]).unwrap();
+    let endless = "while true do end";
+    std::thread::spawn(move || redis(port, &["eval", endless, "0"]));
+    until("it is busy", nodes, |_| {
+        redis(port, &["ping"]).is_some_and(|answer| answer.starts_with("BUSY"))
+    });
+}
+
+fn refused(node: &mut Node) {
+    let answer = node.promote();
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(
+        !answer.status.success() && said.contains("does not answer"),
+        "{answer:?}"
+    );
+}
+
+#[test]
+fn no_redis_replica_is_promoted_while_another_one_that_lives_cannot_be_asked() {
+    let mut nodes = three_without(1);
+    keep_busy(&mut nodes, 2);
+    nodes[1].hears_of(&[nodes[2].seen_as("standby")]);
+    refused(&mut nodes[1]);
+    redis(nodes[2].port("client"), &["script", "kill"]).unwrap();
+    promoted(&mut nodes[1]);
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1]));
+}
+
+#[test]
+fn a_busy_redis_replica_is_promoted_when_it_has_the_time() {
+    let mut nodes = three();
+    confirmed(&nodes[0], "1", 2);
+    nodes[2].kill();
+    keep_busy(&mut nodes, 1);
+    nodes[0].kill();
+    nodes[1].hears_of(&[]);
+    refused(&mut nodes[1]);
+    let port = nodes[1].port("client");
+    redis(port, &["script", "kill"]).unwrap();
+    promoted(&mut nodes[1]);
+    assert_eq!(redis(port, &["set", "2", "x"]).as_deref(), Some("OK"));
+    assert_eq!(holds(&nodes[1]), BTreeSet::from([1, 2]));
+}
