@@ -2,7 +2,7 @@
 //! both. Built with the feature `kubernetes`.
 //!
 //! ```text
-//! let rig = Rig::shared(Options::kwok(3));        // once a process; its end is the end of the process
+//! let rig = Rig::shared(Options::kwok(3));        // once a run of nextest, or once a process
 //! let namespace = rig.namespace().await;          // one of its own for each test
 //! let proxy = FaultProxy::start(rig).await;       // plain HTTP towards us, proxy.kubeconfig() is its kubeconfig
 //! proxy.fail(On::call("create", "pods").nth(2), Fault::LoseAnswer);

@@ -289,31 +289,38 @@ fn hook(command: &[&str], seconds: i64) -> Option<drover_proto::platform::v1::Li
     })
 }
 
+fn drained_by(what: &str, command: &[&str]) {
+    in_all_variants(&format!("{what} hook"), 60, async |world| {
+        let with = |spec: &mut pb::ClusterSpec| {
+            spec.management_policy =
+                drover_proto::platform::v1::ManagementPolicy::OrderedReady.into();
+            spec.lifecycle = hook(command, 5);
+            spec.groups[1].depends_on = vec!["data".to_owned()];
+        };
+        world
+            .try_apply_with("one", &[("data", 2), ("web", 1)], &with)
+            .await
+            .unwrap();
+        world.converge().await;
+        world.scale("one", "data", 1).await;
+        world.converge().await;
+        world.delete("one").await;
+    });
+}
+
 #[test]
-fn nodes_are_drained_before_they_go_and_go_all_the_same() {
-    let hooks: [(&str, &[&str]); 3] = [
-        ("good", &["sleep", "2"]),
-        ("failing", &["false"]),
-        ("hanging", &["sleep", "100000"]),
-    ];
-    for (what, command) in hooks {
-        in_all_variants(&format!("{what} hook"), 60, async |world| {
-            let with = |spec: &mut pb::ClusterSpec| {
-                spec.management_policy =
-                    drover_proto::platform::v1::ManagementPolicy::OrderedReady.into();
-                spec.lifecycle = hook(command, 5);
-                spec.groups[1].depends_on = vec!["data".to_owned()];
-            };
-            world
-                .try_apply_with("one", &[("data", 2), ("web", 1)], &with)
-                .await
-                .unwrap();
-            world.converge().await;
-            world.scale("one", "data", 1).await;
-            world.converge().await;
-            world.delete("one").await;
-        });
-    }
+fn nodes_are_drained_before_they_go() {
+    drained_by("good", &["sleep", "2"]);
+}
+
+#[test]
+fn nodes_whose_drain_fails_go_all_the_same() {
+    drained_by("failing", &["false"]);
+}
+
+#[test]
+fn nodes_whose_drain_hangs_go_all_the_same() {
+    drained_by("hanging", &["sleep", "100000"]);
 }
 
 const MACHINES: [&str; 4] = ["m1", "m2", "m3", "m4"];

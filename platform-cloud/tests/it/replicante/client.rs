@@ -2,7 +2,7 @@
 
 pub(crate) use drover_testing::wait::holds as until;
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use drover_platform::ReplicanteSettings;
 use drover_platform_cloud::{

@@ -2,10 +2,7 @@
 
 pub use crate::wait::until;
 
-use std::{
-    sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use drover_client::Channel;
 use drover_convert::error::{from_rpc_status, from_status};
