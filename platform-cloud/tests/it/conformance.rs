@@ -9,6 +9,7 @@ use drover_platform_cloud::{
 };
 use drover_proto::platform::v1::{EndpointSpec, FirewallSpec, InfrastructureSpec, NetworkSpec};
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use parking_lot::Mutex;
 
@@ -24,9 +25,9 @@ async fn open(settings: SimulatedSettings) -> Current {
 fn subject(current: &Current, settings: &SimulatedSettings) -> Subject {
     let server = Arc::clone(current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
+    subject.patience = PATIENCE;
     "postgresql".clone_into(&mut subject.store);
     "16".clone_into(&mut subject.version);
-    subject.patience = Duration::from_secs(20);
     subject.infrastructure = Some(InfrastructureSpec {
         network: Some(NetworkSpec {
             prefix_length: Some(22),
@@ -115,7 +116,6 @@ async fn the_simulated_platform_conforms_when_it_is_slow_to_show() {
     };
     let current = open(settings.clone()).await;
     let mut subject = subject(&current, &settings);
-    subject.patience = Duration::from_secs(120);
     conformance(&subject).await;
     let server = Arc::clone(&current.lock());
     assert_eq!(

@@ -2,10 +2,11 @@
 
 use crate::local_support;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
 use drover_platform_cloud::{PlatformServer, drivers::local::Settings};
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use local_support::{PROGRAM, clean, processes_of, settings, state};
 use parking_lot::Mutex;
@@ -34,9 +35,9 @@ async fn conforms(store: &str, change: impl FnOnce(&mut Settings)) {
     let current: Current = Arc::new(Mutex::new(Arc::new(server)));
     let connect = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(connect.lock().routes()));
+    subject.patience = PATIENCE;
     store.clone_into(&mut subject.store);
     subject.unknown_store = Some("no-such-store".to_owned());
-    subject.patience = Duration::from_secs(30);
     let restarted = Arc::clone(&current);
     subject.restart = Some(Arc::new(move || {
         let (server, settings) = (Arc::clone(&restarted), settings.clone());

@@ -2,7 +2,7 @@
 
 use crate::bench;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bench::{rig, settings};
 use drover_platform_k8s::{PlatformServer, Settings};
@@ -12,6 +12,7 @@ use drover_proto::platform::v1::{
 };
 use drover_testing::kubernetes::{Namespace, Rig, until};
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::json;
@@ -30,7 +31,7 @@ async fn open(rig: &Rig, settings: &Settings) -> Arc<PlatformServer> {
 fn subject(current: &Current, settings: &Settings, namespace: &Arc<Namespace>) -> Subject {
     let server = Arc::clone(current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
-    subject.patience = Duration::from_secs(60);
+    subject.patience = PATIENCE;
     subject.version = "1".to_owned();
     subject.unknown_store = Some("no-such-store".to_owned());
     subject.fuzz_rounds = 100;

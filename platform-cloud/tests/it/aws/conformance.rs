@@ -9,6 +9,7 @@ use drover_proto::platform::v1::{
     PortRange,
 };
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 
 use crate::aws::bench::{Backend, Bench, sdk, serve};
@@ -39,7 +40,7 @@ pub(crate) fn wanted() -> InfrastructureSpec {
 fn subject(bench: &Bench) -> Subject {
     let server = Arc::clone(&bench.server);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
-    subject.patience = Duration::from_secs(60);
+    subject.patience = PATIENCE;
     subject.infrastructure = Some(wanted());
     subject.fuzz_rounds = 100;
     let url = bench.settings.endpoint.clone();

@@ -11,17 +11,18 @@ use drover_emulators::{
 use drover_platform_cloud::drivers::digitalocean::Settings;
 use drover_proto::platform::v1::{NodeChange, NodeRole};
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::json;
 
 use super::bench::{Bench, serve, user_data};
 
-async fn conforms(bench: &Bench, patience: Duration, fuzz_rounds: usize) {
+async fn conforms(bench: &Bench, fuzz_rounds: usize) {
     let current = Arc::new(Mutex::new(Arc::clone(&bench.server)));
     let server = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
-    subject.patience = patience;
+    subject.patience = PATIENCE;
     subject.fuzz_rounds = fuzz_rounds;
     let cloud = bench.cloud.clone();
     subject.make_foreign = Some(Arc::new(move || {
@@ -59,7 +60,7 @@ fn foreign(cloud: &DigitalOcean) -> (String, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_platform_on_digitalocean_conforms() {
     let bench = Bench::new().await;
-    conforms(&bench, Duration::from_secs(30), 300).await;
+    conforms(&bench, 300).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -76,7 +77,7 @@ async fn it_conforms_when_the_api_is_slow_to_make_to_show_and_to_remove() {
         ..DigitalOceanSettings::default()
     })
     .await;
-    conforms(&bench, Duration::from_secs(30), 300).await;
+    conforms(&bench, 300).await;
 }
 
 /// A platform whose every call passes Prism.
@@ -100,7 +101,7 @@ async fn checked(emulator: DigitalOceanSettings) -> (Bench, Prism) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_of_the_conformance_suite_fits_the_published_specification() {
     let (bench, prism) = checked(DigitalOceanSettings::default()).await;
-    conforms(&bench, Duration::from_secs(60), 20).await;
+    conforms(&bench, 20).await;
     assert_eq!(prism.violations(), Vec::<String>::new());
     assert!(bench.cloud.control().count("droplets.create") > 20);
     assert_eq!(bench.cloud.control().count("?"), 0);

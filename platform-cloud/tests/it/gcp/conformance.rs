@@ -7,6 +7,7 @@ use drover_emulators::{
     gce::{Gce, GceSettings},
 };
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use parking_lot::Mutex;
 
@@ -19,7 +20,7 @@ async fn conforms(emulator: GceSettings) {
     let current = Arc::new(Mutex::new(Arc::clone(&bench.server)));
     let server = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
-    subject.patience = Duration::from_secs(30);
+    subject.patience = PATIENCE;
     let gce = bench.gce.clone();
     subject.make_foreign = Some(Arc::new(move || {
         let gce = gce.clone();

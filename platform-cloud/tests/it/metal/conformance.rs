@@ -11,17 +11,18 @@ use drover_emulators::{
 use drover_platform_cloud::drivers::metal::Settings;
 use drover_proto::platform::v1::{NodeChange, NodeRole};
 use drover_testing::platform::{Subject, conformance};
+use drover_testing::wait::PATIENCE;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use serde_json::json;
 
 use super::bench::{Bench, NAMED_MACHINE, PROJECT, SMALL, serve, user_data, whole};
 
-async fn conforms(bench: &Bench, patience: Duration, fuzz_rounds: usize) {
+async fn conforms(bench: &Bench, fuzz_rounds: usize) {
     let current = Arc::new(Mutex::new(Arc::clone(&bench.server)));
     let server = Arc::clone(&current);
     let mut subject = Subject::new(move || drover_client::in_process(server.lock().routes()));
-    subject.patience = patience;
+    subject.patience = PATIENCE;
     subject.fuzz_rounds = fuzz_rounds;
     subject.infrastructure = Some(whole());
     let metal = bench.metal.clone();
@@ -49,7 +50,7 @@ async fn conforms(bench: &Bench, patience: Duration, fuzz_rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_platform_on_metal_stack_conforms() {
     let bench = Bench::new().await;
-    conforms(&bench, Duration::from_secs(30), 300).await;
+    conforms(&bench, 300).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,7 +65,7 @@ async fn it_conforms_when_the_api_is_slow_to_install_and_to_free() {
         ..MetalSettings::default()
     })
     .await;
-    conforms(&bench, Duration::from_secs(30), 300).await;
+    conforms(&bench, 300).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,7 +78,7 @@ async fn it_conforms_with_an_hmac() {
         settings.hmac_file = Some(key);
     })
     .await;
-    conforms(&bench, Duration::from_secs(30), 50).await;
+    conforms(&bench, 50).await;
 }
 
 /// A platform whose every call passes Prism. `None`: `tests/run` has said that the specification is not here.
@@ -106,7 +107,7 @@ async fn every_call_of_the_conformance_suite_fits_the_published_specification() 
     let Some((bench, prism)) = checked(MetalSettings::default()).await else {
         return;
     };
-    conforms(&bench, Duration::from_secs(60), 20).await;
+    conforms(&bench, 20).await;
     assert_eq!(prism.violations(), Vec::<String>::new());
     assert!(bench.metal.control().count("machine.allocate") > 20);
     assert_eq!(bench.metal.control().count("?"), 0);
