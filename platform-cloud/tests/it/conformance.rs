@@ -115,7 +115,7 @@ async fn the_simulated_platform_conforms_when_it_is_slow_to_show() {
         ..SimulatedSettings::default()
     };
     let current = open(settings.clone()).await;
-    let mut subject = subject(&current, &settings);
+    let subject = subject(&current, &settings);
     conformance(&subject).await;
     let server = Arc::clone(&current.lock());
     assert_eq!(
