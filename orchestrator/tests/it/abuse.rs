@@ -61,7 +61,7 @@ impl Orchestrator {
             .unwrap()
             .local_addr()
             .unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_drover-orchestrator"))
+        let child = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
             .arg("--data-dir")
             .arg(directory.join("store"))
             .args(["--listen", &address.to_string()])

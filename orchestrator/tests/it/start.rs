@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether it ends by itself as a failure, and what it says.
 fn start(directory: &Path, flags: &BTreeMap<&str, String>) -> String {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_drover-orchestrator"))
+    let mut child = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
         .args(["--listen", "127.0.0.1:0", "--data-dir"])
         .arg(directory.join("store"))
         .args(flags.iter().flat_map(|(flag, file)| [*flag, file.as_str()]))

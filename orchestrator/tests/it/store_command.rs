@@ -7,7 +7,7 @@ use std::{
 };
 
 fn store(directory: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_drover-orchestrator"))
+    drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
         .arg("store")
         .args(arguments)
         .arg("--data-dir")
@@ -134,7 +134,7 @@ async fn a_store_that_is_newer_foreign_or_damaged_is_refused_and_left_as_it_is()
             );
         }
         // The server itself, which would otherwise run on.
-        let server = Command::new(env!("CARGO_BIN_EXE_drover-orchestrator"))
+        let server = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))
             .args(["--listen", "127.0.0.1:0", "--data-dir"])
             .arg(&directory)
             .output()

@@ -17,20 +17,21 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn it_serves_until_it_is_asked_to_stop() {
-    let mut server = Command::new(env!("CARGO_BIN_EXE_drover-platform-cloud"))
-        .args([
-            "--driver",
-            "simulated",
-            "--listen",
-            "127.0.0.1:0",
-            "--log-format",
-            "json",
-        ])
-        .stderr(Stdio::piped())
-        .stdout(Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
+    let mut server =
+        drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-platform-cloud"))
+            .args([
+                "--driver",
+                "simulated",
+                "--listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "json",
+            ])
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
     let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
     let address = async {
         while let Some(line) = lines.next_line().await.unwrap() {
@@ -79,7 +80,7 @@ fn find(value: &serde_json::Value, key: &str) -> Option<String> {
 
 #[tokio::test]
 async fn wrong_usage_is_said_with_an_exit_code_of_its_own() {
-    let output = Command::new(env!("CARGO_BIN_EXE_drover-platform-cloud"))
+    let output = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-platform-cloud"))
         .arg("--nonsense")
         .output()
         .await

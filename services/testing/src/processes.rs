@@ -3,9 +3,22 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
+
+/// A program of ours, without the settings and the seed of whoever runs the tests: it refuses what it does not know.
+pub fn program(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(path);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DROVER_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
 
 /// Living processes (no zombies) that belong to a state directory, with their node id. Told by their environment, or by
 /// their directory where they have overwritten that (redis); then without an id.

@@ -208,7 +208,7 @@ impl World {
 }
 
 fn drover(here: &Path) -> Command {
-    let mut command = Command::new(binary("drover"));
+    let mut command = drover_testing::processes::program(binary("drover"));
     command
         .current_dir(here)
         .env("XDG_CONFIG_HOME", here.join("config"));

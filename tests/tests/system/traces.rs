@@ -53,7 +53,7 @@ async fn apply(world: &World, server: &str, otlp: &str, cluster: &str, platform:
          spec: {{groups: {{web: {{size: 1, platform: {platform}}}}}}}\n"
     );
     fs::write(&file, manifest).unwrap();
-    let mut command = Command::new(binary("drover"));
+    let mut command = drover_testing::processes::program(binary("drover"));
     command
         .args(["apply", "--yes", "--server", server, "-f"])
         .arg(&file)
@@ -370,7 +370,7 @@ async fn a_server_without_a_collector_passes_the_trace_on_and_writes_its_id_down
 async fn what_is_not_sampled_is_recorded_nowhere() {
     let collector = Collector::start().await;
     let world = world(&collector).await;
-    let mut command = Command::new(binary("drover"));
+    let mut command = drover_testing::processes::program(binary("drover"));
     command
         .args([
             "get",

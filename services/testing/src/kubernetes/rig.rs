@@ -192,7 +192,7 @@ impl Rig {
         up.env("GOGC", "400");
         up.args(["--kwok", &options.kwok.to_string()]);
         if options.kubelet {
-            up.args(["--kubelet", "--wait", "900"]);
+            up.args(["--kubelet", "--wait", "500"]);
         }
         if options.service_accounts {
             up.arg("--service-accounts");
@@ -229,7 +229,9 @@ impl Rig {
     /// A new namespace in which pods may be made.
     pub async fn namespace(&self) -> Namespace {
         let number = NAMESPACES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("t-{}-{number}", std::process::id());
+        // Ids of processes come again, and the rig is shared by many.
+        let random = fastrand::u32(..);
+        let name = format!("t-{}-{number}-{random:08x}", std::process::id());
         let namespace = self.namespace_named(&name).await;
         if self.options.service_accounts {
             until("pods have a ServiceAccount", || async {

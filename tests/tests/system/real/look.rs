@@ -20,7 +20,7 @@ pub async fn condition(world: &World, name: &str, kind: &str) -> Option<(String,
 
 /// The command line, as a user runs it.
 pub fn drover(world: &World, arguments: &[&str]) -> Output {
-    Command::new(binary("drover"))
+    drover_testing::processes::program(binary("drover"))
         .args(["--server", &world.orchestrator.endpoint()])
         .args(arguments)
         .output()

@@ -135,7 +135,7 @@ impl Server {
             .append(true)
             .open(&self.log)
             .unwrap();
-        let child = Command::new(binary(self.name))
+        let child = drover_testing::processes::program(binary(self.name))
             .args(&self.arguments)
             .env("RUST_LOG", "warn")
             .envs(self.environment.iter().cloned())

@@ -347,7 +347,7 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
             }
             assert!(!world.is_ready("etcd", 3).await, "without a quorum");
             let recover = ["exec", "etcd/db-0", "--", "sh", "etcd.sh", "recover"];
-            let mut drover = Command::new(binary("drover"));
+            let mut drover = drover_testing::processes::program(binary("drover"));
             drover.args(["--server", &world.orchestrator.endpoint()]);
             let answer = drover.args(recover).output().unwrap();
             let words = String::from_utf8_lossy(&answer.stderr).into_owned();
