@@ -5,12 +5,7 @@
     reason = "tests fail when they cannot go on"
 )]
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, process::Stdio, time::Duration};
 
 use drover_testing::certs::Authority;
 use tokio::time::Instant;

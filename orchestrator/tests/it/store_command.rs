@@ -1,10 +1,7 @@
 //! `drover-orchestrator store` as a person uses it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+use std::{path::Path, process::Output};
 
 fn store(directory: &Path, arguments: &[&str]) -> Output {
     drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-orchestrator"))

@@ -17,21 +17,22 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn it_serves_until_it_is_asked_to_stop() {
-    let mut server =
-        drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-platform-cloud"))
-            .args([
-                "--driver",
-                "simulated",
-                "--listen",
-                "127.0.0.1:0",
-                "--log-format",
-                "json",
-            ])
-            .stderr(Stdio::piped())
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+    let mut server = Command::from(drover_testing::processes::program(env!(
+        "CARGO_BIN_EXE_drover-platform-cloud"
+    )))
+    .args([
+        "--driver",
+        "simulated",
+        "--listen",
+        "127.0.0.1:0",
+        "--log-format",
+        "json",
+    ])
+    .stderr(Stdio::piped())
+    .stdout(Stdio::null())
+    .kill_on_drop(true)
+    .spawn()
+    .unwrap();
     let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
     let address = async {
         while let Some(line) = lines.next_line().await.unwrap() {
@@ -80,11 +81,13 @@ fn find(value: &serde_json::Value, key: &str) -> Option<String> {
 
 #[tokio::test]
 async fn wrong_usage_is_said_with_an_exit_code_of_its_own() {
-    let output = drover_testing::processes::program(env!("CARGO_BIN_EXE_drover-platform-cloud"))
-        .arg("--nonsense")
-        .output()
-        .await
-        .unwrap();
+    let output = Command::from(drover_testing::processes::program(env!(
+        "CARGO_BIN_EXE_drover-platform-cloud"
+    )))
+    .arg("--nonsense")
+    .output()
+    .await
+    .unwrap();
     assert_eq!(output.status.code(), Some(64));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--nonsense"));
 }

@@ -4,13 +4,7 @@
 use crate::collector;
 use crate::real;
 
-use std::{
-    cell::RefCell,
-    collections::BTreeSet,
-    fs,
-    net::TcpListener,
-    process::{Command, Output},
-};
+use std::{cell::RefCell, collections::BTreeSet, fs, net::TcpListener, process::Output};
 
 use collector::{Collector, Seen};
 use drover_proto::orchestrator::v1 as pb;

@@ -1,9 +1,6 @@
 //! What a user sees of a cluster.
 
-use std::{
-    collections::BTreeSet,
-    process::{Command, Output},
-};
+use std::{collections::BTreeSet, process::Output};
 
 use drover_proto::orchestrator::v1 as pb;
 
