@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
@@ -152,7 +152,7 @@ impl Process {
             .and_then(Path::parent)
             .unwrap()
             .join("examples/agent");
-        let mut child = Command::new(examples)
+        let mut child = drover_testing::processes::program(examples)
             .args(["--node-id", "n1"])
             .args(flags)
             .env("RUST_LOG", "info")

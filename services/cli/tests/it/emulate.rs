@@ -13,12 +13,13 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::{Arc, Mutex},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
+use drover_testing::processes::program;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -39,7 +40,7 @@ impl Dev {
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = free.local_addr().unwrap().to_string();
         drop(free);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_drover"))
+        let mut child = program(env!("CARGO_BIN_EXE_drover"))
             .arg("dev")
             .args(["--listen", &listen])
             .arg("--data-dir")
@@ -94,7 +95,7 @@ impl Dev {
     }
 
     fn succeeds(&self, arguments: &[&str]) {
-        let output = Command::new(env!("CARGO_BIN_EXE_drover"))
+        let output = program(env!("CARGO_BIN_EXE_drover"))
             .args(arguments)
             .args(["--server", &self.server])
             .current_dir(root())

@@ -5,28 +5,15 @@
     reason = "tests fail when they cannot go on"
 )]
 
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+use std::{path::Path, process::Output};
 
 use drover_orchestrator::{Orchestrator, Settings};
 use drover_server::{ServerSettings, Shutdown, settings::TlsSettings};
+use drover_testing::processes::program;
 
 /// Runs `drover` in a directory with a configuration of its own.
 async fn drover(directory: &Path, arguments: &[&str]) -> (i32, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_drover"));
-    for name in [
-        "SERVER",
-        "CA",
-        "CERT",
-        "KEY",
-        "SERVER_NAME",
-        "TOKEN",
-        "TOKEN_FILE",
-    ] {
-        command.env_remove(format!("DROVER_{name}"));
-    }
+    let mut command = program(env!("CARGO_BIN_EXE_drover"));
     command
         .args(arguments)
         .current_dir(directory)
@@ -97,11 +84,10 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
     ];
     assert_eq!(drover(here, &set).await.0, 0);
     std::fs::create_dir(here.join("below")).unwrap();
-    let below = Command::new(env!("CARGO_BIN_EXE_drover"))
+    let below = program(env!("CARGO_BIN_EXE_drover"))
         .args(["get", "clusters"])
         .current_dir(here.join("below"))
         .env("XDG_CONFIG_HOME", here.join("config"))
-        .env_remove("DROVER_SERVER")
         .status();
     assert!(below.unwrap().success());
     let vera = ["--cert", "certs/vera.pem", "--key", "certs/vera.key"];

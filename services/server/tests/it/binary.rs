@@ -12,10 +12,7 @@ fn demo() -> Command {
     let mut path: PathBuf = std::env::current_exe().unwrap();
     path.pop();
     path.pop();
-    let mut command = Command::new(path.join("examples/demo"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DROVER_")) {
-        command.env_remove(name);
-    }
+    let mut command = drover_testing::processes::program(path.join("examples/demo"));
     command
         .env_remove("RUST_LOG")
         .stdout(Stdio::piped())

@@ -1,8 +1,9 @@
 //! Files that may not be read: whoever needs them says which, and changes nothing.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use drover_proto::orchestrator::v1 as pb;
+use drover_testing::processes::program;
 
 use crate::faults::{CALL, allow, bind, bound_by_rights, put, scripted, start};
 
@@ -48,7 +49,7 @@ async fn a_manifest_and_files_that_it_names_which_may_not_be_read_are_named_and_
     }
     let drover = bound_by_rights(&world, "drover");
     let apply = || {
-        let mut command = Command::new(drover);
+        let mut command = program(drover);
         command.args(["--server", &world.orchestrator.endpoint(), "apply", "-f"]);
         command.arg(at("hello.yaml")).output().unwrap()
     };
