@@ -218,6 +218,12 @@ impl Node {
         self.child.as_ref().expect("it lives").id()
     }
 
+    /// Path of its script.
+    pub(crate) fn script(&self) -> String {
+        let path = self.root.path().join(&self.script);
+        path.to_str().unwrap().to_owned()
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.file("ready").exists()
     }

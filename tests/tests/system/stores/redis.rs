@@ -1,10 +1,11 @@
 //! Redis: a replica takes over with everything.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fs, sync::Arc};
 
 use drover_proto::orchestrator::v1 as pb;
 use drover_templates::stores::REDIS;
 use prost_types::Struct;
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::stores::{
@@ -207,6 +208,49 @@ fn holds(node: &Node) -> BTreeSet<u64> {
 fn promoted(node: &mut Node) {
     let answer = node.promote();
     assert!(answer.status.success(), "{}: {answer:?}", node.name);
+}
+
+/// A number of a process: from `io` or `status` of its folder in /proc.
+fn number(pid: u32, file: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line[name.len()..].trim().parse().unwrap()
+}
+
+/// The process that watches over a node.
+fn watcher(node: &Node) -> Option<u32> {
+    let script = node.script();
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    all.find(|pid| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.starts_with("sh\0") && line.contains(&script)
+    })
+}
+
+#[test]
+fn a_node_of_which_nothing_changes_does_not_read_the_list_of_all_nodes_again_and_again() {
+    installed("redis-server", "redis-server");
+    let mut node = alone(0);
+    node.start("active");
+    let others: Vec<_> = (0..5_000)
+        .map(|ordinal| json!({"name": format!("other-{ordinal}"), "group": "other", "ordinal": ordinal}))
+        .collect();
+    node.hears_of(&others);
+    let mut nodes = [node];
+    until("it is of use", &mut nodes, all_ready);
+    let pid = watcher(&nodes[0]).unwrap();
+    let turns = || number(pid, "status", "voluntary_ctxt_switches:");
+    let look_on = |nodes: &mut [Node]| {
+        let from = turns();
+        until("it has looked ten times", nodes, |_| turns() >= from + 20);
+    };
+    // What has just come is read once.
+    look_on(&mut nodes);
+    let before = number(pid, "io", "syscr:");
+    look_on(&mut nodes);
+    let reads = number(pid, "io", "syscr:") - before;
+    assert!(reads < 2_000, "{reads} reads of a list that is the same");
 }
 
 #[test]
