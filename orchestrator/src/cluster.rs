@@ -534,7 +534,8 @@ impl Inner {
         for (path, _) in now.iter().filter(other) {
             for node in &mut self.state.nodes {
                 if node.group == *path {
-                    (node.probe.good, node.probe.bad) = (0, 0);
+                    // Who did not answer is still in doubt, and counted as such.
+                    (node.probe.good, node.probe.bad) = (0, node.probe.bad.min(1));
                     node.probe.message = Box::default();
                 }
             }

@@ -1,6 +1,6 @@
 //! The record of a cluster as it is stored: our own messages, independent of what travels.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use bytes::Bytes;
 use drover_core::{
@@ -79,7 +79,7 @@ const REMOVALS: [RemovalReason; 7] = [
     RemovalReason::Lifetime,
 ];
 
-const KINDS: [ConditionKind; 17] = [
+const KINDS: [ConditionKind; 18] = [
     ConditionKind::Ready,
     ConditionKind::StoreBehind,
     ConditionKind::ForeignNodes,
@@ -97,6 +97,7 @@ const KINDS: [ConditionKind; 17] = [
     ConditionKind::WaitingForInfrastructure,
     ConditionKind::UpdateBlocked,
     ConditionKind::PromotionFailed,
+    ConditionKind::Orphans,
 ];
 
 const BACK_OFFS: [BackOffKind; 4] = [
@@ -281,6 +282,14 @@ pub(crate) fn decode_request(bytes: &Bytes, interner: &Interner) -> Result<(Requ
 }
 
 pub(crate) fn encode_head(state: &State) -> Bytes {
+    let backends = |all: &BTreeSet<(Sym, Sym)>| -> Vec<Used> {
+        let all = all.iter();
+        all.map(|(platform, uid)| Used {
+            platform: platform.to_string(),
+            uid: uid.to_string(),
+        })
+        .collect()
+    };
     HeadState {
         back_offs: state
             .backoffs
@@ -314,14 +323,8 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 since: condition.since,
             })
             .collect(),
-        used: state
-            .used
-            .iter()
-            .map(|(platform, uid)| Used {
-                platform: platform.to_string(),
-                uid: uid.to_string(),
-            })
-            .collect(),
+        used: backends(&state.used),
+        abandoned: backends(&state.abandoned),
         rollouts: state
             .rollouts
             .iter()
@@ -332,6 +335,8 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
                 progress: rollout.progress,
                 ready: rollout.ready,
                 left: rollout.left,
+                size: rollout.size,
+                surplus: rollout.surplus,
             })
             .collect(),
         storage: state
@@ -425,6 +430,8 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
                 progress: row.progress,
                 ready: row.ready,
                 left: row.left,
+                size: row.size,
+                surplus: row.surplus,
             };
             (interner.get(&row.group), rollout)
         })
@@ -451,11 +458,13 @@ pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) 
         .into_iter()
         .map(|row| (interner.get(&row.group), row.ordinals.into_iter().collect()))
         .collect();
-    state.used = head
-        .used
-        .into_iter()
-        .map(|used| (interner.get(&used.platform), interner.get(&used.uid)))
-        .collect();
+    let backends = |rows: Vec<Used>| {
+        let rows = rows.into_iter();
+        rows.map(|used| (interner.get(&used.platform), interner.get(&used.uid)))
+            .collect()
+    };
+    state.used = backends(head.used);
+    state.abandoned = backends(head.abandoned);
     Ok(())
 }
 

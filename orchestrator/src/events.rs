@@ -70,6 +70,8 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::Own { .. }
         | Op::Adopted { .. }
         | Op::Rebind { .. }
+        | Op::Abandon { .. }
+        | Op::Sweep { .. }
         | Op::Observed { .. } => false,
     }
 }
@@ -271,6 +273,9 @@ impl Maker<'_> {
             | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Rebind { .. }
+            // Told node by node.
+            | Op::Abandon { .. }
+            | Op::Sweep { .. }
             | Op::BackOff { .. } => {}
         }
     }
@@ -428,6 +433,8 @@ impl Maker<'_> {
             (ConditionKind::UpdateBlocked, false) => (Info, "UpdateBlockedEnded"),
             (ConditionKind::PromotionFailed, true) => (Warning, "PromotionFailed"),
             (ConditionKind::PromotionFailed, false) => (Info, "PromotionFailedEnded"),
+            (ConditionKind::Orphans, true) => (Warning, "Orphans"),
+            (ConditionKind::Orphans, false) => (Info, "OrphansEnded"),
             (ConditionKind::Failed, true) => (Warning, "Failed"),
             (ConditionKind::Failed, false) => (Info, "FailedEnded"),
         };

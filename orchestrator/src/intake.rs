@@ -173,6 +173,10 @@ fn orphan(
     let mut intern = |text: &str| shared.interner.get(text);
     if let Some(known) = inner.state.orphans.get_mut(&key) {
         known.last = now;
+        // The same backend may have got another uid.
+        if *known.platform_uid != *uid {
+            known.platform_uid = shared.interner.get(&uid);
+        }
         drover_convert::node::observe(&mut known.seen, node, now, &mut intern);
         return None;
     }

@@ -60,6 +60,8 @@ struct Inner {
     handshake: Option<Arc<wire::Platform>>,
     /// The last complete observation, by our clock; 0: none.
     fresh_at: Millis,
+    /// The same, or since when it is looked for: by that is judged whether it is gone for good.
+    looked_for: Millis,
     /// The same by the platform's clock, to see whether it advances.
     observe_time: Option<prost_types::Timestamp>,
     visible_since: Millis,
@@ -86,6 +88,10 @@ struct Inner {
     foreign_resources: u32,
     sick: u32,
     total: u32,
+    /// Whether too many of them are sick.
+    stormy: bool,
+    /// When that ended last.
+    calm_since: Millis,
 }
 
 /// What is stored of a registration.
@@ -99,7 +105,7 @@ pub(crate) struct Registration {
 }
 
 impl Platform {
-    pub(crate) fn new(name: Sym, registration: Registration) -> Self {
+    pub(crate) fn new(name: Sym, registration: Registration, now: Millis) -> Self {
         Self {
             name,
             inner: Mutex::new(Inner {
@@ -112,6 +118,7 @@ impl Platform {
                 message: "has not answered yet".into(),
                 handshake: None,
                 fresh_at: 0,
+                looked_for: now,
                 observe_time: None,
                 visible_since: 0,
                 fenced: false,
@@ -134,6 +141,8 @@ impl Platform {
                 foreign_resources: 0,
                 sick: 0,
                 total: 0,
+                stormy: false,
+                calm_since: 0,
             }),
         }
     }
@@ -244,6 +253,7 @@ impl Platform {
         }
         inner.snapshot = true;
         inner.fresh_at = now;
+        inner.looked_for = now;
         inner.observe_time = observe_time;
         inner.phase = Phase::Ready;
         inner.message.clear();
@@ -262,8 +272,18 @@ impl Platform {
                 inner.visible_since = now;
             }
             inner.fresh_at = now;
+            inner.looked_for = now;
             inner.observe_time = observe_time;
         }
+    }
+
+    /// For how long it was looked for in vain, and for how long it has to be before it may be given up for lost: longer
+    /// than what it may take to show itself.
+    pub(crate) fn unseen(&self, now: Millis) -> (Millis, Millis) {
+        let limits = self.view(now).limits;
+        let inner = self.inner.lock();
+        let wait = inner.patience + limits.visibility_delay + limits.max_creation_time;
+        (now.saturating_sub(inner.looked_for), wait)
     }
 
     /// A jump of the clock: nothing seen before it counts.
@@ -276,10 +296,14 @@ impl Platform {
     }
 
     /// A node of it was recorded, dropped, found sick or well.
-    pub(crate) fn count(&self, total: i64, sick: i64) {
+    pub(crate) fn count(&self, total: i64, sick: i64, now: Millis) {
         let mut inner = self.inner.lock();
         inner.total = u32::try_from((i64::from(inner.total) + total).max(0)).unwrap_or(u32::MAX);
         inner.sick = u32::try_from((i64::from(inner.sick) + sick).max(0)).unwrap_or(u32::MAX);
+        let many = inner.sick > drover_planner::most_troubled(inner.total);
+        if std::mem::replace(&mut inner.stormy, many) && !many {
+            inner.calm_since = now;
+        }
     }
 
     /// Nodes vanished without proof. Too many within a minute: nothing there is believed until somebody confirms it.
@@ -311,6 +335,17 @@ impl Platform {
             if inner.mass_loss as usize <= inner.most_vanished() {
                 inner.mass_loss = 0;
             }
+        }
+    }
+
+    /// Its registration was changed, or a secret that it names. What vanished there before is no less in doubt for that.
+    pub(crate) fn take_over(&self, before: &Self) {
+        let before = before.inner.lock();
+        let mut inner = self.inner.lock();
+        if inner.uid == before.uid {
+            inner.vanished.clone_from(&before.vanished);
+            inner.mass_loss = before.mass_loss;
+            inner.calm_since = before.calm_since;
         }
     }
 
@@ -405,8 +440,7 @@ fn domains(handshake: &wire::Platform) -> Arc<Domains> {
 impl Inner {
     /// So many may vanish within a minute and be believed to have.
     fn most_vanished(&self) -> usize {
-        drover_planner::PLATFORM_BREAKER_MIN
-            .max(self.total * drover_planner::PLATFORM_BREAKER_PERCENT / 100) as usize
+        drover_planner::most_troubled(self.total) as usize
     }
 
     fn visible(&self, now: Millis) -> bool {

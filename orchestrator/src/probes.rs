@@ -340,6 +340,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
         shared.probes.drop(uid, slot);
         return;
     };
+    let troubled = drover_planner::is_troubled(node);
     let probe = &mut node.probe;
     let (good, bad) = (u32::from(probe.good), u32::from(probe.bad));
     let health = &target.health;
@@ -373,6 +374,13 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     };
     let answered = probe.answered;
     let settled = probe.good > 0;
+    let change = i64::from(drover_planner::is_troubled(node)) - i64::from(troubled);
+    if change != 0
+        && let Some(registered) = shared.platform(&node.platform)
+    {
+        // Before its cluster may act on it.
+        registered.platform.count(0, change, shared.now());
+    }
     drop(inner);
     if crossed {
         shared.queue.push(uid, Urgency::Urgent);

@@ -45,7 +45,7 @@ fn start(
     crate::figures::platform(name);
     let name: Sym = shared.interner.get(name);
     let registered = Arc::new(Registered {
-        platform: Platform::new(name.clone(), registration),
+        platform: Platform::new(name.clone(), registration, shared.now()),
         stop: CancellationToken::new(),
         retry: Notify::new(),
         revision: Mutex::new(revision),
@@ -62,10 +62,13 @@ fn start(
             .filter(|node| node.platform == name)
         {
             total += 1;
-            sick += i64::from(node.state == drover_core::NodeState::Unhealthy);
+            sick += i64::from(drover_planner::is_troubled(node));
         }
     }
-    registered.platform.count(total, sick);
+    registered.platform.count(total, sick, shared.now());
+    if let Some(before) = shared.platform(&name) {
+        registered.platform.take_over(&before.platform);
+    }
     shared.platforms.write().insert(name, registered.clone());
     shared.spawn(follow::run(shared.clone(), registered.clone()));
     registered
@@ -223,7 +226,8 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
                 .state
                 .infrastructure
                 .keys()
-                .any(|(platform, _)| **platform == *name);
+                .any(|(platform, _)| **platform == *name)
+            || (inner.state.orphans.keys()).any(|(platform, _)| **platform == *name);
         let named = named
             || inner
                 .spec

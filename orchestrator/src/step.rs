@@ -64,6 +64,8 @@ pub(crate) fn encode_step(
             | Op::Grown { .. }
             | Op::Vacated { .. }
             | Op::Adopted { .. }
+            | Op::Abandon { .. }
+            | Op::Sweep { .. }
             | Op::Observed { .. }
             | Op::Infrastructure { .. } => {}
             Op::Rebind {
@@ -99,6 +101,7 @@ pub(crate) fn encode_step(
         grown: state.grown.clone(),
         vacated: state.vacated.clone(),
         used: state.used.clone(),
+        abandoned: state.abandoned.clone(),
         adopted: state.adopted,
         ..State::default()
     };

@@ -1,22 +1,22 @@
-//! How many nodes platforms have, and how many of them are sick: kept up with what steps change.
+//! How many nodes platforms have, and how many of them are in trouble: kept up with what steps and probes change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use drover_core::{Node, NodeState, Sym};
-use drover_planner::Op;
+use drover_core::{Node, Sym};
+use drover_planner::{Op, is_troubled};
 
 use crate::shared::Shared;
 
-/// Nodes and sick nodes, by platform.
+/// Nodes and those in trouble, by platform.
 pub(crate) type Tally = BTreeMap<Sym, (i64, i64)>;
 
-/// Nodes and sick nodes by platform, among those that operations touch.
+/// The same among those that operations touch.
 pub(crate) fn of(nodes: &[Node], ops: &[Op]) -> Tally {
     let mut tally = Tally::new();
     let mut add = |node: &Node| {
         let (total, sick) = tally.entry(node.platform.clone()).or_default();
         *total += 1;
-        *sick += i64::from(node.state == NodeState::Unhealthy);
+        *sick += i64::from(is_troubled(node));
     };
     let find = |slot: u64| {
         nodes
@@ -51,7 +51,7 @@ pub(crate) fn all(nodes: &[Node]) -> Tally {
     for node in nodes {
         let (total, sick) = tally.entry(node.platform.clone()).or_default();
         *total += 1;
-        *sick += i64::from(node.state == NodeState::Unhealthy);
+        *sick += i64::from(is_troubled(node));
     }
     tally
 }
@@ -68,7 +68,7 @@ pub(crate) fn count(shared: &Shared, before: Tally, after: Tally) {
         if (total, sick) != (0, 0)
             && let Some(registered) = shared.platform(&platform)
         {
-            registered.platform.count(total, sick);
+            registered.platform.count(total, sick, shared.now());
         }
     }
 }

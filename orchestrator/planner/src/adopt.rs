@@ -131,20 +131,27 @@ impl Planner<'_> {
         self.state.foreign.contains_key(&key)
     }
 
-    /// Whether every platform that may have something of the cluster can be seen.
-    fn sees_all(&mut self) -> bool {
+    /// A platform that may have something of the cluster and cannot be seen.
+    pub(crate) fn hidden(&self) -> Option<&Sym> {
         let groups = self.input.groups.iter();
         let named = groups.flat_map(|group| group.choices.iter().map(|choice| &choice.platform));
         let used = self.state.used.iter().map(|(platform, _)| platform);
-        let hidden = named.chain(used).find(|platform| {
+        named.chain(used).find(|platform| {
             let view = self.input.platforms.get(*platform);
             view.is_some_and(|view| !view.visible)
-        });
-        if let Some(platform) = hidden {
-            let message = format!("{platform} has to be seen before the adoption is over");
-            self.note("", None, false, "PlatformUnavailable", || message);
-        }
-        hidden.is_none()
+        })
+    }
+
+    /// Whether every platform that may have something of the cluster can be seen.
+    fn sees_all(&mut self) -> bool {
+        let Some(platform) = self.hidden() else {
+            return true;
+        };
+        let message = format!(
+            "{platform} has to be seen before the adoption is over; nothing is made until then"
+        );
+        self.note("", None, false, "PlatformUnavailable", || message);
+        false
     }
 
     fn free(&self) -> Free {

@@ -164,7 +164,10 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             );
             state.foreign.remove(&key);
         }
-        Op::Adopted { order } => state.adopted = *order,
+        Op::Adopted { order } => {
+            state.adopted = *order;
+            state.abandoned.clear();
+        }
         Op::Rebind {
             platform,
             from,
@@ -263,6 +266,25 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.infrastructure.remove(key);
             }
         },
+        Op::Abandon {
+            platform,
+            uid,
+            keep,
+        } => {
+            let backend = (platform.clone(), uid.clone());
+            state.used.remove(&backend);
+            state
+                .orphans
+                .retain(|(name, _), one| *name != *platform || one.platform_uid != *uid);
+            if *keep {
+                state.abandoned.insert(backend);
+            } else {
+                state.abandoned.remove(&backend);
+            }
+        }
+        Op::Sweep { platform, uid } => {
+            (state.abandoned).remove(&(platform.clone(), uid.clone()));
+        }
         Op::Observed { generation } => state.observed_generation = *generation,
     }
 }

@@ -132,6 +132,9 @@ impl Planner<'_> {
         if self.state.deleting {
             words.extend(self.blocking_infrastructure());
         }
+        if self.state.deleting {
+            words.extend(self.blocking_orphans());
+        }
         if self.state.deleting && self.input.orphan_hold && !self.state.orphans.is_empty() {
             let count = self.state.orphans.len();
             words.push(format!(
@@ -146,6 +149,21 @@ impl Planner<'_> {
             kind: ConditionKind::DeletionBlocked,
         };
         self.hold(key, "PlatformUnavailable", &words.join("; "));
+    }
+
+    /// Orphans that cannot be swept where they are.
+    fn blocking_orphans(&self) -> Vec<String> {
+        let mut blocked: BTreeMap<&str, usize> = BTreeMap::new();
+        for ((platform, _), orphan) in &self.state.orphans {
+            let view = self.input.platforms.get(platform);
+            if !view.is_some_and(|view| view.sees(&orphan.platform_uid)) {
+                *blocked.entry(platform).or_default() += 1;
+            }
+        }
+        let words = blocked.into_iter().map(|(platform, count)| {
+            format!("{count} without a record on {platform}, which cannot be seen")
+        });
+        words.collect()
     }
 
     /// Ends back-offs that are over and about what nobody wants any more, so that they do not pile up.

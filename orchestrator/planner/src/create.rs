@@ -23,7 +23,7 @@ impl Planner<'_> {
             .own(group)
             .filter(|&at| {
                 let mark = &self.marks[at];
-                let goes = mark.dead || mark.leaving || self.is_renewed(at);
+                let goes = mark.dead || mark.leaving || mark.surplus || self.is_renewed(at);
                 !(goes || first && mark.sick)
             })
             .count();

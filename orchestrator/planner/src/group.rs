@@ -8,8 +8,8 @@ use drover_core::{
 use uuid::Uuid;
 
 use crate::{
-    BackOffKey, BackOffKind, ConditionKey, ConditionKind, Op, PLATFORM_BREAKER_MIN,
-    PLATFORM_BREAKER_PERCENT, Planner,
+    BackOffKey, BackOffKind, ConditionKey, ConditionKind, Op, PLATFORM_BREAKER_PAUSE, Planner,
+    most_troubled,
 };
 
 /// What there is of a group, under the worst truth of what is unknown.
@@ -35,13 +35,10 @@ impl Planner<'_> {
             });
             return;
         }
+        let rolls = self.state.rollouts.contains_key(&group.path);
+        self.scale_away(at);
         self.replace_dead(at);
         let successors = self.replace_sick(at);
-        let rolls = self.state.rollouts.contains_key(&group.path);
-        if !rolls && !group.hands_on_storage() {
-            // Nobody stands beside the others for an update yet: who is too many is scaled away, and not replaced.
-            self.remove_surplus(at, successors);
-        }
         // Where one goes at a time, those who were named and are too many are not replaced meanwhile.
         let too_many = self.tally(at).certain.len() > Self::size(group) + successors;
         let spare = if too_many && !rolls && self.one_goes(at) {
@@ -50,6 +47,7 @@ impl Planner<'_> {
             self.renew(at).max(successors)
         };
         self.remove_surplus(at, spare);
+        self.record_surplus(at);
         self.assign_roles(at);
         self.create(at, spare, new_id);
         self.judge_promotion(at);
@@ -151,7 +149,7 @@ impl Planner<'_> {
         let spec = &self.input.groups[group];
         let mut sick: Vec<usize> = self
             .own(group)
-            .filter(|&at| self.marks[at].sick && self.is_removable(at))
+            .filter(|&at| self.marks[at].sick && !self.marks[at].surplus && self.is_removable(at))
             .collect();
         if sick.is_empty() {
             return 0;
@@ -271,7 +269,7 @@ impl Planner<'_> {
         let Some(view) = self.input.platforms.get(platform) else {
             return true;
         };
-        let most = PLATFORM_BREAKER_MIN.max(view.total * PLATFORM_BREAKER_PERCENT / 100);
+        let most = most_troubled(view.total);
         let open = view.sick > most;
         if open {
             let message = format!(
@@ -279,6 +277,8 @@ impl Planner<'_> {
                 view.sick
             );
             self.block_remediation(group, &message);
+            // Whoever recovers is of another cluster, and nobody tells this one.
+            self.wake(self.input.now + PLATFORM_BREAKER_PAUSE);
         }
         open
     }
@@ -294,7 +294,7 @@ impl Planner<'_> {
         });
     }
 
-    fn remove_surplus(&mut self, group: usize, spare: usize) {
+    pub(crate) fn remove_surplus(&mut self, group: usize, spare: usize) {
         let spec = &self.input.groups[group];
         let tally = self.tally(group);
         let surplus = tally.certain.len().saturating_sub(Self::size(spec) + spare);

@@ -22,6 +22,7 @@ mod platform;
 mod remove;
 mod requests;
 mod rollout;
+mod scale;
 mod small;
 mod spread;
 mod standby;
@@ -38,7 +39,7 @@ pub use apply::apply;
 pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEASE_TIMEOUT};
 pub use order::Leaving;
 pub use plan::{Call, Input, Note, Op, Plan, Renewal};
-pub use platform::{Domains, Limits, PlatformView, Shortage};
+pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
 pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Foreign, Orphan,
@@ -50,10 +51,12 @@ pub use state::{
 pub const MAX_ROWS: usize = 45;
 /// Cadence at which what has failed for good is tried all the same.
 pub const SLOW_CADENCE: Millis = 10 * 60 * 1000;
-/// So many nodes of a platform may be sick, over all clusters, before none of them is replaced any more.
-pub const PLATFORM_BREAKER_MIN: u32 = 3;
+/// So many nodes of a platform may be in trouble, over all clusters, before none of them is replaced any more.
+const PLATFORM_BREAKER_MIN: u32 = 3;
 /// The same, as a percentage of all its nodes; the larger of both counts.
-pub const PLATFORM_BREAKER_PERCENT: u32 = 20;
+const PLATFORM_BREAKER_PERCENT: u32 = 20;
+/// How long a cluster waits before it looks again whether fewer are.
+const PLATFORM_BREAKER_PAUSE: Millis = 10_000;
 
 /// What this plan makes of a node, beyond the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +77,8 @@ struct Mark {
     available: bool,
     /// Sick: it runs, and should be replaced.
     sick: bool,
+    /// Nobody comes instead of it, since its group is to be smaller: it leaves, or waits until it may.
+    surplus: bool,
     /// Its role, as this plan leaves it.
     role: Role,
     /// Its removal waits for its drain.
@@ -95,6 +100,8 @@ struct Planner<'a> {
     starts: Vec<u32>,
     /// Positions of ordered groups that have nodes beyond a free low ordinal.
     gaps: BTreeSet<usize>,
+    /// How many of a group are still to go without a successor, by position of the group.
+    owed: BTreeMap<usize, usize>,
     /// Failures that this plan has counted already, so that one cause counts once.
     failed: Vec<BackOffKey>,
     /// Back-offs as this plan leaves them.
@@ -133,6 +140,7 @@ pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
         members: Vec::new(),
         starts: Vec::new(),
         gaps: BTreeSet::new(),
+        owed: BTreeMap::new(),
         failed: Vec::new(),
         backoffs: BTreeMap::new(),
         closed: Vec::new(),
@@ -299,8 +307,10 @@ impl Planner<'_> {
             | Op::Grown { .. }
             | Op::Vacated { .. }
             | Op::Adopted { .. }
-            // No plan does it.
+            // No plan does these.
             | Op::Rebind { .. }
+            | Op::Abandon { .. }
+            | Op::Sweep { .. }
             | Op::Observed { .. } => {}
         }
         self.plan.ops.push(op);

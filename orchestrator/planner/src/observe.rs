@@ -103,14 +103,27 @@ impl<'a> Planner<'a> {
         let judged = node.state == NodeState::Unhealthy;
         let late = late && (!judged || node.state_time >= self.input.process_start);
         if refuted || late {
-            return true;
+            // By then every other node was asked, too: if many do not answer, it is not the nodes.
+            let since = if judged {
+                node.state_time
+            } else {
+                self.input.now
+            };
+            let due = since.max(view.calm_since) + millis(health.interval + health.timeout);
+            if self.input.now < due {
+                self.wake(due);
+            }
+            return self.input.now >= due;
         }
         let since = if judged {
             node.state_time
         } else {
             self.input.now
         };
-        let from = since.max(view.visible_since).max(self.input.process_start);
+        let from = since
+            .max(view.visible_since)
+            .max(view.calm_since)
+            .max(self.input.process_start);
         let due = from + millis(health.interval) * u64::from(health.failure_threshold);
         if self.input.now < due {
             self.wake(due);
@@ -430,7 +443,7 @@ impl<'a> Planner<'a> {
 
     /// Marks a node for removal; the only place where the intent to delete a node comes from.
     pub(crate) fn intend(&mut self, at: usize, reason: RemovalReason) {
-        let retain = self.retains(at, reason);
+        let retain = self.retains(at, reason) || self.goes_for_surplus(at, reason);
         self.intend_with(at, reason, retain);
     }
 

@@ -1,5 +1,7 @@
 //! Things of ours that no record knows: swept after a grace, unless the store itself may be behind.
 
+use std::collections::BTreeMap;
+
 use drover_core::{
     Node, NodeState, Sym,
     node::{Call, ProbeResult, Removal, RemovalReason, Seen},
@@ -7,6 +9,16 @@ use drover_core::{
 };
 
 use crate::{ConditionKey, ConditionKind, Op, Orphan, Planner};
+
+/// So many are named where there are many.
+const NAMED: usize = 3;
+const RESTORED: &str = "the store was restored; they are swept once a person says so: \
+                        drover-orchestrator store confirm-restore";
+const ABANDONED: &str = "its platform was abandoned; drover abandon --delete-nodes deletes them, drover apply --adopt \
+                         takes them in";
+const IGNORED: &str = "the spec ignores orphans; with orphans: Delete they are swept, drover apply --adopt takes them in";
+const OUT_OF_SIGHT: &str =
+    "it cannot be seen, so they cannot be swept; bring it back, or drover abandon gives it up";
 
 impl Planner<'_> {
     /// Conditions that freeze a cluster; found before anything else is decided.
@@ -17,8 +29,11 @@ impl Planner<'_> {
             .iter()
             .find(|(_, orphan)| orphan.sequence >= self.state.next_sequence);
         self.behind = behind.is_some();
+        // What is made while a platform cannot be seen would be too many once it shows what is to be taken in.
         self.adopting = self.state.adopts()
-            && !(self.state.orphans.is_empty() && self.state.foreign.is_empty());
+            && !(self.state.orphans.is_empty()
+                && self.state.foreign.is_empty()
+                && self.hidden().is_none());
         if let Some(((platform, _), orphan)) = behind {
             let message = format!(
                 "{platform} shows request number {} of this cluster, and this store never gave out more than {}: the \
@@ -61,16 +76,15 @@ impl Planner<'_> {
         if self.state.orphans.is_empty() {
             return;
         }
-        // Who deletes the cluster means everything that is its own.
-        let held =
-            self.input.orphan_hold || self.state.adopts() || (self.behind && !self.state.deleting);
-        let ignored = self.input.orphans == OrphanPolicy::Ignore && !self.state.deleting;
-        let orphans: Vec<(&(Sym, Box<str>), &Orphan)> = self.state.orphans.iter().collect();
-        for ((platform, node_id), orphan) in orphans {
+        let mut kept: BTreeMap<(&Sym, &'static str), Vec<&str>> = BTreeMap::new();
+        let state = self.state;
+        for ((platform, node_id), orphan) in &state.orphans {
             let why = format!("{node_id} on {platform} is ours and has no record");
-            if held || ignored {
-                let reason = if held { "StoreBehind" } else { "Orphan" };
+            if let Some((reason, stays)) = self.keeps_orphan(platform, orphan) {
                 self.note(&orphan.group, None, false, reason, || why);
+                if !stays.is_empty() {
+                    kept.entry((platform, stays)).or_default().push(node_id);
+                }
                 continue;
             }
             let due = orphan.since + self.input.orphan_grace;
@@ -79,15 +93,16 @@ impl Planner<'_> {
                 self.note_until(&orphan.group, None, false, "Grace", Some(due), || why);
                 continue;
             }
-            let visible = self
-                .input
-                .platforms
-                .get(platform)
-                .is_some_and(|view| view.sees(&orphan.platform_uid));
-            if !visible || self.full() {
+            if !self.sees_orphan(platform, orphan) {
+                kept.entry((platform, OUT_OF_SIGHT))
+                    .or_default()
+                    .push(node_id);
                 continue;
             }
-            let adopted = self.input.orphans == OrphanPolicy::Adopt && !self.state.deleting;
+            if self.full() {
+                continue;
+            }
+            let adopted = self.input.orphans == OrphanPolicy::Adopt && !state.deleting;
             if adopted && self.paths.contains_key(&*orphan.group) {
                 self.keep_orphan(platform, node_id, orphan);
                 continue;
@@ -99,6 +114,58 @@ impl Planner<'_> {
             });
             self.plan.again = true;
         }
+        self.state_orphans(&kept);
+    }
+
+    fn sees_orphan(&self, platform: &Sym, orphan: &Orphan) -> bool {
+        let view = self.input.platforms.get(platform);
+        view.is_some_and(|view| view.sees(&orphan.platform_uid))
+    }
+
+    /// Why an orphan is not swept, however old it is: in one word, and for people. Who deletes the cluster means
+    /// everything that is its own.
+    fn keeps_orphan(
+        &self,
+        platform: &Sym,
+        orphan: &Orphan,
+    ) -> Option<(&'static str, &'static str)> {
+        let backend = (platform.clone(), orphan.platform_uid.clone());
+        if self.input.orphan_hold {
+            return Some(("StoreBehind", RESTORED));
+        }
+        // The order, and the condition of a store that is behind, say it already.
+        if self.state.adopts() || (self.behind && !self.state.deleting) {
+            return Some(("StoreBehind", ""));
+        }
+        if self.state.deleting {
+            return None;
+        }
+        if self.state.abandoned.contains(&backend) {
+            return Some(("Abandoned", ABANDONED));
+        }
+        (self.input.orphans == OrphanPolicy::Ignore).then_some(("Orphan", IGNORED))
+    }
+
+    fn state_orphans(&mut self, kept: &BTreeMap<(&Sym, &'static str), Vec<&str>>) {
+        if kept.is_empty() {
+            return;
+        }
+        let words: Vec<String> = kept
+            .iter()
+            .map(|((platform, why), ids)| {
+                let more = if ids.len() > NAMED { ", …" } else { "" };
+                let named = ids[..ids.len().min(NAMED)].join(", ");
+                format!(
+                    "{} of ours without a record on {platform} ({named}{more}): {why}",
+                    ids.len()
+                )
+            })
+            .collect();
+        let key = ConditionKey {
+            group: "".into(),
+            kind: ConditionKind::Orphans,
+        };
+        self.hold(key, "Kept", &words.join("; "));
     }
 
     fn record(&self, platform: &Sym, node_id: &str, orphan: &Orphan) -> Node {

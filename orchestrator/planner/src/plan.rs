@@ -251,6 +251,22 @@ pub enum Op {
         /// Whether nothing is left under the old uid.
         last: bool,
     },
+    /// A backend is given up, with what it was last seen to have.
+    Abandon {
+        /// Name of the platform.
+        platform: Sym,
+        /// Uid of the backend.
+        uid: Sym,
+        /// Whether what it may show after all is left alone.
+        keep: bool,
+    },
+    /// What a backend shows after it was given up is swept after all.
+    Sweep {
+        /// Name of the platform.
+        platform: Sym,
+        /// Uid of the backend.
+        uid: Sym,
+    },
     /// The record is about this generation from now on.
     Observed {
         /// The generation.

@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use drover_core::{Millis, Sym};
+use drover_core::{
+    Millis, Node, NodeState, Sym,
+    node::{Removal, RemovalReason},
+};
+
+use crate::{PLATFORM_BREAKER_MIN, PLATFORM_BREAKER_PERCENT};
 
 /// Failure domains of a platform: name to topology labels.
 pub type Domains = BTreeMap<Sym, BTreeMap<Sym, Sym>>;
@@ -42,10 +47,12 @@ pub struct PlatformView {
     pub no_capacity: Vec<Shortage>,
     /// Its failure domains.
     pub domains: Arc<Domains>,
-    /// Sick nodes on it, over all clusters.
+    /// Nodes on it that are in trouble (`is_troubled`), over all clusters.
     pub sick: u32,
     /// Nodes on it, over all clusters.
     pub total: u32,
+    /// When there were too many last: who was judged by then may only not have been asked again since.
+    pub calm_since: Millis,
     /// Whether it has ended all calls of earlier processes of ours: none of them begins to make anything any more.
     pub fenced: bool,
     /// Whether it can give nodes another owner.
@@ -79,6 +86,24 @@ impl Default for Limits {
             replay_delay: 60_000,
             call_timeout: 60_000,
         }
+    }
+}
+
+/// So many nodes of a platform may be in trouble before none of them is replaced any more.
+#[must_use]
+pub fn most_troubled(total: u32) -> u32 {
+    PLATFORM_BREAKER_MIN.max(total * PLATFORM_BREAKER_PERCENT / 100)
+}
+
+/// Whether a node counts against its platform: it is sick, is being replaced because it was, or was well and did not
+/// answer its last probe. Many of these at a time have one cause, which replacing them does not cure.
+#[must_use]
+pub fn is_troubled(node: &Node) -> bool {
+    let replaced = |removal: Removal| removal.reason == RemovalReason::Sick;
+    match node.state {
+        NodeState::Unhealthy => true,
+        NodeState::Ready => node.probe.bad > 0,
+        _ => node.removal.is_some_and(replaced),
     }
 }
 

@@ -133,6 +133,7 @@ impl Planner<'_> {
         let mark = &self.marks[at];
         !mark.forgotten
             && !mark.dead
+            && !mark.surplus
             && (self.state.nodes[at].marked
                 || self.is_expired(at)
                 || self.is_misplaced(at)
@@ -193,7 +194,8 @@ impl Planner<'_> {
     /// Records how far a renewal is: when it began, and when it came on last.
     fn follow_rollout(&mut self, group: usize, progress: &Progress) {
         let spec = &self.input.groups[group];
-        let before = self.state.rollouts.get(&spec.path);
+        let before = self.rollout(&spec.path);
+        let before = before.as_ref();
         let counts = (progress.ready as u32, progress.left.len() as u32);
         let (ready, left) = counts;
         let now = self.input.now;
@@ -217,6 +219,8 @@ impl Planner<'_> {
                 progress: now,
                 ready,
                 left,
+                size: before.map_or(0, |before| before.size),
+                surplus: before.map_or(0, |before| before.surplus),
             }),
         };
         if before != to.as_ref() {
@@ -331,11 +335,16 @@ impl Planner<'_> {
 
     /// Whether nodes of a group are being renewed, as this plan leaves it.
     pub(crate) fn rolls(&self, path: &Sym) -> bool {
+        self.rollout(path).is_some()
+    }
+
+    /// The renewal of nodes of a group, as this plan leaves it.
+    pub(crate) fn rollout(&self, path: &Sym) -> Option<Rollout> {
         let changed = self.plan.ops.iter().rev().find_map(|op| match op {
-            Op::Rollout { group, to } if group == path => Some(to.is_some()),
+            Op::Rollout { group, to } if group == path => Some(to.clone()),
             _ => None,
         });
-        changed.unwrap_or_else(|| self.state.rollouts.contains_key(path))
+        changed.unwrap_or_else(|| self.state.rollouts.get(path).cloned())
     }
 
     /// Ends the record of updates of groups that are gone.

@@ -53,6 +53,8 @@ pub struct State {
     pub conditions: SmallMap<ConditionKey, Condition>,
     /// Every backend that it ever used: name of the platform, uid.
     pub used: BTreeSet<(Sym, Sym)>,
+    /// Backends that were given up. What they show of the cluster all the same is left alone.
+    pub abandoned: BTreeSet<(Sym, Sym)>,
     /// Number of the last order to adopt what is shown of it and has no record. 0: there was none.
     pub adopt: u64,
     /// Number of the last such order that was carried out.
@@ -182,6 +184,11 @@ pub struct Rollout {
     pub ready: u32,
     /// Nodes that are still to be renewed.
     pub left: u32,
+    /// Nodes that the group was to have when that was looked at last. 0: not known.
+    pub size: u32,
+    /// Nodes that are to go without a successor, because the group got smaller. Beyond these, who is too many stands
+    /// beside one that it replaces.
+    pub surplus: u32,
 }
 
 /// Which condition: of the cluster (empty group) or of a group.
@@ -217,6 +224,7 @@ pub enum ConditionKind {
     WaitingForInfrastructure,
     UpdateBlocked,
     PromotionFailed,
+    Orphans,
 }
 
 impl ConditionKind {
@@ -241,6 +249,7 @@ impl ConditionKind {
             Self::WaitingForInfrastructure => "WaitingForInfrastructure",
             Self::UpdateBlocked => "UpdateBlocked",
             Self::PromotionFailed => "PromotionFailed",
+            Self::Orphans => "Orphans",
         }
     }
 }

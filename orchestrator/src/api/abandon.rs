@@ -1,6 +1,9 @@
 //! Giving up what was recorded on a backend that will never answer again.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use drover_core::{Error, Millis, Reason, Result, Sym};
 use drover_planner::{Op, Plan};
@@ -31,6 +34,7 @@ impl Api {
         let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let Some(backend) = chosen(&cluster.inner.lock(), &request)? else {
+            self.sweep_after_all(&cluster, &request).await?;
             // It was abandoned before, or is proven free of the cluster.
             self.shared.require_platform(&request.platform)?;
             let revision = self.shared.revision();
@@ -40,13 +44,25 @@ impl Api {
                 revision,
             });
         };
-        self.refuse_reachable(&backend)?;
+        let reachable = self.refuse_reachable(&backend);
+        let again = cluster.inner.lock().state.abandoned.contains(&backend);
+        if reachable.is_err() && again && request.delete_nodes {
+            self.sweep_after_all(&cluster, &request).await?;
+            let revision = self.shared.revision();
+            return Ok(pb::AbandonPlatformResponse {
+                cluster: Some(self.shown(&cluster)),
+                nodes: Vec::new(),
+                revision,
+            });
+        }
+        reachable?;
+        let keep = !request.delete_nodes;
         let mut nodes = Vec::new();
         let mut turns = 0;
         loop {
             let now = self.shared.now();
             let (step, plan, ids, last) =
-                next_step(&cluster, &mut cluster.inner.lock(), &backend, now);
+                next_step(&cluster, &cluster.inner.lock(), &backend, keep, now);
             match self
                 .shared
                 .store
@@ -70,11 +86,6 @@ impl Api {
                 break;
             }
         }
-        {
-            let mut inner = cluster.inner.lock();
-            inner.state.used.remove(&backend);
-            self.shared.changed(&cluster, &mut inner);
-        }
         self.shared.queue.push(cluster.uid, Urgency::Bulk);
         let revision = self.shared.revision();
         Ok(pb::AbandonPlatformResponse {
@@ -88,29 +99,96 @@ impl Api {
         let Some(registered) = self.shared.platform(platform) else {
             return Ok(());
         };
-        if registered.platform.registration().uid == **uid
-            && registered.platform.is_visible(self.shared.now())
-        {
-            let message = format!(
-                "{platform} answers; delete or change what is there instead of abandoning it"
-            );
-            return Err(Error::new(Reason::PlatformReachable, message));
+        if registered.platform.registration().uid != **uid {
+            return Ok(());
         }
-        Ok(())
+        let (unseen, wait) = registered.platform.unseen(self.shared.now());
+        if unseen >= wait {
+            return Ok(());
+        }
+        let left = Duration::from_millis(wait - unseen);
+        let message = if registered.platform.vanished_count() > 0 {
+            format!(
+                "{platform} answers, and lost many nodes at once; confirm the loss instead of abandoning it"
+            )
+        } else if registered.platform.is_visible(self.shared.now()) {
+            format!("{platform} answers; delete or change what is there instead of abandoning it")
+        } else {
+            format!(
+                "{platform} was looked for in vain for {} only, and may answer again; it can be abandoned in {}",
+                seconds(unseen),
+                seconds(wait - unseen)
+            )
+        };
+        Err(Error::new(Reason::PlatformReachable, message).with_retry_after(left))
+    }
+
+    /// What a backend that was abandoned before shows all the same is swept, if that is asked for now.
+    async fn sweep_after_all(
+        &self,
+        cluster: &Cluster,
+        request: &pb::AbandonPlatformRequest,
+    ) -> Result<()> {
+        for _ in 0..MAX_TURNS {
+            let now = self.shared.now();
+            let (step, plan) = {
+                let inner = cluster.inner.lock();
+                let named = |uid: &Sym| {
+                    request
+                        .platform_uid
+                        .as_ref()
+                        .is_none_or(|own| **uid == **own)
+                };
+                let ops: Vec<Op> = (inner.state.abandoned.iter())
+                    .filter(|(name, uid)| **name == *request.platform && named(uid))
+                    .map(|(platform, uid)| Op::Sweep {
+                        platform: platform.clone(),
+                        uid: uid.clone(),
+                    })
+                    .collect();
+                if !request.delete_nodes || ops.is_empty() {
+                    return Ok(());
+                }
+                let mut step = step::encode_step(&inner, &ops, &[], now);
+                (step.uid, step.expect_desired) = (cluster.uid, None);
+                let plan = Plan {
+                    ops,
+                    ..Plan::default()
+                };
+                (step, plan)
+            };
+            let owned = self.shared.shards.of(cluster.uid);
+            match self.shared.store.step(owned, step, Lane::Bulk).await {
+                Ok(done) => {
+                    step::take_over(&self.shared, cluster, &plan, Vec::new(), done, now);
+                    self.shared.queue.push(cluster.uid, Urgency::Bulk);
+                    return Ok(());
+                }
+                Err(error) if error.reason() == Reason::Conflict => {
+                    tokio::time::sleep(super::SHORT_WAIT).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::unavailable(
+            "the cluster changes too fast; try again",
+        ))
     }
 }
 
 /// The backend that is meant. None: the cluster has nothing there.
 fn chosen(inner: &Inner, request: &pb::AbandonPlatformRequest) -> Result<Option<Backend>> {
-    let used: Vec<&Backend> = inner
-        .state
-        .used
-        .iter()
-        .filter(|(name, _)| **name == *request.platform)
+    // What is there without a record blocks as much as what has one.
+    let orphans = inner.state.orphans.iter();
+    let mut used: BTreeSet<Backend> = orphans
+        .map(|((name, _), one)| (name.clone(), one.platform_uid.clone()))
         .collect();
+    used.extend(inner.state.used.iter().cloned());
+    used.retain(|(name, _)| **name == *request.platform);
     match &request.platform_uid {
         Some(uid) => match used.iter().find(|(_, own)| **own == **uid) {
-            Some(backend) => Ok(Some((*backend).clone())),
+            Some(backend) => Ok(Some(backend.clone())),
+            None if inner.state.abandoned.iter().any(|(_, own)| **own == **uid) => Ok(None),
             None => Err(Error::not_found("backend", uid.as_str())),
         },
         None if used.len() > 1 => {
@@ -120,15 +198,16 @@ fn chosen(inner: &Inner, request: &pb::AbandonPlatformRequest) -> Result<Option<
                 format!("is missing; expected one of {}", uids.join(", ")),
             ))
         }
-        None => Ok(used.first().map(|backend| (*backend).clone())),
+        None => Ok(used.first().cloned()),
     }
 }
 
 /// The next step, what it does, the nodes that it drops, and whether it is the last one.
 fn next_step(
     cluster: &Cluster,
-    inner: &mut Inner,
+    inner: &Inner,
     backend: &Backend,
+    keep: bool,
     now: Millis,
 ) -> (Step, Plan, Vec<String>, bool) {
     let (platform, uid) = backend;
@@ -200,11 +279,14 @@ fn next_step(
         events.extend(told);
     }
     // The last step also says that nothing of the cluster is there any more.
-    let used = last && inner.state.used.remove(backend);
-    let mut step = step::encode_step(inner, &ops, &[], now);
-    if used {
-        inner.state.used.insert(backend.clone());
+    if last {
+        ops.push(Op::Abandon {
+            platform: platform.clone(),
+            uid: uid.clone(),
+            keep: keep && !inner.state.deleting,
+        });
     }
+    let mut step = step::encode_step(inner, &ops, &[], now);
     step.uid = cluster.uid;
     step.expect_desired = None;
     step.events = events;
@@ -217,4 +299,9 @@ fn next_step(
         ids,
         last,
     )
+}
+
+/// A span for people, up to the next second.
+fn seconds(span: Millis) -> String {
+    format!("{} s", span.div_ceil(1000))
 }

@@ -192,8 +192,9 @@ impl Api {
         }
         if request.validate_only {
             let (registration, outcome) = preview(before, spec, request.rebind_uid);
-            let platform = Platform::new(wanted.name.as_str().into(), registration)
-                .to_proto(self.shared.now());
+            let now = self.shared.now();
+            let platform =
+                Platform::new(wanted.name.as_str().into(), registration, now).to_proto(now);
             let revision = self.shared.revision();
             return Ok(pb::RegisterPlatformResponse {
                 platform: Some(platform),

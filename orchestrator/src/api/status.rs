@@ -187,6 +187,7 @@ fn is_trouble(kind: ConditionKind) -> bool {
         | ConditionKind::ProbeUnreachable
         | ConditionKind::UpdateBlocked
         | ConditionKind::PromotionFailed
+        | ConditionKind::Orphans
         | ConditionKind::Failed
         | ConditionKind::InfrastructureFailed
         | ConditionKind::Paused => true,

@@ -76,6 +76,7 @@ fn plan(state: &State) -> drover_planner::Plan {
         domains: std::sync::Arc::default(),
         sick: 0,
         total: 1,
+        calm_since: 0,
         fenced: true,
         adopts: false,
     };

@@ -132,6 +132,8 @@ pub(super) struct HeadState {
     pub(super) grown: Vec<GrownRow>,
     #[prost(message, repeated, tag = "12")]
     pub(super) vacated: Vec<VacatedRow>,
+    #[prost(message, repeated, tag = "13")]
+    pub(super) abandoned: Vec<Used>,
 }
 
 /// What becomes of the storage of a group; true: it is deleted.
@@ -177,6 +179,10 @@ pub(super) struct RolloutRow {
     pub(super) ready: u32,
     #[prost(uint32, tag = "6")]
     pub(super) left: u32,
+    #[prost(uint32, tag = "7")]
+    pub(super) size: u32,
+    #[prost(uint32, tag = "8")]
+    pub(super) surplus: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -87,6 +87,8 @@ fn what_a_head_says_of_groups_survives() {
             progress: 2,
             ready: 3,
             left: 4,
+            size: 5,
+            surplus: 6,
         },
     );
     state

@@ -84,6 +84,7 @@ impl Platform {
             domains: Arc::clone(&inner.domains),
             sick: inner.sick,
             total: inner.total,
+            calm_since: inner.calm_since,
             fenced: inner.fenced,
             adopts: (inner.handshake.as_deref())
                 .is_some_and(|handshake| has(handshake, wire::Capability::Adopt)),
@@ -161,8 +162,7 @@ impl Platform {
                 &message,
             ));
         }
-        let most = drover_planner::PLATFORM_BREAKER_MIN
-            .max(inner.total * drover_planner::PLATFORM_BREAKER_PERCENT / 100);
+        let most = drover_planner::most_troubled(inner.total);
         if inner.sick > most {
             let message = format!(
                 "{} of {} nodes are sick, more than {most}: none of them is replaced",

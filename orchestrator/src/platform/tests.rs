@@ -8,7 +8,7 @@ fn platform() -> Platform {
         uid: "u".into(),
         ..Registration::default()
     };
-    let platform = Platform::new("p".into(), registration);
+    let platform = Platform::new("p".into(), registration, 0);
     let routes = tonic::service::Routes::default();
     let client = PlatformClient::new(drover_client::in_process(routes));
     platform.connected(
@@ -122,7 +122,7 @@ fn capacity_is_asked_for_again_later_each_time_and_by_class() {
 fn many_that_vanish_at_once_hide_the_platform_until_the_right_number_is_confirmed() {
     let platform = platform();
     platform.snapshot_complete(1_000, time(1));
-    platform.count(20, 0);
+    platform.count(20, 0, 1_000);
     assert!(!platform.vanished(4, 1_000), "a fifth may vanish");
     assert!(
         !platform.vanished(4, 1_000 + LOSS_WINDOW + 1),
@@ -138,4 +138,38 @@ fn many_that_vanish_at_once_hide_the_platform_until_the_right_number_is_confirme
     );
     platform.confirm_loss(5, 70_000).unwrap();
     assert!(platform.is_visible(70_000));
+}
+
+#[test]
+fn a_platform_is_gone_for_good_only_after_it_was_looked_for_for_longer_than_it_may_take_to_show_itself()
+ {
+    let platform = platform();
+    let (unseen, wait) = platform.unseen(1_000);
+    assert!(unseen == 1_000 && wait > 15_000, "{unseen} {wait}");
+    platform.snapshot_complete(5_000, time(1));
+    assert_eq!(platform.unseen(6_000).0, 1_000);
+    platform.heartbeat(7_000, time(1));
+    assert_eq!(
+        platform.unseen(8_000).0,
+        3_000,
+        "its backend was not read since"
+    );
+    platform.heartbeat(9_000, time(2));
+    platform.doubt();
+    platform.lost(&Error::unavailable("away"), "away");
+    assert_eq!(platform.unseen(9_000 + wait).0, wait);
+}
+
+#[test]
+fn nobody_is_judged_by_what_was_seen_while_too_many_were_in_trouble() {
+    let platform = platform();
+    platform.count(100, 20, 1_000);
+    assert_eq!(
+        platform.view(2_000).calm_since,
+        0,
+        "a fifth is not too many"
+    );
+    platform.count(0, 1, 3_000);
+    platform.count(0, -1, 4_000);
+    assert_eq!(platform.view(5_000).calm_since, 4_000);
 }

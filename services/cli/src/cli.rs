@@ -130,6 +130,9 @@ pub(crate) enum Command {
         /// Uid of the backend [default: the only one that the cluster has there]
         #[arg(long)]
         uid: Option<String>,
+        /// Delete nodes that it shows all the same, should it ever answer again; otherwise they are left alone
+        #[arg(long)]
+        delete_nodes: bool,
         /// Do not ask
         #[arg(short, long)]
         yes: bool,

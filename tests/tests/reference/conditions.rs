@@ -109,6 +109,12 @@ const TEXTS: &[(&str, &str, &str, &str)] = &[
         "Take them over with `drover apply --adopt`, remove them where they come from (it ends by itself), or use another name.",
     ),
     (
+        "Orphans",
+        "cluster",
+        "A platform shows nodes of this cluster that no record knows, and they are not swept: their platform was abandoned or cannot be seen, the spec says `orphans: Ignore`, or the store was restored. The message names them and says why.",
+        "What the message says. Delete them: `drover abandon NAME --platform PLATFORM --delete-nodes`; take them in: `drover apply --adopt`.",
+    ),
+    (
         "Rejected",
         "group",
         "A platform refuses the spec, in its own words; or a named machine (HostRejected).",

@@ -346,8 +346,14 @@ fn a_backend_that_was_replaced_is_given_up_and_the_new_one_is_used() {
             cluster: "one".to_owned(),
             platform: "sim".to_owned(),
             platform_uid: None,
+            delete_nodes: false,
         };
         let wait = Duration::from_secs(10);
+        let early = world
+            .call(async |client| client.abandon_platform(request.clone(), wait).await)
+            .await;
+        assert_eq!(early.unwrap_err().reason(), Reason::PlatformReachable);
+        world.pass(Duration::from_secs(600)).await;
         let given = world
             .call(async |client| client.abandon_platform(request.clone(), wait).await)
             .await

@@ -196,7 +196,14 @@ async fn a_deletion_that_a_platform_blocks_which_is_gone_for_good_ends_by_abando
         "the deletion waits for an answer"
     );
 
-    let said = drover(&world, &format!("{command} -y")).expect(0, &["2 nodes given up"]);
+    let command = format!("{command} -y");
+    drover(&world, &command).expect(1, &["looked for in vain", "it can be abandoned in"]);
+    let said = drover_testing::wait::until("it may be abandoned", async || {
+        let said = drover(&world, &command);
+        (said.code == 0).then_some(said)
+    })
+    .await;
+    let said = said.expect(0, &["2 nodes given up"]);
     for id in &ids {
         assert!(
             said.out.contains(&format!("node/shop/{id} abandoned")),

@@ -310,7 +310,7 @@ fn an_abandoned_platform_leaves_its_names_in_the_events() {
         world.apply("one", &[("web", 0)]).await;
         world.converge().await;
         world.site.stop();
-        world.pass(Duration::from_secs(60)).await;
+        world.pass(Duration::from_secs(600)).await;
         world.delete("one").await;
         let request = pb::AbandonPlatformRequest {
             cluster: "one".to_owned(),

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use world::{
     Crash, World,
     backend::{Faults, Thing},
-    build::{at_version, group, rolling, stored},
+    build::{at_version, group, rolling, stored, sym},
     removals,
 };
 
@@ -347,4 +347,29 @@ fn what_was_taken_in_is_updated_within_the_budget_and_after_its_first_probes() {
         (node.probe.good, node.probe.answered) = (1, true);
     }
     assert!(pass(&mut world) > 0, "it is renewed");
+}
+
+#[test]
+fn nothing_is_made_in_place_of_what_a_platform_that_cannot_be_seen_yet_may_show() {
+    for seed in 0..30 {
+        println!("seed {seed}");
+        let mut world = World::new(seed, &["a", "b"]);
+        settle_others(&mut world, "data", 3);
+        let before = ids(&world);
+        world.set_reachable(&sym("a"), false);
+        world.want(vec![group("data", 3, &["b", "a"])]);
+        order(&mut world);
+        world.run_for(HOUR);
+        assert!(world.requested.is_empty(), "made while a cannot be seen");
+        assert!(world.state.adopts(), "the order is still open");
+        world.set_reachable(&sym("a"), true);
+        world.settle();
+        world.assert_converged();
+        assert!(!world.state.adopts(), "the order is carried out");
+        assert_eq!(
+            ids(&world),
+            before,
+            "those that were there are those that stay"
+        );
+    }
 }

@@ -10,11 +10,13 @@ use crate::world;
 use std::time::Duration;
 
 use drover_core::{
-    Error, NodeState, Phase,
+    Error, Millis, NodeState, Phase,
     error::Reason,
     spec::{Health, Probe},
 };
-use drover_planner::{Call, ConditionKey, ConditionKind, Foreign, Op, Orphan};
+use drover_planner::{
+    Call, ConditionKey, ConditionKind, Foreign, Op, Orphan, is_troubled, most_troubled,
+};
 use uuid::Uuid;
 use world::{
     Crash, Event, World,
@@ -139,8 +141,113 @@ fn nothing_is_deleted_or_replaced_while_a_platform_cannot_be_seen() {
     world.assert_converged();
 }
 
+/// Clusters of one node each with probes over the network, all on one platform.
+struct Fleet {
+    worlds: Vec<World>,
+    /// How often each is probed, and how many failures make it sick.
+    policies: Vec<(u64, u32)>,
+    /// Whether the network to each node works.
+    reached: Vec<bool>,
+    /// Since when not too many nodes are in trouble.
+    calm_since: Millis,
+    stormy: bool,
+}
+
+impl Fleet {
+    fn new(count: u64, policy: impl Fn(u64) -> (u64, u32)) -> Self {
+        let policies: Vec<(u64, u32)> = (0..count).map(policy).collect();
+        let worlds = (0..count)
+            .zip(&policies)
+            .map(|(seed, (interval, threshold))| {
+                let mut world = World::new(seed, &["a"]);
+                let mut one = group("data", 1, &["a"]);
+                one.health = Some(Health {
+                    probe: Probe::Tcp { port: None },
+                    interval: Duration::from_secs(*interval),
+                    failure_threshold: *threshold,
+                    ..Health::default()
+                });
+                world.want(vec![one]);
+                world
+            });
+        Self {
+            worlds: worlds.collect(),
+            policies,
+            reached: vec![true; count as usize],
+            calm_since: 0,
+            stormy: false,
+        }
+    }
+
+    /// Goes on for so many seconds. What platforms are said to have is what the records and probes of all show.
+    fn run(&mut self, seconds: u64) {
+        for second in 0..seconds {
+            for at in 0..self.worlds.len() {
+                let (interval, _) = self.policies[at];
+                let due = (second + at as u64).is_multiple_of(interval);
+                let nodes = || self.worlds.iter().flat_map(|world| &world.state.nodes);
+                let total = nodes().count() as u32;
+                let sick = nodes().filter(|node| is_troubled(node)).count() as u32;
+                let world = &mut self.worlds[at];
+                let many = sick > most_troubled(total);
+                if self.stormy && !many {
+                    self.calm_since = world.now;
+                }
+                self.stormy = many;
+                for node in &mut world.state.nodes {
+                    if due && node.seen.phase == Phase::Running && node.removal.is_none() {
+                        if self.reached[at] {
+                            (node.probe.good, node.probe.bad) = (1, 0);
+                            node.probe.answered = true;
+                        } else {
+                            node.probe.good = 0;
+                            node.probe.bad = node.probe.bad.saturating_add(1);
+                        }
+                    }
+                }
+                let view = world.views.get_mut("a").unwrap();
+                (view.total, view.sick) = (total, sick);
+                view.calm_since = self.calm_since;
+                world.run_for(Duration::from_secs(1));
+            }
+        }
+    }
+
+    /// How many were removed, or are made anew.
+    fn removed(&self) -> usize {
+        let lost = |world: &World| world.requested.len() - 1 + removed(world);
+        self.worlds.iter().map(lost).sum()
+    }
+}
+
 #[test]
-fn a_thousand_clusters_cut_off_from_their_probes_lose_nothing() {
+fn clusters_of_one_behind_a_cut_network_lose_nobody() {
+    let policies: [fn(u64) -> (u64, u32); 3] = [
+        |_| (10, 3),
+        |_| (10, 1),
+        // Those who are asked often notice first.
+        |at| if at % 10 == 0 { (2, 3) } else { (30, 3) },
+    ];
+    for policy in policies {
+        let mut fleet = Fleet::new(200, policy);
+        fleet.run(120);
+        let ready = |world: &World| world.state.nodes[0].state == NodeState::Ready;
+        assert!(fleet.worlds.iter().all(ready));
+        fleet.reached.fill(false);
+        fleet.run(900);
+        assert_eq!(fleet.removed(), 0);
+        let blocked = |world: &&World| holds(world, "data", ConditionKind::RemediationBlocked);
+        assert_eq!(fleet.worlds.iter().filter(blocked).count(), 200);
+        // The network is back, but for one node.
+        fleet.reached[1..].fill(true);
+        fleet.run(300);
+        assert_eq!(fleet.removed(), 1, "who is really sick is replaced");
+        assert!(fleet.worlds[1..].iter().all(ready));
+    }
+}
+
+#[test]
+fn a_thousand_clusters_whose_probes_never_reached_anybody_lose_nothing() {
     for seed in 0..1_000 {
         let mut world = World::new(seed, &["a"]);
         let mut one = group("data", 1, &["a"]);
@@ -150,26 +257,12 @@ fn a_thousand_clusters_cut_off_from_their_probes_lose_nothing() {
         });
         world.want(vec![one]);
         world.run_for(Duration::from_secs(20));
-        let reached = seed % 2 == 0;
-        if reached {
-            // It was Ready once, and then the orchestrator's network broke.
-            world.state.nodes[0].probe.good = 1;
-            world.state.nodes[0].probe.answered = true;
-            world.run_for(MINUTE);
-            assert_eq!(world.state.nodes[0].state, NodeState::Ready);
-        }
-        world.views.get_mut("a").unwrap().sick = 1_000;
-        world.views.get_mut("a").unwrap().total = 1_000;
         world.state.nodes[0].probe.good = 0;
         world.state.nodes[0].probe.bad = 200;
         world.run_for(HOUR);
         assert_eq!(removed(&world), 0, "seed {seed}");
         assert_eq!(world.requested.len(), 1);
-        let kind = if reached {
-            ConditionKind::RemediationBlocked
-        } else {
-            ConditionKind::ProbeUnreachable
-        };
+        let kind = ConditionKind::ProbeUnreachable;
         assert!(holds(&world, "data", kind), "{:?}", world.state.conditions);
     }
 }
@@ -401,4 +494,65 @@ fn a_request_of_unknown_outcome_is_not_sent_again_while_nothing_may_be_made() {
     world.state.foreign.clear();
     world.settle();
     world.assert_converged();
+}
+
+#[test]
+fn what_an_abandoned_platform_shows_after_all_is_left_alone_until_it_is_asked_for() {
+    for asked in [false, true] {
+        let mut world = World::new(1, &["a", "b"]);
+        world.want(vec![group("data", 3, &["a", "b"])]);
+        world.settle();
+        let before = world.ids();
+        assert!(before.iter().all(|(platform, _)| **platform == *"a"));
+        world.set_reachable(&sym("a"), false);
+        world.run_for(MINUTE);
+        world.abandon(&sym("a"), true);
+        // Who cannot be seen is waited for as long as it is wanted.
+        world.want(vec![group("data", 3, &["b"])]);
+        world.run_for(HOUR);
+        assert_eq!(world.living("data").len(), 3, "three instead of those");
+        world.set_reachable(&sym("a"), true);
+        world.run_for(HOUR);
+        let still = |world: &World| before.iter().filter(|id| world.ids().contains(id)).count();
+        assert_eq!(still(&world), 3, "nobody asked for their removal");
+        assert!(holds(&world, "", ConditionKind::Orphans));
+        if asked {
+            world.sweep(&sym("a"));
+        } else {
+            world.delete();
+        }
+        world.settle();
+        assert_eq!(still(&world), 0);
+        assert!(!holds(&world, "", ConditionKind::Orphans));
+    }
+}
+
+#[test]
+fn an_orphan_on_a_platform_that_went_away_is_named_and_holds_a_deletion_up_until_it_is_abandoned() {
+    let mut world = settled(2);
+    let orphan = Orphan {
+        request: Uuid::from_u128(5),
+        sequence: 1,
+        group: sym("data"),
+        platform_uid: world.views["a"].uid.clone(),
+        since: world.now,
+        last: world.now,
+        ..Orphan::default()
+    };
+    let key = (sym("b"), "stray".into());
+    let orphan = Orphan {
+        platform_uid: world.views["b"].uid.clone(),
+        ..orphan
+    };
+    world.state.orphans.insert(key, orphan);
+    world.set_reachable(&sym("b"), false);
+    world.run_for(HOUR);
+    assert!(holds(&world, "", ConditionKind::Orphans));
+    world.delete();
+    world.run_for(HOUR);
+    assert!(!world.finished);
+    assert!(holds(&world, "", ConditionKind::DeletionBlocked));
+    world.abandon(&sym("b"), false);
+    world.settle();
+    assert!(world.finished);
 }

@@ -201,6 +201,8 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         | Op::Own { .. }
         | Op::Adopted { .. }
         | Op::Rebind { .. }
+        | Op::Abandon { .. }
+        | Op::Sweep { .. }
         | Op::Observed { .. } => None,
     }
 }

@@ -11,7 +11,30 @@ fn abandon(platform: &str, uid: Option<&str>) -> pb::AbandonPlatformRequest {
         cluster: "orders".into(),
         platform: platform.into(),
         platform_uid: uid.map(ToOwned::to_owned),
+        delete_nodes: false,
     }
+}
+
+/// Abandons it as soon as it was looked for in vain for long enough.
+async fn abandoned(
+    world: &World,
+    request: pb::AbandonPlatformRequest,
+) -> pb::AbandonPlatformResponse {
+    until("it may be abandoned", async || {
+        let answer = world.clusters().abandon_platform(request.clone()).await;
+        match answer {
+            Ok(answer) => Some(answer.into_inner()),
+            Err(status) => {
+                let status = refused::<()>(Err(status), Reason::PlatformReachable);
+                assert!(
+                    status.message().contains("can be abandoned in"),
+                    "{status:?}"
+                );
+                None
+            }
+        }
+    })
+    .await
 }
 
 /// A cluster with a group on a platform that is gone for good, and one on a platform that answers.
@@ -85,11 +108,7 @@ async fn records_on_a_backend_that_never_answers_are_dropped_and_every_node_is_n
         clusters.abandon_platform(abandon("sim", None)).await,
         Reason::PlatformReachable,
     );
-    let answer = clusters
-        .abandon_platform(abandon("gone", None))
-        .await
-        .unwrap()
-        .into_inner();
+    let answer = abandoned(&world, abandon("gone", None)).await;
     let mut dropped = answer.nodes.clone();
     dropped.sort();
     let mut expected = ids.clone();
@@ -140,12 +159,7 @@ async fn a_deletion_that_a_dead_backend_holds_up_ends_when_it_is_abandoned() {
     })
     .await;
     let uid = world.nodes("orders").await[0].platform_uid.clone();
-    let answer = world
-        .clusters()
-        .abandon_platform(abandon("gone", Some(&uid)))
-        .await
-        .unwrap()
-        .into_inner();
+    let answer = abandoned(&world, abandon("gone", Some(&uid))).await;
     assert_eq!(answer.nodes.len(), 3);
     world.gone("orders").await;
     world.stop().await;

@@ -60,6 +60,7 @@ async fn calls_about_a_cluster_that_is_not_there_say_so() {
         cluster: name(),
         platform: "sim".into(),
         platform_uid: None,
+        delete_nodes: false,
     };
     refused(clusters.abandon_platform(abandon).await, Reason::NotFound);
     let get = pb::GetNodeRequest {

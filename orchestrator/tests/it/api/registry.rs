@@ -613,3 +613,47 @@ async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so(
     .await;
     world.stop().await;
 }
+
+#[tokio::test]
+async fn nodes_that_vanished_at_once_stay_in_doubt_when_the_registration_changes() {
+    let world = World::bare(named("one")).await;
+    let (channel, empty) = Polled::over(&world.site);
+    world.sites.put("http://polled", channel.clone());
+    world.sites.put("http://elsewhere", channel);
+    world.register("sim", "http://polled").await.unwrap();
+    world
+        .apply(document("orders", &[("db", 12)]))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    let before = world.nodes("orders").await;
+    let ledger = world.site.backend().ledger().len();
+    empty.store(true, Ordering::Relaxed);
+    until("the loss is noticed", async || {
+        (world.platform("sim").await.vanished_count == 12).then_some(())
+    })
+    .await;
+
+    world.register("sim", "http://elsewhere").await.unwrap();
+    // Longer than a node of this platform may be missing from its lists.
+    let mut polled = None;
+    for _ in 0..4 {
+        until("it was polled again", async || {
+            let now = world.platform("sim").await.observe_time;
+            (now.is_some() && now != polled).then(|| polled = now)
+        })
+        .await;
+    }
+    assert_eq!(world.platform("sim").await.vanished_count, 12);
+    assert_eq!(
+        world.site.backend().ledger().len(),
+        ledger,
+        "nothing was made in their place"
+    );
+    empty.store(false, Ordering::Relaxed);
+    world.ready("orders").await;
+    let ids = |nodes: &[pb::Node]| nodes.iter().map(|n| n.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&world.nodes("orders").await), ids(&before));
+    assert_eq!(world.site.backend().ledger().len(), ledger);
+    world.stop().await;
+}

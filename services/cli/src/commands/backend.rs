@@ -19,12 +19,17 @@ pub(crate) async fn abandon(
     cluster: &str,
     platform: &str,
     uid: Option<String>,
+    delete_nodes: bool,
     yes: bool,
 ) -> Outcome {
     let name = target::cluster(cluster).to_owned();
+    let left = if delete_nodes {
+        "Nodes that it shows, should it ever answer again, are deleted"
+    } else {
+        "Nodes and infrastructure that are still there are yours to remove"
+    };
     let question = format!(
-        "Give up what cluster/{name} has on {platform}? Nodes and infrastructure that are still there are yours to remove, \
-         and what is wanted is made anew."
+        "Give up what cluster/{name} has on {platform}? {left}, and what is wanted is made anew."
     );
     if !yes && !apply::ask(&question)? {
         return Err(Failure::failed("nothing given up"));
@@ -33,6 +38,7 @@ pub(crate) async fn abandon(
         cluster: name.clone(),
         platform: platform.to_owned(),
         platform_uid: uid,
+        delete_nodes,
     };
     let answer = client
         .call(client.api.abandon_platform(request, CALL_TIMEOUT))

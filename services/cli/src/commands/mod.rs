@@ -53,8 +53,9 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
             cluster,
             platform,
             uid,
+            delete_nodes,
             yes,
-        } => backend::abandon(&client()?, &cluster, &platform, uid, yes).await,
+        } => backend::abandon(&client()?, &cluster, &platform, uid, delete_nodes, yes).await,
         Command::Rebind { platform, uid, yes } => {
             backend::rebind(&client()?, &platform, &uid, yes).await
         }

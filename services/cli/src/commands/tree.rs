@@ -255,7 +255,7 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
 }
 
 /// Conditions that are troubles when they hold; the others are troubles when they do not.
-const BAD_WHEN_TRUE: [&str; 18] = [
+const BAD_WHEN_TRUE: [&str; 19] = [
     // Before what it is about.
     "DeletionBlocked",
     "Deleting",
@@ -271,6 +271,7 @@ const BAD_WHEN_TRUE: [&str; 18] = [
     "UpdateBlocked",
     "PromotionFailed",
     "ProbeUnreachable",
+    "Orphans",
     "Draining",
     "Remediating",
     "ScalingUp",

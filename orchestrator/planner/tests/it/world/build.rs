@@ -40,6 +40,7 @@ pub fn view(name: &str) -> PlatformView {
         domains: Arc::default(),
         sick: 0,
         total: 100,
+        calm_since: 0,
         fenced: false,
         adopts: true,
     }

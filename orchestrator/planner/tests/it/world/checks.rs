@@ -13,12 +13,13 @@ use drover_planner::{Call, Op, Plan};
 use super::{World, backend::Thing, build};
 
 impl World {
-    /// Our living things of a group, on all platforms.
+    /// Our living things of a group, on all platforms that were not given up with them.
     pub fn living(&self, group: &str) -> Vec<&Thing> {
         self.platforms
             .values()
             .flat_map(|backend| backend.things.values())
             .filter(|t| t.owner == self.state.uid && *t.group == *group && !t.is_dead())
+            .filter(|t| !self.given_up.contains(&t.id))
             .collect()
     }
 
@@ -81,7 +82,14 @@ impl World {
         let moves = reason == RemovalReason::Surplus
             && policy.replaced == Retention::Retain
             && node.ordinal >= size;
-        if moves && retain && node.storage {
+        // While its group gets smaller nobody can say who has a successor.
+        let shrunk = (self
+            .sizes
+            .iter()
+            .filter(|(_, path, ..)| *path == node.group))
+        .any(|(_, _, most, _)| *most > size as usize);
+        let shrinks = shrunk && policy.scaled == Retention::Retain;
+        if (moves || shrinks) && retain && node.storage {
             return;
         }
         assert_eq!(retain, expected, "{reason:?} of {node:?}");

@@ -14,7 +14,10 @@ pub mod steps;
 
 mod events;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use backend::{Backend, Faults, Thing};
 use drover_core::{
@@ -98,6 +101,8 @@ pub struct World {
     /// The next pass ends in a crash there.
     pub crash: Option<Crash>,
     pub finished: bool,
+    /// Things on platforms that were given up.
+    pub given_up: BTreeSet<String>,
     pub passes: usize,
     /// Requests that were recorded, each with its time.
     pub requested: Vec<Millis>,
@@ -146,6 +151,7 @@ impl World {
             orphans: OrphanPolicy::Delete,
             crash: None,
             finished: false,
+            given_up: BTreeSet::new(),
             passes: 0,
             requested: Vec::new(),
             sizes: Vec::new(),
@@ -214,6 +220,56 @@ impl World {
         self.want(Vec::new());
         self.state.deleting = true;
         self.durable.deleting = true;
+    }
+
+    /// Gives a platform up, with or without what it shows after all.
+    pub fn abandon(&mut self, platform: &Sym, keep: bool) {
+        let uid = self.views[platform].uid.clone();
+        let left = self.platforms[platform].things.keys().cloned();
+        self.given_up.extend(left);
+        let there = |node: &&drover_core::Node| node.platform == *platform;
+        let mut ops: Vec<Op> = self
+            .state
+            .requests
+            .values()
+            .filter(|request| request.platform == *platform)
+            .map(|request| Op::Close {
+                request: request.id,
+                maybe_until: self.now,
+                settled: self.now,
+            })
+            .collect();
+        ops.extend(
+            self.state
+                .nodes
+                .iter()
+                .filter(there)
+                .map(|node| Op::Forget {
+                    slot: node.slot,
+                    reason: "Abandoned",
+                    message: "".into(),
+                    lost: false,
+                }),
+        );
+        ops.push(Op::Abandon {
+            platform: platform.clone(),
+            uid,
+            keep,
+        });
+        for state in [&mut self.state, &mut self.durable] {
+            apply(state, &ops, self.now);
+        }
+    }
+
+    /// What a platform that was given up shows is swept after all.
+    pub fn sweep(&mut self, platform: &Sym) {
+        let op = Op::Sweep {
+            platform: platform.clone(),
+            uid: self.views[platform].uid.clone(),
+        };
+        for state in [&mut self.state, &mut self.durable] {
+            apply(state, std::slice::from_ref(&op), self.now);
+        }
     }
 
     pub fn mark(&mut self, slot: u64) {

@@ -1,0 +1,115 @@
+//! Scaling down: who goes without a successor, at any moment of an update or of a repair, and what becomes of its storage.
+
+use drover_core::{node::RemovalReason, storage::Retention};
+
+use crate::{NO_GROUP, Op, Planner, Rollout};
+
+impl Planner<'_> {
+    /// Removes those that a group has too many of because it is to be smaller. Those that have to wait are marked, so that
+    /// nobody replaces them meanwhile: what becomes of their data is another question than for who is replaced.
+    pub(crate) fn scale_away(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        // Where successors get the storage, places decide who is too many.
+        if spec.hands_on_storage() {
+            return;
+        }
+        let certain = self.tally(group).certain;
+        let beyond = certain.len().saturating_sub(Self::size(spec));
+        // One that died may be one of those.
+        let dead = |at: &usize| self.marks[*at].dead && !self.marks[*at].leaving;
+        let dead = self.own(group).filter(dead).count();
+        let most = (certain.len() + dead).saturating_sub(Self::size(spec));
+        let surplus = match self.rollout(&spec.path) {
+            Some(rollout) => self.surplus_of(group, &rollout, most),
+            None => most.saturating_sub(self.made_ahead(group)),
+        };
+        // Of some it may not be known yet whether they are there.
+        let goes = surplus.min(beyond);
+        let order = self.surplus_order(group, certain, surplus - dead.min(surplus));
+        for &at in &order {
+            self.marks[at].surplus = true;
+        }
+        if goes > 0 {
+            self.remove_surplus(group, beyond - goes);
+        }
+        let left = order.iter().filter(|&&at| self.marks[at].leaving).count();
+        self.owed.insert(group, surplus.saturating_sub(left));
+    }
+
+    /// Whether the storage of a node that is removed for another reason is kept as that of one that is scaled away: while
+    /// some are still to be, nobody can say which of them has a successor.
+    pub(crate) fn goes_for_surplus(&mut self, at: usize, reason: RemovalReason) -> bool {
+        let group = self.marks[at].group;
+        if group == NO_GROUP || !self.state.nodes[at].storage || reason == RemovalReason::Surplus {
+            return false;
+        }
+        let spec = &self.input.groups[usize::from(group)];
+        let policy = spec.storage.as_ref().map(|storage| storage.policy);
+        let kept = policy.is_some_and(|policy| policy.scaled == Retention::Retain);
+        let waiting = self.waiting_surplus(usize::from(group)) > 0;
+        match self.owed.get_mut(&usize::from(group)) {
+            Some(owed) if *owed > 0 => {
+                // It stands for one of them, unless those are known.
+                *owed -= usize::from(!waiting);
+                kept
+            }
+            _ => false,
+        }
+    }
+
+    /// Those of whom it is known that they go without a successor, and that have to wait.
+    fn waiting_surplus(&self, group: usize) -> usize {
+        let waits = |at: &usize| self.marks[*at].surplus && !self.marks[*at].leaving;
+        self.own(group).filter(waits).count()
+    }
+
+    /// How many are still to be scaled away while others are renewed.
+    fn surplus_of(&self, group: usize, rollout: &Rollout, most: usize) -> usize {
+        let size = Self::size(&self.input.groups[group]);
+        let was = match rollout.size {
+            0 => size,
+            was => was as usize,
+        };
+        let surplus = (rollout.surplus as usize + was.saturating_sub(size))
+            .saturating_sub(size.saturating_sub(was));
+        // A death may have taken one of them. While somebody's fate is unknown nobody can tell.
+        let known = self.own(group).all(|at| {
+            let mark = &self.marks[at];
+            mark.leaving || mark.dead || mark.fresh && self.state.nodes[at].is_resolved()
+        });
+        if known { surplus.min(most) } else { surplus }
+    }
+
+    /// Successors of sick nodes that were made before those go.
+    fn made_ahead(&self, group: usize) -> usize {
+        if !self.creates_first(group) {
+            return 0;
+        }
+        let nodes = || self.own(group).map(|at| (at, &self.state.nodes[at]));
+        let sick = nodes().filter(|(at, _)| self.marks[*at].sick);
+        let Some(since) = sick.map(|(_, node)| node.state_time).min() else {
+            return 0;
+        };
+        let newer = nodes().any(|(at, node)| !self.marks[at].dead && node.create_time >= since);
+        usize::from(newer)
+    }
+
+    /// Makes what is owed durable while others are renewed: then it cannot be told from the number of nodes.
+    pub(crate) fn record_surplus(&mut self, group: usize) {
+        let spec = &self.input.groups[group];
+        let (Some(&owed), Some(before)) = (self.owed.get(&group), self.rollout(&spec.path)) else {
+            return;
+        };
+        let to = Rollout {
+            size: Self::size(spec) as u32,
+            surplus: owed as u32,
+            ..before.clone()
+        };
+        if to != before {
+            self.op(Op::Rollout {
+                group: spec.path.clone(),
+                to: Some(to),
+            });
+        }
+    }
+}
