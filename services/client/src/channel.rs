@@ -3,6 +3,7 @@
 use std::{
     error::Error as StdError,
     fmt,
+    net::Ipv6Addr,
     str::FromStr,
     task::{Context, Poll},
     time::Duration,
@@ -173,7 +174,7 @@ pub fn connect(target: &Target) -> Channel {
         Err(_) => endpoint,
     };
     let endpoint = endpoint
-        .origin(target.uri.clone())
+        .origin(origin(target))
         .http2_keep_alive_interval(target.keep_alive_interval)
         .keep_alive_timeout(target.keep_alive_timeout)
         .keep_alive_while_idle(true);
@@ -192,6 +193,28 @@ pub fn connect(target: &Target) -> Channel {
             ..Peer::default()
         },
     }
+}
+
+/// What calls say whom they are for: the name that the certificate must have, where that is another than the address.
+fn origin(target: &Target) -> Uri {
+    let uri = &target.uri;
+    let Some(name) = target.tls.server_name.as_ref() else {
+        return uri.clone();
+    };
+    if !target.is_encrypted() {
+        return uri.clone();
+    }
+    let name = match name.parse::<Ipv6Addr>() {
+        Ok(address) => format!("[{address}]"),
+        Err(_) => name.clone(),
+    };
+    let authority = match uri.port_u16() {
+        Some(port) => format!("{name}:{port}"),
+        None => name,
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.authority = authority.parse().ok().or(parts.authority);
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 /// Where to connect to. tonic would do its own TLS for `https`, with files that it reads once.

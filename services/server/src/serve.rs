@@ -2,6 +2,7 @@
 
 mod connection;
 mod entrance;
+mod hosts;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -30,6 +31,8 @@ use crate::{
 };
 use connection::{Connection, HEADER_TIMEOUT};
 use entrance::Entrance;
+pub(crate) use hosts::check as check_hosts;
+use hosts::Hosts;
 
 /// How often a connection is pinged; a dead one holds its place no longer than this and [`KEEP_ALIVE_TIMEOUT`].
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
@@ -112,6 +115,9 @@ pub enum StartError {
     /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] crate::AuditError),
+    /// A name by which the server is called is none.
+    #[error("{0}")]
+    AllowedHosts(String),
     /// The services do not fit together.
     #[error(transparent)]
     Services(#[from] drover_core::Error),
@@ -142,6 +148,7 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
         drover_tls::Server::load(files)?;
     }
     Access::of(settings)?;
+    check_hosts(&settings.allowed_hosts).map_err(StartError::AllowedHosts)?;
     TcpListener::bind(address)
         .await
         .map_err(|source| match source.kind() {
@@ -213,6 +220,9 @@ pub fn spawn(
             .http
             .merge(routes(liveness, readiness.clone(), service.collectors)),
         paths: service.paths.into(),
+        hosts: Hosts::new(&settings.allowed_hosts, tls.clone())
+            .map_err(StartError::AllowedHosts)?,
+        audit: audit.clone(),
     };
 
     let server = Server {

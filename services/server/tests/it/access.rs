@@ -72,7 +72,8 @@ async fn http_text(address: SocketAddr, path: &str, token: Option<&str>) -> (u16
     let token = token
         .map(|token| format!("authorization: Bearer {token}\r\n"))
         .unwrap_or_default();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{token}\r\n");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{token}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
