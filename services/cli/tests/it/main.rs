@@ -8,4 +8,7 @@
 
 mod emulate;
 mod first_use;
+mod home;
 mod secure;
+mod socket;
+
