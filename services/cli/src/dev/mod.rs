@@ -172,7 +172,7 @@ async fn serve(
         answer
             .warnings
             .iter()
-            .for_each(|warning| eprintln!("warning: platform/{name}: {warning}"));
+            .for_each(|warning| complain!("warning: platform/{name}: {warning}"));
     }
     let lines = Arc::new(Mutex::new(Lines::new(output::colours())));
     let mut watches = JoinSet::new();
@@ -265,7 +265,7 @@ async fn watch_clusters(
 }
 
 fn say(line: Option<String>) -> ControlFlow<Failure> {
-    match line.map_or(Ok(()), |line| output::line(&line)) {
+    match line.map_or(Ok(()), |line| output::print_painted(&(line + "\n"))) {
         Ok(()) => ControlFlow::Continue(()),
         Err(error) => ControlFlow::Break(error.into()),
     }

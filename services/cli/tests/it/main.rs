@@ -12,3 +12,4 @@ mod home;
 mod secure;
 mod socket;
 
+mod terminal;
