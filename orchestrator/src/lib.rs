@@ -114,7 +114,18 @@ impl Orchestrator {
     /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`
     /// cannot be used; the store is encrypted with other keys.
     pub async fn open(settings: &Settings) -> Result<Self> {
-        let connector = connect::connector(settings.platform_tls.clone())?;
+        Self::open_through(settings, |connector| connector).await
+    }
+
+    /// The same, reaching some platforms in a way of the caller's; it is given the usual way.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub async fn open_through(
+        settings: &Settings,
+        way: impl FnOnce(Connector) -> Connector,
+    ) -> Result<Self> {
+        let connector = way(connect::connector(settings.platform_tls.clone())?);
         let keys = settings.secrets.key_file.as_ref();
         let keys = keys.map(Keyring::read).transpose()?;
         let store = Store::open_directory(&settings.data_dir).await?;

@@ -26,7 +26,7 @@
 //! it), `dir` (the node's directory), `storage` (where
 //! its data belongs: the declared storage, or `dir`), `self` (path of the program that runs the node agent), `ports` (a
 //! free port for each name in `ports` of the catalogue entry) and `bootstrap` (path of the user data; empty: none). The
-//! process finds the same in `DROVER_HOST`, `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and
+//! process finds the same in `DROVER_HOST`, where others reach it in `DROVER_ADDRESS`, `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and
 //! `DROVER_PORT_<NAME>`, its role now in the file `DROVER_ROLE_FILE` (`active` or `standby`, rewritten when it changes),
 //! and itself in `DROVER_CLUSTER_ID`, `DROVER_NODE_ID`, `DROVER_NODE_NAME` and `DROVER_GROUP`.
 //!

@@ -23,7 +23,7 @@ async fn call(address: SocketAddr, method: &str, path: &str, body: &Value) -> (u
         body.to_string()
     };
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: drover\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     );

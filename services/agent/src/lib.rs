@@ -41,6 +41,14 @@ pub struct AgentSettings {
     /// Serve plaintext even where others can reach it
     #[arg(long)]
     pub insecure: bool,
+    /// Name by which it is called, besides addresses and localhost; repeatable
+    #[arg(
+        long = "allowed-host",
+        env = "DROVER_ADDRESS",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub allowed_hosts: Vec<String>,
     /// Id of the node
     #[arg(long, value_name = "ID")]
     pub node_id: String,
@@ -139,6 +147,7 @@ pub async fn start(settings: AgentSettings, stop: Shutdown) -> anyhow::Result<Ag
     let server = ServerSettings {
         listen: settings.listen,
         insecure: settings.insecure,
+        allowed_hosts: settings.allowed_hosts,
         shutdown_grace: SHUTDOWN_GRACE,
         max_connections: MAX_CONNECTIONS,
         ..ServerSettings::default()

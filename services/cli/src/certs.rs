@@ -277,7 +277,7 @@ impl Wanted<'_> {
             .chain((!there.uris.contains(&uri)).then_some(uri.as_str()))
             .collect();
         if !lacking.is_empty() {
-            eprintln!(
+            complain!(
                 "{} is kept and is not for {}; take it and its key away to have it made anew",
                 path.display(),
                 lacking.join(", ")

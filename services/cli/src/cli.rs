@@ -30,8 +30,8 @@ pub(crate) struct Cli {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Orchestrator")]
 pub(crate) struct Global {
-    /// Address of the orchestrator; HOST:PORT alone is plaintext on this machine, TLS with --ca or --cert [default: that of
-    /// the context, else http://127.0.0.1:7400]
+    /// Address of the orchestrator; HOST:PORT alone is plaintext on this machine, TLS with --ca or --cert; unix:PATH is a
+    /// socket of `drover dev` [default: that of the context, else http://127.0.0.1:7400]
     #[arg(long, global = true, env = "DROVER_SERVER", value_name = "URL")]
     pub(crate) server: Option<String>,
     /// Context to use instead of the current one
@@ -227,6 +227,9 @@ pub(crate) struct DevArgs {
     /// Address of the API
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7400", value_parser = socket)]
     pub(crate) listen: SocketAddr,
+    /// Serve on a unix socket for this user alone, and on no port
+    #[arg(long, value_name = "PATH", conflicts_with = "listen")]
+    pub(crate) socket: Option<PathBuf>,
     /// Further simulated platforms, by name
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) simulate: Vec<String>,

@@ -202,7 +202,7 @@ async fn follow<T, R>(
                 let why = error.to_string();
                 // It is tried again and again; the same is said once.
                 if why != lost {
-                    eprintln!("the connection was lost ({why}), trying again");
+                    complain!("the connection was lost ({why}), trying again");
                     lost = why;
                 }
                 ControlFlow::Continue(())

@@ -139,6 +139,9 @@ const DEFAULT_PORT: u16 = 7400;
 /// if it stays on this machine, and otherwise an error: who forgets the scheme must not send a token in the clear.
 fn address(text: &str, secure: &Security) -> Outcome<Target> {
     let text = text.trim();
+    if let Some(path) = text.strip_prefix("unix:") {
+        return socket(path);
+    }
     if text.contains("://") || text.is_empty() {
         return Ok(text.parse()?);
     }
@@ -163,6 +166,22 @@ fn address(text: &str, secure: &Security) -> Outcome<Target> {
             "{text:?} does not say whether TLS is spoken there; write https://{text}, or http://{text} for plaintext"
         )))
     }
+}
+
+/// A unix socket: `unix:PATH`, or `unix://PATH` with an absolute path.
+fn socket(path: &str) -> Outcome<Target> {
+    let path = match path.strip_prefix("//") {
+        Some(rest) if rest.starts_with('/') => rest,
+        Some(_) => "",
+        None => path,
+    };
+    if path.is_empty() {
+        return Err(Failure::failed(
+            "a socket is given as unix:PATH, or as unix:///PATH if it begins with slashes",
+        ));
+    }
+    // A context is used from other directories.
+    Ok(Target::on_socket(std::path::absolute(path)?))
 }
 
 fn path() -> anyhow::Result<PathBuf> {
@@ -323,6 +342,26 @@ mod tests {
             "ftp://x",
         ] {
             assert!(lead(text, &none).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_a_path() {
+        let none = Security::default();
+        let here = std::env::current_dir().unwrap();
+        for (text, url) in [
+            ("unix:/run/drover.sock", "unix:/run/drover.sock".to_owned()),
+            (
+                "unix:///run/drover.sock",
+                "unix:/run/drover.sock".to_owned(),
+            ),
+            ("unix:api", format!("unix:{}", here.join("api").display())),
+        ] {
+            assert_eq!(lead(text, &none).unwrap(), url, "{text}");
+        }
+        for text in ["unix:", "unix://", "unix://run/x"] {
+            let why = lead(text, &none).unwrap_err();
+            assert!(why.contains("unix:PATH"), "{text}: {why}");
         }
     }
 

@@ -1,5 +1,8 @@
 //! The command line of Drover.
 
+#[macro_use]
+mod output;
+
 mod certs;
 mod cli;
 mod client;
@@ -9,7 +12,6 @@ mod convert;
 mod dev;
 mod failure;
 mod manifest;
-mod output;
 mod trace;
 
 use std::process::ExitCode;
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("{failure}");
+                complain!("{failure}");
             }
             failure.exit.into()
         }

@@ -3,6 +3,8 @@
 use std::{
     error::Error as StdError,
     fmt,
+    net::Ipv6Addr,
+    path::{Path, PathBuf},
     str::FromStr,
     task::{Context, Poll},
     time::Duration,
@@ -33,6 +35,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     uri: Uri,
+    socket: Option<PathBuf>,
     /// Time between pings, also while no call is in flight. Default 10 s.
     pub keep_alive_interval: Duration,
     /// How long a ping may stay unanswered before the connection is given up. Default 5 s.
@@ -46,6 +49,33 @@ pub struct Target {
 }
 
 impl Target {
+    /// A server of this machine that listens on a unix socket.
+    #[must_use]
+    pub fn on_socket(path: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: Some(path.into()),
+            ..Self::at(Uri::from_static("http://localhost"))
+        }
+    }
+
+    fn at(uri: Uri) -> Self {
+        Self {
+            uri,
+            socket: None,
+            keep_alive_interval: KEEP_ALIVE_INTERVAL,
+            keep_alive_timeout: KEEP_ALIVE_TIMEOUT,
+            connect_timeout: CONNECT_TIMEOUT,
+            tls: ClientSettings::default(),
+            bearer: None,
+        }
+    }
+
+    /// The unix socket, if it is one.
+    #[must_use]
+    pub fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
     /// Whether TLS is spoken.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
@@ -113,20 +143,16 @@ impl FromStr for Target {
         {
             return Err(wrong("has a path"));
         }
-        Ok(Self {
-            uri,
-            keep_alive_interval: KEEP_ALIVE_INTERVAL,
-            keep_alive_timeout: KEEP_ALIVE_TIMEOUT,
-            connect_timeout: CONNECT_TIMEOUT,
-            tls: ClientSettings::default(),
-            bearer: None,
-        })
+        Ok(Self::at(uri))
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.uri.to_string().trim_end_matches('/'))
+        match &self.socket {
+            Some(path) => write!(f, "unix:{}", path.display()),
+            None => write!(f, "{}", self.uri.to_string().trim_end_matches('/')),
+        }
     }
 }
 
@@ -173,7 +199,7 @@ pub fn connect(target: &Target) -> Channel {
         Err(_) => endpoint,
     };
     let endpoint = endpoint
-        .origin(target.uri.clone())
+        .origin(origin(target))
         .http2_keep_alive_interval(target.keep_alive_interval)
         .keep_alive_timeout(target.keep_alive_timeout)
         .keep_alive_while_idle(true);
@@ -182,7 +208,7 @@ pub fn connect(target: &Target) -> Channel {
         let name = target.tls.server_name.as_deref().unwrap_or(host);
         (Client::new(target.tls.clone()), name.to_owned())
     });
-    let dial = Dial::new(target.connect_timeout, tls);
+    let dial = Dial::new(target.connect_timeout, tls, target.socket.clone());
     let trouble = dial.trouble();
     Channel {
         way: Way::Network(endpoint.connect_with_connector_lazy(dial), trouble),
@@ -192,6 +218,28 @@ pub fn connect(target: &Target) -> Channel {
             ..Peer::default()
         },
     }
+}
+
+/// What calls say whom they are for: the name that the certificate must have, where that is another than the address.
+fn origin(target: &Target) -> Uri {
+    let uri = &target.uri;
+    let Some(name) = target.tls.server_name.as_ref() else {
+        return uri.clone();
+    };
+    if !target.is_encrypted() {
+        return uri.clone();
+    }
+    let name = match name.parse::<Ipv6Addr>() {
+        Ok(address) => format!("[{address}]"),
+        Err(_) => name.clone(),
+    };
+    let authority = match uri.port_u16() {
+        Some(port) => format!("{name}:{port}"),
+        None => name,
+    };
+    let mut parts = uri.clone().into_parts();
+    parts.authority = authority.parse().ok().or(parts.authority);
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 /// Where to connect to. tonic would do its own TLS for `https`, with files that it reads once.

@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     io,
+    path::PathBuf,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -16,7 +17,7 @@ use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
 use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
+    net::{TcpStream, UnixStream},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::Service;
@@ -32,6 +33,8 @@ pub(crate) struct Dial {
     trouble: Trouble,
     tcp: HttpConnector,
     tls: Option<Secure>,
+    /// Where to connect to instead.
+    socket: Option<PathBuf>,
     timeout: Duration,
 }
 
@@ -70,7 +73,11 @@ impl fmt::Display for DialError {
 impl std::error::Error for DialError {}
 
 impl Dial {
-    pub(crate) fn new(timeout: Duration, tls: Option<(Client, String)>) -> Self {
+    pub(crate) fn new(
+        timeout: Duration,
+        tls: Option<(Client, String)>,
+        socket: Option<PathBuf>,
+    ) -> Self {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
@@ -83,6 +90,7 @@ impl Dial {
             trouble: Trouble::default(),
             tcp,
             tls,
+            socket,
             timeout,
         }
     }
@@ -104,6 +112,19 @@ impl Service<Uri> for Dial {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
+        if let Some(path) = self.socket.clone() {
+            let (timeout, trouble) = (self.timeout, self.trouble.clone());
+            trouble.set(None);
+            return Box::pin(async move {
+                let connected = tokio::time::timeout(timeout, UnixStream::connect(&path)).await;
+                let stream = connected
+                    .unwrap_or_else(|late| Err(late.into()))
+                    .map_err(|error| DialError(error.to_string()))?;
+                let mut line = Line::on(Stream::Local(stream));
+                line.trouble = trouble;
+                Ok(TokioIo::new(line))
+            });
+        }
         let tcp = self.tcp.call(uri);
         let (tls, timeout) = (self.tls.clone(), self.timeout);
         let trouble = self.trouble.clone();
@@ -112,7 +133,7 @@ impl Service<Uri> for Dial {
         Box::pin(async move {
             let stream = tcp.await?.into_inner();
             let mut line = match tls {
-                None => Line::plain(stream),
+                None => Line::on(Stream::Plain(stream)),
                 Some(secure) => match tokio::time::timeout(timeout, secure.handshake(stream)).await
                 {
                     Ok(line) => line?,
@@ -136,7 +157,11 @@ impl Secure {
         let name = drover_tls::client::server_name(&self.name)?;
         let connector = TlsConnector::from(ready.config.clone());
         match connector.connect(name, stream).await {
-            Ok(stream) => Ok(Line::secure(stream, self.name, ready)),
+            Ok(stream) => Ok(Line::on(Stream::Secure {
+                stream: Box::new(stream),
+                name: self.name,
+                ready,
+            })),
             Err(error) => Err(DialError(match explain::find(&error) {
                 Some(error) => explain::to_caller(error, &self.name, &ready),
                 None if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -160,6 +185,7 @@ pub(crate) struct Line {
 
 enum Stream {
     Plain(TcpStream),
+    Local(UnixStream),
     Secure {
         stream: Box<TlsStream<TcpStream>>,
         name: String,
@@ -167,21 +193,22 @@ enum Stream {
     },
 }
 
-impl Line {
-    fn plain(stream: TcpStream) -> Self {
-        Self {
-            stream: Stream::Plain(stream),
-            fresh: true,
-            trouble: Trouble::default(),
+trait Io: AsyncRead + AsyncWrite + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Io for S {}
+
+impl Stream {
+    fn io(&mut self) -> Pin<&mut dyn Io> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream),
+            Self::Local(stream) => Pin::new(stream),
+            Self::Secure { stream, .. } => Pin::new(stream.as_mut()),
         }
     }
+}
 
-    fn secure(stream: TlsStream<TcpStream>, name: String, ready: Arc<Ready>) -> Self {
-        let stream = Stream::Secure {
-            stream: Box::new(stream),
-            name,
-            ready,
-        };
+impl Line {
+    fn on(stream: Stream) -> Self {
         Self {
             stream,
             fresh: true,
@@ -245,11 +272,7 @@ impl AsyncRead for Line {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
-        let read = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_read(cx, buf),
-        };
-        match read {
+        match self.stream.io().poll_read(cx, buf) {
             Poll::Ready(Ok(())) => {
                 if self.fresh
                     && let Some(first) = buf.filled().get(before)
@@ -274,26 +297,17 @@ impl AsyncWrite for Line {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
-            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_write(cx, buf),
-        };
+        let written = self.stream.io().poll_write(cx, buf);
         written.map_err(|error| self.told_in_writing(cx, error))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_flush(cx),
-        };
+        let flushed = self.stream.io().poll_flush(cx);
         flushed.map_err(|error| self.told_in_writing(cx, error))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Secure { stream, .. } => Pin::new(stream.as_mut()).poll_shutdown(cx),
-        };
+        let shut = self.stream.io().poll_shutdown(cx);
         shut.map_err(|error| self.told(error))
     }
 
@@ -302,18 +316,14 @@ impl AsyncWrite for Line {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Stream::Secure { stream, .. } => {
-                Pin::new(stream.as_mut()).poll_write_vectored(cx, bufs)
-            }
-        };
+        let written = self.stream.io().poll_write_vectored(cx, bufs);
         written.map_err(|error| self.told_in_writing(cx, error))
     }
 
     fn is_write_vectored(&self) -> bool {
         match &self.stream {
             Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Local(stream) => stream.is_write_vectored(),
             Stream::Secure { stream, .. } => stream.is_write_vectored(),
         }
     }

@@ -12,12 +12,15 @@ use crate::{Target, connect, is_unreachable, to_error};
 /// How long a server may take to say how it is.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where an address leads: `HOST:PORT`, or a URL with `http`, `https`, `grpc` or `grpcs`. One without a scheme is spoken to
-/// over TLS if `encrypted`.
+/// Where an address leads: `HOST:PORT`, a URL with `http`, `https`, `grpc` or `grpcs`, or `unix:PATH`. One without a scheme
+/// is spoken to over TLS if `encrypted`.
 ///
 /// # Errors
 /// `Invalid` for anything else.
 pub fn target(address: &str, encrypted: bool) -> Result<Target, Error> {
+    if let Some(path) = address.strip_prefix("unix:") {
+        return Ok(Target::on_socket(path));
+    }
     match address.split_once("://") {
         Some(("grpc", rest)) => format!("http://{rest}").parse(),
         Some(("grpcs", rest)) => format!("https://{rest}").parse(),

@@ -180,16 +180,16 @@ impl Audit {
         }
     }
 
-    /// A connection that was refused before anybody could call.
-    pub(crate) fn turned_away(&self, peer: SocketAddr, code: &str, why: &str) {
+    /// A connection or a request that was refused before it was known who calls what.
+    pub(crate) fn turned_away(&self, peer: Option<SocketAddr>, what: &str, code: &str, why: &str) {
         let Some(omitted) = self.allow(true) else {
             return;
         };
         self.line(&Line {
             time: time(),
             who: "anonymous",
-            peer: Some(peer),
-            what: "TLS handshake",
+            peer,
+            what,
             object: None,
             code,
             denied: true,

@@ -200,7 +200,7 @@ impl Encryption {
             return;
         }
         if let Some(audit) = &self.audit {
-            audit.turned_away(peer, reason, why);
+            audit.turned_away(Some(peer), "TLS handshake", reason, why);
         }
         let now = Instant::now();
         let mut said = self.said.lock();

@@ -22,15 +22,17 @@ mod serve;
 mod service;
 pub mod settings;
 mod shares;
+mod socket;
 pub mod telemetry;
 
 pub use access::{Caller, Role};
 pub use audit::AuditError;
 pub use binary::{Binary, run, shutdown_signal};
 pub use calls::{CallContext, deadline, shutdown, trace_id};
-pub use serve::{Running, StartError, listen, serve, spawn};
+pub use serve::{Listener, Place, Running, StartError, listen, listen_on_socket, serve, spawn};
 pub use service::{Readiness, Service};
 pub use settings::{ServerArgs, ServerSettings};
+pub use socket::SocketError;
 
 /// What a handler watches to end early when the server stops.
 pub use tokio_util::sync::CancellationToken as Shutdown;

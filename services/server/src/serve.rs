@@ -2,15 +2,23 @@
 
 mod connection;
 mod entrance;
+mod hosts;
+mod listener;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
     server::conn::auto,
 };
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
@@ -30,6 +38,9 @@ use crate::{
 };
 use connection::{Connection, HEADER_TIMEOUT};
 use entrance::Entrance;
+use hosts::Hosts;
+pub(crate) use hosts::check as check_hosts;
+pub use listener::{Listener, Place};
 
 /// How often a connection is pinged; a dead one holds its place no longer than this and [`KEEP_ALIVE_TIMEOUT`].
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
@@ -85,6 +96,9 @@ pub enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// The unix socket cannot be listened on.
+    #[error(transparent)]
+    Socket(#[from] crate::SocketError),
     /// Others could reach an address without encryption.
     #[error(
         "{address} can be reached from outside and would be served as plaintext; give a certificate (--tls-cert, \
@@ -112,6 +126,9 @@ pub enum StartError {
     /// The audit log cannot be written.
     #[error(transparent)]
     Audit(#[from] crate::AuditError),
+    /// A name by which the server is called is none.
+    #[error("{0}")]
+    AllowedHosts(String),
     /// The services do not fit together.
     #[error(transparent)]
     Services(#[from] drover_core::Error),
@@ -142,6 +159,7 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
         drover_tls::Server::load(files)?;
     }
     Access::of(settings)?;
+    check_hosts(&settings.allowed_hosts).map_err(StartError::AllowedHosts)?;
     TcpListener::bind(address)
         .await
         .map_err(|source| match source.kind() {
@@ -151,6 +169,12 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
             },
             _ => StartError::Listen { address, source },
         })
+}
+
+/// Takes a unix socket, which only this user connects to (mode 0600). One that a dead process left is replaced; the file is
+/// removed when the server ends. Errors: a living process listens there, or others may write to its directory.
+pub async fn listen_on_socket(path: &Path) -> Result<Listener, StartError> {
+    Ok(crate::socket::bind(path).await?.into())
 }
 
 /// Serves until `stop` is cancelled and everything in flight has ended, or the grace is over.
@@ -165,14 +189,16 @@ pub async fn serve(
     Ok(())
 }
 
-/// Serves in the background on a listener of [`listen`].
+/// Serves in the background on a listener of [`listen`] or [`listen_on_socket`]. What comes over a socket is plaintext,
+/// whatever the settings say of TLS: it does not leave the machine.
 pub fn spawn(
     service: Service,
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     settings: &ServerSettings,
     stop: CancellationToken,
 ) -> Result<Running, StartError> {
-    let address = listener.local_addr().map_err(|source| StartError::Listen {
+    let listener = listener.into();
+    let place = listener.place().map_err(|source| StartError::Listen {
         address: settings.listen,
         source,
     })?;
@@ -213,6 +239,9 @@ pub fn spawn(
             .http
             .merge(routes(liveness, readiness.clone(), service.collectors)),
         paths: service.paths.into(),
+        hosts: Hosts::new(&settings.allowed_hosts, tls.clone())
+            .map_err(StartError::AllowedHosts)?,
+        audit: audit.clone(),
     };
 
     let server = Server {
@@ -230,9 +259,9 @@ pub fn spawn(
             _always: always,
         },
     };
-    tracing::info!(name, version, %address, "listening");
+    tracing::info!(name, version, address = %place, "listening");
     Ok(Running {
-        address,
+        place,
         stop,
         task: Some(tokio::spawn(server.run(listener))),
     })
@@ -241,16 +270,25 @@ pub fn spawn(
 /// A server in the background. Dropping it ends it at once.
 #[derive(Debug)]
 pub struct Running {
-    address: SocketAddr,
+    place: Place,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    /// Address that it listens on.
+    /// Where it listens.
+    #[must_use]
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Address that it listens on. On a unix socket it has none: 0.0.0.0:0, where nobody listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        match self.place {
+            Place::Port(address) => address,
+            Place::Socket(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+        }
     }
 
     /// Stops it: no new connections, calls in flight finish within the grace, streams are ended.
@@ -290,7 +328,7 @@ struct Server {
 }
 
 impl Server {
-    async fn run(self, listener: TcpListener) {
+    async fn run(self, listener: Listener) {
         let mut helpers = JoinSet::new();
         let reporter = self.health.reporter.clone();
         let names = self.health.names.clone();
@@ -315,15 +353,14 @@ impl Server {
         let builder = Arc::new(builder());
         loop {
             while connections.try_join_next().is_some() {}
-            let (stream, peer) = tokio::select! {
+            let stream = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => break,
-                accepted = accept(&listener) => accepted,
+                accepted = listener.accept() => accepted,
             };
             let connection = Connection {
                 entrance: self.entrance.clone(),
                 stream,
-                peer,
                 stop: self.stop.clone(),
                 encryption: encryption.clone(),
             };
@@ -393,18 +430,6 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .max_pending_accept_reset_streams(MAX_RESETS)
         .max_local_error_reset_streams(MAX_ERRORS);
     builder
-}
-
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => return accepted,
-            Err(e) => {
-                tracing::warn!(error = %e, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
 }
 
 /// How many connections this process can have: each takes a file descriptor, and the store, logs and calls to others

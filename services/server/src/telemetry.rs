@@ -142,6 +142,13 @@ fn describe() {
     );
     describe_gauge!("drover_http_in_flight", "Plain HTTP requests under way.");
     describe_counter!(
+        "drover_requests_turned_away_total",
+        "Requests that no server may answer, by reason: host (for another name), browser, version (gRPC below HTTP/2)."
+    );
+    for reason in ["host", "browser", "version"] {
+        metrics::counter!("drover_requests_turned_away_total", "reason" => reason).increment(0);
+    }
+    describe_counter!(
         "drover_tls_handshakes_failed_total",
         "TLS handshakes that failed, by reason."
     );

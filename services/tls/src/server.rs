@@ -52,6 +52,7 @@ pub struct Server {
 struct State {
     config: Arc<ServerConfig>,
     expires: i64,
+    names: Arc<[String]>,
     loaded: Sources,
     /// What was found at the last look and is not in use.
     pending: Option<Found>,
@@ -97,6 +98,7 @@ impl Server {
         let state = Mutex::new(State {
             config,
             expires: certificate.not_after,
+            names: certificate.names.into(),
             loaded: sources,
             pending: None,
             refused: None,
@@ -114,6 +116,12 @@ impl Server {
     #[must_use]
     pub fn expires(&self) -> i64 {
         self.state.lock().expires
+    }
+
+    /// Names and addresses that the certificate in use is for; `*` may be the first label of a name.
+    #[must_use]
+    pub fn names(&self) -> Arc<[String]> {
+        self.state.lock().names.clone()
     }
 
     /// Looks at the files once. Connections that are there are left alone.
@@ -145,6 +153,7 @@ impl Server {
                 warn_of(&certificate);
                 state.config = config;
                 state.expires = certificate.not_after;
+                state.names = certificate.names.into();
                 state.loaded = sources;
                 state.refused = None;
                 Look::Changed

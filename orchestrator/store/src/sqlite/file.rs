@@ -58,6 +58,7 @@ fn io_error(what: &str, path: &Path, error: &io::Error) -> Error {
 /// Makes the directory and takes its lock, which lasts as long as the file is open.
 pub(super) fn lock(directory: &Path) -> Result<File> {
     make_directory(directory).map_err(|e| io_error("make", directory, &e))?;
+    refuse_shared(directory)?;
     refuse_network(directory)?;
     let path = directory.join(LOCK);
     let mut lock = OpenOptions::new()
@@ -99,6 +100,55 @@ fn make_directory(directory: &Path) -> io::Result<()> {
         builder.mode(0o700);
     }
     builder.create(directory)
+}
+
+/// A directory that was there before may be for others, too. Who can write to it can put another database into its place;
+/// who can read it learns little, because files in it are their owner's alone, and a group may be meant to.
+#[cfg(unix)]
+fn refuse_shared(directory: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    const OTHERS_WRITE: u32 = 0o002;
+    const NOT_OWNER: u32 = 0o077;
+    let found = fs::metadata(directory).map_err(|e| io_error("read", directory, &e))?;
+    let mode = found.permissions().mode() & 0o777;
+    if mode & OTHERS_WRITE != 0 {
+        return Err(refused(format!(
+            "everybody may write to the data directory {0} (mode {mode:03o}); chmod 700 {0}, or use a directory inside of it",
+            directory.display()
+        )));
+    }
+    if mode & NOT_OWNER != 0 {
+        tracing::warn!(
+            directory = %directory.display(),
+            mode = format_args!("{mode:03o}"),
+            "the data directory is open to other users than the one that this runs as; chmod 700 unless that is meant"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+#[expect(clippy::unnecessary_wraps, reason = "elsewhere there are modes")]
+fn refuse_shared(_: &Path) -> Result<()> {
+    Ok(())
+}
+
+/// Makes an empty file for its owner alone, whatever the umask is. SQLite fills it, and gives what it makes beside it the
+/// same mode.
+fn make_private(path: &Path) -> Result<()> {
+    let failed = |e: io::Error| io_error("make", path, &e);
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+        const MODE: u32 = 0o600;
+        let file = options.mode(MODE).open(path).map_err(failed)?;
+        file.set_permissions(fs::Permissions::from_mode(MODE))
+            .map_err(failed)
+    }
+    #[cfg(not(unix))]
+    options.open(path).map(drop).map_err(failed)
 }
 
 /// File systems whose shared memory does not span the machines that mount them, which the write-ahead log needs.
@@ -286,6 +336,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 fn create(path: &Path, format: &Format) -> Result<()> {
     let new = with_suffix(path, ".new");
     remove_if_there(&new)?;
+    make_private(&new)?;
     let made = (|| {
         let mut connection = Connection::open(&new)?;
         connection.pragma_update(None, "synchronous", "OFF")?;
@@ -390,6 +441,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
             format!("{} is not UTF-8, which SQLite needs", to.display()),
         )
     })?;
+    make_private(to)?;
     let copied = Connection::open_with_flags(from, OpenFlags::SQLITE_OPEN_READ_ONLY)
         .and_then(|source| source.execute("VACUUM INTO ?1", [name]));
     copied.map(drop).map_err(|e| {
@@ -533,6 +585,60 @@ mod tests {
             },
         )
         .expect("migrated once");
+    }
+
+    #[cfg(unix)]
+    fn mode(path: &Path) -> u32 {
+        use std::os::unix::fs::PermissionsExt;
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn databases_and_their_copies_are_their_owners_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = prepare(directory.path(), &FORMAT).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        let to = directory.path().join("backup.db");
+        backup(&path, &to).unwrap();
+        assert_eq!(mode(&to), 0o600);
+        // One that others may read, as older versions made it: its copy is for the owner all the same.
+        let old = tempfile::tempdir().unwrap();
+        let path = older(old.path());
+        prepare(
+            old.path(),
+            &Format {
+                version: 1,
+                steps: &[rename_column],
+            },
+        )
+        .unwrap();
+        assert_eq!(mode(&with_suffix(&path, ".v0")), 0o600);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_data_directory_that_everybody_may_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let set = |mode| {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(directory.path(), mode).unwrap();
+        };
+        for shared in [0o777, 0o1777, 0o707, 0o702] {
+            set(shared);
+            let error = lock(directory.path()).unwrap_err();
+            assert_eq!(error.reason(), Reason::Precondition);
+            assert!(error.message().contains("chmod 700"), "{error}");
+            let inside = fs::read_dir(directory.path()).unwrap();
+            assert_eq!(inside.count(), 0, "nothing was made");
+        }
+        for allowed in [0o700, 0o750, 0o755, 0o770, 0o2775] {
+            set(allowed);
+            drop(lock(directory.path()).unwrap());
+        }
+        drop(lock(&directory.path().join("a/b")).unwrap());
+        assert_eq!(mode(&directory.path().join("a/b")) & 0o777, 0o700);
     }
 
     #[test]

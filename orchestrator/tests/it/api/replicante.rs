@@ -28,7 +28,7 @@ async fn provision(door: &Running, cluster: &str) {
     })
     .to_string();
     let request = format!(
-        "POST /provision HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "POST /provision HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     );

@@ -250,6 +250,7 @@ impl LocalDriver {
             ("DROVER_NODE_NAME", identity.name),
             ("DROVER_GROUP", identity.group),
             ("DROVER_HOST", settings.host.to_string()),
+            ("DROVER_ADDRESS", host.clone()),
             ("DROVER_DIR", text(&site.data)),
             ("DROVER_STORAGE", text(&site.storage)),
             ("DROVER_BOOTSTRAP", text(&site.bootstrap)),

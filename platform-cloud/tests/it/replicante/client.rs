@@ -199,7 +199,7 @@ pub(crate) async fn send(
 ) -> Answer {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let mut head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n",
         body.len()
     );
     for (name, value) in headers {

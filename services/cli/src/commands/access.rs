@@ -1,12 +1,12 @@
 //! `logs` and `exec`: into a node, through its platform.
 
 use std::{
-    io::{IsTerminal, Read, Write, stdin, stdout},
+    io::{IsTerminal, Read, Write, stderr, stdin, stdout},
     process::ExitCode,
 };
 
 use drover_proto::{
-    common::v1::{Chunk, StdinClosed, TerminalSize, chunk, process_output::Output},
+    common::v1::{Chunk, StdinClosed, TerminalSize, chunk, process_output::Output as Said},
     orchestrator::v1::{
         ExecNodeRequest, ExecNodeStart, StreamNodeLogsRequest, exec_node_request::Input,
         stream_node_logs_request::Since,
@@ -21,6 +21,7 @@ use crate::{
     cli::{ExecArgs, LogsArgs},
     client::{CALL_TIMEOUT, Client},
     failure::{Exit, Failure, Outcome},
+    output::Visible,
 };
 
 /// Largest piece of a stream, as the contract says.
@@ -45,25 +46,58 @@ pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
     let mut stream = client
         .call(client.api.stream_node_logs(request, CALL_TIMEOUT))
         .await?;
+    let mut out = Output::new(stdout(), stdout().is_terminal());
     while let Some(chunk) = stream.next().await {
-        if !write(&mut stdout(), Some(chunk?))? {
+        if !out.write(Some(chunk?))? {
             return Ok(Exit::Done);
         }
     }
+    out.finish()?;
     Ok(Exit::Done)
 }
 
-/// Whether there is still somebody who reads.
-fn write(out: &mut impl Write, chunk: Option<Chunk>) -> Outcome<bool> {
-    let bytes = match chunk.and_then(|chunk| chunk.content) {
-        Some(chunk::Content::Data(data)) => data,
-        Some(chunk::Content::Text(text)) => text.into_bytes(),
-        None => return Ok(true),
-    };
-    match out.write_all(&bytes).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error.into()),
+/// Where what a node says goes: as it is to files and programs, without what a terminal would obey to people.
+struct Output<W> {
+    out: W,
+    visible: Option<Visible>,
+}
+
+impl<W: Write> Output<W> {
+    fn new(out: W, shown: bool) -> Self {
+        Self {
+            out,
+            visible: shown.then(Visible::default),
+        }
+    }
+
+    /// Whether there is still somebody who reads.
+    fn write(&mut self, chunk: Option<Chunk>) -> Outcome<bool> {
+        let bytes = match chunk.and_then(|chunk| chunk.content) {
+            Some(chunk::Content::Data(data)) => data,
+            Some(chunk::Content::Text(text)) => text.into_bytes(),
+            None => return Ok(true),
+        };
+        match &mut self.visible {
+            Some(visible) => {
+                let text = visible.feed(&bytes);
+                self.put(text.as_bytes())
+            }
+            None => self.put(&bytes),
+        }
+    }
+
+    /// What was held back because more might have come.
+    fn finish(&mut self) -> Outcome<bool> {
+        let rest = self.visible.as_mut().map(Visible::finish);
+        self.put(rest.unwrap_or_default().as_bytes())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Outcome<bool> {
+        match self.out.write_all(bytes).and_then(|()| self.out.flush()) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -72,7 +106,7 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
     let (cluster, id) = target::node(&args.node)?;
     let tty = args.tty && stdin().is_terminal();
     if args.tty && !tty {
-        eprintln!("standard input is no terminal: -t is left out");
+        complain!("standard input is no terminal: -t is left out");
     }
     let start = ExecNodeStart {
         cluster,
@@ -96,7 +130,7 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
         std::thread::spawn(move || send_input(&sender));
     }
     // The sender stays open without input, so that the server decides when the call ends.
-    let result = receive(client, receiver).await;
+    let result = receive(client, receiver, tty).await;
     drop(sender);
     drop(raw);
     result
@@ -105,6 +139,7 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
 async fn receive(
     client: &Client,
     receiver: mpsc::Receiver<ExecNodeRequest>,
+    tty: bool,
 ) -> Result<ExitCode, Failure> {
     let mut stream = client
         .call(
@@ -113,15 +148,20 @@ async fn receive(
                 .exec_node(ReceiverStream::new(receiver), CALL_TIMEOUT),
         )
         .await?;
+    // Who asks for a terminal gets all that the program does with it.
+    let mut out = Output::new(stdout(), stdout().is_terminal() && !tty);
+    let mut err = Output::new(stderr(), stderr().is_terminal() && !tty);
     while let Some(output) = stream.next().await {
         match output?.output {
-            Some(Output::Stdout(chunk)) => {
-                write(&mut stdout(), Some(chunk))?;
+            Some(Said::Stdout(chunk)) => {
+                out.write(Some(chunk))?;
             }
-            Some(Output::Stderr(chunk)) => {
-                write(&mut std::io::stderr(), Some(chunk))?;
+            Some(Said::Stderr(chunk)) => {
+                err.write(Some(chunk))?;
             }
-            Some(Output::ExitCode(code)) => {
+            Some(Said::ExitCode(code)) => {
+                out.finish()?;
+                err.finish()?;
                 return Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)));
             }
             None => {}
@@ -180,5 +220,27 @@ impl Drop for RawTerminal {
     fn drop(&mut self) {
         // Nothing can be done about a terminal that is gone.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_bytes_for_programs_and_text_for_people() {
+        let pieces: [&[u8]; 3] = [b"\x1b[31mred \xc3", b"\xa4\r", b"\n\xff\x07"];
+        let print = |shown| {
+            let mut out = Output::new(Vec::new(), shown);
+            for piece in pieces {
+                let content = Some(chunk::Content::Data(piece.to_vec()));
+                assert!(out.write(Some(Chunk { content })).unwrap());
+            }
+            out.finish().unwrap();
+            out.out
+        };
+        assert_eq!(print(false), pieces.concat());
+        let text = String::from_utf8(print(true)).unwrap();
+        assert_eq!(text, "\\u001b[31mred ä\n\u{fffd}\\u0007");
     }
 }

@@ -100,7 +100,7 @@ pub(crate) async fn read(client: &Client, filenames: &[String]) -> Outcome<Objec
     });
     let objects = manifests.decode(names.as_deref());
     for warning in &objects.warnings {
-        eprintln!("warning: {warning}");
+        complain!("warning: {warning}");
     }
     if !objects.diagnostics.is_empty() {
         return Err(Failure::new(
@@ -318,7 +318,7 @@ pub(crate) async fn apply(
 
 fn warn(name: &str, warnings: &[String]) {
     for warning in warnings {
-        eprintln!("warning: {name}: {warning}");
+        complain!("warning: {name}: {warning}");
     }
 }
 

@@ -69,16 +69,16 @@ async fn cluster(client: &Client, name: &str, all: bool) -> Outcome<()> {
     let plan = plan.plan.unwrap_or_default();
     let now = SystemTime::now();
     let text = tree(&cluster, &nodes, all, now).render(true, output::colours());
-    output::print(&text)?;
+    output::print_painted(&text)?;
     let below = super::infrastructure::table(&cluster);
     if !below.rows.is_empty() {
-        output::print(&format!("\n{}", below.render(true, output::colours())))?;
+        output::print_painted(&format!("\n{}", below.render(true, output::colours())))?;
     }
     let kept = storage::of_cluster(client, name).await;
     if !kept.is_empty() {
         let table = storage::table(&kept);
         let text = table.render(true, output::colours());
-        output::print(&format!("\nStorage that is kept:\n{text}"))?;
+        output::print_painted(&format!("\nStorage that is kept:\n{text}"))?;
     }
     output::print(&activity(&cluster, &nodes, &plan, now))?;
     Ok(output::print(&warnings(client, &cluster, now).await?)?)
@@ -118,7 +118,8 @@ async fn warnings(client: &Client, cluster: &Cluster, now: SystemTime) -> Outcom
             let of = of.map(|of| format!("{of} ")).unwrap_or_default();
             format!(
                 "WARNED {of}{age} ago: {}: {}\n",
-                event.reason, event.message
+                event.reason,
+                output::one_line(&event.message)
             )
         })
         .collect();
@@ -269,7 +270,7 @@ fn fields(fields: &[(&str, String)]) -> Outcome<()> {
         .unwrap_or_default();
     let mut out = String::new();
     for (name, value) in fields.iter().filter(|(_, value)| !value.trim().is_empty()) {
-        out.push_str(&format!("{name:width$}   {}\n", value.replace('\n', " ")));
+        out.push_str(&format!("{name:width$}   {}\n", output::one_line(value)));
     }
     Ok(output::print(&out)?)
 }
@@ -303,7 +304,7 @@ pub(crate) async fn status(client: &Client) -> Outcome {
                 "  platform/{}  {}  {}",
                 platform.name,
                 rows::platform_status(platform),
-                status.message
+                output::one_line(&status.message)
             ))?;
         }
     }
@@ -334,11 +335,12 @@ pub(crate) async fn status(client: &Client) -> Outcome {
                 .unwrap_or_default(),
         ]);
     }
-    output::print(&table.render(!table.rows.is_empty(), output::colours()))?;
+    output::print_painted(&table.render(!table.rows.is_empty(), output::colours()))?;
     if let Some((since, name, message)) = oldest_wait(&troubled) {
         output::line(&format!(
-            "oldest wait: cluster/{name} for {}: {message}",
-            age::since(Some(since), now)
+            "oldest wait: cluster/{name} for {}: {}",
+            age::since(Some(since), now),
+            output::one_line(&message)
         ))?;
     }
     Ok(Exit::Done)

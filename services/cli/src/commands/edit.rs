@@ -129,7 +129,7 @@ pub(crate) async fn pause(client: &Client, cluster: &str, reason: &str) -> Outco
         .call(client.api.pause_cluster(request, CALL_TIMEOUT))
         .await?;
     output::line(&format!("cluster/{name} paused"))?;
-    eprintln!("nothing is healed, scaled, updated or deleted until: drover resume {name}");
+    complain!("nothing is healed, scaled, updated or deleted until: drover resume {name}");
     Ok(Exit::Done)
 }
 
@@ -191,7 +191,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     }
     let things = chosen(client, &args).await?;
     if things.is_empty() {
-        eprintln!("nothing found");
+        complain!("nothing found");
         return Ok(Exit::Done);
     }
     if args.dry_run {
@@ -203,7 +203,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
                 };
                 rollout::dry_run(client, name, Subject::Delete(request), args.output).await?;
             } else {
-                eprintln!(
+                complain!(
                     "{}/{name} would be deleted; whether it may be is checked only then",
                     kind.word()
                 );
@@ -229,7 +229,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
             // What a file describes is taken down to its end, also the second time.
             Err(failure) if failure.exit == Exit::NotFound => {
                 if !args.ignore_not_found {
-                    eprintln!("{failure}");
+                    complain!("{failure}");
                     missing = true;
                 }
                 continue;

@@ -141,9 +141,9 @@ fn print(answer: &ListEventsResponse, args: &EventsArgs, now: SystemTime) -> Out
                 .map(|event| rows::event(event, now))
                 .collect();
             if table.rows.is_empty() && !args.watch {
-                eprintln!("nothing found");
+                complain!("nothing found");
             } else {
-                output::print(&table.render(!args.no_headers, output::colours()))?;
+                output::print_painted(&table.render(!args.no_headers, output::colours()))?;
             }
         }
     }
@@ -185,7 +185,7 @@ async fn watch(
     match result {
         Some(failure) => Err(failure),
         None => {
-            eprintln!("cluster {cluster} is gone");
+            complain!("cluster {cluster} is gone");
             Ok(Exit::Done)
         }
     }
@@ -195,7 +195,7 @@ async fn watch(
 fn columns(row: &[String]) -> String {
     let cells = row.iter().zip(COLUMN_WIDTHS);
     let line: Vec<String> = cells
-        .map(|(cell, width)| format!("{cell:width$}"))
+        .map(|(cell, width)| format!("{:width$}", output::one_line(cell)))
         .collect();
     line.join("   ").trim_end().to_owned()
 }
@@ -219,7 +219,7 @@ async fn follow<T>(
             }
             EventUpdate::Closed(_) => return Ok(None),
             EventUpdate::Reconnecting(error) => {
-                eprintln!("the connection was lost ({error}), trying again");
+                complain!("the connection was lost ({error}), trying again");
             }
         }
     }

@@ -106,9 +106,9 @@ impl View {
             Format::Table | Format::Wide => {
                 let table = table();
                 if table.rows.is_empty() {
-                    eprintln!("nothing found");
+                    complain!("nothing found");
                 } else {
-                    output::print(&table.render(self.header, output::colours()))?;
+                    output::print_painted(&table.render(self.header, output::colours()))?;
                 }
             }
         }
@@ -431,7 +431,7 @@ impl Follower {
             Format::Table | Format::Wide => {
                 self.table.rows.push(row);
                 if let Some(widths) = &self.widths {
-                    output::print_on(&self.table.below(widths, output::colours()))?;
+                    output::print_painted_on(&self.table.below(widths, output::colours()))?;
                     self.table.rows.clear();
                 }
             }
@@ -441,7 +441,7 @@ impl Follower {
 
     fn remove(&mut self, key: &str) -> Outcome<()> {
         if self.shown.remove(key).is_some() {
-            eprintln!("{key} is gone");
+            complain!("{key} is gone");
         }
         Ok(())
     }
@@ -452,7 +452,7 @@ impl Follower {
         }
         if matches!(self.view.format, Format::Table | Format::Wide) {
             let text = self.table.render(self.view.header, output::colours());
-            output::print_on(&text)?;
+            output::print_painted_on(&text)?;
         }
         self.widths = Some(self.table.widths());
         self.table.rows.clear();

@@ -29,7 +29,7 @@ pub(crate) fn init(kind: Starter) -> Outcome {
 fn decode(filenames: &[String], outcome: &str) -> Outcome<Objects> {
     let objects = Manifests::read(filenames)?.decode(None);
     for warning in &objects.warnings {
-        eprintln!("warning: {warning}");
+        complain!("warning: {warning}");
     }
     if objects.diagnostics.is_empty() {
         Ok(objects)
@@ -55,7 +55,7 @@ pub(crate) fn validate(filenames: &[String]) -> Outcome {
 pub(crate) fn convert(filenames: &[String]) -> Outcome {
     let objects = decode(filenames, ", nothing converted")?;
     for document in &objects.secrets {
-        eprintln!("warning: secret/{} is not printed", document.object.name);
+        complain!("warning: secret/{} is not printed", document.object.name);
     }
     let platforms = objects
         .platforms

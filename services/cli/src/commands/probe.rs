@@ -58,8 +58,8 @@ pub(crate) async fn version(client: &Client) -> Outcome {
                 output::line(&format!("platform/{}: {version}", platform.name))?;
             }
         }
-        Ok(Err(error)) => eprintln!("{error}"),
-        Err(_) => eprintln!("the orchestrator at {} did not answer", client.server()),
+        Ok(Err(error)) => complain!("{error}"),
+        Err(_) => complain!("the orchestrator at {} did not answer", client.server()),
     }
     Ok(Exit::Done)
 }

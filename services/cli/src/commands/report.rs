@@ -7,7 +7,7 @@ use drover_proto::orchestrator::v1::{
 
 use crate::{
     manifest::{encode, yaml::Yaml},
-    output::{age, count, rows},
+    output::{age, count, one_line, rows},
 };
 
 /// Reasons of a removal after which another node comes.
@@ -287,7 +287,7 @@ pub(crate) fn plan(
     let mut out = String::new();
     for [symbol, who, what, why] in &lines {
         let line = format!("  {symbol:first$}  {who:second$}  {what:third$}  {why}");
-        out.push_str(line.trim_end());
+        out.push_str(one_line(&line).trim_end());
         out.push('\n');
     }
     if plan.omitted > 0 {

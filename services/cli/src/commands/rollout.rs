@@ -112,7 +112,7 @@ async fn status(client: &Client, args: RolloutStatusArgs) -> Outcome {
                     message(group, &progress),
                 ]);
             }
-            output::print(&table.render(true, output::colours()))?;
+            output::print_painted(&table.render(true, output::colours()))?;
         }
     }
     let stuck = groups
@@ -167,7 +167,7 @@ async fn wait(
                 .collect();
             let words = words.join(", ");
             if words != said {
-                eprintln!("{words}");
+                complain!("{words}");
                 said = words;
             }
             ControlFlow::Continue(())
@@ -216,9 +216,9 @@ async fn history(client: &Client, cluster: &str, format: Format) -> Outcome {
                     changes(revision, at == 0, at + 1 == answer.revisions.len()),
                 ]);
             }
-            output::print(&table.render(true, output::colours()))?;
+            output::print_painted(&table.render(true, output::colours()))?;
             if answer.revisions.len() > 1 {
-                eprintln!("go back: drover rollout undo {name} --to-revision N");
+                complain!("go back: drover rollout undo {name} --to-revision N");
             }
         }
     }
@@ -259,7 +259,7 @@ async fn undo(client: &Client, args: UndoArgs) -> Outcome {
         return Ok(Exit::Done);
     }
     for warning in &answer.warnings {
-        eprintln!("warning: cluster/{name}: {warning}");
+        complain!("warning: cluster/{name}: {warning}");
     }
     let tally = report::Tally::of(&answer.plan.unwrap_or_default());
     let generation = answer.cluster.map_or(0, |cluster| cluster.generation);
@@ -292,7 +292,7 @@ async fn restart(client: &Client, target: &str, dry: bool, format: Format) -> Ou
         target::cluster(target),
         output::count(answer.node_count as usize, "node")
     ))?;
-    eprintln!("watch it: drover rollout status {target} --wait");
+    complain!("watch it: drover rollout status {target} --wait");
     Ok(Exit::Done)
 }
 
@@ -318,7 +318,7 @@ pub(crate) async fn dry_run(
             let shown = answer.plan.unwrap_or_default();
             let after = answer.cluster.unwrap_or_default();
             for warning in &answer.warnings {
-                eprintln!("warning: cluster/{name}: {warning}");
+                complain!("warning: cluster/{name}: {warning}");
             }
             let to = after.generation;
             let line = if to == before.generation {

@@ -22,7 +22,7 @@ pub(crate) async fn list(client: &Client, name: Option<&str>) -> Outcome<ListSto
         all.storage.retain(|one| is_named(one, name));
     }
     for platform in &all.unreachable_platforms {
-        eprintln!("{platform} does not answer: what it keeps is missing");
+        complain!("{platform} does not answer: what it keeps is missing");
     }
     Ok(all)
 }
@@ -110,7 +110,7 @@ pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Ou
         )));
     }
     if args.dry_run {
-        eprintln!("{what} would be deleted; whether it may be is checked only then");
+        complain!("{what} would be deleted; whether it may be is checked only then");
         return Ok(Exit::Done);
     }
     if !args.yes && !apply::ask(&format!("Delete {what}? This cannot be taken back."))? {

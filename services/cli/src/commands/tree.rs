@@ -10,7 +10,7 @@ use prost_types::Timestamp;
 
 use super::report;
 use crate::output::{
-    Table, age, count,
+    Table, age, count, one_line,
     rows::{self, Readiness},
 };
 
@@ -333,7 +333,8 @@ pub(super) fn activity(cluster: &Cluster, nodes: &[Node], plan: &Plan, now: Syst
         } else {
             &action.message
         };
-        out.push_str(&format!("DOING  {}: {why}\n", report::action(action)));
+        let doing = format!("DOING  {}: {why}", report::action(action));
+        out.push_str(&(one_line(&doing) + "\n"));
     }
     for note in plan
         .report
@@ -354,7 +355,7 @@ pub(super) fn activity(cluster: &Cluster, nodes: &[Node], plan: &Plan, now: Syst
         } else {
             format!("{}: {}", note.reason, note.message)
         };
-        out.push_str(&format!("WAITS  {who} {until}: {why}\n"));
+        out.push_str(&(one_line(&format!("WAITS  {who} {until}: {why}")) + "\n"));
     }
     out.push_str(&coming(nodes, now));
     let ready = cluster

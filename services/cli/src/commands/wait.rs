@@ -172,7 +172,7 @@ fn line(cluster: &Cluster) -> String {
     {
         line.push_str(&format!(": {}", condition.message));
     }
-    line
+    output::one_line(&line)
 }
 
 /// What happens meanwhile: a spinner on a terminal, else one line for each change. On standard error.
@@ -204,7 +204,7 @@ impl Progress {
         line.clone_into(&mut self.last);
         match &self.bar {
             Some(bar) => bar.set_message(line.to_owned()),
-            None => eprintln!("{line}"),
+            None => complain!("{line}"),
         }
     }
 

@@ -1,15 +1,20 @@
 //! The servers that `drover dev` runs in this process, each on a port of its own on loopback.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context;
-use drover_orchestrator::{Orchestrator, PlatformTlsSettings, SecretsSettings};
+use drover_client::Target;
+use drover_orchestrator::{Connector, Orchestrator, PlatformTlsSettings, SecretsSettings};
 use drover_platform_cloud::{
     PlatformServer, Settings as PlatformSettings,
     drivers::{local, simulated::SimulatedSettings},
 };
-use drover_server::{Running, ServerSettings, Shutdown, StartError};
-use tokio::net::TcpListener;
+use drover_server::{Listener, Place, Running, ServerSettings, Shutdown, StartError};
 
 use super::{
     data::DataDir,
@@ -22,13 +27,49 @@ pub(super) struct Servers {
     api: Running,
     platforms: Vec<(PlatformServer, Running)>,
     emulators: Emulators,
-    /// Endpoints of the platforms, by name.
+    /// Endpoints of the platforms, by name: those of servers that listen on a socket are `unix:PATH`.
     pub(super) endpoints: BTreeMap<String, String>,
 }
 
-/// Takes the port of the API. Before anything else starts, so that a second `drover dev` disturbs nothing.
-pub(super) async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
-    drover_server::listen(&settings(address)).await
+/// Takes the port or the socket of the API. Before anything else starts, so that a second `drover dev` disturbs nothing.
+pub(super) async fn listen(
+    address: SocketAddr,
+    socket: Option<&Path>,
+) -> Result<Listener, StartError> {
+    match socket {
+        Some(path) => drover_server::listen_on_socket(path).await,
+        None => Ok(drover_server::listen(&settings(address)).await?.into()),
+    }
+}
+
+/// Where a platform listens: on any free port, or beside the socket of the API.
+async fn listen_beside(api: &Place, platform: &str) -> Result<Listener, StartError> {
+    match api {
+        Place::Port(_) => Ok(drover_server::listen(&ephemeral()).await?.into()),
+        Place::Socket(path) => {
+            let mut beside = path.clone().into_os_string();
+            beside.push(".");
+            beside.push(platform);
+            drover_server::listen_on_socket(&PathBuf::from(beside)).await
+        }
+    }
+}
+
+/// Prefix of endpoints that are sockets.
+const SOCKET: &str = "unix:";
+
+/// Reaches the platforms of this process on their sockets. Nobody else's socket is a platform, whatever is registered.
+fn through(own: Vec<String>, usual: Connector) -> Connector {
+    Arc::new(move |spec, identity| {
+        let socket = own
+            .contains(&spec.endpoint)
+            .then(|| spec.endpoint.strip_prefix(SOCKET))
+            .flatten();
+        match socket {
+            Some(path) => Ok(drover_client::connect(&Target::on_socket(path))),
+            None => usual(spec, identity),
+        }
+    })
 }
 
 fn settings(listen: SocketAddr) -> ServerSettings {
@@ -49,9 +90,10 @@ impl Servers {
         data: &DataDir,
         simulated: &[String],
         emulated: &[Emulated],
-        listener: TcpListener,
+        listener: Listener,
         platform_tls: PlatformTlsSettings,
     ) -> anyhow::Result<Self> {
+        let place = listener.place()?;
         let mut platforms = Vec::new();
         let mut endpoints = BTreeMap::new();
         let local = local::Settings::new(data.local())?;
@@ -71,10 +113,16 @@ impl Servers {
         let (emulators, clouds) = Emulators::start(emulated, data).await?;
         kinds.extend(clouds);
         for (name, settings) in kinds {
-            let (platform, running) = start_platform(settings)
-                .await
-                .with_context(|| format!("platform {name}"))?;
-            endpoints.insert(name, format!("http://{}", running.address()));
+            let started = async {
+                let listener = listen_beside(&place, &name).await?;
+                start_platform(settings, listener).await
+            };
+            let (platform, running) = started.await.with_context(|| format!("platform {name}"))?;
+            let endpoint = match running.place() {
+                Place::Port(address) => format!("http://{address}"),
+                Place::Socket(path) => format!("{SOCKET}{}", path.display()),
+            };
+            endpoints.insert(name, endpoint);
             platforms.push((platform, running));
         }
         let settings = drover_orchestrator::Settings {
@@ -84,7 +132,8 @@ impl Servers {
                 key_file: Some(data.keys()?),
             },
         };
-        let (orchestrator, api) = start_orchestrator(&settings, listener).await?;
+        let own = endpoints.values().cloned().collect();
+        let (orchestrator, api) = start_orchestrator(&settings, listener, own).await?;
         Ok(Self {
             orchestrator,
             api,
@@ -99,8 +148,17 @@ impl Servers {
         self.emulators.urls()
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.api.address()
+    /// Where the API is.
+    pub(super) fn place(&self) -> &Place {
+        self.api.place()
+    }
+
+    /// How the API is called.
+    pub(super) fn target(&self) -> anyhow::Result<Target> {
+        Ok(match self.api.place() {
+            Place::Port(address) => format!("http://{address}").parse()?,
+            Place::Socket(path) => Target::on_socket(path),
+        })
     }
 
     /// Ends everything but the nodes: first who calls, then who is called.
@@ -115,19 +173,22 @@ impl Servers {
     }
 }
 
-async fn start_platform(settings: PlatformSettings) -> anyhow::Result<(PlatformServer, Running)> {
+async fn start_platform(
+    settings: PlatformSettings,
+    listener: Listener,
+) -> anyhow::Result<(PlatformServer, Running)> {
     let platform = PlatformServer::open(settings).await?;
-    let server = ephemeral();
-    let listener = drover_server::listen(&server).await?;
-    let running = drover_server::spawn(platform.service(), listener, &server, Shutdown::new())?;
+    let running =
+        drover_server::spawn(platform.service(), listener, &ephemeral(), Shutdown::new())?;
     Ok((platform, running))
 }
 
 async fn start_orchestrator(
     settings: &drover_orchestrator::Settings,
-    listener: TcpListener,
+    listener: Listener,
+    own: Vec<String>,
 ) -> anyhow::Result<(Orchestrator, Running)> {
-    let orchestrator = Orchestrator::open(settings).await?;
+    let orchestrator = Orchestrator::open_through(settings, |usual| through(own, usual)).await?;
     let server = ServerSettings::default();
     let running = drover_server::spawn(orchestrator.service(), listener, &server, Shutdown::new())?;
     Ok((orchestrator, running))

@@ -9,6 +9,7 @@ use std::{collections::BTreeSet, ops::ControlFlow, path::Path, sync::Arc};
 
 use drover_orchestrator::PlatformTlsSettings;
 use drover_proto::orchestrator::v1::{Platform, PlatformSpec};
+use drover_server::Place;
 use parking_lot::Mutex;
 use tokio::{task::JoinSet, time::Instant};
 
@@ -45,7 +46,7 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
     }
     let asked = simulated(args.simulate.iter().cloned());
     emulate::parse(&args.emulate, &taken(&asked, &elsewhere))?;
-    let listener = embed::listen(args.listen)
+    let listener = embed::listen(args.listen, args.socket.as_deref())
         .await
         .map_err(|error| Failure::failed(error.to_string()))?;
     let data = DataDir::open(&args.data_dir)?;
@@ -123,16 +124,20 @@ async fn serve(
     data: &DataDir,
     elsewhere: Vec<(String, String)>,
 ) -> Outcome<Arc<Mutex<Lines>>> {
-    let client = Client::connect(&format!("http://{}", servers.address()).parse()?);
+    let client = Client::connect(&servers.target()?);
     let mut names: Vec<String> = servers.endpoints.keys().cloned().collect();
     names.extend(elsewhere.iter().map(|(name, _)| name.clone()));
     output::line(&format!(
-        "Drover {} dev: loopback only, no login, not for production",
-        env!("CARGO_PKG_VERSION")
+        "Drover {} dev: {}, no login, not for production",
+        env!("CARGO_PKG_VERSION"),
+        match servers.place() {
+            Place::Port(_) => "loopback only",
+            Place::Socket(_) => "this user only",
+        }
     ))?;
     output::line(&format!(
         "  API {} (gRPC, reflection) · platforms {} · data {} ({})",
-        servers.address(),
+        servers.place(),
         names.join(", "),
         shown(&args.data_dir),
         if data.new { "new" } else { "kept" }
@@ -167,7 +172,7 @@ async fn serve(
         answer
             .warnings
             .iter()
-            .for_each(|warning| eprintln!("warning: platform/{name}: {warning}"));
+            .for_each(|warning| complain!("warning: platform/{name}: {warning}"));
     }
     let lines = Arc::new(Mutex::new(Lines::new(output::colours())));
     let mut watches = JoinSet::new();
@@ -179,7 +184,11 @@ async fn serve(
         apply::apply(&client, &objects, &Options::default()).await?
     };
     let hint = Arc::new(Mutex::new(Hint {
-        address: servers.address(),
+        server: match servers.place() {
+            Place::Port(address) if address.to_string() == "127.0.0.1:7400" => None,
+            Place::Port(address) => Some(format!("http://{address}")),
+            place @ Place::Socket(_) => Some(place.to_string()),
+        },
         expected: applied.len(),
         shown: false,
     }));
@@ -256,7 +265,7 @@ async fn watch_clusters(
 }
 
 fn say(line: Option<String>) -> ControlFlow<Failure> {
-    match line.map_or(Ok(()), |line| output::line(&line)) {
+    match line.map_or(Ok(()), |line| output::print_painted(&(line + "\n"))) {
         Ok(()) => ControlFlow::Continue(()),
         Err(error) => ControlFlow::Break(error.into()),
     }
@@ -264,7 +273,8 @@ fn say(line: Option<String>) -> ControlFlow<Failure> {
 
 /// What to type next, said once.
 struct Hint {
-    address: std::net::SocketAddr,
+    /// What has to be said of where the API is. None: nothing.
+    server: Option<String>,
     /// Clusters that have to be ready first.
     expected: usize,
     shown: bool,
@@ -284,9 +294,11 @@ impl Hint {
             return;
         }
         let mut commands = Vec::new();
-        if self.address.to_string() != "127.0.0.1:7400" {
-            commands.push(format!("export DROVER_SERVER=http://{}", self.address));
-        }
+        commands.extend(
+            self.server
+                .as_ref()
+                .map(|server| format!("export DROVER_SERVER={server}")),
+        );
         match lines.nodes().next() {
             Some(node) if self.expected > 0 => {
                 let (cluster, group) = (&node.cluster, &node.group);

@@ -8,7 +8,7 @@ use std::{
 use drover_proto::orchestrator::v1::{Cluster, ClusterPhase, Node, NodeState};
 use tokio::time::Instant;
 
-use crate::output::{age, paint, rows};
+use crate::output::{age, one_line, paint, rows};
 
 /// Width of names, so that what follows stands in columns for most of them.
 const NAME_WIDTH: usize = 12;
@@ -195,12 +195,9 @@ impl Lines {
     }
 
     fn line(&self, time: SystemTime, name: &str, state: &str, about: &[String]) -> String {
+        let (name, state) = (one_line(name), one_line(state));
         let padding = " ".repeat(STATE_WIDTH.saturating_sub(state.chars().count()));
-        let state = if self.colours {
-            paint(state)
-        } else {
-            state.to_owned()
-        };
+        let state = if self.colours { paint(&state) } else { state };
         let about: Vec<&str> = about
             .iter()
             .map(String::as_str)
@@ -209,7 +206,7 @@ impl Lines {
         let line = format!(
             "{}  {name:NAME_WIDTH$}  {state}{padding} {}",
             age::clock(time),
-            about.join("  ")
+            one_line(&about.join("  "))
         );
         line.trim_end().to_owned()
     }
@@ -326,6 +323,19 @@ mod tests {
             "  hello         Ready    3 of 3 in 0.30 s"
         );
         assert_eq!(lines.all_ready(), Some(1));
+    }
+
+    #[test]
+    fn a_line_gives_a_terminal_nothing_to_obey() {
+        let mut lines = Lines::new(true);
+        let mut dead = node(NodeState::Failed);
+        dead.name = "web\x1b[2J".into();
+        dead.reason = "Termi\x1b]0;x\x07nated".into();
+        dead.message = "died\r\n\u{9b}2Jhello Ready".into();
+        let line = lines.node(&dead).unwrap();
+        let plain = line.replace("\x1b[31mFailed\x1b[0m", "Failed");
+        assert!(!plain.chars().any(char::is_control), "{line:?}");
+        assert!(plain.contains("\\u001b"), "{line:?}");
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Manifests {
         for input in inputs {
             if input == "-" {
                 if std::io::stdin().is_terminal() {
-                    eprintln!("reading a manifest from the terminal, end with Ctrl-D");
+                    complain!("reading a manifest from the terminal, end with Ctrl-D");
                 }
                 let content = read_stream(std::io::stdin().lock(), MAX_FILE_BYTES)
                     .context("cannot read standard input")?;

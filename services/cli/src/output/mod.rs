@@ -5,11 +5,21 @@ pub(crate) mod json;
 pub(crate) mod rows;
 #[cfg(test)]
 mod tests;
+mod visible;
 
 use std::io::{self, IsTerminal, Write};
 
 use clap::ValueEnum;
 use comfy_table::{Table as Layout, presets};
+
+pub(crate) use self::visible::{Visible, one_line, visible};
+
+/// Prints a line to standard error. What others wrote in it is shown, and nothing else.
+macro_rules! complain {
+    ($($part:tt)*) => {
+        eprintln!("{}", $crate::output::visible(&format!($($part)*)))
+    };
+}
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -58,13 +68,14 @@ impl Table {
                 .map(ToString::to_string)
                 .collect::<Vec<_>>(),
         );
-        for row in &self.rows {
-            // A cell is one line; messages of platforms may be several.
-            layout.add_row(
-                row.iter()
-                    .map(|cell| cell.replace(['\n', '\r', '\t'], " "))
-                    .collect::<Vec<_>>(),
-            );
+        // A cell is one line; messages of platforms may be several.
+        let rows: Vec<Vec<String>> = self
+            .rows
+            .iter()
+            .map(|row| row.iter().map(|cell| one_line(cell)).collect())
+            .collect();
+        for row in &rows {
+            layout.add_row(row);
         }
         let widths = layout.column_max_content_widths();
         for column in layout.column_iter_mut() {
@@ -78,8 +89,10 @@ impl Table {
         lines
             .map(|(number, line)| {
                 let line = line.trim_end();
-                if colours && number > 0 {
-                    self.coloured(line, number - 1, &widths)
+                if let Some(row) = number.checked_sub(1).and_then(|at| rows.get(at))
+                    && colours
+                {
+                    self.coloured(line, row, &widths)
                 } else {
                     line.to_owned()
                 }
@@ -95,7 +108,7 @@ impl Table {
     pub(crate) fn widths(&self) -> Vec<usize> {
         let width = |(position, name): (usize, &&str)| {
             let cells = self.rows.iter().filter_map(|row| row.get(position));
-            let widest = cells.map(|cell| cell.chars().count()).max();
+            let widest = cells.map(|cell| one_line(cell).chars().count()).max();
             widest.unwrap_or(0).max(name.chars().count())
         };
         self.header.iter().enumerate().map(width).collect()
@@ -107,7 +120,7 @@ impl Table {
         for row in &self.rows {
             let mut line = String::new();
             for ((cell, width), name) in row.iter().zip(widths).zip(&self.header) {
-                let cell = cell.replace(['\n', '\r', '\t'], " ");
+                let cell = one_line(cell);
                 let room = " ".repeat(width.saturating_sub(cell.chars().count()) + 3);
                 if colours && STATE_COLUMNS.contains(name) {
                     line.push_str(&paint(&cell));
@@ -122,11 +135,11 @@ impl Table {
         out
     }
 
-    fn coloured(&self, line: &str, row: usize, widths: &[u16]) -> String {
+    fn coloured(&self, line: &str, row: &[String], widths: &[u16]) -> String {
         let mut line = line.to_owned();
         // From the right, so that what is inserted moves nothing that is still to come.
         for (position, name) in self.header.iter().enumerate().rev() {
-            let Some(cell) = self.rows.get(row).and_then(|row| row.get(position)) else {
+            let Some(cell) = row.get(position) else {
                 continue;
             };
             if !STATE_COLUMNS.contains(name) || cell.is_empty() {
@@ -166,8 +179,13 @@ pub(crate) fn colours() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Prints to standard output. A reader that has gone away (`| head`) is no failure.
+/// Prints to standard output, control characters as escapes. A reader that has gone away (`| head`) is no failure.
 pub(crate) fn print(text: &str) -> io::Result<()> {
+    print_painted(&visible(text))
+}
+
+/// The same with the colours of a table, whose cells are shown already.
+pub(crate) fn print_painted(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -177,6 +195,11 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
 
 /// Prints what never ends by itself. Errors: also a reader that has gone away, which ends it.
 pub(crate) fn print_on(text: &str) -> io::Result<()> {
+    print_painted_on(&visible(text))
+}
+
+/// The same with the colours of a table.
+pub(crate) fn print_painted_on(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
 }

@@ -94,6 +94,25 @@ fn a_cell_is_one_line_whatever_a_platform_says() {
 }
 
 #[test]
+fn a_cell_gives_a_terminal_nothing_to_obey() {
+    let evil = "Rea\x1b[32mdy\x1b]0;x\x07\u{9b}2J\u{202e}";
+    let mut table = Table::new(&["NAME", "STATUS", "MESSAGE"]);
+    table.rows.push(vec![evil.into(), evil.into(), evil.into()]);
+    let shown = "Rea\\u001b[32mdy\\u001b]0;x\\u0007\\u009b2J\\u202e";
+    let widths = table.widths();
+    for text in [table.render(true, false), table.below(&widths, false)] {
+        let row = text.lines().last().unwrap();
+        assert_eq!(row, format!("{shown}   {shown}   {shown}"));
+    }
+    // Its own colours are all that is left.
+    for text in [table.render(true, true), table.below(&widths, true)] {
+        let row = text.lines().last().unwrap();
+        let state = format!("\x1b[31m{shown}\x1b[0m");
+        assert_eq!(row, format!("{shown}   {state}   {shown}"));
+    }
+}
+
+#[test]
 fn colours_change_no_column() {
     let mut table = Table::new(&["NAME", "STATUS", "AGE"]);
     table

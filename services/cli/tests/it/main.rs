@@ -8,4 +8,8 @@
 
 mod emulate;
 mod first_use;
+mod home;
 mod secure;
+mod socket;
+
+mod terminal;

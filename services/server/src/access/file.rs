@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::{
     AccessError, Caller, Grant, Identity,
     oidc::Oidc,
-    policy::{Policy, read_text},
+    policy::{Left, Policy, StaticToken, read_text},
 };
 
 /// How often the access file is looked at. A change counts when two looks in a row find the same.
@@ -137,8 +137,8 @@ impl AccessFile {
 pub(super) enum Proof {
     /// TLS has verified it, or there is none.
     Connection,
-    /// The digest of a static token.
-    Token([u8; 32]),
+    /// A static token by its digest, as it was in the rules, and how long it still held then.
+    Token([u8; 32], StaticToken, Left),
     /// A token of a provider, until it expires.
     Provider(Arc<Oidc>, Instant),
 }
@@ -174,7 +174,8 @@ impl Terms {
     pub(crate) fn begin(self) -> Lease {
         let expiry = match &self.proof {
             Proof::Provider(_, until) => Some(Box::pin(tokio::time::sleep_until(*until))),
-            Proof::Connection | Proof::Token(_) => None,
+            Proof::Token(_, _, Left::For(left)) => Some(Box::pin(tokio::time::sleep(*left))),
+            Proof::Connection | Proof::Token(_, _, Left::Forever) => None,
         };
         Lease {
             file: self.file,
@@ -219,9 +220,7 @@ impl Lease {
             let (policy, replaced) = self.file.current();
             let known = match &self.proof {
                 Proof::Connection => true,
-                Proof::Token(digest) => policy
-                    .token(digest)
-                    .is_some_and(|name| **name == *self.who.name()),
+                Proof::Token(digest, token, _) => policy.token(digest) == Some(token),
                 Proof::Provider(oidc, _) => policy
                     .oidc
                     .as_ref()

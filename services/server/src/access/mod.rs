@@ -309,8 +309,12 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identit
             .map(|(_, token)| token.trim())
             .ok_or_else(|| refused("the authorization header is no bearer token"))?;
         let digest = policy::digest(token);
-        if let Some(name) = policy.token(&digest) {
-            return Ok((Identity::token(name.clone()), Proof::Token(digest)));
+        if let Some(token) = policy.token(&digest) {
+            let left = token
+                .left()
+                .ok_or_else(|| refused("the token has expired; call again with a new one"))?;
+            let proof = Proof::Token(digest, token.clone(), left);
+            return Ok((Identity::token(token.subject.clone()), proof));
         }
         return match &policy.oidc {
             Some(oidc) => {

@@ -37,6 +37,8 @@ const MAX_KEYS_BYTES: usize = 512 * 1024;
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How far clocks may differ.
 const LEEWAY: i64 = 30;
+/// Claim that anybody may have who signs up with somebody else's address, unless the provider has verified it.
+const EMAIL: &str = "email";
 /// Longest name that is taken from a token, and most groups.
 const MAX_NAME: usize = 256;
 const MAX_GROUPS: usize = 256;
@@ -57,6 +59,10 @@ pub(crate) struct OidcSettings {
     /// Claim that is the name. Default `sub`.
     #[serde(default = "subject")]
     username_claim: String,
+    /// Whether a token whose name is its email address has to state that the address is verified. Default true. One that
+    /// states anything but `true` is never believed.
+    #[serde(default = "required")]
+    require_email_verified: bool,
     /// Claim that lists groups. Default `groups`.
     #[serde(default = "groups")]
     groups_claim: String,
@@ -64,6 +70,10 @@ pub(crate) struct OidcSettings {
 
 fn subject() -> String {
     "sub".to_owned()
+}
+
+fn required() -> bool {
+    true
 }
 
 fn groups() -> String {
@@ -299,8 +309,18 @@ impl Oidc {
             return Err(refused("it is not valid yet"));
         }
         let claim = self.settings.username_claim.as_str();
-        if claim == "email" && claims.get("email_verified") == Some(&Value::Bool(false)) {
-            return Err(refused("its email address is not verified"));
+        if claim == EMAIL {
+            match claims.get("email_verified") {
+                Some(Value::Bool(true)) => {}
+                None if !self.settings.require_email_verified => {}
+                None => {
+                    return Err(refused(
+                        "it does not state that its email address is verified (require_email_verified)",
+                    ));
+                }
+                // Some write "false": a text is no answer.
+                Some(_) => return Err(refused("its email address is not verified")),
+            }
         }
         let name = text(claim)
             .filter(|name| {

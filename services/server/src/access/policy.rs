@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use parking_lot::Mutex;
@@ -60,6 +61,37 @@ struct TokenFile {
     sha256: Option<String>,
     #[serde(default)]
     token: Option<Secret>,
+    #[serde(default)]
+    expires: Option<String>,
+}
+
+/// A token that somebody holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StaticToken {
+    /// `token:NAME`.
+    pub(crate) subject: Arc<str>,
+    /// From when on it is none. None: it never expires.
+    expires: Option<SystemTime>,
+}
+
+impl StaticToken {
+    /// How long it still holds. `None`: it has expired.
+    pub(crate) fn left(&self) -> Option<Left> {
+        match self.expires {
+            None => Some(Left::Forever),
+            Some(end) => match end.duration_since(SystemTime::now()) {
+                Ok(left) if !left.is_zero() => Some(Left::For(left)),
+                _ => None,
+            },
+        }
+    }
+}
+
+/// How long a token still holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    Forever,
+    For(Duration),
 }
 
 /// A role, and for which clusters.
@@ -116,8 +148,8 @@ struct Binding {
 #[derive(Debug)]
 pub(crate) struct Policy {
     bindings: Vec<Binding>,
-    /// Subjects (`token:NAME`) by the SHA-256 of their tokens.
-    tokens: HashMap<[u8; 32], Arc<str>>,
+    /// By their SHA-256.
+    tokens: HashMap<[u8; 32], StaticToken>,
     pub(crate) oidc: Option<Arc<Oidc>>,
     /// What callers may do whose rules were looked up already.
     known: Mutex<HashMap<Arc<str>, Arc<[Grant]>>>,
@@ -142,23 +174,7 @@ impl Policy {
                 .unwrap_or_default();
             wrong(format!("{at}{e}"))
         })?;
-        let mut tokens: HashMap<_, Arc<str>> = HashMap::new();
-        for (at, token) in file.tokens.into_iter().enumerate() {
-            let (digest, name) = token
-                .read()
-                .map_err(|why| wrong(format!("tokens[{at}]: {why}")))?;
-            let subject = format!("token:{name}");
-            if tokens.values().any(|known| **known == *subject) {
-                return Err(wrong(format!(
-                    "tokens[{at}]: there are two tokens named {name}"
-                )));
-            }
-            if tokens.insert(digest, subject.into()).is_some() {
-                return Err(wrong(format!(
-                    "tokens[{at}]: it is the same as another one"
-                )));
-            }
-        }
+        let tokens = read_tokens(file.tokens).map_err(wrong)?;
         let mut bindings = Vec::new();
         for (at, binding) in file.bindings.into_iter().enumerate() {
             bindings.push(
@@ -215,8 +231,8 @@ impl Policy {
             .collect()
     }
 
-    /// Whose token it is (`token:NAME`), by its digest: who searches by that learns nothing of a token from how long it takes.
-    pub(crate) fn token(&self, digest: &[u8; 32]) -> Option<&Arc<str>> {
+    /// A token, by its digest: who searches by that learns nothing of it from how long it takes. It may have expired.
+    pub(crate) fn token(&self, digest: &[u8; 32]) -> Option<&StaticToken> {
         self.tokens.get(digest)
     }
 
@@ -243,8 +259,38 @@ pub(crate) fn read_text(path: &Path) -> Result<String, AccessError> {
     std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))
 }
 
+/// The tokens by their SHA-256. A name has two at most, and then one that expires: a new one, and the one that it replaces.
+fn read_tokens(files: Vec<TokenFile>) -> Result<HashMap<[u8; 32], StaticToken>, String> {
+    let mut tokens: HashMap<_, StaticToken> = HashMap::new();
+    for (at, file) in files.into_iter().enumerate() {
+        let place = |why: String| format!("tokens[{at}]: {why}");
+        let name = file.name.clone();
+        let (digest, token) = file.read().map_err(place)?;
+        let mut others = tokens
+            .values()
+            .filter(|known| known.subject == token.subject);
+        match (others.next(), others.next()) {
+            (Some(_), Some(_)) => {
+                return Err(place(format!(
+                    "there are more than two tokens named {name}"
+                )));
+            }
+            (Some(other), None) if other.expires.is_none() && token.expires.is_none() => {
+                return Err(place(format!(
+                    "there are two tokens named {name}, and neither has `expires`: one replaces the other, which has to end"
+                )));
+            }
+            _ => {}
+        }
+        if tokens.insert(digest, token).is_some() {
+            return Err(place("it is the same as another one".to_owned()));
+        }
+    }
+    Ok(tokens)
+}
+
 impl TokenFile {
-    fn read(self) -> Result<([u8; 32], String), String> {
+    fn read(self) -> Result<([u8; 32], StaticToken), String> {
         if self.name.is_empty() || self.name.contains(['*', ' ']) {
             return Err("name is empty, or has a blank or an asterisk".to_owned());
         }
@@ -256,8 +302,22 @@ impl TokenFile {
             }
             _ => return Err("expected sha256 or token".to_owned()),
         };
-        Ok((digest, self.name))
+        let token = StaticToken {
+            subject: format!("token:{}", self.name).into(),
+            expires: self.expires.as_deref().map(read_time).transpose()?,
+        };
+        Ok((digest, token))
     }
+}
+
+fn read_time(text: &str) -> Result<SystemTime, String> {
+    text.parse::<prost_types::Timestamp>()
+        .ok()
+        .and_then(|time| SystemTime::try_from(time).ok())
+        .ok_or_else(|| {
+            "expires: expected a time as of RFC 3339, for example \"2027-01-31T12:00:00Z\""
+                .to_owned()
+        })
 }
 
 impl BindingFile {
@@ -441,7 +501,59 @@ mod tests {
             .collect();
         let policy = read(&format!("tokens: [{{name: a, sha256: \"{hex}\"}}]")).unwrap();
         let known = policy.token(&digest("0123456789abcdef"));
-        assert_eq!(known.map(|name| &**name), Some("token:a"));
+        assert_eq!(known.map(|token| &*token.subject), Some("token:a"));
+        assert_eq!(known.and_then(StaticToken::left), Some(Left::Forever));
         assert_eq!(policy.token(&digest("0123456789abcdeg")), None);
+    }
+
+    #[test]
+    fn two_tokens_of_a_name_are_a_rotation_if_one_of_them_ends() {
+        let tokens = |of: &[(&str, &str)]| {
+            let of: Vec<String> = of
+                .iter()
+                .map(|(token, expires)| {
+                    let expires = match *expires {
+                        "" => String::new(),
+                        time => format!(", expires: {time}"),
+                    };
+                    format!("{{name: a, token: {token}-0123456789abcdef{expires}}}")
+                })
+                .collect();
+            read(&format!("tokens: [{}]", of.join(", ")))
+        };
+        let policy = tokens(&[("old", "2020-01-31T12:00:00Z"), ("new", "")]).unwrap();
+        let left = |token: &str| {
+            let token = policy.token(&digest(&format!("{token}-0123456789abcdef")));
+            token.unwrap().left()
+        };
+        assert_eq!((left("old"), left("new")), (None, Some(Left::Forever)));
+        let policy =
+            tokens(&[("a", "\"9999-01-01T00:00:00+01:00\""), ("b", "2020-01-31")]).unwrap();
+        let left = |token: &str| {
+            let token = policy.token(&digest(&format!("{token}-0123456789abcdef")));
+            token.unwrap().left()
+        };
+        assert!(matches!(left("a"), Some(Left::For(_))));
+        assert_eq!(left("b"), None);
+        for (of, words) in [
+            (
+                &[("old", "2020-01-31T12:00:00Z"), ("new", ""), ("third", "")][..],
+                "more than two tokens named a",
+            ),
+            (
+                &[("old", ""), ("new", "")],
+                "tokens[1]: there are two tokens named a",
+            ),
+            (&[("old", "soon")], "tokens[0]: expires: expected a time"),
+            (
+                &[("old", "2020-01-31T25:00:00Z")],
+                "expires: expected a time",
+            ),
+            (&[("old", "''")], "expires: expected a time"),
+        ] {
+            let why = tokens(of).unwrap_err();
+            assert!(why.contains(words), "{why}");
+            assert!(!why.contains("0123456789"), "{why}");
+        }
     }
 }

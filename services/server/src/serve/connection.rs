@@ -18,10 +18,7 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::TcpConnectInfo;
 
@@ -33,6 +30,7 @@ use crate::{
 };
 
 use super::entrance::{Entrance, Visit};
+use super::listener::Stream;
 use super::{FAREWELL, REFUSAL_TIME};
 
 /// How long a connection may take to send what it wants, so that slow ones do not pile up.
@@ -45,8 +43,7 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct Connection {
     pub(super) entrance: Entrance,
-    pub(super) stream: TcpStream,
-    pub(super) peer: SocketAddr,
+    pub(super) stream: Stream,
     pub(super) stop: CancellationToken,
     pub(super) encryption: Option<Arc<Encryption>>,
 }
@@ -79,23 +76,32 @@ impl Connection {
         visitor: Option<Visitor>,
         place: Option<&Place>,
     ) {
-        // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
-        let _ = self.stream.set_nodelay(true);
-        let info = TcpConnectInfo {
-            local_addr: self.stream.local_addr().ok(),
-            remote_addr: Some(self.peer),
-        };
         let mut visit = Visit {
             entrance: self.entrance,
-            info,
+            info: TcpConnectInfo {
+                local_addr: None,
+                remote_addr: None,
+            },
             who: None,
             visitor,
         };
+        let (stream, peer) = match self.stream {
+            Stream::Port(stream, peer) => (stream, peer),
+            Stream::Socket(stream) => {
+                return converse(builder, stream, visit, &self.stop, place).await;
+            }
+        };
+        // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
+        let _ = stream.set_nodelay(true);
+        visit.info = TcpConnectInfo {
+            local_addr: stream.local_addr().ok(),
+            remote_addr: Some(peer),
+        };
         let Some(encryption) = self.encryption.take() else {
-            return converse(builder, self.stream, visit, &self.stop, place).await;
+            return converse(builder, stream, visit, &self.stop, place).await;
         };
         let shaken = tokio::select! {
-            shaken = encryption.accept(self.stream, self.peer) => shaken,
+            shaken = encryption.accept(stream, peer) => shaken,
             () = self.stop.cancelled() => return,
         };
         let Some((stream, who)) = shaken else {

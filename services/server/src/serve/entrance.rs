@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::Arc,
     task::{Context, Poll},
@@ -9,12 +10,14 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use tonic::{body::Body, transport::server::TcpConnectInfo};
 use tracing::Instrument;
 
+use super::hosts::{Hosts, Wrong};
 use crate::{
+    audit::Audit,
     calls::Calls,
     crowd::Visitor,
     encryption::Shown,
@@ -24,12 +27,17 @@ use crate::{
 /// When those may come again.
 const CROWDED_RETRY: Duration = Duration::from_secs(5);
 
+/// What words are.
+const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
 /// gRPC to the services, anything else to the HTTP routes.
 #[derive(Clone)]
 pub(super) struct Entrance {
     pub(super) grpc: Calls,
     pub(super) http: axum::Router,
     pub(super) paths: Arc<[&'static str]>,
+    pub(super) hosts: Hosts,
+    pub(super) audit: Option<Arc<Audit>>,
 }
 
 #[derive(Clone)]
@@ -53,6 +61,10 @@ impl tower::Service<Request<Incoming>> for Visit {
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         let content = request.headers().get(header::CONTENT_TYPE);
         let grpc = content.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        if let Err(wrong) = self.entrance.hosts.judge(&request, grpc) {
+            let response = self.entrance.turn_away(&wrong, self.info.remote_addr, grpc);
+            return futures::future::ready(Ok(response)).boxed();
+        }
         let Some(visitor) = &self.visitor else {
             let response = if grpc {
                 crowded().into_http()
@@ -75,6 +87,41 @@ impl tower::Service<Request<Incoming>> for Visit {
 }
 
 impl Entrance {
+    /// Says in words why a request is not served here. gRPC clients understand the headers, too.
+    fn turn_away(&self, wrong: &Wrong, peer: Option<SocketAddr>, grpc: bool) -> Response<Body> {
+        let (status, reason, why) = match wrong {
+            Wrong::Host(why) => (StatusCode::MISDIRECTED_REQUEST, "host", why.clone()),
+            Wrong::Browser(name) => (
+                StatusCode::FORBIDDEN,
+                "browser",
+                format!("requests of browsers are not served, and this one has the header {name}"),
+            ),
+            Wrong::Version => (
+                StatusCode::HTTP_VERSION_NOT_SUPPORTED,
+                "version",
+                "gRPC is spoken over HTTP/2 only".to_owned(),
+            ),
+        };
+        metrics::counter!("drover_requests_turned_away_total", "reason" => reason).increment(1);
+        if let Some(audit) = &self.audit {
+            audit.turned_away(peer, "request", status.as_str(), &why);
+        }
+        tracing::debug!(?peer, reason, why, "a request was turned away");
+        let mut response = refusal(status);
+        if grpc {
+            let error = drover_core::Error::new(drover_core::Reason::PermissionDenied, &*why);
+            let mut headers = HeaderMap::new();
+            if drover_convert::error::to_status(&error)
+                .add_header(&mut headers)
+                .is_ok()
+            {
+                *response.headers_mut() = headers;
+            }
+        }
+        response.headers_mut().insert(header::CONTENT_TYPE, PLAIN);
+        response.map(|_| words(&why))
+    }
+
     /// Plain HTTP, with the same bounds as gRPC.
     async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
         let _in_flight = self.grpc.tracker().token();
@@ -142,7 +189,6 @@ fn refusal(status: StatusCode) -> Response<Body> {
 
 /// Who may not, or not now, in words of HTTP.
 fn denied(error: &drover_core::Error) -> Response<Body> {
-    let text = format!("{}\n", error.message());
     let answer = refusal(match error.reason() {
         drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
         drover_core::Reason::Unavailable | drover_core::Reason::Overloaded => {
@@ -150,5 +196,10 @@ fn denied(error: &drover_core::Error) -> Response<Body> {
         }
         _ => StatusCode::UNAUTHORIZED,
     });
-    answer.map(|_| Body::new(http_body_util::Full::from(text)))
+    answer.map(|_| words(error.message()))
+}
+
+/// A text as a body, with the end of its line.
+fn words(text: &str) -> Body {
+    Body::new(http_body_util::Full::from(format!("{text}\n")))
 }

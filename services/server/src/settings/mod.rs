@@ -48,6 +48,10 @@ pub struct ServerSettings {
     pub listen: SocketAddr,
     /// Whether plaintext is served on an address that others can reach. Default false.
     pub insecure: bool,
+    /// Names by which this server is called, besides addresses, localhost and the names of its certificate; `*.example.com`
+    /// is every name of one label more. A request for another name gets status 421: a page of a browser that makes its own
+    /// name lead here cannot pass for anything else. Default: none.
+    pub allowed_hosts: Vec<String>,
     /// Certificate of this server, and whose certificates of clients it believes. Default: plaintext.
     pub tls: TlsSettings,
     /// File with the rules of who may do what. Default: everybody may do everything, or with `tls.client_ca` what their
@@ -96,6 +100,7 @@ impl Default for ServerSettings {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             insecure: false,
+            allowed_hosts: Vec::new(),
             tls: TlsSettings::default(),
             access: None,
             audit_log: None,
@@ -181,6 +186,7 @@ impl ServerSettings {
     /// What is wrong with the values, taken together.
     fn check(&self) -> Result<(), String> {
         self.tls.check()?;
+        crate::serve::check_hosts(&self.allowed_hosts)?;
         for (name, value) in [
             ("max_concurrent_requests", self.max_concurrent_requests),
             ("max_concurrent_streams", self.max_concurrent_streams),
@@ -223,6 +229,10 @@ pub struct ServerArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
+    /// Name by which this server is called, besides addresses, localhost and those of its certificate; repeatable
+    #[arg(long = "allowed-host", value_name = "NAME", value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allowed_hosts: Vec<String>,
     /// Files of TLS
     #[command(flatten)]
     #[serde(skip_serializing_if = "TlsArgs::is_empty")]

@@ -72,7 +72,8 @@ async fn http_text(address: SocketAddr, path: &str, token: Option<&str>) -> (u16
     let token = token
         .map(|token| format!("authorization: Bearer {token}\r\n"))
         .unwrap_or_default();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{token}\r\n");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{token}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -256,6 +257,67 @@ async fn metrics_are_for_those_who_look_at_all_clusters() {
     for token in [None, Some("orders-0123456789abcdef")] {
         assert_eq!(http(running.address(), "/metrics", token).await, 200);
     }
+}
+
+/// So many seconds from now, as rules say it.
+fn time(seconds: u64) -> String {
+    let at = std::time::SystemTime::now() + Duration::from_secs(seconds);
+    prost_types::Timestamp::from(at).to_string()
+}
+
+#[tokio::test]
+async fn a_token_ends_when_it_expires_and_the_one_that_replaces_it_goes_on() {
+    let directory = TempDir::new().unwrap();
+    let rules = |end: &str| {
+        format!(
+            "
+tokens:
+  - {{name: platform, token: old-0123456789abcdef, expires: '{end}'}}
+  - {{name: platform, token: new-0123456789abcdef}}
+  - {{name: gone, token: gone-0123456789abcdef, expires: 2020-01-31T12:00:00Z}}
+bindings:
+  - {{role: platform, subjects: ['token:platform', 'token:gone']}}
+"
+        )
+    };
+    let running = with_rules(&directory, &rules(&time(3600))).await;
+    let (old, new) = ("old-0123456789abcdef", "new-0123456789abcdef");
+    for token in [old, new] {
+        call(&at(running.address(), token)).await.unwrap();
+    }
+    let error = call(&at(running.address(), "gone-0123456789abcdef"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), Reason::Unauthenticated);
+    assert!(error.message().contains("the token has expired"), "{error}");
+
+    // Near its end, and open: a stream ends with its token, and only that one.
+    let soon = with_rules(&directory, &rules(&time(3))).await;
+    let open = async |token: &str| {
+        let mut client = NodeAccessServiceClient::new(connect(&at(soon.address(), token)));
+        let mut stream = client
+            .stream_logs(follow("open"))
+            .await
+            .unwrap()
+            .into_inner();
+        stream.message().await.unwrap().unwrap();
+        stream
+    };
+    let mut kept = open(new).await;
+    let mut ended = open(old).await;
+    let status = tokio::time::timeout(Duration::from_secs(60), ended.message())
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(
+        status.message().contains("the token has expired"),
+        "{status}"
+    );
+    let error = call(&at(soon.address(), old)).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Unauthenticated);
+    call(&at(soon.address(), new)).await.unwrap();
+    let silence = tokio::time::timeout(Duration::from_millis(50), kept.message()).await;
+    assert!(silence.is_err(), "{silence:?}");
 }
 
 #[tokio::test]

@@ -256,7 +256,7 @@ async fn headers_above_the_limit_are_refused_in_both_protocols() {
     let address = fixture.running.address();
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!(
-        "GET /healthz HTTP/1.1\r\nhost: x\r\nbig: {}\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: localhost\r\nbig: {}\r\n\r\n",
         "x".repeat(64 * 1024)
     );
     let _ = stream.write_all(request.as_bytes()).await;
@@ -413,7 +413,7 @@ fn token(name: &str) -> String {
 async fn status(stream: &mut TcpStream, path: &str, name: &str) -> u16 {
     let bearer = token(name);
     let request =
-        format!("GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {bearer}\r\n\r\n");
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {bearer}\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     let head = loop {

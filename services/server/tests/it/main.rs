@@ -10,6 +10,7 @@ mod access;
 mod binary;
 mod calls;
 mod common;
+mod hosts;
 mod limits;
 mod server;
 mod settings;

@@ -371,7 +371,7 @@ async fn connections_that_say_nothing_or_too_little_are_closed() {
         "P",
         "PRI * HTTP/2.0\r\n",
         "GET / HT",
-        "GET / HTTP/1.1\r\nhost: x\r\n",
+        "GET / HTTP/1.1\r\nhost: localhost\r\n",
     ] {
         let mut stream = TcpStream::connect(fixture.running.address()).await.unwrap();
         stream.write_all(begin.as_bytes()).await.unwrap();

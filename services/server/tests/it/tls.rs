@@ -98,7 +98,7 @@ async fn get(address: SocketAddr, authority: &Authority, path: &str) -> u16 {
         .connect("localhost".try_into().unwrap(), stream)
         .await
         .unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     // Whether the server says goodbye is not asked here.

@@ -200,6 +200,61 @@ async fn a_providers_token_is_believed_if_all_of_it_holds() {
 }
 
 #[tokio::test]
+async fn an_email_address_is_a_name_only_if_it_is_verified() {
+    let directory = TempDir::new().unwrap();
+    let issuer = Issuer::new("one");
+    let jwks = directory.path().join("jwks.json");
+    replace(&jwks, &json!({"keys": [issuer.jwk()]}).to_string());
+    let rules = |more: &str| {
+        format!(
+            "oidc: {{issuer: 'https://id.example.com', audience: drover, jwks: '{}', username_claim: email{more}}}
+bindings:
+  - {{role: platform, subjects: ['oidc:alice@example.com']}}
+",
+            jwks.display()
+        )
+    };
+    let strict = with_rules(&directory, &rules("")).await;
+    let other = TempDir::new().unwrap();
+    let lenient = with_rules(&other, &rules(", require_email_verified: false")).await;
+    for (verified, by_default, if_not_required) in [
+        (Some(json!(true)), true, true),
+        (None, false, true),
+        (Some(json!(false)), false, false),
+        (Some(json!("false")), false, false),
+        (Some(json!("true")), false, false),
+        (Some(json!(1)), false, false),
+        (Some(json!([])), false, false),
+        (Some(Value::Null), false, false),
+    ] {
+        let mut claims = claims();
+        claims["email"] = json!("alice@example.com");
+        if let Some(verified) = &verified {
+            claims["email_verified"] = verified.clone();
+        }
+        let token = issuer.sign(&claims);
+        for (running, allowed) in [(&strict, by_default), (&lenient, if_not_required)] {
+            match call(&at(running.address(), &token)).await {
+                Ok(()) => assert!(allowed, "{verified:?}"),
+                Err(error) => {
+                    assert!(!allowed, "{verified:?}: {error}");
+                    assert_eq!(error.reason(), Reason::Unauthenticated, "{verified:?}");
+                    assert!(error.message().contains("email address"), "{error}");
+                }
+            }
+        }
+    }
+    // Where the name is something else, an address is nobody's business.
+    let plain = TempDir::new().unwrap();
+    let running = with_rules(&plain, &rules_of(jwks.to_str().unwrap())).await;
+    let mut claims = claims();
+    claims["email_verified"] = json!(false);
+    call(&at(running.address(), &issuer.sign(&claims)))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
 async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
     let served = Arc::new(Mutex::new((json!({"keys": [old.jwk()]}), 0)));

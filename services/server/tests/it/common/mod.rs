@@ -223,7 +223,7 @@ pub async fn get(running: &Running, path: &str) -> (u16, String) {
     let mut stream = tokio::net::TcpStream::connect(running.address())
         .await
         .unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
