@@ -29,6 +29,7 @@ use crate::{
     labels,
     objects::MAX_BOOTSTRAP_BYTES,
     pod::Pod,
+    selected,
     settings::{ClassSettings, Settings},
     update::Updater,
     watch::{Known, Watches},
@@ -72,7 +73,7 @@ impl KubernetesDriver {
                 "the API server does not say within a minute what exists",
             ));
         }
-        for warning in known.warnings() {
+        for warning in fixed.warnings.iter().cloned().chain(known.warnings()) {
             tracing::warn!("{warning}");
         }
         let kinds = known.kinds().to_vec();
@@ -85,7 +86,7 @@ impl KubernetesDriver {
             Arc::clone(&remover),
             Arc::new(Made(known)),
         );
-        let updater = Updater::new(api.clone(), settings.labels.clone(), Arc::clone(&remover));
+        let updater = Updater::new(api.clone(), Arc::clone(&settings), Arc::clone(&remover));
         Ok(Self {
             api,
             settings,
@@ -139,7 +140,7 @@ impl Driver for KubernetesDriver {
         };
         let domains = self.known().failure_domains();
         description.failure_domains = domains.into_iter().map(domain).collect();
-        description.warnings = self.known().warnings();
+        description.warnings.extend(self.known().warnings());
         description
     }
 
@@ -310,6 +311,14 @@ fn check(settings: &Settings) -> Result<()> {
             ));
         }
     }
+    for (at, key) in settings.plain_labels.iter().enumerate() {
+        if let Some(why) = labels::declared::refusal(key, &settings.labels) {
+            return Err(Error::invalid(
+                format!("plain_labels[{at}]"),
+                format!("{key:?} {why}"),
+            ));
+        }
+    }
     if settings.labels.cluster == settings.labels.node {
         return Err(Error::invalid(
             "labels",
@@ -389,7 +398,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
             "nodeSelector": {"disk": "ssd"},
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}
         }))),
-        warnings: Vec::new(),
+        warnings: selected::unseen(api, settings).await,
     })
 }
 
@@ -582,6 +591,13 @@ mod tests {
                 it.namespaces = vec!["a".into(), "a".into()];
             }),
             ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
+            ("plain_labels[1]", |it| {
+                it.plain_labels = vec!["team".into(), "app.kubernetes.io/name".into()];
+            }),
+            ("plain_labels[0]", |it| {
+                it.plain_labels = vec!["drover.dev/role".into()];
+            }),
+            ("plain_labels[0]", |it| it.plain_labels = vec!["Ü".into()]),
         ];
         assert!(check(&Settings::default()).is_ok());
         for (field, change) in wrong {

@@ -33,6 +33,10 @@ struct Flags {
     #[arg(long, value_name = "SELECTOR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     selector: Option<String>,
+    /// Key of a label of clusters that objects have under its own name; repeat for more (none)
+    #[arg(long = "plain-label", value_name = "KEY")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    plain_labels: Vec<String>,
     /// Directory of a template catalogue, before the built-in one
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -23,6 +23,10 @@ pub struct Settings {
     pub selector: String,
     /// Keys of the labels that say cluster and node.
     pub labels: LabelKeys,
+    /// Keys of labels of clusters that objects have under their own names, as services, network policies and bills of other
+    /// people select by them. All others have the prefix `drover.dev/label.`, and these too where the template has set the
+    /// key, or a service or network policy where nodes may be selects by it. Not `kubernetes.io`, `k8s.io` and what ends so.
+    pub plain_labels: Vec<String>,
     /// How the agent address of a pod is found where its annotations do not say.
     pub agent: AgentSettings,
     /// Kinds of objects that nodes may have, in the order of their removal after the pod: `plural`, `plural.group` or
@@ -81,6 +85,7 @@ impl Default for Settings {
             namespaces: Vec::new(),
             selector: String::new(),
             labels: LabelKeys::default(),
+            plain_labels: Vec::new(),
             agent: AgentSettings::default(),
             kinds: DEFAULT_KINDS.iter().map(|&kind| kind.to_owned()).collect(),
             node_classes: BTreeMap::new(),

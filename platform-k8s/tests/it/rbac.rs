@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 
 use bench::{Bench, one_each, rig, settings};
 use drover_core::{Class, Reason};
-use drover_platform_k8s::Settings;
+use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::{
     common::v1::{chunk::Content, process_output::Output},
     platform::v1::{
-        ExecRequest, ExecStart, Node, NodeTarget, StreamLogsRequest, exec_request::Input,
-        node_access_service_client::NodeAccessServiceClient,
+        ExecRequest, ExecStart, GetPlatformRequest, Node, NodeTarget, StreamLogsRequest,
+        exec_request::Input, node_access_service_client::NodeAccessServiceClient,
+        platform_service_client::PlatformServiceClient,
     },
 };
 use drover_testing::kubernetes::{
@@ -349,6 +350,36 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
     .await;
     bench.remove(&nodes[0], "may delete again").await;
     assert_eq!(bench.nodes().await, vec![]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_compared_with_labels_is_named() {
+    let allow = |settings: &mut Settings| settings.plain_labels = vec!["team".to_owned()];
+    let bench = deployed(&["base/role.yaml"], allow).await;
+    let warnings = bench.platform().await.warnings;
+    let of_labels = |it: &String| it.contains("plain_labels");
+    assert!(!warnings.iter().any(of_labels), "{warnings:?}");
+    let (_, nodes) = bench.make("pod", 1).await;
+    without(&bench, "list", "services").await;
+    until_may_not(&bench, "list", "services").await;
+    let settings = Settings {
+        kubeconfig: Some(bench.proxy().kubeconfig()),
+        ..bench.settings.clone()
+    };
+    let other = PlatformServer::open(settings).await.unwrap();
+    let mut client = PlatformServiceClient::new(drover_client::in_process(other.routes()));
+    let answer = client.get_platform(GetPlatformRequest {}).await.unwrap();
+    let warnings = answer.into_inner().platform.unwrap().warnings;
+    let said = |it: &String| it.contains("services") && of_labels(it);
+    assert!(warnings.iter().any(said), "{warnings:?}");
+    other.shutdown().await;
+    // What the settings say holds.
+    let (_, more) = bench.make("pod", 1).await;
+    for node in [&nodes[0], &more[0]] {
+        let pod = bench.namespace.get("pods", &node.id).await.unwrap();
+        assert_eq!(pod["metadata"]["labels"]["team"], "storage");
+        bench.remove(node, "labels").await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

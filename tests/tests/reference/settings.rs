@@ -63,6 +63,7 @@ const ALIASES: &[(&str, &str, &str)] = &[
 const FLAGS: &[(&str, &str)] = &[
     ("platform_tls.ca", "platform-ca"),
     ("namespaces", "namespace"),
+    ("plain_labels", "plain-label"),
 ];
 /// Flags that are no settings.
 const NO_SETTING: &[&str] = &["config", "print-config", "help", "version"];
