@@ -60,7 +60,7 @@ impl KubernetesDriver {
     /// # Errors
     /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` for what the API server lacks or refuses.
     pub async fn open(settings: Settings) -> Result<Self> {
-        check(&settings)?;
+        settings.check()?;
         let settings = Arc::new(settings);
         let api = Api::open(&settings).await?;
         let fixed = describe(&api, &settings).await?;
@@ -296,58 +296,6 @@ impl Nodes for Made {
     }
 }
 
-/// What can be wrong with settings without asking anybody.
-fn check(settings: &Settings) -> Result<()> {
-    let keys = [
-        ("labels.cluster", &settings.labels.cluster),
-        ("labels.node", &settings.labels.node),
-        ("failure_domain_label", &settings.failure_domain_label),
-    ];
-    for (field, key) in keys {
-        if !labels::is_key(key) {
-            return Err(Error::invalid(
-                field,
-                format!("{key:?} is no key of a label"),
-            ));
-        }
-    }
-    for (at, key) in settings.plain_labels.iter().enumerate() {
-        if let Some(why) = labels::declared::refusal(key, &settings.labels) {
-            return Err(Error::invalid(
-                format!("plain_labels[{at}]"),
-                format!("{key:?} {why}"),
-            ));
-        }
-    }
-    if settings.labels.cluster == settings.labels.node {
-        return Err(Error::invalid(
-            "labels",
-            "cluster and node must have keys of their own",
-        ));
-    }
-    if settings.field_manager.is_empty() || settings.field_manager.len() > 128 {
-        return Err(Error::invalid(
-            "field_manager",
-            "must have 1 to 128 characters",
-        ));
-    }
-    let mut names = settings.namespaces.clone();
-    names.sort_unstable();
-    if names.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(Error::invalid("namespaces", "one is there twice"));
-    }
-    if let Some(name) = names
-        .iter()
-        .find(|name| name.is_empty() || !labels::is_value(name))
-    {
-        return Err(Error::invalid(
-            "namespaces",
-            format!("{name:?} is no name of a namespace"),
-        ));
-    }
-    Ok(())
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Version {
@@ -573,38 +521,6 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(quantity(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn wrong_settings_are_named() {
-        type Change = fn(&mut Settings);
-        let wrong: &[(&str, Change)] = &[
-            ("labels.cluster", |it| it.labels.cluster = "a b".into()),
-            ("labels.node", |it| it.labels.node = String::new()),
-            ("labels", |it| it.labels.node = it.labels.cluster.clone()),
-            ("failure_domain_label", |it| {
-                it.failure_domain_label = "/".into();
-            }),
-            ("field_manager", |it| it.field_manager = String::new()),
-            ("namespaces", |it| {
-                it.namespaces = vec!["a".into(), "a".into()];
-            }),
-            ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
-            ("plain_labels[1]", |it| {
-                it.plain_labels = vec!["team".into(), "app.kubernetes.io/name".into()];
-            }),
-            ("plain_labels[0]", |it| {
-                it.plain_labels = vec!["drover.dev/role".into()];
-            }),
-            ("plain_labels[0]", |it| it.plain_labels = vec!["Ü".into()]),
-        ];
-        assert!(check(&Settings::default()).is_ok());
-        for (field, change) in wrong {
-            let mut settings = Settings::default();
-            change(&mut settings);
-            let error = check(&settings).unwrap_err();
-            assert_eq!(error.fields()[0].field, *field);
         }
     }
 }

@@ -312,7 +312,7 @@ fn not_served(settings: &Settings, namespace: &str) -> Error {
         Reason::NamespaceNotServed,
         format!(
             "namespace {namespace:?} is none that this platform serves: {}",
-            settings.namespaces.join(", ")
+            settings.served()
         ),
     )
 }
@@ -405,6 +405,29 @@ mod tests {
         }
         assert_eq!(all[0].body["data"][USER_DATA], "aHVudGVyMg==");
         assert!(!format!("{all:?}").contains("aHVudGVyMg"));
+    }
+
+    #[test]
+    fn no_node_is_made_in_a_namespace_that_is_excluded() {
+        let settings: Settings = serde_json::from_value(json!({
+            "excluded_namespaces": ["drover-system"],
+        }))
+        .unwrap();
+        let named = request(json!({"namespace": "drover-system"}));
+        for (request, default) in [(named, "prod"), (request(json!({})), "drover-system")] {
+            let Err(error) = Plan::of(&request, &settings, default) else {
+                panic!("{default}");
+            };
+            assert_eq!(error.reason(), Reason::NamespaceNotServed);
+            assert!(
+                error.message().contains("all but drover-system"),
+                "{error:?}"
+            );
+        }
+        let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
+        let other = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: drover-system}, spec: {containers: [{name: a}]}}";
+        let error = objects(&plan, other, None).unwrap_err();
+        assert_eq!(error.reason(), Reason::NamespaceNotServed);
     }
 
     #[test]

@@ -63,6 +63,7 @@ const ALIASES: &[(&str, &str, &str)] = &[
 const FLAGS: &[(&str, &str)] = &[
     ("platform_tls.ca", "platform-ca"),
     ("namespaces", "namespace"),
+    ("excluded_namespaces", "excluded-namespace"),
     ("plain_labels", "plain-label"),
 ];
 /// Flags that are no settings.
