@@ -19,7 +19,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::intake::Foreign;
+use crate::{intake::Foreign, probes::reach::is_local};
 pub(crate) use calls::Verdict;
 pub(crate) use shown::PlatformHealth;
 
@@ -140,6 +140,11 @@ impl Platform {
 
     pub(crate) fn registration(&self) -> Registration {
         self.inner.lock().registration.clone()
+    }
+
+    /// Whether it runs on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        is_local(&self.inner.lock().registration.spec.endpoint)
     }
 
     pub(crate) fn set_registration(&self, registration: Registration) {

@@ -3,6 +3,7 @@
 use std::{
     error::Error as StdError,
     fmt,
+    net::SocketAddr,
     str::FromStr,
     task::{Context, Poll},
     time::Duration,
@@ -43,6 +44,8 @@ pub struct Target {
     pub tls: ClientSettings,
     /// Token that goes with every call. Default: none.
     pub bearer: Option<Bearer>,
+    /// Address to connect to in the place of what the host leads to, for who has resolved and judged it. Default: none.
+    pub at: Option<SocketAddr>,
 }
 
 impl Target {
@@ -120,6 +123,7 @@ impl FromStr for Target {
             connect_timeout: CONNECT_TIMEOUT,
             tls: ClientSettings::default(),
             bearer: None,
+            at: None,
         })
     }
 }
@@ -164,7 +168,16 @@ enum Way {
 /// next one when it is lost. Has to be called within a tokio runtime.
 #[must_use]
 pub fn connect(target: &Target) -> Channel {
-    let endpoint = Endpoint::from(address(&target.uri));
+    let uri = match target.at {
+        Some(at) => Uri::builder()
+            .scheme(Scheme::HTTP)
+            .authority(at.to_string())
+            .path_and_query("/")
+            .build()
+            .unwrap_or_else(|_| address(&target.uri)),
+        None => address(&target.uri),
+    };
+    let endpoint = Endpoint::from(uri);
     let endpoint = match endpoint
         .clone()
         .user_agent(concat!("drover/", env!("CARGO_PKG_VERSION")))

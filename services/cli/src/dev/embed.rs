@@ -83,6 +83,7 @@ impl Servers {
             secrets: SecretsSettings {
                 key_file: Some(data.keys()?),
             },
+            ..drover_orchestrator::Settings::default()
         };
         let (orchestrator, api) = start_orchestrator(&settings, listener).await?;
         Ok(Self {
