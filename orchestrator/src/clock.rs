@@ -1,38 +1,54 @@
 //! One time axis: wall clock at the start, monotonic from then on.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use drover_core::Millis;
 use tokio::time::Instant;
 
-/// The clock of this process. Durable times survive a restart, and nothing runs backwards while it is up.
-#[derive(Clone, Copy, Debug)]
+/// The clock of this process. Durable times survive a restart, and nothing runs backwards: while it is up it follows no
+/// other clock, and it begins with nothing before what the store has.
+#[derive(Debug)]
 pub(crate) struct Clock {
-    wall: Millis,
+    wall: AtomicU64,
     start: Instant,
 }
 
 impl Clock {
     pub(crate) fn new() -> Self {
         Self {
-            wall: wall(),
+            wall: AtomicU64::new(wall()),
             start: Instant::now(),
         }
     }
 
+    /// Begins with nothing before this time, which an earlier process has recorded. Answers by how much the clock of this
+    /// machine is behind it. Only before anything is done.
+    pub(crate) fn not_before(&self, latest: Millis) -> Millis {
+        let behind = latest.saturating_sub(self.now());
+        self.wall.fetch_add(behind, Ordering::Relaxed);
+        behind
+    }
+
+    fn wall(&self) -> Millis {
+        self.wall.load(Ordering::Relaxed)
+    }
+
     /// Milliseconds since the Unix epoch.
     pub(crate) fn now(&self) -> Millis {
-        self.wall + millis(self.start.elapsed())
+        self.wall() + millis(self.start.elapsed())
     }
 
     /// When this process began.
     pub(crate) fn start(&self) -> Millis {
-        self.wall
+        self.wall()
     }
 
     /// The instant of a time.
     pub(crate) fn instant(&self, at: Millis) -> Instant {
-        self.start + Duration::from_millis(at.saturating_sub(self.wall))
+        self.start + Duration::from_millis(at.saturating_sub(self.wall()))
     }
 
     /// How much longer it is until a time.
@@ -69,4 +85,22 @@ pub(crate) fn wall() -> Millis {
 
 pub(crate) fn millis(span: Duration) -> Millis {
     Millis::try_from(span.as_millis()).unwrap_or(Millis::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn time_goes_on_from_what_is_recorded_where_the_clock_of_the_machine_is_behind() {
+        let clock = Clock::new();
+        let recorded = clock.now() + 3_600_000;
+        let behind = clock.not_before(recorded);
+        assert!(behind <= 3_600_000 && behind > 3_590_000, "{behind}");
+        assert_eq!((clock.now(), clock.start()), (recorded, recorded));
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(clock.now(), recorded + 5_000);
+        assert_eq!(clock.until(recorded + 6_000), Duration::from_secs(1));
+        assert_eq!(clock.not_before(recorded), 0, "it is later already");
+    }
 }

@@ -50,10 +50,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use connect::PlatformTlsSettings;
 pub use hooks::{Hooks, Point};
+pub use probes::reach::ProbeSettings;
 pub use shared::Connector;
 pub use show::show;
 
-use crate::shared::Shared;
+use crate::{probes::reach::Reach, shared::Shared};
 
 /// Version of this server.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -71,6 +72,8 @@ pub struct Settings {
     pub platform_tls: PlatformTlsSettings,
     /// How secrets are kept.
     pub secrets: SecretsSettings,
+    /// Where nodes may be probed.
+    pub probes: ProbeSettings,
 }
 
 /// How secrets are kept.
@@ -89,6 +92,7 @@ impl Default for Settings {
             data_dir: PathBuf::from("drover-data"),
             platform_tls: PlatformTlsSettings::default(),
             secrets: SecretsSettings::default(),
+            probes: ProbeSettings::default(),
         }
     }
 }
@@ -111,8 +115,8 @@ impl Orchestrator {
     /// Opens the store and begins to keep what it holds.
     ///
     /// # Errors
-    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`
-    /// cannot be used; the store is encrypted with other keys.
+    /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`, or a
+    /// range of `probes`, cannot be used; the store is encrypted with other keys.
     pub async fn open(settings: &Settings) -> Result<Self> {
         Self::open_through(settings, |connector| connector).await
     }
@@ -126,6 +130,7 @@ impl Orchestrator {
         way: impl FnOnce(Connector) -> Connector,
     ) -> Result<Self> {
         let connector = way(connect::connector(settings.platform_tls.clone())?);
+        let reach = Reach::of(&settings.probes)?;
         let keys = settings.secrets.key_file.as_ref();
         let keys = keys.map(Keyring::read).transpose()?;
         let store = Store::open_directory(&settings.data_dir).await?;
@@ -140,7 +145,7 @@ impl Orchestrator {
                 );
             }
         }
-        Self::start(store, connector, Hooks::default()).await
+        Self::begin(store, connector, Hooks::default(), reach).await
     }
 
     /// Begins to keep what a store holds, reaching platforms in a way of the caller's.
@@ -148,6 +153,10 @@ impl Orchestrator {
     /// # Errors
     /// The store is owned by another process, cannot be read, or is encrypted and was not given its keys.
     pub async fn start(store: Store, connector: Connector, hooks: Hooks) -> Result<Self> {
+        Self::begin(store, connector, hooks, Reach::default()).await
+    }
+
+    async fn begin(store: Store, connector: Connector, hooks: Hooks, reach: Reach) -> Result<Self> {
         let shards = store.take_all().await?;
         let shared = Arc::new(Shared {
             clock: clock::Clock::new(),
@@ -163,6 +172,7 @@ impl Orchestrator {
             leaks: infrastructure::Leaks::default(),
             changes: Arc::default(),
             probes: probes::Probes::default(),
+            reach,
             secrets: secrets::Secrets::default(),
             figures: figures::Figures::default(),
             tasks: TaskTracker::new(),
@@ -236,9 +246,18 @@ impl Orchestrator {
 
 async fn load(shared: &Arc<Shared>) -> Result<()> {
     let mut loader = shared.store.load().await?;
+    let mut latest = 0;
     while let Some(row) = loader.next().await? {
         let cluster = cluster::Cluster::load(row, &shared.interner)?;
+        latest = latest.max(cluster::latest(&cluster.inner.lock().state));
         shared.add(cluster);
+    }
+    let behind = shared.clock.not_before(latest);
+    if behind > 0 {
+        tracing::warn!(
+            behind_ms = behind,
+            "the clock of this machine is behind what the store has recorded; time goes on from there"
+        );
     }
     for (uid, tombstone) in shared.store.tombstones().await? {
         shared.tombstones.load(uid, &tombstone.value);

@@ -24,6 +24,29 @@ struct Flags {
     #[command(flatten)]
     #[serde(skip_serializing_if = "SecretsFlags::is_empty")]
     secrets: SecretsFlags,
+    /// Where nodes may be probed
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "ProbeFlags::is_empty")]
+    probes: ProbeFlags,
+}
+
+/// Flags of where nodes may be probed.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+struct ProbeFlags {
+    /// Range of addresses outside of which no node is probed; repeat for more [default: all addresses]
+    #[arg(long = "probes-allow", value_name = "CIDR")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allow: Vec<String>,
+    /// Range of addresses at which no node is probed; repeat for more [default: none]
+    #[arg(long = "probes-deny", value_name = "CIDR")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deny: Vec<String>,
+}
+
+impl ProbeFlags {
+    fn is_empty(&self) -> bool {
+        self.allow.is_empty() && self.deny.is_empty()
+    }
 }
 
 /// Flags of how secrets are kept.

@@ -361,7 +361,11 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
         let mut inner = cluster.inner.lock();
         let gone = tally::all(&inner.state.nodes);
         inner.finished = true;
+        // The answer that it is deleted was lost; what of it comes late is to be known all the same.
+        let (used, next_sequence) = remembered(&inner);
         drop(inner);
+        let now = shared.now();
+        (shared.tombstones).add(cluster.uid, &cluster.name, next_sequence, now, used);
         shared.drop_cluster(cluster);
         tally::count(shared, gone, tally::Tally::new());
         return Ok(());
@@ -411,19 +415,7 @@ async fn finish(
     expect_desired: Revision,
     now: Millis,
 ) -> Result<Round> {
-    let (used, next_sequence) = {
-        let inner = cluster.inner.lock();
-        let used = inner.state.used.iter();
-        let used = used.map(|(platform, uid)| codec::Used {
-            platform: platform.to_string(),
-            uid: uid.to_string(),
-        });
-        let kept = codec::UsedList {
-            used: used.collect(),
-            generation: inner.desired.value.generation,
-        };
-        (kept, inner.state.next_sequence)
-    };
+    let (used, next_sequence) = remembered(&cluster.inner.lock());
     // Nothing is made for it any more. Before its record goes, so that no secret is left without one.
     shared.store.drop_user_data(cluster.uid).await?;
     shared.store.drop_revisions(cluster.uid).await?;
@@ -481,4 +473,18 @@ pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
     desired
         .marks
         .retain(|id| state.nodes.iter().any(|node| node.id(state.uid) == *id));
+}
+
+/// What is kept of a cluster that is deleted, to know what of it comes late; and the sequence that no request of it has.
+fn remembered(inner: &Inner) -> (codec::UsedList, u64) {
+    let used = inner.state.used.iter();
+    let used = used.map(|(platform, uid)| codec::Used {
+        platform: platform.to_string(),
+        uid: uid.to_string(),
+    });
+    let kept = codec::UsedList {
+        used: used.collect(),
+        generation: inner.desired.value.generation,
+    };
+    (kept, inner.state.next_sequence)
 }

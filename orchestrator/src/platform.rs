@@ -19,7 +19,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::intake::Foreign;
+use crate::{intake::Foreign, probes::reach::is_local};
 pub(crate) use calls::Verdict;
 pub(crate) use shown::PlatformHealth;
 
@@ -151,6 +151,11 @@ impl Platform {
         self.inner.lock().registration.clone()
     }
 
+    /// Whether it runs on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        is_local(&self.inner.lock().registration.spec.endpoint)
+    }
+
     pub(crate) fn set_registration(&self, registration: Registration) {
         let mut inner = self.inner.lock();
         if *inner.uid != *registration.uid {
@@ -195,6 +200,8 @@ impl Platform {
         inner.urgent = Arc::new(Semaphore::new(urgent));
         inner.client = Some(client);
         inner.fenced = false;
+        // Its clock may be another one.
+        inner.observe_time = None;
         inner.phase = Phase::Ready;
         inner.message.clear();
         inner.failures = 0;
@@ -252,9 +259,12 @@ impl Platform {
             inner.visible_since = now;
         }
         inner.snapshot = true;
-        inner.fresh_at = now;
-        inner.looked_for = now;
-        inner.observe_time = observe_time;
+        // A list that shows what the one before did is as old as that.
+        if inner.shows_later(observe_time.as_ref()) {
+            inner.fresh_at = now;
+            inner.looked_for = now;
+            inner.observe_time = observe_time;
+        }
         inner.phase = Phase::Ready;
         inner.message.clear();
     }
@@ -262,12 +272,7 @@ impl Platform {
     /// A sign of life. What was observed counts as fresh only if the backend was read since the one before.
     pub(crate) fn heartbeat(&self, now: Millis, observe_time: Option<prost_types::Timestamp>) {
         let mut inner = self.inner.lock();
-        let advanced = match (&inner.observe_time, &observe_time) {
-            (Some(before), Some(now)) => (now.seconds, now.nanos) > (before.seconds, before.nanos),
-            (None, Some(_)) => true,
-            (_, None) => false,
-        };
-        if advanced {
+        if observe_time.is_some() && inner.shows_later(observe_time.as_ref()) {
             if inner.snapshot && !inner.visible(now) {
                 inner.visible_since = now;
             }
@@ -441,6 +446,14 @@ impl Inner {
     /// So many may vanish within a minute and be believed to have.
     fn most_vanished(&self) -> usize {
         drover_planner::most_troubled(self.total) as usize
+    }
+
+    /// Whether the backend was read later than what was shown before. Who does not say when is believed.
+    fn shows_later(&self, observe_time: Option<&prost_types::Timestamp>) -> bool {
+        match (&self.observe_time, observe_time) {
+            (Some(before), Some(now)) => (now.seconds, now.nanos) > (before.seconds, before.nanos),
+            _ => true,
+        }
     }
 
     fn visible(&self, now: Millis) -> bool {

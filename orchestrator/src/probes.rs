@@ -1,10 +1,12 @@
 //! Probes of nodes: gRPC health, HTTP, TCP, and commands inside them. One schedule for all of them, no task or timer a node.
 
 mod exec;
+pub(crate) mod reach;
 pub(crate) mod tls;
 
 use std::{
     collections::{BTreeSet, HashMap},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -29,7 +31,10 @@ use tonic_health::pb::{
 };
 use uuid::Uuid;
 
-use self::tls::{Secure, Spoken};
+use self::{
+    reach::Gate,
+    tls::{Secure, Spoken},
+};
 use crate::{
     clock,
     cluster::{Cluster, Inner},
@@ -294,7 +299,10 @@ async fn outcome(shared: &Shared, target: &Target) -> Result<(), Failed> {
                 None => Ok(None),
             };
             match secure {
-                Ok(secure) => ask(health, address, &target.id, secure.as_ref()).await,
+                Ok(secure) => {
+                    let gate = shared.gate(&target.platform);
+                    ask(health, address, gate, &target.id, secure.as_ref()).await
+                }
                 Err(failed) => Err(failed),
             }
         }
@@ -414,22 +422,23 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
 async fn ask(
     health: &Health,
     address: &str,
+    gate: Gate<'_>,
     id: &str,
     secure: Option<&Secure>,
 ) -> Result<(), Failed> {
     let asked = async {
         match &health.probe {
             Probe::Phase | Probe::Exec { .. } => Ok(()),
-            Probe::Tcp { .. } => TcpStream::connect(address)
+            Probe::Tcp { .. } => connected(address, gate)
                 .await
                 .map(drop)
-                .map_err(|e| Failed::Node(plain(&e)).of(&format!("tcp {address}"))),
+                .map_err(|failed| failed.of(&format!("tcp {address}"))),
             Probe::Http { path, .. } => {
                 let scheme = if secure.is_some() { "https" } else { "http" };
-                let answer = http(address, path, secure).await;
+                let answer = http(address, gate, path, secure).await;
                 answer.map_err(|failed| failed.of(&format!("{scheme} {address}{path}")))
             }
-            Probe::Grpc { service, .. } => grpc(address, service, id, secure)
+            Probe::Grpc { service, .. } => grpc(address, gate, service, id, secure)
                 .await
                 .map_err(|failed| failed.of(&format!("grpc {address}"))),
         }
@@ -438,6 +447,26 @@ async fn ask(
         let why = format!("{address}: no answer within {:?}", health.timeout);
         Err(Failed::Node(why))
     })
+}
+
+/// A connection to one of the addresses that a probe may go to.
+async fn connected(address: &str, gate: Gate<'_>) -> Result<TcpStream, Failed> {
+    let at = gate.pass(address).await?;
+    let stream = TcpStream::connect(&at[..]).await;
+    stream.map_err(|error| Failed::Node(plain(&error)))
+}
+
+/// The address that a probe goes to, of those that it may go to.
+async fn chosen(address: &str, gate: Gate<'_>) -> Result<SocketAddr, Failed> {
+    let at = gate.pass(address).await?;
+    match at[..] {
+        [only] => Ok(only),
+        _ => {
+            let stream = TcpStream::connect(&at[..]).await;
+            let chosen = stream.and_then(|stream| stream.peer_addr());
+            chosen.map_err(|error| Failed::Node(plain(&error)))
+        }
+    }
 }
 
 impl Failed {
@@ -457,9 +486,14 @@ fn plain(error: &std::io::Error) -> String {
     }
 }
 
-async fn http(address: &str, path: &str, secure: Option<&Secure>) -> Result<(), Failed> {
+async fn http(
+    address: &str,
+    gate: Gate<'_>,
+    path: &str,
+    secure: Option<&Secure>,
+) -> Result<(), Failed> {
     let node = |error: &std::io::Error| Failed::Node(plain(error));
-    let stream = TcpStream::connect(address).await.map_err(|e| node(&e))?;
+    let stream = connected(address, gate).await?;
     let line = match secure {
         None => status_line(stream, address, path)
             .await
@@ -521,6 +555,7 @@ fn judge(line: &[u8]) -> Result<(), String> {
 
 async fn grpc(
     address: &str,
+    gate: Gate<'_>,
     service: &str,
     id: &str,
     secure: Option<&Secure>,
@@ -528,6 +563,7 @@ async fn grpc(
     let scheme = if secure.is_some() { "https" } else { "http" };
     let target = format!("{scheme}://{address}").parse::<drover_client::Target>();
     let mut target = target.map_err(|e| Failed::Node(e.message().to_owned()))?;
+    target.at = Some(chosen(address, gate).await?);
     if let Some(secure) = secure {
         target.tls = secure.settings.clone();
     }
@@ -571,18 +607,22 @@ fn answered(status: &tonic::Status) -> Failed {
 }
 
 /// Whether an agent at this address proves that the node of this id lives.
-pub(crate) async fn agent_says(address: &str, id: &str, within: Duration) -> bool {
+pub(crate) async fn agent_says(address: &str, id: &str, within: Duration, gate: Gate<'_>) -> bool {
     let Some((scheme, address)) = address.split_once("://") else {
         return false;
     };
     if scheme != "grpc" {
         return false;
     }
-    let Ok(target) = format!("http://{address}").parse() else {
+    let Ok(mut target) = format!("http://{address}").parse::<drover_client::Target>() else {
         return false;
     };
-    let mut client = AgentServiceClient::new(drover_client::connect(&target));
-    matches!(timeout(within, client.get_info(GetInfoRequest {})).await, Ok(Ok(info)) if info.get_ref().node_id == id)
+    let asked = async {
+        target.at = Some(chosen(address, gate).await.ok()?);
+        let mut client = AgentServiceClient::new(drover_client::connect(&target));
+        client.get_info(GetInfoRequest {}).await.ok()
+    };
+    matches!(timeout(within, asked).await, Ok(Some(info)) if info.get_ref().node_id == id)
 }
 
 #[cfg(test)]

@@ -23,7 +23,10 @@ use crate::{
     codec::Interner,
     figures::Figures,
     platform::Platform,
-    probes::Probes,
+    probes::{
+        Probes,
+        reach::{Gate, Reach},
+    },
     queue::{Queue, Urgency},
     secrets::Secrets,
     sweep::Tombstones,
@@ -50,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) leaks: crate::infrastructure::Leaks,
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Probes,
+    pub(crate) reach: Reach,
     pub(crate) secrets: Secrets,
     pub(crate) figures: Figures,
     pub(crate) tasks: TaskTracker,
@@ -157,6 +161,15 @@ impl Shared {
 
     pub(crate) fn platform(&self, name: &str) -> Option<Arc<Registered>> {
         self.platforms.read().get(name).cloned()
+    }
+
+    /// Where nodes of a platform may be probed.
+    pub(crate) fn gate(&self, platform: &str) -> Gate<'_> {
+        let registered = self.platform(platform);
+        Gate {
+            reach: &self.reach,
+            local: registered.is_some_and(|it| it.platform.is_local()),
+        }
     }
 
     pub(crate) fn require_platform(&self, name: &str) -> Result<Arc<Registered>> {

@@ -34,8 +34,11 @@ struct Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        // Whoever was asked and says that it cannot be has done nothing.
-        let refused = matches!(error.class(), Class::Cannot | Class::Credentials);
+        // Whoever was asked and says that it cannot be, or was never asked, has done nothing.
+        let refused = matches!(
+            error.class(),
+            Class::Cannot | Class::Credentials | Class::Stale
+        );
         Self { error, refused }
     }
 }
@@ -163,4 +166,23 @@ fn says_no(error: &Error) -> bool {
         error.reason(),
         Reason::Precondition | Reason::CapabilityMissing | Reason::NodeNotRunning
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_never_asked_has_done_nothing_and_who_may_have_been_is_in_doubt() {
+        for (reason, refused) in [
+            (Reason::PlatformRestarted, true),
+            (Reason::Fenced, true),
+            (Reason::Precondition, true),
+            (Reason::Unavailable, false),
+            (Reason::Internal, false),
+        ] {
+            let failure = Failure::from(Error::new(reason, "no"));
+            assert_eq!(failure.refused, refused, "{reason:?}");
+        }
+    }
 }

@@ -5,7 +5,9 @@
 //! 3. with annotations `k8s.replicante.io/agent-schema` and `k8s.replicante.io/agent-port`, if both are there;
 //! 4. else with scheme and port of the settings.
 //!
-//! What is written and wrong is a problem to report, and never replaced by a guess.
+//! What is written and wrong is a problem to report, and never replaced by a guess. Loopback, link-local and unspecified
+//! addresses are wrong: those of a pod, they would be others for whoever asks. Templates may set annotation 1, properties of
+//! groups may not.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -116,9 +118,40 @@ fn check(address: &str) -> Result<String, String> {
         None if is_host(host) => host,
         _ => return Err(wrong()),
     };
+    if is_own(bare) {
+        return Err(format!(
+            "annotation {ADDRESS} is {}; a loopback, link-local or unspecified address is another one elsewhere",
+            show(address)
+        ));
+    }
     match port.parse::<u16>() {
         Ok(port) if port > 0 => Ok(format!("{scheme}://{}", join(bare, port))),
         _ => Err(wrong()),
+    }
+}
+
+/// Whether a host is another one for each who asks.
+fn is_own(host: &str) -> bool {
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    if name == "localhost" || name.ends_with(".localhost") {
+        return true;
+    }
+    match host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        Ok(IpAddr::V4(ip)) => ip.is_loopback() || ip.is_link_local() || ip.octets()[0] == 0,
+        Ok(IpAddr::V6(ip)) => ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
+        // `127.1`, `0x7f.1` and `2130706433` are addresses for the libraries of C.
+        Err(_) => is_numeric(&name),
+    }
+}
+
+/// Whether the last part of a host is a number, which no name of DNS ends with.
+fn is_numeric(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or_default();
+    let hexadecimal = last.strip_prefix("0x");
+    let digits = hexadecimal.unwrap_or(last);
+    match hexadecimal {
+        Some(_) => digits.bytes().all(|b| b.is_ascii_hexdigit()),
+        None => !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()),
     }
 }
 

@@ -15,7 +15,10 @@ use crate::{
     client::{Api, Meta},
     delete::{Item, Remover, controller},
     discover::is_pod,
-    labels::{self, FormerSlot, LabelKeys, Mark},
+    labels::{
+        self, FormerSlot, LabelKeys, Mark,
+        declared::{self, Plain},
+    },
     storage::{self, Whose},
     update::Updater,
 };
@@ -61,7 +64,7 @@ impl Adopter<'_> {
         }
         let at = self.speaker(&items, target)?;
         self.may_move(&items, target, heir)?;
-        let template = self.updater.template(&items[at]).await?;
+        let template = self.updater.template(&items[at]).await?.is_some();
         let (identity, meta) = self.win(&items[at], target, heir, template).await?;
         items[at].meta = meta;
         let speaker = items[at].clone();
@@ -252,27 +255,19 @@ fn inherit(heir: &Identity, mark: &Mark, meta: &Meta, keys: &LabelKeys) -> Ident
             identity.labels.clone_from(&before.labels);
         }
         None => {
-            let theirs = meta
-                .labels
-                .iter()
-                .filter(|(key, _)| {
-                    !labels::is_ours(key) && **key != keys.cluster && **key != keys.node
-                })
-                .take(MAX_LABELS);
-            identity.labels = theirs.map(|(k, v)| (k.clone(), v.clone())).collect();
+            identity.labels = declared::shown(&meta.labels, keys, MAX_LABELS);
         }
     }
     identity.fingerprint.clear();
     identity
 }
 
-/// Labels and annotations of everything of an adopted node, as metadata. Labels of the cluster's own stay as they are.
+/// Labels and annotations of everything of an adopted node, as metadata. Those that it has besides stay as they are.
 fn marks(identity: &Identity, node_id: &str, keys: &LabelKeys) -> Value {
-    let stamp = labels::stamp(identity, keys);
+    let stamp = labels::stamp(identity, keys, &Plain::default());
     let mut labels: Map<String, Value> = stamp
         .labels
         .into_iter()
-        .filter(|(key, _)| !identity.labels.contains_key(key))
         .map(|(key, text)| (key, text.into()))
         .collect();
     labels.insert(keys.node.clone(), labels::value(node_id).into());
@@ -356,7 +351,7 @@ mod tests {
             labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
             ..Identity::default()
         };
-        let stamp = labels::stamp(&before, &keys);
+        let stamp = labels::stamp(&before, &keys, &Plain::default());
         let mut meta = Meta {
             labels: stamp.labels,
             annotations: stamp.annotations,

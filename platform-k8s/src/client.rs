@@ -356,12 +356,25 @@ impl Api {
     /// Whether the credentials may do this with a subresource of pods in a namespace. An empty namespace: in all of them.
     /// A server that does not say so is taken to allow it: it refuses later.
     pub async fn may(&self, verb: &str, subresource: &str, namespace: &str) -> bool {
+        self.may_with(verb, ("", "pods"), subresource, namespace)
+            .await
+    }
+
+    /// The same of any resource, by API group and plural.
+    pub async fn may_with(
+        &self,
+        verb: &str,
+        (group, resource): (&str, &str),
+        subresource: &str,
+        namespace: &str,
+    ) -> bool {
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let review = json!({
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {
-                "verb": verb, "resource": "pods", "subresource": subresource, "namespace": namespace
+                "verb": verb, "group": group, "resource": resource, "subresource": subresource,
+                "namespace": namespace
             }}
         });
         let call = Call::path("create", path);

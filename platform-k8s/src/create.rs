@@ -24,6 +24,7 @@ use crate::{
     discover, labels,
     objects::{self, Plan},
     pod::{self, Pod},
+    selected,
     settings::Settings,
     storage,
 };
@@ -144,7 +145,10 @@ impl Creator {
             Some(first) => first.clone(),
             None => self.api.default_namespace(),
         };
-        let plan = Plan::of(&batch.request, &self.settings, &default)?;
+        let declared = batch.request.cluster.as_ref();
+        let declared = declared.into_iter().flat_map(|it| it.labels.keys());
+        let plain = selected::plain(&self.api, &self.settings, declared).await?;
+        let plan = Plan::of(&batch.request, &self.settings, &default)?.with_plain(plain);
         let Some(slot) = batch
             .slots()
             .next()

@@ -16,7 +16,7 @@ use crate::{
     address,
     client::{Api, Kind, ListQuery, Meta, Object, Shape},
     group::{Groups, Member, PodPart, Told, uid},
-    labels::{self, LabelKeys, Mark},
+    labels::{self, LabelKeys, Mark, declared},
     phase,
     pod::Pod,
     settings::{AgentSettings, IpFrom, Settings},
@@ -178,15 +178,7 @@ impl Reader {
         node.cluster_id.clone_from(&mark.cluster);
         node.node_id = id.to_owned();
         node.name.clone_from(&meta.name);
-        let own =
-            |key: &str| labels::is_ours(key) || *key == self.keys.cluster || *key == self.keys.node;
-        node.labels = meta
-            .labels
-            .iter()
-            .filter(|(key, _)| !own(key))
-            .take(MAX_LABELS)
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect();
+        node.labels = declared::shown(&meta.labels, &self.keys, MAX_LABELS);
         if let Some(group) = meta.labels.get(labels::GROUP) {
             node.group.clone_from(group);
         }

@@ -29,6 +29,7 @@ use crate::{
     labels,
     objects::MAX_BOOTSTRAP_BYTES,
     pod::Pod,
+    selected,
     settings::{ClassSettings, Settings},
     update::Updater,
     watch::{Known, Watches},
@@ -59,7 +60,7 @@ impl KubernetesDriver {
     /// # Errors
     /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` for what the API server lacks or refuses.
     pub async fn open(settings: Settings) -> Result<Self> {
-        check(&settings)?;
+        settings.check()?;
         let settings = Arc::new(settings);
         let api = Api::open(&settings).await?;
         let fixed = describe(&api, &settings).await?;
@@ -72,7 +73,7 @@ impl KubernetesDriver {
                 "the API server does not say within a minute what exists",
             ));
         }
-        for warning in known.warnings() {
+        for warning in fixed.warnings.iter().cloned().chain(known.warnings()) {
             tracing::warn!("{warning}");
         }
         let kinds = known.kinds().to_vec();
@@ -85,7 +86,7 @@ impl KubernetesDriver {
             Arc::clone(&remover),
             Arc::new(Made(known)),
         );
-        let updater = Updater::new(api.clone(), settings.labels.clone(), Arc::clone(&remover));
+        let updater = Updater::new(api.clone(), Arc::clone(&settings), Arc::clone(&remover));
         Ok(Self {
             api,
             settings,
@@ -139,7 +140,7 @@ impl Driver for KubernetesDriver {
         };
         let domains = self.known().failure_domains();
         description.failure_domains = domains.into_iter().map(domain).collect();
-        description.warnings = self.known().warnings();
+        description.warnings.extend(self.known().warnings());
         description
     }
 
@@ -295,50 +296,6 @@ impl Nodes for Made {
     }
 }
 
-/// What can be wrong with settings without asking anybody.
-fn check(settings: &Settings) -> Result<()> {
-    let keys = [
-        ("labels.cluster", &settings.labels.cluster),
-        ("labels.node", &settings.labels.node),
-        ("failure_domain_label", &settings.failure_domain_label),
-    ];
-    for (field, key) in keys {
-        if !labels::is_key(key) {
-            return Err(Error::invalid(
-                field,
-                format!("{key:?} is no key of a label"),
-            ));
-        }
-    }
-    if settings.labels.cluster == settings.labels.node {
-        return Err(Error::invalid(
-            "labels",
-            "cluster and node must have keys of their own",
-        ));
-    }
-    if settings.field_manager.is_empty() || settings.field_manager.len() > 128 {
-        return Err(Error::invalid(
-            "field_manager",
-            "must have 1 to 128 characters",
-        ));
-    }
-    let mut names = settings.namespaces.clone();
-    names.sort_unstable();
-    if names.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(Error::invalid("namespaces", "one is there twice"));
-    }
-    if let Some(name) = names
-        .iter()
-        .find(|name| name.is_empty() || !labels::is_value(name))
-    {
-        return Err(Error::invalid(
-            "namespaces",
-            format!("{name:?} is no name of a namespace"),
-        ));
-    }
-    Ok(())
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Version {
@@ -389,7 +346,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
             "nodeSelector": {"disk": "ssd"},
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}
         }))),
-        warnings: Vec::new(),
+        warnings: selected::unseen(api, settings).await,
     })
 }
 
@@ -564,31 +521,6 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(quantity(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn wrong_settings_are_named() {
-        type Change = fn(&mut Settings);
-        let wrong: &[(&str, Change)] = &[
-            ("labels.cluster", |it| it.labels.cluster = "a b".into()),
-            ("labels.node", |it| it.labels.node = String::new()),
-            ("labels", |it| it.labels.node = it.labels.cluster.clone()),
-            ("failure_domain_label", |it| {
-                it.failure_domain_label = "/".into();
-            }),
-            ("field_manager", |it| it.field_manager = String::new()),
-            ("namespaces", |it| {
-                it.namespaces = vec!["a".into(), "a".into()];
-            }),
-            ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
-        ];
-        assert!(check(&Settings::default()).is_ok());
-        for (field, change) in wrong {
-            let mut settings = Settings::default();
-            change(&mut settings);
-            let error = check(&settings).unwrap_err();
-            assert_eq!(error.fields()[0].field, *field);
         }
     }
 }

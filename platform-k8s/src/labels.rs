@@ -1,5 +1,7 @@
 //! Whose an object is: identities as labels, for selecting, and as one annotation, exactly.
 
+pub mod declared;
+
 use std::collections::BTreeMap;
 
 use drover_platform::identity::{Identity, hex};
@@ -7,6 +9,7 @@ use drover_proto::platform::v1::NodeRole;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use self::declared::{Declared, Plain};
 use crate::client::Meta;
 
 /// Label: path of the group, as [`value`] writes it.
@@ -95,21 +98,17 @@ impl LabelKeys {
 /// What every object of a node carries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
-    /// Labels.
+    /// Labels, whatever the template says.
     pub labels: BTreeMap<String, String>,
+    /// Labels that the cluster declares.
+    pub declared: Declared,
     /// Annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
 /// What every object of a node carries. The anchor has [`ANCHOR`] besides.
 #[must_use]
-pub fn stamp(identity: &Identity, keys: &LabelKeys) -> Stamp {
-    let mut labels: BTreeMap<_, _> = identity
-        .labels
-        .iter()
-        .filter(|(key, text)| is_key(key) && is_value(text) && !is_ours(key))
-        .map(|(key, text)| (key.clone(), text.clone()))
-        .collect();
+pub fn stamp(identity: &Identity, keys: &LabelKeys, plain: &Plain) -> Stamp {
     let ours = [
         (keys.cluster.as_str(), value(&identity.cluster_id)),
         (keys.node.as_str(), value(&identity.id)),
@@ -118,12 +117,14 @@ pub fn stamp(identity: &Identity, keys: &LabelKeys) -> Stamp {
         (REQUEST, value(&identity.request_id)),
         (MANAGED_BY, MANAGER.to_owned()),
     ];
-    labels.extend(ours.map(|(key, text)| (key.to_owned(), text)));
+    let mut labels = BTreeMap::from(ours.map(|(key, text)| (key.to_owned(), text)));
     labels.extend(role(identity).map(|role| (ROLE.to_owned(), role.to_owned())));
+    let declared = Declared::of(identity, plain);
     // A struct of strings, numbers and a map of strings always becomes JSON.
     let identity = serde_json::to_string(identity).unwrap_or_default();
     Stamp {
         labels,
+        declared,
         annotations: BTreeMap::from([(IDENTITY.to_owned(), identity)]),
     }
 }
@@ -293,7 +294,7 @@ pub fn is_key(text: &str) -> bool {
 /// Whether a key is one that only the platform sets.
 #[must_use]
 pub fn is_ours(key: &str) -> bool {
-    key.starts_with("drover.dev/") || key == MANAGED_BY
+    key.starts_with("drover.dev/") || key == MANAGED_BY || declared::is_name(key)
 }
 
 fn is_inner(c: char) -> bool {

@@ -8,7 +8,7 @@
 //!         ├─ update                                                    role and labels of what is there
 //!         ├─ adopt                                                     another owner of what is there
 //!         ├─ peers                                                     what pods hear of one another
-//!         └─ labels                                                    whose an object is
+//!         └─ labels, selected                                          whose an object is, and what selects by labels
 //! client ─── the one way to the API server: turns, timeouts, pauses, credentials, errors
 //! ```
 
@@ -27,6 +27,7 @@ pub mod objects;
 mod peers;
 pub mod phase;
 pub mod pod;
+mod selected;
 mod server;
 pub mod settings;
 pub mod storage;

@@ -29,10 +29,18 @@ struct Flags {
     #[arg(long = "namespace", value_name = "NAME")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     namespaces: Vec<String>,
+    /// Namespace that no node is made in where all are read; repeat for more (none)
+    #[arg(long = "excluded-namespace", value_name = "NAME")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    excluded_namespaces: Vec<String>,
     /// Label selector that pods must match besides having a cluster label
     #[arg(long, value_name = "SELECTOR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     selector: Option<String>,
+    /// Key of a label of clusters that objects have under its own name; repeat for more (none)
+    #[arg(long = "plain-label", value_name = "KEY")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    plain_labels: Vec<String>,
     /// Directory of a template catalogue, before the built-in one
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -31,7 +31,8 @@ use crate::{
     delete::Place,
     discover,
     group::{Group, uid},
-    labels::{self, LabelKeys},
+    labels,
+    settings::Settings,
     update,
     watch::Known,
 };
@@ -202,14 +203,14 @@ fn peer(node: &Node) -> Option<Peer> {
 }
 
 /// Tells pods until it is dropped.
-pub(crate) async fn keep(api: Api, known: Arc<Known>, keys: LabelKeys) {
+pub(crate) async fn keep(api: Api, known: Arc<Known>, settings: Arc<Settings>) {
     let Some(pods) = known.kinds().iter().find(|kind| discover::is_pod(kind)) else {
         return;
     };
     let teller = Teller {
         api,
         pods: Arc::clone(pods),
-        keys,
+        settings,
         known: Arc::clone(&known),
     };
     let mut again = BTreeSet::new();
@@ -247,7 +248,7 @@ pub(crate) async fn keep(api: Api, known: Arc<Known>, keys: LabelKeys) {
 struct Teller {
     api: Api,
     pods: Arc<Kind>,
-    keys: LabelKeys,
+    settings: Arc<Settings>,
     known: Arc<Known>,
 }
 
@@ -261,7 +262,7 @@ impl Teller {
         let lists = lists.collect::<Vec<Result<()>>>().await;
         let mut result: Result<()> = lists.into_iter().collect();
         for (pod, leader) in &telling.strays {
-            let followed = update::follow(&self.api, &self.keys, pod, leader).await;
+            let followed = update::follow(&self.api, &self.settings, pod, leader).await;
             result = result.and(known_gone(followed));
         }
         for wanted in telling.services.wanted() {
@@ -270,7 +271,7 @@ impl Teller {
             if self.known.news().services.lock().get(&key) == Some(&digest) {
                 continue;
             }
-            match wanted.make(&self.api, &self.keys).await {
+            match wanted.make(&self.api, &self.settings.labels).await {
                 Ok(()) => {
                     self.known.news().services.lock().insert(key, digest);
                 }

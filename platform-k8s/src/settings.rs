@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use drover_core::{Error, Result};
 use drover_platform::ReplicanteSettings;
 use serde::{Deserialize, Serialize};
 
-use crate::labels::LabelKeys;
+use crate::labels::{self, LabelKeys};
 
 /// The settings of this platform.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,11 +19,17 @@ pub struct Settings {
     /// Namespaces that nodes are found and made in. The first is where nodes go whose properties name none. Empty: all
     /// are read, and nodes go to the namespace of the context, or of this pod.
     pub namespaces: Vec<String>,
+    /// Namespaces that no node is made in where all are read, such as that of this server: what runs beside it reaches it.
+    pub excluded_namespaces: Vec<String>,
     /// Label selector that the pods must match besides. Empty: every pod with a cluster label is a node. What is made
     /// must match it, or is refused.
     pub selector: String,
     /// Keys of the labels that say cluster and node.
     pub labels: LabelKeys,
+    /// Keys of labels of clusters that objects have under their own names, as services, network policies and bills of other
+    /// people select by them. All others have the prefix `drover.dev/label.`, and these too where the template has set the
+    /// key, or a service or network policy where nodes may be selects by it. Not `kubernetes.io`, `k8s.io` and what ends so.
+    pub plain_labels: Vec<String>,
     /// How the agent address of a pod is found where its annotations do not say.
     pub agent: AgentSettings,
     /// Kinds of objects that nodes may have, in the order of their removal after the pod: `plural`, `plural.group` or
@@ -79,8 +86,10 @@ impl Default for Settings {
             kubeconfig: None,
             context: None,
             namespaces: Vec::new(),
+            excluded_namespaces: Vec::new(),
             selector: String::new(),
             labels: LabelKeys::default(),
+            plain_labels: Vec::new(),
             agent: AgentSettings::default(),
             kinds: DEFAULT_KINDS.iter().map(|&kind| kind.to_owned()).collect(),
             node_classes: BTreeMap::new(),
@@ -98,6 +107,80 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What can be wrong with them without asking anybody.
+    ///
+    /// # Errors
+    /// `Invalid` with the setting.
+    pub fn check(&self) -> Result<()> {
+        let keys = [
+            ("labels.cluster", &self.labels.cluster),
+            ("labels.node", &self.labels.node),
+            ("failure_domain_label", &self.failure_domain_label),
+        ];
+        for (field, key) in keys {
+            if !labels::is_key(key) {
+                return Err(Error::invalid(
+                    field,
+                    format!("{key:?} is no key of a label"),
+                ));
+            }
+        }
+        for (at, key) in self.plain_labels.iter().enumerate() {
+            if let Some(why) = labels::declared::refusal(key, &self.labels) {
+                return Err(Error::invalid(
+                    format!("plain_labels[{at}]"),
+                    format!("{key:?} {why}"),
+                ));
+            }
+        }
+        if self.labels.cluster == self.labels.node {
+            return Err(Error::invalid(
+                "labels",
+                "cluster and node must have keys of their own",
+            ));
+        }
+        if self.field_manager.is_empty() || self.field_manager.len() > 128 {
+            return Err(Error::invalid(
+                "field_manager",
+                "must have 1 to 128 characters",
+            ));
+        }
+        self.check_namespaces()
+    }
+
+    fn check_namespaces(&self) -> Result<()> {
+        for (at, name) in self.excluded_namespaces.iter().enumerate() {
+            let field = || format!("excluded_namespaces[{at}]");
+            if name.is_empty() || !labels::is_value(name) {
+                return Err(Error::invalid(
+                    field(),
+                    format!("{name:?} is no name of a namespace"),
+                ));
+            }
+            if self.namespaces.contains(name) {
+                return Err(Error::invalid(
+                    field(),
+                    format!("{name:?} is among namespaces, too"),
+                ));
+            }
+        }
+        let mut names = self.namespaces.clone();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid("namespaces", "one is there twice"));
+        }
+        if let Some(name) = names
+            .iter()
+            .find(|name| name.is_empty() || !labels::is_value(name))
+        {
+            return Err(Error::invalid(
+                "namespaces",
+                format!("{name:?} is no name of a namespace"),
+            ));
+        }
+        Ok(())
+    }
+
     /// Longest time for one call.
     #[must_use]
     pub fn call_timeout(&self) -> Duration {
@@ -116,10 +199,20 @@ impl Settings {
         seconds(self.unschedulable_timeout_seconds, 300.0)
     }
 
-    /// Whether nodes may be in this namespace.
+    /// Whether nodes may be made in this namespace.
     #[must_use]
     pub fn serves(&self, namespace: &str) -> bool {
-        self.namespaces.is_empty() || self.namespaces.iter().any(|served| served == namespace)
+        let named = |all: &[String]| all.iter().any(|one| one == namespace);
+        (self.namespaces.is_empty() || named(&self.namespaces)) && !named(&self.excluded_namespaces)
+    }
+
+    /// The namespaces that nodes may be made in, for people.
+    #[must_use]
+    pub fn served(&self) -> String {
+        match (&self.namespaces[..], &self.excluded_namespaces[..]) {
+            ([], excluded) => format!("all but {}", excluded.join(", ")),
+            (named, _) => named.join(", "),
+        }
     }
 
     /// What is read, one reading each: a namespace, or `None` for all of them.
@@ -188,4 +281,48 @@ pub struct ClassSettings {
     pub storage_class: Option<String>,
     /// Priority class of the pods.
     pub priority_class: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_settings_are_named() {
+        type Change = fn(&mut Settings);
+        let wrong: &[(&str, Change)] = &[
+            ("labels.cluster", |it| it.labels.cluster = "a b".into()),
+            ("labels.node", |it| it.labels.node = String::new()),
+            ("labels", |it| it.labels.node = it.labels.cluster.clone()),
+            ("failure_domain_label", |it| {
+                it.failure_domain_label = "/".into();
+            }),
+            ("field_manager", |it| it.field_manager = String::new()),
+            ("namespaces", |it| {
+                it.namespaces = vec!["a".into(), "a".into()];
+            }),
+            ("namespaces", |it| it.namespaces = vec!["a/b".into()]),
+            ("excluded_namespaces[0]", |it| {
+                it.excluded_namespaces = vec!["a/b".into()];
+            }),
+            ("excluded_namespaces[0]", |it| {
+                it.namespaces = vec!["a".into()];
+                it.excluded_namespaces = vec!["a".into()];
+            }),
+            ("plain_labels[1]", |it| {
+                it.plain_labels = vec!["team".into(), "app.kubernetes.io/name".into()];
+            }),
+            ("plain_labels[0]", |it| {
+                it.plain_labels = vec!["drover.dev/role".into()];
+            }),
+            ("plain_labels[0]", |it| it.plain_labels = vec!["Ü".into()]),
+        ];
+        assert!(Settings::default().check().is_ok());
+        for (field, change) in wrong {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            let error = settings.check().unwrap_err();
+            assert_eq!(error.fields()[0].field, *field);
+        }
+    }
 }

@@ -4,13 +4,17 @@
 //! What stands for a node has the last word. A pod that is made anew from a template that could not be changed has the role
 //! and the labels that the node was made with, until it is told ([`follow`]).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use drover_core::{Error, Result};
 use drover_platform::{
     driver::{Change, Target},
     identity::Identity,
 };
+use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -18,13 +22,18 @@ use crate::{
     client::{Api, Kind, Meta},
     delete::{Item, Place, Remover},
     discover::is_pod,
-    labels::{self, LabelKeys},
+    labels::{
+        self,
+        declared::{self, Declared, Plain},
+    },
+    selected,
+    settings::Settings,
 };
 
 /// Changes nodes.
 pub(crate) struct Updater {
     api: Api,
-    keys: LabelKeys,
+    settings: Arc<Settings>,
     remover: Arc<Remover>,
 }
 
@@ -37,16 +46,20 @@ struct Edit {
 }
 
 impl Updater {
-    pub(crate) fn new(api: Api, keys: LabelKeys, remover: Arc<Remover>) -> Self {
-        Self { api, keys, remover }
+    pub(crate) fn new(api: Api, settings: Arc<Settings>, remover: Arc<Remover>) -> Self {
+        Self {
+            api,
+            settings,
+            remover,
+        }
     }
 
     /// Changes a node, and answers what it is from now on, and of an adopted one the object that says so. `known`: where
     /// its objects are, if that is known.
     ///
     /// # Errors
-    /// `NotFound`; as [`Target::matches`]; others are those of [`crate::errors`]: then it may be changed in part, and
-    /// the call can be repeated.
+    /// `Invalid` for a key that no label here can have; `NotFound`; as [`Target::matches`]; others are those of
+    /// [`crate::errors`]: then it may be changed in part, and the call can be repeated.
     pub(crate) async fn update(
         &self,
         target: &Target,
@@ -68,11 +81,12 @@ impl Updater {
                 return Ok((adopted.identity, Some(adopted.speaker)));
             }
         };
+        declared::check("change.set_labels", edit.set.keys())?;
         let items = self.remover.find(target, known).await?;
         let gone = || Error::not_found("node", &target.node_id);
         let mut marked = Vec::new();
         for item in items.into_iter().filter(|item| !item.meta.is_deleting()) {
-            let mark = labels::read(&item.meta, &self.keys);
+            let mark = labels::read(&item.meta, &self.settings.labels);
             let identity = mark.as_ref().and_then(|mark| mark.identity.clone());
             let stands = is_pod(&item.kind) || mark.is_some_and(|mark| mark.anchor);
             if let Some(identity) = identity.filter(|_| stands) {
@@ -83,10 +97,15 @@ impl Updater {
         marked.sort_by_key(|(item, _)| is_pod(&item.kind));
         let first = marked.first().ok_or_else(gone)?;
         let changed = edit.of(&first.1);
+        let plain = selected::plain(&self.api, &self.settings, changed.labels.keys()).await?;
         for (item, identity) in &marked {
             let template = self.template(item).await?;
             let edit = edit.towards(identity, &changed);
-            write(&self.api, item, &edit, identity, template).await?;
+            self.write(
+                item,
+                &edit.patch(&item.meta, identity, template.as_ref(), &plain)?,
+            )
+            .await?;
         }
         Ok((changed, None))
     }
@@ -94,29 +113,40 @@ impl Updater {
     async fn adopt(&self, target: &Target, heir: &Identity) -> Result<Adopted> {
         let adopter = Adopter {
             api: &self.api,
-            keys: &self.keys,
+            keys: &self.settings.labels,
             remover: &self.remover,
             updater: self,
         };
         adopter.adopt(target, heir).await
     }
 
-    /// Whether an object has a pod template that can be changed without a restart of what was made of it.
-    pub(crate) async fn template(&self, item: &Item) -> Result<bool> {
+    /// What an object has as metadata of a pod template, if that can be changed without a restart of what was made of it.
+    pub(crate) async fn template(&self, item: &Item) -> Result<Option<Meta>> {
         let Kind { group, kind, .. } = &*item.kind;
-        match (group.as_str(), kind.as_str()) {
-            ("apps", "ReplicaSet") | ("", "ReplicationController") => Ok(true),
-            ("apps", "StatefulSet") => {
-                let (namespace, name) = (&item.meta.namespace, &item.meta.name);
-                let set: Option<Value> = self.api.get(&item.kind, namespace, name).await?;
-                let strategy = set.as_ref().and_then(|it| {
-                    it.pointer("/spec/updateStrategy/type")
-                        .and_then(Value::as_str)
-                });
-                Ok(strategy == Some("OnDelete"))
-            }
-            _ => Ok(false),
+        let always = matches!(
+            (group.as_str(), kind.as_str()),
+            ("apps", "ReplicaSet") | ("", "ReplicationController")
+        );
+        if !always && (group.as_str(), kind.as_str()) != ("apps", "StatefulSet") {
+            return Ok(None);
         }
+        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let object: Option<Value> = self.api.get(&item.kind, namespace, name).await?;
+        let Some(object) = object else {
+            return Ok(None);
+        };
+        let strategy = object.pointer("/spec/updateStrategy/type");
+        let metadata = object.pointer("/spec/template/metadata");
+        let metadata = metadata.and_then(|metadata| Meta::deserialize(metadata).ok());
+        let changes = always || strategy.and_then(Value::as_str) == Some("OnDelete");
+        Ok(changes.then(|| metadata.unwrap_or_default()))
+    }
+
+    async fn write(&self, item: &Item, body: &Value) -> Result<()> {
+        let turn = self.api.turn().await;
+        let (namespace, name) = (&item.meta.namespace, &item.meta.name);
+        let patched = self.api.patch(turn, &item.kind, namespace, name, body);
+        patched.await.map(drop)
     }
 }
 
@@ -124,7 +154,12 @@ impl Updater {
 ///
 /// # Errors
 /// Those of [`crate::errors`].
-pub(crate) async fn follow(api: &Api, keys: &LabelKeys, pod: &Place, leader: &Place) -> Result<()> {
+pub(crate) async fn follow(
+    api: &Api,
+    settings: &Settings,
+    pod: &Place,
+    leader: &Place,
+) -> Result<()> {
     let mut found = Vec::with_capacity(2);
     // The pod first, and written only as it was read: who changes both meanwhile changes what stands for it before the
     // pod, and is not undone.
@@ -138,7 +173,8 @@ pub(crate) async fn follow(api: &Api, keys: &LabelKeys, pod: &Place, leader: &Pl
         let Some(meta) = meta.filter(|meta| !meta.is_deleting()) else {
             return Ok(());
         };
-        let Some(identity) = labels::read(&meta, keys).and_then(|mark| mark.identity) else {
+        let Some(identity) = labels::read(&meta, &settings.labels).and_then(|mark| mark.identity)
+        else {
             return Ok(());
         };
         found.push((meta, identity));
@@ -146,7 +182,8 @@ pub(crate) async fn follow(api: &Api, keys: &LabelKeys, pod: &Place, leader: &Pl
     let [(meta, now), (_, leader)] = &found[..] else {
         return Ok(());
     };
-    let body = following(meta, now, leader)?;
+    let plain = selected::plain(api, settings, leader.labels.keys()).await?;
+    let body = following(meta, now, leader, &plain)?;
     let turn = api.turn().await;
     let patched = api
         .patch(turn, &pod.kind, &pod.namespace, &pod.name, &body)
@@ -155,35 +192,26 @@ pub(crate) async fn follow(api: &Api, keys: &LabelKeys, pod: &Place, leader: &Pl
 }
 
 /// What gives an object that is this one the role and the labels of another; one that has changed since conflicts.
-fn following(meta: &Meta, now: &Identity, leader: &Identity) -> Result<Value> {
+fn following(meta: &Meta, now: &Identity, leader: &Identity, plain: &Plain) -> Result<Value> {
     let edit = Edit::default().towards(now, leader);
-    let mut body = patch(&meta.uid, &edit, &edit.of(now), false)?;
+    let mut body = edit.patch(meta, now, None, plain)?;
     body["metadata"]["resourceVersion"] = meta.resource_version.as_str().into();
     Ok(body)
 }
 
-async fn write(
-    api: &Api,
-    item: &Item,
-    edit: &Edit,
-    identity: &Identity,
-    template: bool,
-) -> Result<()> {
-    let body = patch(&item.meta.uid, edit, &edit.of(identity), template)?;
-    let turn = api.turn().await;
-    let (namespace, name) = (&item.meta.namespace, &item.meta.name);
-    let patched = api.patch(turn, &item.kind, namespace, name, &body).await;
-    patched.map(drop)
-}
-
 impl Edit {
-    /// What gives one identity the role and the labels of another, and takes from it what this change takes.
+    /// What gives one identity the role and the labels of another, and takes from it what this change takes. Labels that
+    /// stay as they are keep the names that they have.
     fn towards(&self, now: &Identity, then: &Identity) -> Self {
         let stale = now.labels.keys();
         let stale = stale.filter(|key| !then.labels.contains_key(*key));
+        let new = then.labels.iter();
+        let new = new.filter(|(key, text)| {
+            self.set.contains_key(*key) || now.labels.get(*key) != Some(*text)
+        });
         Self {
             role: Some(then.role),
-            set: then.labels.clone(),
+            set: new.map(|(key, text)| (key.clone(), text.clone())).collect(),
             remove: self.remove.iter().chain(stale).cloned().collect(),
         }
     }
@@ -199,39 +227,49 @@ impl Edit {
         identity
     }
 
-    fn labels(&self, identity: &Identity) -> Map<String, Value> {
-        let mut map = Map::new();
-        for key in self.remove.iter().filter(|key| labels::is_key(key)) {
-            map.insert(key.clone(), Value::Null);
+    /// Labels and annotations of what has these, as a part of a merge patch.
+    fn metadata(&self, meta: &Meta, after: &Identity, json: &str, plain: &Plain) -> Value {
+        let set = self.set.iter();
+        let set = set.filter(|(key, _)| !self.remove.contains(key));
+        let set = set.map(|(key, text)| (key.as_str(), Some(text.as_str())));
+        let taken = self.remove.iter().map(|key| (key.as_str(), None));
+        let before: BTreeSet<String> = declared::recorded(&meta.annotations);
+        let (changes, recorded) = Declared::changes(plain, taken.chain(set), &meta.labels, &before);
+        let mut labels: Map<String, Value> = changes
+            .into_iter()
+            .map(|(key, text)| (key, text.into()))
+            .collect();
+        if let Some(role) = labels::role(after) {
+            labels.insert(labels::ROLE.to_owned(), role.into());
         }
-        for (key, text) in &self.set {
-            let valid = labels::is_key(key) && labels::is_value(text) && !labels::is_ours(key);
-            if valid && !self.remove.contains(key) {
-                map.insert(key.clone(), text.as_str().into());
-            }
+        let mut annotations = json!({labels::IDENTITY: json});
+        if recorded != before {
+            annotations[declared::PLAIN] = declared::record(&recorded).into();
         }
-        if let Some(role) = labels::role(identity) {
-            map.insert(labels::ROLE.to_owned(), role.into());
-        }
-        map
+        json!({"labels": labels, "annotations": annotations})
     }
-}
 
-/// A JSON merge patch; one of an object with another uid conflicts.
-fn patch(uid: &str, edit: &Edit, identity: &Identity, template: bool) -> Result<Value> {
-    let json = serde_json::to_string(identity)
-        .map_err(|_| Error::internal("the identity cannot be written as JSON"))?;
-    let metadata = json!({
-        "labels": edit.labels(identity),
-        "annotations": {labels::IDENTITY: json},
-    });
-    let mut own = metadata.clone();
-    own["uid"] = uid.into();
-    let mut body = json!({"metadata": own});
-    if template {
-        body["spec"] = json!({"template": {"metadata": metadata}});
+    /// A JSON merge patch of an object, and of its pod template if it has one to change; one of an object with another uid
+    /// conflicts.
+    fn patch(
+        &self,
+        meta: &Meta,
+        identity: &Identity,
+        template: Option<&Meta>,
+        plain: &Plain,
+    ) -> Result<Value> {
+        let after = self.of(identity);
+        let json = serde_json::to_string(&after)
+            .map_err(|_| Error::internal("the identity cannot be written as JSON"))?;
+        let mut own = self.metadata(meta, &after, &json, plain);
+        own["uid"] = meta.uid.as_str().into();
+        let mut body = json!({"metadata": own});
+        if let Some(template) = template {
+            let metadata = self.metadata(template, &after, &json, plain);
+            body["spec"] = json!({"template": {"metadata": metadata}});
+        }
+        Ok(body)
     }
-    Ok(body)
 }
 
 #[cfg(test)]
@@ -260,18 +298,31 @@ mod tests {
         assert_eq!(after.role(), NodeRole::Active);
         let keys: Vec<&String> = after.labels.keys().collect();
         assert_eq!(keys, ["team", "tier"]);
-        let body = patch("u-1", &edit, &after, false).unwrap();
+        let meta = Meta {
+            uid: "u-1".to_owned(),
+            labels: BTreeMap::from([("tier".to_owned(), "the template's".to_owned())]),
+            ..Meta::default()
+        };
+        let plain = Plain::default();
+        let body = edit.patch(&meta, &identity, None, &plain).unwrap();
         assert_eq!(body["metadata"]["uid"], "u-1");
         assert_eq!(
             body["metadata"]["labels"],
-            json!({"old": null, "tier": "hot", "drover.dev/role": "active"})
+            json!({
+                "drover.dev/label.old": null,
+                "drover.dev/label.tier": "hot",
+                "drover.dev/role": "active",
+            })
         );
         let stored = body["metadata"]["annotations"][labels::IDENTITY]
             .as_str()
             .unwrap();
         assert_eq!(serde_json::from_str::<Identity>(stored).unwrap(), after);
         assert!(body.get("spec").is_none());
-        let body = patch("u-1", &edit, &after, true).unwrap();
+        let template = Meta::default();
+        let body = edit
+            .patch(&meta, &identity, Some(&template), &plain)
+            .unwrap();
         let template = &body["spec"]["template"]["metadata"];
         assert_eq!(template["labels"]["drover.dev/role"], "active");
         assert!(template.get("uid").is_none());
@@ -289,7 +340,7 @@ mod tests {
             ..Meta::default()
         };
         let (now, leader) = (identity(NodeRole::Standby), identity(NodeRole::Active));
-        let body = following(&meta, &now, &leader).unwrap();
+        let body = following(&meta, &now, &leader, &Plain::default()).unwrap();
         let metadata = &body["metadata"];
         assert_eq!(
             (&metadata["uid"], &metadata["resourceVersion"]),
@@ -301,6 +352,43 @@ mod tests {
     }
 
     #[test]
+    fn a_label_that_is_allowed_is_changed_under_its_own_name_where_it_has_it() {
+        let identity = Identity {
+            labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
+            ..Identity::default()
+        };
+        let edit = Edit {
+            set: BTreeMap::from([("team".to_owned(), "b".to_owned())]),
+            ..Edit::default()
+        };
+        let meta = |annotations: &[(&str, &str)]| Meta {
+            labels: identity.labels.clone(),
+            annotations: annotations
+                .iter()
+                .map(|(key, text)| ((*key).to_owned(), (*text).to_owned()))
+                .collect(),
+            ..Meta::default()
+        };
+        let plain = Plain::of(identity.labels.keys(), &["team".to_owned()]);
+        let ours = meta(&[(declared::PLAIN, "[\"team\"]")]);
+        let body = edit.patch(&ours, &identity, None, &plain).unwrap();
+        let metadata = &body["metadata"];
+        assert_eq!(metadata["labels"]["team"], "b");
+        assert_eq!(metadata["annotations"].get(declared::PLAIN), None);
+        // It is the template's, or was put there by an older version: nobody can tell.
+        let body = edit.patch(&meta(&[]), &identity, None, &plain).unwrap();
+        let labels = &body["metadata"]["labels"];
+        assert_eq!(labels["drover.dev/label.team"], "b");
+        assert_eq!(labels.get("team"), None);
+        // Not allowed any more.
+        let body = edit.patch(&ours, &identity, None, &Plain::default());
+        let metadata = &body.unwrap()["metadata"];
+        assert_eq!(metadata["labels"]["team"], Value::Null);
+        assert_eq!(metadata["labels"]["drover.dev/label.team"], "b");
+        assert_eq!(metadata["annotations"][declared::PLAIN], Value::Null);
+    }
+
+    #[test]
     fn what_is_not_said_stays() {
         let identity = Identity {
             role: NodeRole::Standby.into(),
@@ -308,7 +396,8 @@ mod tests {
         };
         let edit = Edit::default();
         assert_eq!(edit.of(&identity), identity);
-        let labels = Value::Object(edit.labels(&identity));
-        assert_eq!(labels, json!({"drover.dev/role": "standby"}));
+        let body = edit.patch(&Meta::default(), &identity, None, &Plain::default());
+        let labels = &body.unwrap()["metadata"]["labels"];
+        assert_eq!(*labels, json!({"drover.dev/role": "standby"}));
     }
 }

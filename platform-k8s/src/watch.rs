@@ -98,8 +98,8 @@ impl Watches {
             stop.clone().run_until_cancelled_owned(expiring).into_unit(),
         ));
         let (told, telling) = (Arc::clone(&known), api.clone());
-        let keys = settings.labels.clone();
-        let telling = async move { peers::keep(telling, told, keys).await };
+        let as_set = Arc::clone(settings);
+        let telling = async move { peers::keep(telling, told, as_set).await };
         tasks.push(tokio::spawn(
             stop.clone().run_until_cancelled_owned(telling).into_unit(),
         ));

@@ -105,7 +105,8 @@ async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> R
     }
     drop(permit);
     let asked = agents.into_iter().map(|(id, address)| async move {
-        let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT).await;
+        let gate = shared.gate(platform);
+        let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT, gate).await;
         alive.then_some(id)
     });
     let alive = futures::future::join_all(asked)

@@ -6,7 +6,7 @@ use drover_proto::agent::v1::{
 };
 use tokio::net::TcpListener;
 
-use super::*;
+use super::{reach::Reach, *};
 
 struct Agent(&'static str);
 
@@ -23,9 +23,14 @@ impl AgentService for Agent {
     }
 }
 
+/// Nodes of these tests are on this machine.
+pub(super) fn here(reach: &Reach) -> Gate<'_> {
+    Gate { reach, local: true }
+}
+
 /// Asks in plaintext. The error is what is shown.
 async fn ask(health: &Health, address: &str, id: &str) -> Result<(), String> {
-    super::ask(health, address, id, None)
+    super::ask(health, address, here(&Reach::default()), id, None)
         .await
         .map_err(|failed| match failed {
             Failed::Node(why) => why,
@@ -170,19 +175,17 @@ async fn grpc_is_well_if_it_serves_and_is_not_another_node() {
 #[tokio::test]
 async fn only_the_agent_of_the_very_node_proves_that_it_lives() {
     let second = Duration::from_secs(1);
+    let reach = Reach::default();
+    let says = |address: String, id: &'static str| {
+        let gate = here(&reach);
+        async move { agent_says(&address, id, second, gate).await }
+    };
     let address = grpc_server(Some("db-0-aaaaa"), None).await;
-    assert!(agent_says(&format!("grpc://{address}"), "db-0-aaaaa", second).await);
-    assert!(!agent_says(&format!("grpc://{address}"), "db-0-bbbbb", second).await);
-    assert!(!agent_says(&format!("http://{address}"), "db-0-aaaaa", second).await);
-    assert!(!agent_says(&address, "db-0-aaaaa", second).await);
-    assert!(
-        !agent_says(
-            &format!("grpc://{}", refusing().await),
-            "db-0-aaaaa",
-            second
-        )
-        .await
-    );
+    assert!(says(format!("grpc://{address}"), "db-0-aaaaa").await);
+    assert!(!says(format!("grpc://{address}"), "db-0-bbbbb").await);
+    assert!(!says(format!("http://{address}"), "db-0-aaaaa").await);
+    assert!(!says(address, "db-0-aaaaa").await);
+    assert!(!says(format!("grpc://{}", refusing().await), "db-0-aaaaa").await);
 }
 
 #[test]

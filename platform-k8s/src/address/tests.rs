@@ -196,6 +196,41 @@ fn what_is_wrong_is_named_and_not_replaced() {
 }
 
 #[test]
+fn an_address_that_is_another_one_elsewhere_is_refused() {
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "LocalHost.",
+        "a.localhost",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[fe80::1]",
+        "0.0.0.0",
+        "169.254.169.254",
+        "[::ffff:169.254.169.254]",
+        "2852039166",
+        "0251.0376.0251.0376",
+        "0x7f.1",
+        "127.1",
+    ] {
+        let problem = problem(&[(ADDRESS, &format!("http://{host}:80"))]);
+        assert!(problem.contains(ADDRESS), "{host}: {problem}");
+    }
+    for host in [
+        "10.0.0.9",
+        "[fd00::9]",
+        "db-1",
+        "db-1.prod.svc",
+        "0x.example.org",
+    ] {
+        let written = format!("http://{host}:80");
+        let found = address(&[(ADDRESS, &written)], IpFrom::Pod, None);
+        assert_eq!(found, Some(written));
+    }
+}
+
+#[test]
 fn what_is_wrong_is_shown_in_part_only() {
     let long = "x".repeat(10_000);
     assert!(problem(&[(ADDRESS, &long)]).len() < 300);

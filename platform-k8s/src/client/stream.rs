@@ -12,7 +12,7 @@ use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
-    Api, Call, Kind, decode, escape,
+    Api, Call, JSON, Kind, decode, escape,
     protobuf::{self, PROTOBUF, Readable},
 };
 
@@ -131,6 +131,36 @@ impl Api {
         let mut all = Vec::new();
         self.list(query, |page| all.extend(page)).await?;
         Ok(all)
+    }
+
+    /// All objects of a kind in a namespace, in JSON: for what is read of them nowhere else.
+    ///
+    /// # Errors
+    /// Those of [`Api::list`].
+    pub async fn list_json<T: DeserializeOwned>(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+    ) -> Result<Vec<T>> {
+        let call = Call::new("list", kind, namespace, "");
+        let (mut all, mut next) = (Vec::new(), String::new());
+        loop {
+            let path = format!(
+                "{}?limit={}{}",
+                kind.path(namespace, None),
+                self.inner.page_size,
+                parameter("continue", &next)
+            );
+            let body = self
+                .read(&call, &self.request(Method::GET, &path, JSON))
+                .await?;
+            let page: Page<T> = decode(&call, &body)?;
+            all.extend(page.items);
+            if page.metadata.next.is_empty() {
+                return Ok(all);
+            }
+            next = page.metadata.next;
+        }
     }
 
     /// Opens a watch from a version on. It takes no turn, as it stays open.

@@ -2,6 +2,7 @@ use drover_platform::identity::Identity;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::labels::declared::Plain;
 
 fn reader() -> Reader {
     Reader::new(&Settings {
@@ -35,7 +36,7 @@ fn identity() -> Identity {
 }
 
 fn ours() -> Value {
-    let stamp = labels::stamp(&identity(), &LabelKeys::default());
+    let stamp = labels::stamp(&identity(), &LabelKeys::default(), &Plain::default());
     json!({
         "metadata": {"name": "db-1-x7k2p", "namespace": "prod", "uid": "u", "labels": stamp.labels,
             "annotations": stamp.annotations, "creationTimestamp": "2026-01-02T03:04:05Z"},
@@ -140,7 +141,8 @@ fn a_pod_without_addresses_has_no_endpoints_yet() {
 #[test]
 fn a_pod_of_somebody_else_is_a_foreign_node() {
     let node = fine(json!({"metadata": {"name": "theirs", "namespace": "x",
-        "labels": {"drover.dev/cluster": "other", "app": "theirs", "drover.dev/odd": "1"}},
+        "labels": {"drover.dev/cluster": "other", "app": "theirs", "drover.dev/odd": "1",
+            "drover.dev/label.team": "a"}},
         "status": {"phase": "Running"}}))
     .node;
     assert_eq!(
@@ -150,7 +152,11 @@ fn a_pod_of_somebody_else_is_a_foreign_node() {
     assert_eq!(node.slot, None);
     assert_eq!(
         node.labels,
-        [("app".to_owned(), "theirs".to_owned())].into()
+        [
+            ("app".to_owned(), "theirs".to_owned()),
+            ("team".to_owned(), "a".to_owned())
+        ]
+        .into()
     );
 }
 
@@ -285,7 +291,7 @@ fn other_objects_belong_to_a_node_only_if_they_say_to_which() {
 #[test]
 fn identities_come_back_as_they_were() {
     let meta = |identity: &Identity| {
-        let stamp = labels::stamp(identity, &LabelKeys::default());
+        let stamp = labels::stamp(identity, &LabelKeys::default(), &Plain::default());
         Meta {
             labels: stamp.labels,
             annotations: stamp.annotations,

@@ -1,6 +1,6 @@
 //! Everything that the nodes of one request have in common, and what becomes of each of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use drover_convert::value::object as free_form;
 use drover_core::{Error, Reason, Result};
@@ -24,7 +24,11 @@ use super::{
     stable, stamp,
 };
 use crate::{
-    labels,
+    labels::{
+        self,
+        declared::{self, Plain},
+    },
+    selected,
     settings::{ClassSettings, Settings},
 };
 
@@ -52,6 +56,7 @@ pub struct Plan<'a> {
     domain: String,
     bootstrap: bool,
     inherited: BTreeMap<u32, String>,
+    plain: Plain,
 }
 
 impl<'a> Plan<'a> {
@@ -77,6 +82,8 @@ impl<'a> Plan<'a> {
         if !settings.serves(&namespace) {
             return Err(not_served(settings, &namespace));
         }
+        let declared = request.cluster.iter().flat_map(|it| it.labels.keys());
+        declared::check("cluster.labels", declared)?;
         let cluster = request.cluster.as_ref().map_or("", |it| it.id.as_str());
         let counted = Counted {
             cluster: (&settings.labels.cluster, labels::value(cluster)),
@@ -106,6 +113,7 @@ impl<'a> Plan<'a> {
                 .as_ref()
                 .is_some_and(|it| it.user_data.is_some()),
             inherited: BTreeMap::new(),
+            plain: Plain::default(),
         })
     }
 
@@ -114,6 +122,12 @@ impl<'a> Plan<'a> {
     pub fn inheriting(mut self, inherited: BTreeMap<u32, String>) -> Self {
         self.inherited = inherited;
         self
+    }
+
+    /// With the declared labels that objects may have under their own names.
+    #[must_use]
+    pub fn with_plain(self, plain: Plain) -> Self {
+        Self { plain, ..self }
     }
 
     /// Namespace that the nodes go to; single objects of a template may name another.
@@ -196,7 +210,12 @@ impl<'a> Plan<'a> {
             twice(&objects)?;
         }
         order::sort(&mut objects);
-        let stamp = labels::stamp(identity, &self.settings.labels);
+        let mut selected = BTreeSet::new();
+        for object in &objects {
+            selected::by(&object.kind, &object.body, &mut selected);
+        }
+        let plain = self.plain.clone().without(&selected);
+        let stamp = labels::stamp(identity, &self.settings.labels, &plain);
         let last = objects.len().saturating_sub(1);
         for (at, object) in objects.iter_mut().enumerate() {
             stamp::apply(object, &stamp, &self.settings.labels, at == last)?;
@@ -293,7 +312,7 @@ fn not_served(settings: &Settings, namespace: &str) -> Error {
         Reason::NamespaceNotServed,
         format!(
             "namespace {namespace:?} is none that this platform serves: {}",
-            settings.namespaces.join(", ")
+            settings.served()
         ),
     )
 }
@@ -386,6 +405,29 @@ mod tests {
         }
         assert_eq!(all[0].body["data"][USER_DATA], "aHVudGVyMg==");
         assert!(!format!("{all:?}").contains("aHVudGVyMg"));
+    }
+
+    #[test]
+    fn no_node_is_made_in_a_namespace_that_is_excluded() {
+        let settings: Settings = serde_json::from_value(json!({
+            "excluded_namespaces": ["drover-system"],
+        }))
+        .unwrap();
+        let named = request(json!({"namespace": "drover-system"}));
+        for (request, default) in [(named, "prod"), (request(json!({})), "drover-system")] {
+            let Err(error) = Plan::of(&request, &settings, default) else {
+                panic!("{default}");
+            };
+            assert_eq!(error.reason(), Reason::NamespaceNotServed);
+            assert!(
+                error.message().contains("all but drover-system"),
+                "{error:?}"
+            );
+        }
+        let plan = Plan::of(&request(json!({})), &settings, "prod").unwrap();
+        let other = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: drover-system}, spec: {containers: [{name: a}]}}";
+        let error = objects(&plan, other, None).unwrap_err();
+        assert_eq!(error.reason(), Reason::NamespaceNotServed);
     }
 
     #[test]

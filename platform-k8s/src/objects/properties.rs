@@ -6,6 +6,8 @@ use drover_core::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::address;
+
 /// Properties of a group for this platform. Each goes over what the template and the node class say.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
@@ -66,12 +68,17 @@ impl Properties {
         let read: Self = serde_json::from_value(Value::Object(properties))
             .map_err(|error| Error::invalid("group.properties", error.to_string()))?;
         for key in read.annotations.keys() {
-            if crate::labels::is_ours(key) {
-                return Err(Error::invalid(
-                    format!("group.properties.annotations.{key}"),
-                    "belongs to Drover itself",
-                ));
-            }
+            let refused = if crate::labels::is_ours(key) {
+                "belongs to Drover itself"
+            } else if key == address::ADDRESS {
+                "would have the orchestrator ask any host; the address is that of the pod, unless its template says another"
+            } else {
+                continue;
+            };
+            return Err(Error::invalid(
+                format!("group.properties.annotations.{key}"),
+                refused,
+            ));
         }
         Ok(read)
     }
@@ -103,6 +110,10 @@ mod tests {
             (
                 json!({"annotations": {"drover.dev/identity": "x"}}),
                 "drover.dev/identity",
+            ),
+            (
+                json!({"annotations": {"k8s.replicante.io/agent-address": "http://10.0.0.1:80"}}),
+                "group.properties.annotations.k8s.replicante.io/agent-address",
             ),
             (json!({"nodeselector": {}}), "group.properties"),
         ] {

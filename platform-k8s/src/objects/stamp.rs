@@ -29,7 +29,8 @@ pub(crate) fn apply(
     if anchor {
         annotations.insert(labels::ANCHOR.to_owned(), "true".into());
     }
-    for path in pods::templates(object) {
+    // A pod is its own template, and marked.
+    for path in pods::templates(object).iter().filter(|it| !it.is_empty()) {
         mark(object, path, stamp)?;
     }
     if object.group() == "batch" && object.kind == "CronJob" {
@@ -37,6 +38,7 @@ pub(crate) fn apply(
     }
     for claim in super::claims::templates(object)? {
         let metadata = child(claim, "metadata");
+        stamp.declared.apply(metadata);
         set(child(metadata, "labels"), &stamp.labels);
         set(child(metadata, "annotations"), &stamp.annotations);
     }
@@ -45,12 +47,22 @@ pub(crate) fn apply(
 
 /// Marks what has its metadata at a path.
 fn mark(object: &mut Object, path: &[&str], stamp: &Stamp) -> Result<()> {
+    let at = |key| -> Vec<&str> {
+        path.iter()
+            .copied()
+            .chain(["metadata"])
+            .chain(key)
+            .collect()
+    };
+    for key in ["labels", "annotations"] {
+        object.map_at(&at(Some(key)))?;
+    }
+    stamp.declared.apply(object.map_at(&at(None))?);
     for (key, values) in [
         ("labels", &stamp.labels),
         ("annotations", &stamp.annotations),
     ] {
-        let path: Vec<_> = path.iter().copied().chain(["metadata", key]).collect();
-        set(object.map_at(&path)?, values);
+        set(object.map_at(&at(Some(key)))?, values);
     }
     Ok(())
 }
@@ -130,10 +142,14 @@ fn complete(labels: &mut Map<String, Value>, stamp: &Stamp, keys: &LabelKeys) {
 #[cfg(test)]
 mod tests {
     use drover_core::Reason;
+    use drover_platform::identity::Identity;
     use serde_json::json;
 
     use super::*;
-    use crate::objects::render::tests::objects;
+    use crate::{
+        labels::declared::{Declared, Plain},
+        objects::render::tests::objects,
+    };
 
     fn stamp() -> Stamp {
         let map = |pairs: &[(&str, &str)]| {
@@ -149,6 +165,7 @@ mod tests {
                 ("drover.dev/owner", "o1"),
             ]),
             annotations: map(&[("drover.dev/identity", "{}")]),
+            ..Stamp::default()
         }
     }
 
@@ -176,6 +193,32 @@ mod tests {
         assert_eq!(it["metadata"]["namespace"], "prod");
         let it = stamped("{apiVersion: v1, kind: Pod, metadata: {name: a, labels: null}}");
         marked(&it["metadata"]);
+    }
+
+    #[test]
+    fn a_declared_label_has_one_name() {
+        let identity = Identity {
+            labels: [("team".to_owned(), "a".to_owned())].into(),
+            ..Identity::default()
+        };
+        let plain = Plain::of(identity.labels.keys(), &["team".to_owned()]);
+        let stamp = Stamp {
+            declared: Declared::of(&identity, &plain),
+            ..stamp()
+        };
+        for text in [
+            "{apiVersion: v1, kind: Pod, metadata: {name: a}}",
+            "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: {}}}",
+        ] {
+            let mut object = objects(text).remove(0);
+            apply(&mut object, &stamp, &LabelKeys::default(), false).unwrap();
+            let body = Value::Object(object.body);
+            let template = body.pointer("/spec/template/metadata");
+            for metadata in [Some(&body["metadata"]), template].into_iter().flatten() {
+                assert_eq!(metadata["labels"]["team"], "a");
+                assert_eq!(metadata["labels"].get("drover.dev/label.team"), None);
+            }
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use drover_proto::{
 
 use super::*;
 use crate::group::{PodPart, Told, UnderWay};
+use crate::labels::LabelKeys;
 use crate::{
     discover::Seen,
     group::{Groups, Member},

@@ -2,25 +2,31 @@
 
 use crate::bench;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Deref};
 
 use bench::{Bench, one_each, rig, settings};
 use drover_core::{Class, Reason};
-use drover_platform_k8s::Settings;
+use drover_platform_k8s::{PlatformServer, Settings};
 use drover_proto::{
     common::v1::{chunk::Content, process_output::Output},
     platform::v1::{
-        ExecRequest, ExecStart, Node, NodeTarget, StreamLogsRequest, exec_request::Input,
-        node_access_service_client::NodeAccessServiceClient,
+        ExecRequest, ExecStart, GetPlatformRequest, Node, NodeTarget, StreamLogsRequest,
+        exec_request::Input, node_access_service_client::NodeAccessServiceClient,
+        platform_service_client::PlatformServiceClient,
     },
 };
 use drover_testing::kubernetes::{
     Call, Fault, FaultProxy, Namespace, On, Rig, Speaks,
-    manifests::{NAME, apply, documents, folder, path, placed},
+    manifests::{
+        NAME, Places, apply, built, documents, files, folder, kustomizations, path, placed,
+    },
     until,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+const ROLE: &str = "base/nodes/role.yaml";
+const CLUSTER_ROLE: &str = "all-namespaces/cluster-role.yaml";
 
 /// The kinds of `platform.yaml`, which go with the rules.
 fn kinds() -> Vec<String> {
@@ -28,7 +34,7 @@ fn kinds() -> Vec<String> {
     struct File {
         kinds: Vec<String>,
     }
-    let text = std::fs::read_to_string(folder().join("base/platform.yaml")).unwrap();
+    let text = std::fs::read_to_string(folder().join("base/system/platform.yaml")).unwrap();
     serde_saphyr::from_str::<File>(&text).unwrap().kinds
 }
 
@@ -40,25 +46,48 @@ async fn token(namespace: &Namespace) -> String {
     answer["status"]["token"].as_str().unwrap().to_owned()
 }
 
-/// A platform that has what the manifests give it in a namespace.
-async fn deployed(rules: &[&str], change: impl FnOnce(&mut Settings)) -> Bench {
+/// A platform that has what the manifests give it, over a namespace of nodes.
+struct Deployed {
+    bench: Bench,
+    /// The namespace of its ServiceAccount.
+    system: Namespace,
+}
+
+impl Deref for Deployed {
+    type Target = Bench;
+
+    fn deref(&self) -> &Bench {
+        &self.bench
+    }
+}
+
+impl Deployed {
+    fn places(&self) -> Places<'_> {
+        Places {
+            system: &self.system.name,
+            nodes: &self.bench.namespace.name,
+        }
+    }
+}
+
+async fn deployed(rules: &[&str], change: impl FnOnce(&mut Settings)) -> Deployed {
     let rig: &'static Rig = rig();
-    let namespace = rig.namespace().await;
-    apply(
-        &namespace.raw,
-        placed("base/service-account.yaml", &namespace.name),
-    )
-    .await;
-    for file in rules {
-        apply(&namespace.raw, placed(file, &namespace.name)).await;
+    let (namespace, system) = (rig.namespace().await, rig.namespace().await);
+    let places = Places {
+        system: &system.name,
+        nodes: &namespace.name,
+    };
+    for file in ["base/system/service-account.yaml"].iter().chain(rules) {
+        apply(&namespace.raw, placed(file, places)).await;
     }
     let proxy = FaultProxy::over(rig.kubeconfig(), Speaks::AsClient).await;
-    let token = token(&namespace).await;
+    let token = token(&system).await;
     proxy.write_kubeconfig(&format!("token: {token}"));
     let mut settings = settings(&namespace.name);
     settings.kinds = kinds();
     change(&mut settings);
-    Bench::over(rig, namespace, settings, proxy).await
+    let bench = Bench::over(rig, namespace, settings, proxy).await;
+    Deployed { bench, system }
 }
 
 /// Everything that the platform does: checks, makes, repeats, lists, watches, reads a log, removes.
@@ -165,7 +194,7 @@ fn allowed(file: &str) -> BTreeSet<(String, String)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exactly_the_role_is_enough_for_one_namespace() {
-    let bench = deployed(&["base/role.yaml"], |_| {}).await;
+    let bench = deployed(&[ROLE], |_| {}).await;
     live(&bench).await;
     let refused: Vec<Call> = forbidden(&bench)
         .into_iter()
@@ -174,7 +203,7 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
         .collect();
     assert!(refused.is_empty(), "{refused:?}");
     // Every kind that is allowed is one that the platform deals with, and the other way round.
-    let allowed = allowed("base/role.yaml");
+    let allowed = allowed(ROLE);
     let read: BTreeSet<String> = bench
         .proxy()
         .calls()
@@ -230,7 +259,7 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn exactly_the_cluster_role_is_enough_for_all_namespaces() {
     let elsewhere = rig().namespace().await;
-    let bench = deployed(&["all-namespaces/cluster-role.yaml"], |settings| {
+    let bench = deployed(&[CLUSTER_ROLE], |settings| {
         settings.namespaces.clear();
     })
     .await;
@@ -262,8 +291,8 @@ async fn exactly_the_cluster_role_is_enough_for_all_namespaces() {
 }
 
 /// Takes a verb from the rule for a resource.
-async fn without(bench: &Bench, verb: &str, resource: &str) {
-    let mut role = placed("base/role.yaml", &bench.namespace.name).remove(0);
+async fn without(bench: &Deployed, verb: &str, resource: &str) {
+    let mut role = placed(ROLE, bench.places()).remove(0);
     let mut rules = Vec::new();
     for rule in role["rules"].as_array().unwrap() {
         for one in rule["resources"].as_array().unwrap() {
@@ -288,12 +317,12 @@ async fn without(bench: &Bench, verb: &str, resource: &str) {
 }
 
 /// Waits until the administrator's answer about the ServiceAccount's right changes.
-async fn until_may_not(bench: &Bench, verb: &str, resource: &str) {
+async fn until_may_not(bench: &Deployed, verb: &str, resource: &str) {
     let namespace = &bench.namespace;
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
         "spec": {
-            "user": format!("system:serviceaccount:{}:{NAME}", namespace.name),
+            "user": format!("system:serviceaccount:{}:{NAME}", bench.system.name),
             "resourceAttributes": {"namespace": namespace.name, "verb": verb, "resource": resource},
         },
     });
@@ -307,7 +336,7 @@ async fn until_may_not(bench: &Bench, verb: &str, resource: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_right_is_named_with_verb_and_kind() {
-    let bench = deployed(&["base/role.yaml"], |_| {}).await;
+    let bench = deployed(&[ROLE], |_| {}).await;
     without(&bench, "create", "services").await;
     until_may_not(&bench, "create", "services").await;
     let request = bench.request("rich", 2).await;
@@ -342,51 +371,180 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
     );
     // It is still listed, as it is still there.
     assert_eq!(bench.nodes().await.len(), 1);
-    apply(
-        &bench.namespace.raw,
-        placed("base/role.yaml", &bench.namespace.name),
-    )
-    .await;
+    apply(&bench.namespace.raw, placed(ROLE, bench.places())).await;
     bench.remove(&nodes[0], "may delete again").await;
     assert_eq!(bench.nodes().await, vec![]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_compared_with_labels_is_named() {
+    let allow = |settings: &mut Settings| settings.plain_labels = vec!["team".to_owned()];
+    let bench = deployed(&[ROLE], allow).await;
+    let warnings = bench.platform().await.warnings;
+    let of_labels = |it: &String| it.contains("plain_labels");
+    assert!(!warnings.iter().any(of_labels), "{warnings:?}");
+    let (_, nodes) = bench.make("pod", 1).await;
+    without(&bench, "list", "services").await;
+    until_may_not(&bench, "list", "services").await;
+    let settings = Settings {
+        kubeconfig: Some(bench.proxy().kubeconfig()),
+        ..bench.settings.clone()
+    };
+    let other = PlatformServer::open(settings).await.unwrap();
+    let mut client = PlatformServiceClient::new(drover_client::in_process(other.routes()));
+    let answer = client.get_platform(GetPlatformRequest {}).await.unwrap();
+    let warnings = answer.into_inner().platform.unwrap().warnings;
+    let said = |it: &String| it.contains("services") && of_labels(it);
+    assert!(warnings.iter().any(said), "{warnings:?}");
+    other.shutdown().await;
+    // What the settings say holds.
+    let (_, more) = bench.make("pod", 1).await;
+    for node in [&nodes[0], &more[0]] {
+        let pod = bench.namespace.get("pods", &node.id).await.unwrap();
+        assert_eq!(pod["metadata"]["labels"]["team"], "storage");
+        bench.remove(node, "labels").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_namespace_of_the_platform_is_closed_to_nodes_and_to_the_platform_itself() {
+    let bench = deployed(&[CLUSTER_ROLE], |settings| settings.namespaces.clear()).await;
+    let settings = Settings {
+        excluded_namespaces: vec![bench.system.name.clone()],
+        kubeconfig: Some(bench.proxy().kubeconfig()),
+        ..bench.settings.clone()
+    };
+    let server = PlatformServer::open(settings).await.unwrap();
+    let mut request = bench.request("pod", 1).await;
+    let properties = json!({"namespace": bench.system.name});
+    let properties = drover_convert::value::to_struct(properties.as_object().unwrap());
+    request.group.as_mut().unwrap().properties = Some(properties);
+    let mut client = PlatformServiceClient::new(drover_client::in_process(server.routes()));
+    let status = client.provision(request).await.unwrap_err();
+    let error = drover_client::to_error(&status);
+    assert_eq!(error.reason(), Reason::NamespaceNotServed, "{error:?}");
+    assert_eq!(bench.system.list("pods").await, Vec::<Value>::new());
+    server.shutdown().await;
+    // Of the rules for one namespace of nodes none is about another one.
+    let bench = deployed(&[ROLE], |_| {}).await;
+    let settings = Settings {
+        namespaces: vec![bench.system.name.clone()],
+        kubeconfig: Some(bench.proxy().kubeconfig()),
+        ..bench.settings.clone()
+    };
+    let Err(error) = PlatformServer::open(settings).await else {
+        panic!("it may read its own namespace");
+    };
+    assert_eq!(error.reason(), Reason::PermissionDenied, "{error:?}");
+}
+
+#[test]
+fn nothing_that_is_shipped_serves_plaintext() {
+    let mut looked = 0;
+    let mut folders = vec![folder()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert!(!text.contains("insecure"), "{}", path.display());
+            looked += 1;
+        }
+    }
+    assert!(looked > 10, "{looked}");
+    let settings = documents("base/system/platform.yaml").remove(0);
+    let tls = &settings["tls"];
+    let deployment = documents("base/system/deployment.yaml").remove(0);
+    let pod = &deployment["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "tls").unwrap();
+    for file in ["cert", "key", "client_ca"] {
+        let path = tls[file].as_str().unwrap();
+        assert!(
+            path.starts_with(mount["mountPath"].as_str().unwrap()),
+            "{path}"
+        );
+    }
+    for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
+        let scheme = &pod["containers"][0][probe]["httpGet"]["scheme"];
+        assert_eq!(scheme, "HTTPS", "{probe}");
+    }
+}
+
+#[test]
+fn cert_manager_makes_the_secret_that_the_platform_has() {
+    let deployment = documents("base/system/deployment.yaml").remove(0);
+    let volumes = deployment["spec"]["template"]["spec"]["volumes"].clone();
+    let volumes = volumes.as_array().unwrap();
+    let secret = volumes
+        .iter()
+        .find_map(|it| it["secret"]["secretName"].as_str());
+    let documents = documents("cert-manager/certificates.yaml");
+    let certificate = |name: &str| {
+        let named = |it: &&Value| it["kind"] == "Certificate" && it["metadata"]["name"] == name;
+        documents.iter().find(named).unwrap()["spec"].clone()
+    };
+    let platform = certificate(NAME);
+    assert_eq!(platform["secretName"].as_str(), secret);
+    let name = format!("{NAME}.drover-system.svc");
+    assert!(
+        platform["dnsNames"]
+            .as_array()
+            .unwrap()
+            .contains(&name.into())
+    );
+    let uris = |of: &Value| of["uris"][0].as_str().unwrap().to_owned();
+    assert!(uris(&platform).starts_with("spiffe://drover/platform/"));
+    let orchestrator = certificate("drover-orchestrator");
+    assert!(uris(&orchestrator).starts_with("spiffe://drover/orchestrator/"));
+    // Who gets a certificate of the authority gets in, so nobody else may ask for one.
+    for document in &documents {
+        assert_eq!(document["metadata"]["namespace"], "drover-system");
+        assert_ne!(document["kind"], "ClusterIssuer");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_manifest_is_accepted_by_the_api_server() {
-    let namespace = rig().namespace().await;
-    // The strictest of the pod security standards: the pods of the Deployment pass it.
-    let strict =
-        json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
-    let path = format!("/api/v1/namespaces/{}", namespace.name);
-    namespace.raw.merge(&path, &strict).await.unwrap();
-    let settings = std::fs::read_to_string(folder().join("base/platform.yaml")).unwrap();
-    let map = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "namespace": namespace.name},
-        "data": {"platform.yaml": settings},
-    });
-    apply(&namespace.raw, vec![map]).await;
-    let mut files = BTreeSet::new();
-    for (folder_name, overlay) in [("base", false), ("all-namespaces", true)] {
-        let kustomization = documents(&format!("{folder_name}/kustomization.yaml")).remove(0);
-        for resource in kustomization["resources"].as_array().unwrap() {
-            let resource = resource.as_str().unwrap();
-            if !resource.starts_with("..") {
-                files.insert(format!("{folder_name}/{resource}"));
+    let (system, nodes) = (rig().namespace().await, rig().namespace().await);
+    let places = Places {
+        system: &system.name,
+        nodes: &nodes.name,
+    };
+    // Their namespaces ask for the strictest of the pod security standards: the pods of the Deployment pass it.
+    let mut known = BTreeSet::new();
+    for folder in ["base", "all-namespaces", "cert-manager"] {
+        known.extend(files(folder));
+        for (folder, own) in kustomizations(folder) {
+            known.insert(format!("{folder}/kustomization.yaml"));
+            for map in own["configMapGenerator"].as_array().into_iter().flatten() {
+                let of_map = map["files"].as_array().unwrap().iter();
+                known.extend(of_map.map(|file| format!("{folder}/{}", file.as_str().unwrap())));
             }
         }
-        assert_eq!(kustomization["patches"].is_array(), overlay);
     }
-    for file in &files {
-        apply(&namespace.raw, placed(file, &namespace.name)).await;
+    for folder in ["all-namespaces", "base"] {
+        apply(&system.raw, built(folder, places)).await;
     }
-    // Nothing is in the folder that kustomize does not know of.
-    for part in ["base", "all-namespaces"] {
-        for entry in std::fs::read_dir(folder().join(part)).unwrap() {
-            let name = format!("{part}/{}", entry.unwrap().file_name().to_string_lossy());
-            let known = files.contains(&name)
-                || name.ends_with("kustomization.yaml")
-                || name == "base/platform.yaml";
-            assert!(known, "{name}");
+    // Nothing is in the folders that kustomize does not know of.
+    let mut folders = vec![String::new()];
+    while let Some(at) = folders.pop() {
+        for entry in std::fs::read_dir(folder().join(&at)).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = if at.is_empty() {
+                name
+            } else {
+                format!("{at}/{name}")
+            };
+            if entry.path().is_dir() {
+                folders.push(name);
+            } else {
+                assert!(known.contains(&name), "{name}");
+            }
         }
     }
     // The same rules in both, but for namespaces and nodes.
@@ -395,13 +553,20 @@ async fn every_manifest_is_accepted_by_the_api_server() {
             |(_, resource): &(String, String)| resource != "namespaces" && resource != "nodes";
         allowed.into_iter().filter(own).collect()
     };
-    assert_eq!(
-        besides(allowed("base/role.yaml")),
-        besides(allowed("all-namespaces/cluster-role.yaml"))
-    );
+    assert_eq!(besides(allowed(ROLE)), besides(allowed(CLUSTER_ROLE)));
     until("the Deployment is available", || async {
-        let deployment = namespace.get("deployments.apps", NAME).await.unwrap();
+        let deployment = system.get("deployments.apps", NAME).await.unwrap();
         (deployment["status"]["availableReplicas"] == 1).then_some(())
     })
     .await;
+    // The pods that the policy lets in are of its own namespace; none of a node is.
+    let policy = system
+        .get("networkpolicies.networking.k8s.io", NAME)
+        .await
+        .unwrap();
+    for peer in policy["spec"]["ingress"][0]["from"].as_array().unwrap() {
+        assert_eq!(peer.get("namespaceSelector"), None, "{peer}");
+        assert_eq!(peer.get("ipBlock"), None, "{peer}");
+    }
+    assert_eq!(nodes.list("deployments.apps").await, Vec::<Value>::new());
 }

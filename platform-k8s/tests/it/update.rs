@@ -42,9 +42,10 @@ async fn pods(bench: &Bench, node: &Node) -> Vec<(String, [Value; 3])> {
     let labels = |pod: &Value| {
         let metadata = &pod["metadata"];
         let label = |key: &str| metadata["labels"][key].clone();
+        let ours = |key: &str| label(&format!("drover.dev/label.{key}"));
         let name = metadata["name"].as_str().unwrap().to_owned();
         let uid = metadata["uid"].as_str().unwrap();
-        let found = [label("drover.dev/role"), label("tier"), label("team")];
+        let found = [label("drover.dev/role"), ours("tier"), ours("team")];
         (format!("{name} {uid}"), found)
     };
     pods.iter().map(labels).collect()

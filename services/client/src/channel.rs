@@ -3,7 +3,7 @@
 use std::{
     error::Error as StdError,
     fmt,
-    net::Ipv6Addr,
+    net::{Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
     task::{Context, Poll},
@@ -46,6 +46,8 @@ pub struct Target {
     pub tls: ClientSettings,
     /// Token that goes with every call. Default: none.
     pub bearer: Option<Bearer>,
+    /// Address to connect to in the place of what the host leads to, for who has resolved and judged it. Default: none.
+    pub at: Option<SocketAddr>,
 }
 
 impl Target {
@@ -67,6 +69,7 @@ impl Target {
             connect_timeout: CONNECT_TIMEOUT,
             tls: ClientSettings::default(),
             bearer: None,
+            at: None,
         }
     }
 
@@ -190,7 +193,16 @@ enum Way {
 /// next one when it is lost. Has to be called within a tokio runtime.
 #[must_use]
 pub fn connect(target: &Target) -> Channel {
-    let endpoint = Endpoint::from(address(&target.uri));
+    let uri = match target.at {
+        Some(at) => Uri::builder()
+            .scheme(Scheme::HTTP)
+            .authority(at.to_string())
+            .path_and_query("/")
+            .build()
+            .unwrap_or_else(|_| address(&target.uri)),
+        None => address(&target.uri),
+    };
+    let endpoint = Endpoint::from(uri);
     let endpoint = match endpoint
         .clone()
         .user_agent(concat!("drover/", env!("CARGO_PKG_VERSION")))

@@ -64,6 +64,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("platform_tls.ca", "platform-ca"),
     ("namespaces", "namespace"),
     ("allowed_hosts", "allowed-host"),
+    ("excluded_namespaces", "excluded-namespace"),
+    ("plain_labels", "plain-label"),
 ];
 /// Flags that are no settings.
 const NO_SETTING: &[&str] = &["config", "print-config", "help", "version"];

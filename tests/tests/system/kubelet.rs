@@ -6,14 +6,19 @@ use crate::embedded;
 mod rolling;
 mod stores;
 
+use std::path::Path;
+
+use drover_client::{Authorities, ClientSettings, Identity, Target};
+use drover_orchestrator::PlatformTlsSettings;
 use drover_platform_k8s::Settings;
 use drover_proto::{
     agent::v1::{GetInfoRequest, agent_service_client::AgentServiceClient},
     orchestrator::v1 as pb,
+    platform::v1::{GetPlatformRequest, platform_service_client::PlatformServiceClient},
 };
 use drover_testing::kubernetes::{
-    Namespace, Options, Rig,
-    manifests::{NAME, apply, folder, placed},
+    Namespace, Options, Raw, Rig,
+    manifests::{NAME, Places, apply, built},
     until, without_kubelet,
 };
 use embedded::{World, group_on};
@@ -172,6 +177,95 @@ async fn agents_in_pods_are_asked_by_grpc() {
     world.end().await;
 }
 
+/// The commands of the first block of a section of a page.
+fn commands(page: &str, section: &str) -> Vec<Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../docs")
+        .join(page);
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, section) = text.split_once(&format!("\n## {section}\n")).unwrap();
+    let (_, block) = section.split_once("\n```sh\n").unwrap();
+    let (block, _) = block.split_once("\n```").unwrap();
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    block.lines().map(words).collect()
+}
+
+/// Does what the page says, with namespaces of a test. Of kubectl what is done here is what it would do.
+async fn follow(commands: &[Vec<String>], raw: &Raw, places: Places<'_>, image: &str, at: &Path) {
+    for command in commands {
+        let words: Vec<&str> = command.iter().map(String::as_str).collect();
+        match words[..] {
+            ["drover", ..] => {
+                let files = program("drover");
+                let (path, _) = files.split_once(':').unwrap();
+                let ran = std::process::Command::new(path)
+                    .args(&words[1..])
+                    .current_dir(at)
+                    .output();
+                let ran = ran.unwrap();
+                assert!(ran.status.success(), "{command:?}: {ran:?}");
+            }
+            ["kubectl", "apply", "-k", folder] => {
+                let folder = folder.strip_prefix("deploy/kubernetes/").unwrap();
+                let mut objects = built(folder, places);
+                for object in &mut objects {
+                    if object["kind"] == "Deployment" {
+                        let pod = &mut object["spec"]["template"]["spec"];
+                        pod["containers"][0]["image"] = image.into();
+                    }
+                }
+                apply(raw, objects).await;
+            }
+            [
+                "kubectl",
+                "create",
+                "secret",
+                "generic",
+                name,
+                "--namespace",
+                "drover-system",
+                ref files @ ..,
+            ] => {
+                let mut data = serde_json::Map::new();
+                for file in files {
+                    let (key, path) = file
+                        .strip_prefix("--from-file=")
+                        .unwrap()
+                        .split_once('=')
+                        .unwrap();
+                    let content = std::fs::read_to_string(at.join(path)).unwrap();
+                    data.insert(key.to_owned(), content.into());
+                }
+                let secret = json!({
+                    "apiVersion": "v1", "kind": "Secret", "stringData": data,
+                    "metadata": {"name": name, "namespace": places.system},
+                });
+                apply(raw, vec![secret]).await;
+            }
+            [
+                "kubectl",
+                "rollout",
+                "status",
+                "deployment",
+                name,
+                "--namespace",
+                "drover-system",
+            ] => {
+                let path = format!(
+                    "/apis/apps/v1/namespaces/{}/deployments/{name}",
+                    places.system
+                );
+                until("the Deployment is available", || async {
+                    let deployment = raw.get(&path).await.unwrap();
+                    (deployment["status"]["availableReplicas"] == 1).then_some(())
+                })
+                .await;
+            }
+            _ => panic!("a command that this test does not know: {command:?}"),
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_platform_runs_in_the_cluster_that_it_manages() {
     if without_kubelet() {
@@ -180,39 +274,28 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
     let rig = rig();
     let image = format!("{NAME}:0.1.0");
     rig.image(&[&image, "--libs", &program(NAME)]).await;
-    let namespace = rig.namespace().await;
-    let settings = std::fs::read_to_string(folder().join("base/platform.yaml")).unwrap();
-    let config = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME},
-        "data": {"platform.yaml": settings},
-    });
-    namespace.create("configmaps", &config).await.unwrap();
-    for file in ["service-account", "role", "service", "deployment"] {
-        let mut objects = placed(&format!("base/{file}.yaml"), &namespace.name);
-        for object in &mut objects {
-            if object["kind"] == "Deployment" {
-                object["spec"]["template"]["spec"]["containers"][0]["image"] = image.clone().into();
-            }
-        }
-        apply(&namespace.raw, objects).await;
-    }
-    let address = until("its pod is ready", || async {
-        let pods = namespace.list("pods").await;
-        let status = pods.first()?.get("status")?;
-        let ready = status["conditions"]
-            .as_array()?
-            .iter()
-            .any(|it| it["type"] == "Ready" && it["status"] == "True");
-        let address = status["podIP"].as_str()?.to_owned();
-        ready.then_some(address)
-    })
-    .await;
-
     rig.image(&["redis"]).await;
-    let world = World::new().await;
-    world
-        .register("k8s", &format!("http://{address}:7401"))
-        .await;
+    let (system, nodes) = (rig.namespace().await, rig.namespace().await);
+    let places = Places {
+        system: &system.name,
+        nodes: &nodes.name,
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let steps = commands("tasks/kubernetes.md", "In the cluster");
+    follow(&steps, &system.raw, places, &image, directory.path()).await;
+    let pods = system.list("pods").await;
+    let address = pods[0]["status"]["podIP"].as_str().unwrap().to_owned();
+    let endpoint = format!("https://{address}:7401");
+
+    let certs = directory.path().join("certs");
+    let tls = PlatformTlsSettings {
+        ca: Some(certs.join("ca.pem")),
+        cert: Some(certs.join("orchestrator.pem")),
+        key: Some(certs.join("orchestrator.key")),
+    };
+    let world = World::calling(tls).await;
+    let name = format!("{NAME}.drover-system.svc");
+    world.register_as("k8s", &endpoint, &name).await;
     world.apply("cache", three("k8s")).await;
     world.ready("cache", 3).await;
     for node in world.nodes("cache").await {
@@ -222,6 +305,27 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
             ["+PONG"],
             "{address}"
         );
+    }
+    assert_eq!(nodes.list("pods").await.len(), 3);
+    assert_eq!(system.list("pods").await.len(), 1, "no node is here");
+
+    // Without a certificate of the authority, or with that of a platform, which is none of a client, nobody is answered.
+    let platform = certs.join(format!("{name}.pem"));
+    let key = certs.join(format!("{name}.key"));
+    for shown in [None, Some((platform, key))] {
+        let mut target: Target = endpoint.parse().unwrap();
+        target.tls = ClientSettings {
+            authorities: Authorities::File(certs.join("ca.pem")),
+            certificate: shown.map(Identity::from),
+            server_name: Some(name.clone()),
+        };
+        let mut client = PlatformServiceClient::new(drover_client::connect(&target));
+        let status = client
+            .get_platform(GetPlatformRequest {})
+            .await
+            .unwrap_err();
+        let refused = [tonic::Code::Unauthenticated, tonic::Code::Unavailable];
+        assert!(refused.contains(&status.code()), "{status:?}");
     }
     world.delete("cache").await;
     world.gone("cache").await;

@@ -21,7 +21,8 @@ use super::*;
 use crate::{
     probes::{
         ask,
-        tests::{answering, grpc_server, health, listener, silent},
+        reach::Reach,
+        tests::{answering, grpc_server, health, here, listener, silent},
     },
     secrets::{Content, ContentKey},
 };
@@ -122,7 +123,8 @@ impl Vault {
         };
         let (_, tls) = health.probe.tls().unwrap();
         let secure = self.kept.get(&self.secrets, &self.store, tls).await?;
-        ask(&health, address, ID, Some(&secure)).await
+        let reach = Reach::default();
+        ask(&health, address, here(&reach), ID, Some(&secure)).await
     }
 }
 
@@ -371,7 +373,9 @@ async fn what_speaks_something_else_is_told_apart() {
         path: "/".into(),
         tls: None,
     };
-    let why = node(ask(&health(in_plaintext), &address, ID, None).await);
+    let reach = Reach::default();
+    let gate = here(&reach);
+    let why = node(ask(&health(in_plaintext), &address, gate, ID, None).await);
     assert!(why.contains("it speaks TLS there"), "{why}");
 
     // Nobody waits longer than the probe may take.
@@ -383,6 +387,6 @@ async fn what_speaks_something_else_is_told_apart() {
         .get(&vault.secrets, &vault.store, tls)
         .await
         .unwrap();
-    let why = node(ask(&patient, &silent().await, ID, Some(&secure)).await);
+    let why = node(ask(&patient, &silent().await, gate, ID, Some(&secure)).await);
     assert!(why.contains("no answer within"), "{why}");
 }

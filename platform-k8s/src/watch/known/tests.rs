@@ -115,7 +115,8 @@ fn meta(name: &str) -> Meta {
         id: name.into(),
         ..Identity::default()
     };
-    let stamp = labels::stamp(&identity, &crate::labels::LabelKeys::default());
+    let plain = labels::declared::Plain::default();
+    let stamp = labels::stamp(&identity, &crate::labels::LabelKeys::default(), &plain);
     Meta {
         name: name.into(),
         namespace: "ns".into(),

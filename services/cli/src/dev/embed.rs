@@ -131,6 +131,7 @@ impl Servers {
             secrets: SecretsSettings {
                 key_file: Some(data.keys()?),
             },
+            ..drover_orchestrator::Settings::default()
         };
         let own = endpoints.values().cloned().collect();
         let (orchestrator, api) = start_orchestrator(&settings, listener, own).await?;

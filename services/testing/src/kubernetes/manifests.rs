@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Raw;
 
@@ -20,22 +20,139 @@ pub fn documents(file: &str) -> Vec<Value> {
     serde_saphyr::from_multiple::<Value>(&text).unwrap()
 }
 
-/// What kustomize makes of the documents in a namespace.
-pub fn placed(file: &str, namespace: &str) -> Vec<Value> {
+/// Namespaces of a test in the place of those of the manifests.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    /// `drover-system`.
+    pub system: &'a str,
+    /// `drover-nodes`.
+    pub nodes: &'a str,
+}
+
+impl Places<'_> {
+    fn of(&self, name: &str) -> String {
+        match name {
+            "drover-system" => self.system.to_owned(),
+            "drover-nodes" => self.nodes.to_owned(),
+            other => other.to_owned(),
+        }
+    }
+}
+
+/// The kustomization of a folder, and those of the folders that it names before it.
+pub fn kustomizations(folder: &str) -> Vec<(String, Value)> {
+    let own = documents(&format!("{folder}/kustomization.yaml")).remove(0);
+    let mut all = Vec::new();
+    for resource in list(&own["resources"]) {
+        if !resource.ends_with(".yaml") {
+            all.extend(kustomizations(&joined(folder, resource)));
+        }
+    }
+    all.push((folder.to_owned(), own));
+    all
+}
+
+/// The files with objects that a folder stands for.
+pub fn files(folder: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    for (folder, own) in kustomizations(folder) {
+        let named = list(&own["resources"]).filter(|resource| resource.ends_with(".yaml"));
+        files.extend(named.map(|resource| joined(&folder, resource)));
+    }
+    files
+}
+
+/// Everything that a folder stands for, in namespaces of a test. Names of ConfigMaps have no hash.
+pub fn built(folder: &str, places: Places<'_>) -> Vec<Value> {
+    let mut objects = Vec::new();
+    for file in files(folder) {
+        objects.extend(placed(&file, places));
+    }
+    for (folder, own) in kustomizations(folder) {
+        for map in own["configMapGenerator"].as_array().into_iter().flatten() {
+            let mut data = serde_json::Map::new();
+            for file in list(&map["files"]) {
+                let path = self::folder().join(&folder).join(file);
+                data.insert(
+                    file.to_owned(),
+                    std::fs::read_to_string(path).unwrap().into(),
+                );
+            }
+            let namespace = places.of(own["namespace"].as_str().unwrap());
+            objects.push(json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": map["name"], "namespace": namespace}, "data": data,
+            }));
+        }
+        for patch in own["patches"].as_array().into_iter().flatten() {
+            let operations: Value =
+                serde_saphyr::from_str(patch["patch"].as_str().unwrap()).unwrap();
+            let mut meant = objects.iter_mut().filter(|object| {
+                object["kind"] == patch["target"]["kind"]
+                    && object["metadata"]["name"] == patch["target"]["name"]
+            });
+            let object = meant.next().unwrap();
+            for operation in operations.as_array().unwrap() {
+                assert_eq!(operation["op"], "replace", "{operation}");
+                let part = object.pointer_mut(operation["path"].as_str().unwrap());
+                *part.unwrap() = operation["value"].clone();
+            }
+        }
+    }
+    objects
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &str> {
+    value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+}
+
+fn joined(folder: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in path.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// What kustomize makes of the documents of a file, in namespaces of a test.
+pub fn placed(file: &str, places: Places<'_>) -> Vec<Value> {
+    let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let own = documents(&format!("{folder}/kustomization.yaml")).remove(0);
     let mut documents = documents(file);
     for document in &mut documents {
-        let cluster_wide = document["kind"].as_str().unwrap().starts_with("Cluster");
-        if cluster_wide {
-            document["metadata"]["name"] = format!("{NAME}-{namespace}").into();
-            if document["kind"] == "ClusterRoleBinding" {
-                document["roleRef"]["name"] = format!("{NAME}-{namespace}").into();
+        let kind = document["kind"].as_str().unwrap().to_owned();
+        let metadata = &mut document["metadata"];
+        if kind == "Namespace" {
+            metadata["name"] = places.of(metadata["name"].as_str().unwrap()).into();
+        } else if kind.starts_with("Cluster") && metadata["name"] == NAME {
+            metadata["name"] = format!("{NAME}-{}", places.system).into();
+            if kind == "ClusterRoleBinding" {
+                document["roleRef"]["name"] = format!("{NAME}-{}", places.system).into();
             }
         } else {
-            document["metadata"]["namespace"] = namespace.into();
+            let given = metadata["namespace"].as_str().or(own["namespace"].as_str());
+            metadata["namespace"] = places.of(given.unwrap()).into();
         }
         let subjects = document.get_mut("subjects").and_then(Value::as_array_mut);
         for subject in subjects.into_iter().flatten() {
-            subject["namespace"] = namespace.into();
+            subject["namespace"] = places.of(subject["namespace"].as_str().unwrap()).into();
+        }
+        let containers = document.pointer_mut("/spec/template/spec/containers");
+        for container in containers
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            for argument in container["args"].as_array_mut().into_iter().flatten() {
+                *argument = places.of(argument.as_str().unwrap()).into();
+            }
         }
     }
     documents

@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, ops::Deref, time::Duration};
 
 use drover_client::{OrchestratorClient, connect};
 use drover_core::{Reason, Result};
-use drover_orchestrator::Orchestrator;
+use drover_orchestrator::{Orchestrator, PlatformTlsSettings};
 use drover_platform_cloud::DriverSettings;
 use drover_proto::orchestrator::v1 as pb;
 use drover_server::{Running, ServerSettings, Shutdown};
@@ -55,6 +55,8 @@ pub struct World {
     orchestrator: Option<(Orchestrator, Running)>,
     platforms: BTreeMap<String, Served>,
     port: u16,
+    /// How it calls platforms over TLS.
+    tls: PlatformTlsSettings,
 }
 
 struct Served {
@@ -105,11 +107,17 @@ impl Backend {
 
 impl World {
     pub async fn new() -> Self {
+        Self::calling(PlatformTlsSettings::default()).await
+    }
+
+    /// One that calls platforms over TLS with these files.
+    pub async fn calling(tls: PlatformTlsSettings) -> Self {
         let mut world = Self {
             directory: tempfile::tempdir().unwrap(),
             orchestrator: None,
             platforms: BTreeMap::new(),
             port: 0,
+            tls,
         };
         world.start_orchestrator().await;
         world
@@ -126,6 +134,7 @@ impl World {
     pub async fn start_orchestrator(&mut self) {
         let settings = drover_orchestrator::Settings {
             data_dir: self.directory.path().join("store"),
+            platform_tls: self.tls.clone(),
             ..Default::default()
         };
         let orchestrator = Orchestrator::open(&settings).await.unwrap();
@@ -158,10 +167,20 @@ impl World {
 
     /// Registers a platform that somebody else runs.
     pub async fn register(&self, name: &str, endpoint: &str) {
+        self.register_as(name, endpoint, "").await;
+    }
+
+    /// The same of one whose certificate has another name than its endpoint.
+    pub async fn register_as(&self, name: &str, endpoint: &str, server_name: &str) {
+        let tls = pb::PlatformTls {
+            server_name: server_name.to_owned(),
+            ..Default::default()
+        };
         let platform = pb::Platform {
             name: name.to_owned(),
             spec: Some(pb::PlatformSpec {
                 endpoint: endpoint.to_owned(),
+                tls: (!server_name.is_empty()).then_some(tls),
                 ..Default::default()
             }),
             ..Default::default()
