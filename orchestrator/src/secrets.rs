@@ -191,6 +191,14 @@ impl Secrets {
     }
 }
 
+/// The error for a key that is not there, without which others are.
+pub(crate) fn not_there(of: &SecretRef) -> Error {
+    not_found(
+        of,
+        &format!("there is no key {:?} of a secret {:?}", of.key, of.name),
+    )
+}
+
 fn not_found(of: &SecretRef, message: &str) -> Error {
     Error::new(Reason::SecretNotFound, message).with_resource("secret", of.to_string())
 }
@@ -209,12 +217,7 @@ pub(crate) async fn content(store: &Store, name: &str) -> Result<Option<(Content
 pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     let secret = content(store, &of.name).await?;
     let key = secret.and_then(|(content, _)| content.get(&of.key).cloned());
-    key.ok_or_else(|| {
-        not_found(
-            of,
-            &format!("there is no key {:?} of a secret {:?}", of.key, of.name),
-        )
-    })
+    key.ok_or_else(|| not_there(of))
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.

@@ -86,9 +86,8 @@ impl Api {
         request: &pb::ApplyClusterRequest,
     ) -> Result<Checked> {
         let mut checked = self.read(document, cluster, &request.assume_platforms)?;
-        let known = self
-            .check_user_data(&mut checked, cluster, request.validate_only)
-            .await?;
+        let changes = self.may_change_as(document, cluster);
+        let known = self.check_user_data(&mut checked, cluster, changes).await?;
         self.ask_platforms(document, &mut checked, cluster, &known)
             .await?;
         let Checked {

@@ -43,7 +43,7 @@ impl Api {
         &self,
         checked: &Checked,
         cluster: Option<&Arc<Cluster>>,
-        validate_only: bool,
+        changes: bool,
         wrong: &mut Vec<Violation>,
     ) -> Result<()> {
         let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
@@ -51,9 +51,9 @@ impl Api {
             for (field, of) in tls.secrets() {
                 let before = before.as_ref();
                 if !before.is_some_and(|before| before.secrets.contains(&of)) {
-                    self.may_name(&of, validate_only)?;
+                    self.may_name(&of, changes)?;
                 }
-                if let Err(error) = self.shared.secrets.find(&of) {
+                if let Err(error) = self.find_secret(&of, changes) {
                     let why = error.message().to_owned();
                     return Err(error.with_violation(format!("{path}.{field}"), why));
                 }

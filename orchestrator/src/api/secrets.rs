@@ -20,7 +20,7 @@ use crate::{
     calls::digest_not_stored,
     hooks::Point,
     registry,
-    secrets::{self, Content, ContentKey},
+    secrets::{self, Content, ContentKey, KnownKey},
 };
 
 /// Most bytes of a secret: names of its keys and what they hold.
@@ -279,18 +279,23 @@ impl Api {
         Ok(pb::DeleteSecretResponse { revision })
     }
 
-    /// Whether the caller may name a secret in a cluster: one that the cluster names already, or one whose name is among
-    /// those of the clusters that it may change (or see, if nothing is stored).
-    pub(super) fn may_name(&self, of: &SecretRef, validate_only: bool) -> Result<()> {
-        let may = if validate_only {
-            self.caller.sees(&of.name, None)
-        } else {
-            self.caller.changes(&of.name, None)
-        };
-        if may {
+    /// Whether the caller may name a secret where it is not named yet: in a cluster that it may change (`changes`), and
+    /// one whose name is among those of the clusters that it may change. That nothing is stored makes no difference:
+    /// what comes of it is shown all the same.
+    pub(super) fn may_name(&self, of: &SecretRef, changes: bool) -> Result<()> {
+        if changes && self.caller.changes(&of.name, None) {
             return Ok(());
         }
         let message = format!("secret {:?} is outside of what the caller may use", of.name);
         Err(Error::new(Reason::PermissionDenied, message).with_resource("secret", &of.name))
+    }
+
+    /// A key of a secret that a spec names. Who may not name it is not told which others there are.
+    pub(super) fn find_secret(&self, of: &SecretRef, changes: bool) -> Result<KnownKey> {
+        let found = self.shared.secrets.find(of);
+        found.map_err(|error| match self.may_name(of, changes) {
+            Ok(()) => error,
+            Err(_) => secrets::not_there(of),
+        })
     }
 }

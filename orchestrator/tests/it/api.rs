@@ -24,6 +24,7 @@ mod replicante;
 mod restart;
 mod rollout;
 mod scope;
+mod secrecy;
 mod secrets;
 mod storage;
 mod support;
