@@ -220,8 +220,10 @@ impl Api {
         let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
         for named in secret_keys(&checked.spec) {
             let (of, at) = (named.of, named.field);
+            let purpose = pb::SecretPurpose::Workload;
             let before = before.as_ref();
-            if !before.is_some_and(|before| before.secrets.contains(&of)) {
+            let there = before.is_some_and(|it| it.secrets.contains(&(of.clone(), purpose)));
+            if !there {
                 self.may_name(&of, changes)?;
             }
             let key = match self.find_secret(&of, changes) {
@@ -233,6 +235,14 @@ impl Api {
                     return Err(error.with_violation(format!("{at}.{field}"), why));
                 }
             };
+            let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+            if let Some(description) = other.filter(|_| !there) {
+                wrong.push(Violation {
+                    field: at,
+                    description,
+                });
+                continue;
+            }
             if let Some((field, why)) = named.as_text.filter(|_| !key.text) {
                 wrong.push(Violation {
                     field,

@@ -18,6 +18,7 @@ mod events;
 mod fuzz;
 mod health;
 mod placement;
+mod purposes;
 mod reads;
 mod registry;
 mod replicante;
