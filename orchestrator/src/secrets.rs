@@ -10,7 +10,8 @@ use bytes::Bytes;
 use drover_convert::value::to_timestamp;
 use drover_core::{
     Error, Reason, Result,
-    spec::{SecretRef, digest},
+    secrecy::Hidden,
+    spec::{SecretRef, UserDataSource, digest},
 };
 use drover_proto::orchestrator::v1::{self as pb, SecretPurpose};
 use drover_store::{Revision, Store};
@@ -18,7 +19,7 @@ use parking_lot::RwLock;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::shared::Shared;
+use crate::{cluster::Cluster, shared::Shared};
 
 /// Most users that are named.
 const MAX_USERS: usize = 100;
@@ -259,6 +260,38 @@ pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     let secret = content(store, &of.name).await?;
     let key = secret.and_then(|(content, _)| content.get(&of.key).cloned());
     key.ok_or_else(|| not_there(of))
+}
+
+/// An error of a call about a node without what its group was given: platforms may repeat what they were sent. What a
+/// secret held before it was changed is not known any more.
+pub(crate) async fn hide(shared: &Shared, cluster: &Cluster, slot: u64, error: Error) -> Error {
+    let group = {
+        let inner = cluster.inner.lock();
+        let node = inner.state.node(slot);
+        let mut groups = inner.spec.groups.iter();
+        let group = node.and_then(|node| groups.find(|group| group.path == node.group));
+        group.map(|group| (group.secrets.clone(), group.bootstrap.clone()))
+    };
+    let Some((seen, bootstrap)) = group else {
+        return error;
+    };
+    let mut hidden = Hidden::default();
+    let mut named: Vec<SecretRef> = seen.into_values().collect();
+    match bootstrap.map(|own| own.source) {
+        Some(UserDataSource::Secret(of)) => named.push(of),
+        Some(UserDataSource::Sha256(digest)) => {
+            if let Ok(Some(data)) = shared.store.user_data(cluster.uid, &digest).await {
+                hidden = hidden.script(&data);
+            }
+        }
+        None => {}
+    }
+    for of in named {
+        if let Ok(found) = read(&shared.store, &of).await {
+            hidden = hidden.secret(&found.content);
+        }
+    }
+    hidden.error(error)
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.

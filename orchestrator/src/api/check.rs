@@ -11,7 +11,7 @@ use drover_core::{
     Class, Error, Result, Sym,
     error::Violation,
     name::{node_id, node_name},
-    spec::{Choice, Group, Probe, check_labels},
+    spec::{Choice, Group, Probe, UserDataSource, check_labels},
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use futures::StreamExt;
@@ -427,11 +427,18 @@ impl Api {
                     .as_ref()
                     .and_then(|bootstrap| user_data.bootstrap(bootstrap));
                 message.secrets = user_data.secrets(&group.secrets);
+                let source = group.bootstrap.as_ref().map(|own| &own.source);
+                let secret = matches!(source, Some(UserDataSource::Secret(_)));
                 let (field, platform) = (origin.choice(index), choice.platform.clone());
                 asked.push(async move {
                     let left = end.saturating_duration_since(Instant::now());
+                    let hidden = request::hidden(&message, secret);
                     let answer = client.provision(message, left).await;
-                    (field, platform, answer.err())
+                    (
+                        field,
+                        platform,
+                        answer.err().map(|error| hidden.error(error)),
+                    )
                 });
             }
         }

@@ -200,6 +200,23 @@ fn secret_keys(spec: &pb::ClusterSpec) -> Vec<Named> {
     found
 }
 
+/// What is wrong with the size of a secret. Who may not change the cluster is not told the size itself.
+fn wrong_size(of: &SecretRef, size: usize, most: usize, changes: bool) -> Option<String> {
+    if size == 0 {
+        Some(format!("secret {of} is empty"))
+    } else if size <= most {
+        None
+    } else if changes {
+        Some(format!(
+            "secret {of} has {size} bytes; templates take at most {most}"
+        ))
+    } else {
+        Some(format!(
+            "secret {of} is too large; templates take at most {most} bytes"
+        ))
+    }
+}
+
 /// Whether a document names a secret.
 pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
     let spec = document.spec.as_ref();
@@ -250,21 +267,7 @@ impl Api {
                 });
             }
             let data = secrets::read(&self.shared.store, &of).await?.content;
-            let size = data.len();
-            if size == 0 || size > named.most {
-                let description = match size {
-                    0 => format!("secret {of} is empty"),
-                    _ if !changes => {
-                        format!(
-                            "secret {of} has more bytes than templates take: {}",
-                            named.most
-                        )
-                    }
-                    _ => format!(
-                        "secret {of} has {size} bytes; templates take at most {}",
-                        named.most
-                    ),
-                };
+            if let Some(description) = wrong_size(&of, data.len(), named.most, changes) {
                 wrong.push(Violation {
                     field: format!("{at}.key"),
                     description,

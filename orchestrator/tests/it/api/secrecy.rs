@@ -7,13 +7,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use drover_core::Reason;
+use drover_core::{Error, Reason, secrecy::HIDDEN};
+use drover_platform_cloud::drivers::simulated::{Fault, Operation};
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::api::{
     access::Door,
-    support::{Clusters, World, changed, document, refused},
+    support::{Clusters, World, changed, document, refused, until},
 };
 
 /// What is hidden.
@@ -202,6 +203,19 @@ async fn plan(
         .map(tonic::Response::into_inner)
 }
 
+async fn apply(
+    of: &mut Clusters,
+    cluster: pb::Cluster,
+) -> Result<pb::ApplyClusterResponse, tonic::Status> {
+    let request = pb::ApplyClusterRequest {
+        cluster: Some(cluster),
+        ..Default::default()
+    };
+    of.apply_cluster(request)
+        .await
+        .map(tonic::Response::into_inner)
+}
+
 fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
@@ -293,4 +307,107 @@ async fn who_may_only_look_names_no_secret_that_is_not_named_there() {
     let planned = plan(&mut operator, telling("orders-p", "{{ secrets.p }}")).await;
     assert!(planned.unwrap().plan.is_some());
     door.stop().await;
+}
+
+#[tokio::test]
+async fn what_templates_say_of_secrets_reaches_no_answer_condition_event_or_log() {
+    let (log, _logged) = logged();
+    let door = Door::new().await;
+    put(&door.world, "orders-p", CONTENT).await;
+    let mut operator = door.of("operator");
+    for (what, template, more) in tellers() {
+        let answer = apply(&mut operator, telling("orders-p", &template)).await;
+        let shown = format!("{:?}", answer.expect_err(what));
+        silent(&shown, &more, what);
+    }
+    // What is accepted now and fails when a node is made is told by conditions and events.
+    let template = "{% if group.size > 1 %}{{ refuse(secrets.p) }}{% endif %}.";
+    apply(&mut operator, telling("orders-p", template))
+        .await
+        .unwrap();
+    door.world.ready("orders").await;
+    put(&door.world, "orders-p", &format!("{CONTENT}{CONTENT}")).await;
+    let scale = pb::ScaleGroupRequest {
+        cluster: "orders".into(),
+        group: "web".into(),
+        size: Some(2),
+        ..Default::default()
+    };
+    operator.scale_group(scale).await.unwrap();
+    until("the failure is told", async || {
+        let told = format!("{:?}", door.world.events("orders").await);
+        told.contains("template").then_some(())
+    })
+    .await;
+    let shown = visible(&door.world, &log).await;
+    assert!(shown.contains("template"), "something was said of it");
+    silent(&shown, &[], "afterwards");
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn a_template_says_why_it_refuses_where_that_is_not_of_a_secret() {
+    let door = Door::new().await;
+    put(&door.world, "orders-p", CONTENT).await;
+    let mut operator = door.of("operator");
+    let template = "ok\n{{ cluster.nope.more }}";
+    let answer = apply(&mut operator, telling("orders-p", template)).await;
+    let status = refused(answer, Reason::Invalid);
+    assert!(
+        status.message().contains("line 2") && status.message().contains("undefined value"),
+        "{status:?}"
+    );
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_platform_repeats_is_hidden_whichever_call_it_answers() {
+    let (log, _logged) = logged();
+    let world = World::new().await;
+    put(&world, "orders-p", CONTENT).await;
+    let backend = world.site.backend().clone();
+    let repeats = || {
+        let said = format!(
+            "the backend got {CONTENT} and {}",
+            base64(CONTENT.as_bytes())
+        );
+        Fault::Refuse(Error::new(Reason::Precondition, said))
+    };
+    backend.fail_next(Operation::Create, repeats());
+    world
+        .apply(telling("orders-p", "{{ secrets.p }}"))
+        .await
+        .unwrap();
+    until("the failure is told", async || {
+        let told = format!("{:?}", world.events("orders").await);
+        told.contains(HIDDEN).then_some(())
+    })
+    .await;
+    // What cannot be is not tried again until something else is wanted.
+    world
+        .apply(telling("orders-p", "{{ secrets.p }}."))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    // It is not told the content with this call, so only the orchestrator knows what is repeated.
+    backend.fail_next(Operation::Delete, repeats());
+    let shown = visible(&world, &Log::default()).await;
+    world.delete("orders").await.unwrap();
+    world.gone("orders").await;
+    let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+    // The backend's own server was not told what to hide, and says what it was told to say.
+    let ours = logged.lines().filter(|line| !line.contains("Deprovision"));
+    let ours: Vec<&str> = ours.collect();
+    let failed = ours.iter().find(|line| line.contains("removal failed"));
+    assert!(
+        failed.is_some_and(|line| line.contains(HIDDEN)),
+        "{failed:?}"
+    );
+    let encoded = base64(CONTENT.as_bytes())[..24].to_owned();
+    silent(
+        &format!("{shown} {}", ours.join("\n")),
+        &[encoded],
+        "afterwards",
+    );
+    world.stop().await;
 }
