@@ -23,7 +23,7 @@ use crate::{
     infrastructure, intake, order,
     platform::Verdict,
     queue::Urgency,
-    request,
+    request, secrets,
     shared::{Registered, Shared},
     template, trace, turn,
     witness::Subject,
@@ -158,7 +158,12 @@ async fn provision(
         message.fence = Some(shared.fence(cluster.uid));
         message.expected_instance_id = registered.platform.identity().1;
         shared.hooks.reach(Point::BeforeProvision).await;
+        let hidden = request::hidden(&message, reference.is_secret());
         let answer = client.provision(message, left).await;
+        let answer = match answer {
+            Ok(answer) => Ok(drover_convert::secrecy::clean(&hidden, answer)),
+            Err(error) => Err(hidden.error(error)),
+        };
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterProvision).await;
@@ -359,6 +364,10 @@ async fn deprovision(
         }
         shared.hooks.reach(Point::BeforeDeprovision).await;
         let answer = client.deprovision(message, DEPROVISION_TIMEOUT).await;
+        let answer = match answer {
+            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
+            done => done,
+        };
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterDeprovision).await;

@@ -181,21 +181,23 @@ pub(crate) struct Resolved {
     pub(crate) infrastructure: Vec<Wanted>,
     pub(crate) orphans: OrphanPolicy,
     pub(crate) orphan_grace: Millis,
-    /// What it names of secrets, used by a group or not.
-    pub(crate) secrets: BTreeSet<SecretRef>,
+    /// What it names of secrets and for what, used by a group or not.
+    pub(crate) secrets: BTreeSet<(SecretRef, pb::SecretPurpose)>,
 }
 
-/// What a spec names of secrets.
-fn secrets(spec: &ClusterSpec) -> BTreeSet<SecretRef> {
+/// What a spec names of secrets, and for what.
+fn secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
+    use pb::SecretPurpose::{Probe, Workload};
     let mut found = BTreeSet::new();
     let mut add = |settings: &Settings| {
         let source = settings.bootstrap.as_ref().map(|own| &own.source);
         if let Some(UserDataSource::Secret(of)) = source {
-            found.insert(of.clone());
+            found.insert((of.clone(), Workload));
         }
-        found.extend(settings.secrets.values().cloned());
+        let seen = settings.secrets.values();
+        found.extend(seen.map(|of| (of.clone(), Workload)));
         if let Some((_, tls)) = settings.health.as_ref().and_then(|own| own.probe.tls()) {
-            found.extend(tls.secrets().into_iter().map(|(_, of)| of));
+            found.extend(tls.secrets().into_iter().map(|(_, of)| (of, Probe)));
         }
     };
     add(&spec.settings);

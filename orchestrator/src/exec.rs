@@ -11,6 +11,7 @@ use crate::{
     calls::{judged, reach},
     cluster::Cluster,
     hooks::Point,
+    secrets,
     shared::Shared,
     trace,
 };
@@ -64,6 +65,10 @@ pub(crate) async fn run_hook(
         )
         .await
         .unwrap_or_else(|_| Err(too_long(timeout)));
+        let ran = match ran {
+            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
+            done => done,
+        };
         shared.hooks.reach(Point::AfterHook).await;
         ran
     })

@@ -186,6 +186,7 @@ impl Orchestrator {
         secrets::load(&shared).await?;
         load(&shared).await?;
         registry::load(&shared).await?;
+        secrets::keep_purposes(&shared).await?;
         for cluster in shared.all() {
             shared.queue.push(cluster.uid, queue::Urgency::Bulk);
         }

@@ -7,6 +7,7 @@ use drover_convert::{spec::to_placement, value::to_struct};
 use drover_core::{
     Error, Node, NodeState, Reason, Result,
     node::Request,
+    secrecy::Hidden,
     spec::{Choice, Group, SecretRef, UserDataSource},
 };
 use drover_proto::platform::v1 as wire;
@@ -92,6 +93,13 @@ pub(crate) struct Reference {
     /// What its templates see of secrets.
     #[prost(message, repeated, tag = "1005")]
     template_secrets: Vec<TemplateSecret>,
+}
+
+impl Reference {
+    /// Whether its user data is that of a secret.
+    pub(crate) fn is_secret(&self) -> bool {
+        !self.secret.is_empty()
+    }
 }
 
 /// What templates see of a secret, without its content.
@@ -185,6 +193,18 @@ pub(crate) fn template_secret(of: &SecretRef, content: &[u8]) -> Result<wire::Te
     Ok(wire::TemplateSecret {
         text: text.to_owned(),
     })
+}
+
+/// What no word about a request may repeat. A script that is kept as a secret is one altogether.
+pub(crate) fn hidden(message: &wire::ProvisionRequest, secret: bool) -> Hidden {
+    use wire::bootstrap::UserData;
+    let hidden = drover_convert::secrecy::hidden(message);
+    let bootstrap = message.bootstrap.as_ref();
+    match bootstrap.and_then(|bootstrap| bootstrap.user_data.as_ref()) {
+        Some(UserData::Text(text)) if secret => hidden.secret(text.as_bytes()),
+        Some(UserData::Binary(data)) if secret => hidden.secret(data),
+        _ => hidden,
+    }
 }
 
 /// The content that a key of a secret had, known by its version.

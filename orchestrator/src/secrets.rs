@@ -10,15 +10,16 @@ use bytes::Bytes;
 use drover_convert::value::to_timestamp;
 use drover_core::{
     Error, Reason, Result,
-    spec::{SecretRef, digest},
+    secrecy::Hidden,
+    spec::{SecretRef, UserDataSource, digest},
 };
-use drover_proto::orchestrator::v1 as pb;
+use drover_proto::orchestrator::v1::{self as pb, SecretPurpose};
 use drover_store::{Revision, Store};
 use parking_lot::RwLock;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::shared::Shared;
+use crate::{cluster::Cluster, shared::Shared};
 
 /// Most users that are named.
 const MAX_USERS: usize = 100;
@@ -38,6 +39,8 @@ pub(crate) struct Known {
     pub(crate) revision: Revision,
     pub(crate) create_time_ms: u64,
     pub(crate) update_time_ms: u64,
+    /// As it is stored.
+    purpose: SecretPurpose,
 }
 
 /// One key of it.
@@ -59,6 +62,9 @@ pub(crate) struct Content {
     pub(crate) create_time_ms: u64,
     #[prost(uint64, tag = "3")]
     pub(crate) update_time_ms: u64,
+    /// What it is for. Unspecified: nobody has said, and it is for workload.
+    #[prost(enumeration = "SecretPurpose", tag = "4")]
+    pub(crate) purpose: i32,
 }
 
 /// One key of it.
@@ -116,11 +122,29 @@ impl Content {
             revision,
             create_time_ms: self.create_time_ms,
             update_time_ms: self.update_time_ms,
+            purpose: self.purpose(),
         }
     }
 }
 
+/// A purpose as people write it.
+pub(crate) fn word(purpose: SecretPurpose) -> &'static str {
+    match purpose {
+        SecretPurpose::Unspecified | SecretPurpose::Workload => "workload",
+        SecretPurpose::Probe => "probe",
+        SecretPurpose::Platform => "platform",
+    }
+}
+
 impl Known {
+    /// What it is for.
+    pub(crate) fn purpose(&self) -> SecretPurpose {
+        match self.purpose {
+            SecretPurpose::Unspecified => SecretPurpose::Workload,
+            purpose => purpose,
+        }
+    }
+
     /// As it is answered.
     pub(crate) fn to_proto(&self, name: &str, users: Vec<String>) -> pb::Secret {
         let keys = self.keys.iter().map(|(name, key)| pb::SecretKey {
@@ -134,6 +158,7 @@ impl Known {
             create_time: Some(to_timestamp(self.create_time_ms)),
             update_time: Some(to_timestamp(self.update_time_ms)),
             users,
+            purpose: self.purpose().into(),
         }
     }
 }
@@ -191,6 +216,31 @@ impl Secrets {
     }
 }
 
+/// The error for a key that is not there, without which others are.
+pub(crate) fn not_there(of: &SecretRef) -> Error {
+    not_found(
+        of,
+        &format!("there is no key {:?} of a secret {:?}", of.key, of.name),
+    )
+}
+
+/// Why a secret cannot be named for a purpose. None: it can.
+pub(crate) fn wrong_purpose(
+    secrets: &Secrets,
+    of: &SecretRef,
+    wanted: SecretPurpose,
+) -> Option<String> {
+    let has = secrets.get(&of.name)?.purpose();
+    let (has, wanted) = (word(has), word(wanted));
+    (has != wanted).then(|| {
+        format!(
+            "secret {:?} is for purpose {has}, and this names it for {wanted}; give it a secret of its own, with \
+             `purpose: {wanted}`",
+            of.name
+        )
+    })
+}
+
 fn not_found(of: &SecretRef, message: &str) -> Error {
     Error::new(Reason::SecretNotFound, message).with_resource("secret", of.to_string())
 }
@@ -209,12 +259,39 @@ pub(crate) async fn content(store: &Store, name: &str) -> Result<Option<(Content
 pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     let secret = content(store, &of.name).await?;
     let key = secret.and_then(|(content, _)| content.get(&of.key).cloned());
-    key.ok_or_else(|| {
-        not_found(
-            of,
-            &format!("there is no key {:?} of a secret {:?}", of.key, of.name),
-        )
-    })
+    key.ok_or_else(|| not_there(of))
+}
+
+/// An error of a call about a node without what its group was given: platforms may repeat what they were sent. What a
+/// secret held before it was changed is not known any more.
+pub(crate) async fn hide(shared: &Shared, cluster: &Cluster, slot: u64, error: Error) -> Error {
+    let group = {
+        let inner = cluster.inner.lock();
+        let node = inner.state.node(slot);
+        let mut groups = inner.spec.groups.iter();
+        let group = node.and_then(|node| groups.find(|group| group.path == node.group));
+        group.map(|group| (group.secrets.clone(), group.bootstrap.clone()))
+    };
+    let Some((seen, bootstrap)) = group else {
+        return error;
+    };
+    let mut hidden = Hidden::default();
+    let mut named: Vec<SecretRef> = seen.into_values().collect();
+    match bootstrap.map(|own| own.source) {
+        Some(UserDataSource::Secret(of)) => named.push(of),
+        Some(UserDataSource::Sha256(digest)) => {
+            if let Ok(Some(data)) = shared.store.user_data(cluster.uid, &digest).await {
+                hidden = hidden.script(&data);
+            }
+        }
+        None => {}
+    }
+    for of in named {
+        if let Ok(found) = read(&shared.store, &of).await {
+            hidden = hidden.secret(&found.content);
+        }
+    }
+    hidden.error(error)
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.
@@ -224,7 +301,7 @@ pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<Strin
         let inner = cluster.inner.lock();
         let mut named = inner.spec.secrets.iter();
         if !inner.state.deleting
-            && named.any(|of| of.name == name && key.is_none_or(|key| of.key == key))
+            && named.any(|(of, _)| of.name == name && key.is_none_or(|key| of.key == key))
         {
             users.push(format!("cluster/{}", cluster.name));
         }
@@ -254,7 +331,7 @@ pub(crate) fn all_users(shared: &Shared) -> BTreeMap<String, Vec<String>> {
     for cluster in shared.by_name() {
         let inner = cluster.inner.lock();
         if !inner.state.deleting && !inner.spec.secrets.is_empty() {
-            let named = inner.spec.secrets.iter().map(|of| of.name.as_str());
+            let named = inner.spec.secrets.iter().map(|(of, _)| of.name.as_str());
             add(named.collect(), &format!("cluster/{}", cluster.name));
         }
     }
@@ -273,6 +350,46 @@ pub(crate) async fn load(shared: &Shared) -> Result<()> {
         if let Some((content, revision)) = content(&shared.store, &row.value).await? {
             shared.secrets.put(&row.value, content.known(revision));
         }
+    }
+    Ok(())
+}
+
+/// Keeps what stored secrets without a purpose are named for, once it is known who names what. Platforms come first: what
+/// opens them is in most need of it.
+pub(crate) async fn keep_purposes(shared: &Shared) -> Result<()> {
+    let mut named: BTreeMap<String, SecretPurpose> = BTreeMap::new();
+    for cluster in shared.by_name() {
+        let inner = cluster.inner.lock();
+        let probes = inner.spec.secrets.iter();
+        let probes = probes.filter(|(_, purpose)| *purpose == SecretPurpose::Probe);
+        named.extend(probes.map(|(of, purpose)| (of.name.clone(), *purpose)));
+    }
+    for registered in shared.platforms.read().values() {
+        let spec = registered.platform.registration().spec;
+        let platforms = crate::connect::secrets(&spec).into_iter();
+        named.extend(platforms.map(|of| (of.name, SecretPurpose::Platform)));
+    }
+    for (name, purpose) in named {
+        let known = shared.secrets.get(&name);
+        if known.is_none_or(|known| known.purpose != SecretPurpose::Unspecified) {
+            continue;
+        }
+        let Some((mut stored, revision)) = content(&shared.store, &name).await? else {
+            continue;
+        };
+        stored.purpose = purpose.into();
+        let value = stored.encode_to_vec().into();
+        let revision = shared
+            .store
+            .put_secret(&name, value, Some(revision))
+            .await?;
+        tracing::info!(
+            secret = name,
+            purpose = word(purpose),
+            "a secret has the purpose that it is named for"
+        );
+        shared.wrote(revision);
+        shared.secrets.put(&name, stored.known(revision));
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::{
     exec::run_hook,
     hooks::Point,
     queue::Urgency,
+    secrets,
     shared::Shared,
     trace,
     witness::Subject,
@@ -123,6 +124,10 @@ async fn tell(
         shared.hooks.reach(Point::BeforeTurn).await;
         let instance = registered.platform.identity().1;
         let answer = update(shared, cluster, &client, instance, request).await;
+        let answer = match answer {
+            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
+            done => done,
+        };
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterTurn).await;

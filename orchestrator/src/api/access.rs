@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{Error, Reason, Result};
+use drover_proto::orchestrator::v1 as pb;
 use drover_server::Caller;
 use tonic::Request;
 
@@ -64,6 +65,17 @@ impl Api {
             .map(|cluster| cluster.inner.lock().desired.value.labels.clone());
         self.may_change(name, labels.as_ref())?;
         found
+    }
+
+    /// Whether the caller may change the cluster of a document, as it is and as it would be.
+    pub(super) fn may_change_as(
+        &self,
+        document: &pb::Cluster,
+        cluster: Option<&Arc<Cluster>>,
+    ) -> bool {
+        let labels = cluster.map(|cluster| cluster.inner.lock().desired.value.labels.clone());
+        let changes = |labels| self.caller.changes(&document.name, Some(labels));
+        changes(&document.labels) && labels.as_ref().is_none_or(changes)
     }
 
     /// Whether the caller may take over what bears this name and is not ours. Errors: `PermissionDenied`.

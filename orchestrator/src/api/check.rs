@@ -11,7 +11,7 @@ use drover_core::{
     Class, Error, Result, Sym,
     error::Violation,
     name::{node_id, node_name},
-    spec::{Choice, Group, Probe, check_labels},
+    spec::{Choice, Group, Probe, UserDataSource, check_labels},
 };
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use futures::StreamExt;
@@ -86,9 +86,8 @@ impl Api {
         request: &pb::ApplyClusterRequest,
     ) -> Result<Checked> {
         let mut checked = self.read(document, cluster, &request.assume_platforms)?;
-        let known = self
-            .check_user_data(&mut checked, cluster, request.validate_only)
-            .await?;
+        let changes = self.may_change_as(document, cluster);
+        let known = self.check_user_data(&mut checked, cluster, changes).await?;
         self.ask_platforms(document, &mut checked, cluster, &known)
             .await?;
         let Checked {
@@ -428,11 +427,18 @@ impl Api {
                     .as_ref()
                     .and_then(|bootstrap| user_data.bootstrap(bootstrap));
                 message.secrets = user_data.secrets(&group.secrets);
+                let source = group.bootstrap.as_ref().map(|own| &own.source);
+                let secret = matches!(source, Some(UserDataSource::Secret(_)));
                 let (field, platform) = (origin.choice(index), choice.platform.clone());
                 asked.push(async move {
                     let left = end.saturating_duration_since(Instant::now());
+                    let hidden = request::hidden(&message, secret);
                     let answer = client.provision(message, left).await;
-                    (field, platform, answer.err())
+                    (
+                        field,
+                        platform,
+                        answer.err().map(|error| hidden.error(error)),
+                    )
                 });
             }
         }

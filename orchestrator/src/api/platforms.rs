@@ -15,7 +15,7 @@ use crate::{
     cluster::Cluster,
     connect,
     platform::{Platform, Registration},
-    registry,
+    registry, secrets,
     shared::Registered,
 };
 
@@ -151,12 +151,21 @@ impl Api {
         let spec = registry::check(&wanted.name, wanted.spec.as_ref())?;
         // What is found is there until it is named.
         let _secrets = self.shared.secrets.changing.read().await;
+        let stored = self.shared.platform(&wanted.name);
+        let named = stored.map_or_else(Vec::new, |stored| {
+            connect::secrets(&stored.platform.registration().spec)
+        });
         for (field, of) in connect::named(&spec) {
             let found = self.shared.secrets.find(&of);
             found.map_err(|error| {
                 let why = error.message().to_owned();
                 error.with_violation(field, why)
             })?;
+            let purpose = pb::SecretPurpose::Platform;
+            let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+            if let Some(why) = other.filter(|_| !named.contains(&of)) {
+                return Err(Error::invalid(field, why));
+            }
         }
         let channel = connect::to_platform(&self.shared, &spec).await;
         let channel = channel.map_err(|error| match error.fields().first() {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use drover_core::{Result, error::Violation, spec::ProbeTls};
+use drover_core::{Error, Result, error::Violation, spec::ProbeTls};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 
 use super::{Api, check::Checked};
-use crate::{cluster::Cluster, probes};
+use crate::{cluster::Cluster, probes, secrets};
 
 /// Every place of a spec that says how a probe speaks TLS, with its path.
 fn places(spec: &pb::ClusterSpec) -> Vec<(String, ProbeTls)> {
@@ -43,19 +43,25 @@ impl Api {
         &self,
         checked: &Checked,
         cluster: Option<&Arc<Cluster>>,
-        validate_only: bool,
+        changes: bool,
         wrong: &mut Vec<Violation>,
     ) -> Result<()> {
         let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
         for (path, tls) in places(&checked.spec) {
             for (field, of) in tls.secrets() {
+                let purpose = pb::SecretPurpose::Probe;
                 let before = before.as_ref();
-                if !before.is_some_and(|before| before.secrets.contains(&of)) {
-                    self.may_name(&of, validate_only)?;
+                let there = before.is_some_and(|it| it.secrets.contains(&(of.clone(), purpose)));
+                if !there {
+                    self.may_name(&of, changes)?;
                 }
-                if let Err(error) = self.shared.secrets.find(&of) {
+                if let Err(error) = self.find_secret(&of, changes) {
                     let why = error.message().to_owned();
                     return Err(error.with_violation(format!("{path}.{field}"), why));
+                }
+                let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+                if let Some(description) = other.filter(|_| !there) {
+                    return Err(Error::invalid(format!("{path}.{field}"), description));
                 }
             }
             if let Some(name) = &tls.server_name

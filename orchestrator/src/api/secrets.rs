@@ -20,7 +20,7 @@ use crate::{
     calls::digest_not_stored,
     hooks::Point,
     registry,
-    secrets::{self, Content, ContentKey},
+    secrets::{self, Content, ContentKey, KnownKey},
 };
 
 /// Most bytes of a secret: names of its keys and what they hold.
@@ -38,6 +38,10 @@ fn check(request: &pb::ApplySecretRequest) -> Result<()> {
     };
     if let Err(why) = name::check_name(&request.name) {
         refuse("name".to_owned(), why);
+    }
+    if let Err(unknown) = pb::SecretPurpose::try_from(request.purpose) {
+        let why = format!("is {unknown}; expected workload, probe or platform");
+        refuse("purpose".to_owned(), why);
     }
     let mut size = 0;
     for (key, value) in &request.data {
@@ -150,6 +154,7 @@ impl Api {
             );
         }
         let old = before.as_ref().map(|(content, _)| content);
+        let purpose = self.purpose_of(&request, old)?;
         let keys = wanted(request.data, old)?;
         if let Some(old) = old {
             self.refuse_missing(&name, old, &keys)?;
@@ -162,14 +167,18 @@ impl Api {
                     keys,
                     create_time_ms: now,
                     update_time_ms: now,
+                    purpose,
                 },
             ),
-            Some(old) if old.keys == keys => (pb::ApplyOutcome::Unchanged, old.clone()),
+            Some(old) if old.keys == keys && old.purpose == purpose => {
+                (pb::ApplyOutcome::Unchanged, old.clone())
+            }
             Some(old) => (
                 pb::ApplyOutcome::Configured,
                 Content {
                     keys,
                     update_time_ms: now,
+                    purpose,
                     ..*old
                 },
             ),
@@ -194,6 +203,33 @@ impl Api {
             outcome: outcome.into(),
             revision,
         })
+    }
+
+    /// What a secret is for after a request, as it is stored. Errors: it is named for something else.
+    fn purpose_of(&self, request: &pb::ApplySecretRequest, old: Option<&Content>) -> Result<i32> {
+        use pb::SecretPurpose::{Unspecified, Workload};
+        let named = |stored| match stored {
+            Unspecified => Workload,
+            other => other,
+        };
+        let (wanted, Some(old)) = (request.purpose(), old) else {
+            return Ok(named(request.purpose()).into());
+        };
+        if wanted == Unspecified || wanted == named(old.purpose()) {
+            return Ok(old.purpose);
+        }
+        let users = secrets::users(&self.shared, &request.name, None);
+        match users.first() {
+            None => Ok(wanted.into()),
+            Some(first) => {
+                let (has, wanted) = (secrets::word(old.purpose()), secrets::word(wanted));
+                let why = format!(
+                    "is {wanted}, and {first} names it as one of purpose {has}; make another secret with `purpose: \
+                     {wanted}`"
+                );
+                Err(Error::invalid("purpose", why))
+            }
+        }
     }
 
     /// Refuses to take away a key that somebody names.
@@ -279,18 +315,23 @@ impl Api {
         Ok(pb::DeleteSecretResponse { revision })
     }
 
-    /// Whether the caller may name a secret in a cluster: one that the cluster names already, or one whose name is among
-    /// those of the clusters that it may change (or see, if nothing is stored).
-    pub(super) fn may_name(&self, of: &SecretRef, validate_only: bool) -> Result<()> {
-        let may = if validate_only {
-            self.caller.sees(&of.name, None)
-        } else {
-            self.caller.changes(&of.name, None)
-        };
-        if may {
+    /// Whether the caller may name a secret where it is not named yet: in a cluster that it may change (`changes`), and
+    /// one whose name is among those of the clusters that it may change. That nothing is stored makes no difference:
+    /// what comes of it is shown all the same.
+    pub(super) fn may_name(&self, of: &SecretRef, changes: bool) -> Result<()> {
+        if changes && self.caller.changes(&of.name, None) {
             return Ok(());
         }
         let message = format!("secret {:?} is outside of what the caller may use", of.name);
         Err(Error::new(Reason::PermissionDenied, message).with_resource("secret", &of.name))
+    }
+
+    /// A key of a secret that a spec names. Who may not name it is not told which others there are.
+    pub(super) fn find_secret(&self, of: &SecretRef, changes: bool) -> Result<KnownKey> {
+        let found = self.shared.secrets.find(of);
+        found.map_err(|error| match self.may_name(of, changes) {
+            Ok(()) => error,
+            Err(_) => secrets::not_there(of),
+        })
     }
 }

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use drover_core::{
     Error, Result,
     error::Violation,
+    secrecy::placeholder,
     spec::{MAX_TEMPLATE_SECRET, SecretRef, UserDataSource, digest},
 };
 use drover_proto::{
@@ -199,6 +200,23 @@ fn secret_keys(spec: &pb::ClusterSpec) -> Vec<Named> {
     found
 }
 
+/// What is wrong with the size of a secret. Who may not change the cluster is not told the size itself.
+fn wrong_size(of: &SecretRef, size: usize, most: usize, changes: bool) -> Option<String> {
+    if size == 0 {
+        Some(format!("secret {of} is empty"))
+    } else if size <= most {
+        None
+    } else if changes {
+        Some(format!(
+            "secret {of} has {size} bytes; templates take at most {most}"
+        ))
+    } else {
+        Some(format!(
+            "secret {of} is too large; templates take at most {most} bytes"
+        ))
+    }
+}
+
 /// Whether a document names a secret.
 pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
     let spec = document.spec.as_ref();
@@ -206,23 +224,26 @@ pub(super) fn names_secrets(document: &pb::Cluster) -> bool {
 }
 
 impl Api {
-    /// Reads the secrets that are referred to. What is not there is an error, with its path.
+    /// Reads the secrets that are referred to. What is not there is an error, with its path. Who may not change the
+    /// cluster (`changes`) gets placeholders: what is made of them is shown.
     async fn check_secrets(
         &self,
         checked: &Checked,
         cluster: Option<&Arc<Cluster>>,
-        validate_only: bool,
+        changes: bool,
         known: &mut Known,
         wrong: &mut Vec<Violation>,
     ) -> Result<()> {
         let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
         for named in secret_keys(&checked.spec) {
             let (of, at) = (named.of, named.field);
+            let purpose = pb::SecretPurpose::Workload;
             let before = before.as_ref();
-            if !before.is_some_and(|before| before.secrets.contains(&of)) {
-                self.may_name(&of, validate_only)?;
+            let there = before.is_some_and(|it| it.secrets.contains(&(of.clone(), purpose)));
+            if !there {
+                self.may_name(&of, changes)?;
             }
-            let key = match self.shared.secrets.find(&of) {
+            let key = match self.find_secret(&of, changes) {
                 Ok(key) => key,
                 Err(error) => {
                     let known = self.shared.secrets.get(&of.name).is_some();
@@ -231,6 +252,14 @@ impl Api {
                     return Err(error.with_violation(format!("{at}.{field}"), why));
                 }
             };
+            let other = secrets::wrong_purpose(&self.shared.secrets, &of, purpose);
+            if let Some(description) = other.filter(|_| !there) {
+                wrong.push(Violation {
+                    field: at,
+                    description,
+                });
+                continue;
+            }
             if let Some((field, why)) = named.as_text.filter(|_| !key.text) {
                 wrong.push(Violation {
                     field,
@@ -238,41 +267,41 @@ impl Api {
                 });
             }
             let data = secrets::read(&self.shared.store, &of).await?.content;
-            let size = data.len();
-            if size == 0 || size > named.most {
-                let description = match size {
-                    0 => format!("secret {of} is empty"),
-                    _ => format!(
-                        "secret {of} has {size} bytes; templates take at most {}",
-                        named.most
-                    ),
-                };
+            if let Some(description) = wrong_size(&of, data.len(), named.most, changes) {
                 wrong.push(Violation {
                     field: format!("{at}.key"),
                     description,
                 });
             }
+            let data = if changes {
+                data
+            } else {
+                placeholder(&data).into()
+            };
             known.1.insert(of, data);
         }
         Ok(())
     }
 
-    /// Reads what is referred to and not brought along, and checks all of it against the platforms that may get it.
+    /// Reads what is referred to and not brought along, and checks all of it against the platforms that may get it. Who
+    /// may not change the cluster (`changes`) gets placeholders for it.
     pub(super) async fn check_user_data(
         &self,
         checked: &mut Checked,
         cluster: Option<&Arc<Cluster>>,
-        validate_only: bool,
+        changes: bool,
     ) -> Result<Known> {
         let mut known = checked.user_data.clone();
         let mut wrong = Vec::new();
-        self.check_secrets(checked, cluster, validate_only, &mut known, &mut wrong)
+        self.check_secrets(checked, cluster, changes, &mut known, &mut wrong)
             .await?;
-        self.check_probe_tls(checked, cluster, validate_only, &mut wrong)
+        self.check_probe_tls(checked, cluster, changes, &mut wrong)
             .await?;
         for (digest, path, render) in digests(&checked.spec) {
-            let data = match (known.get(&digest), cluster) {
-                (Some(data), _) => Some(data.clone()),
+            let brought = known.get(&digest).cloned();
+            let shown = changes || brought.is_some();
+            let data = match (brought, cluster) {
+                (Some(data), _) => Some(data),
                 (None, Some(cluster)) => self.shared.store.user_data(cluster.uid, &digest).await?,
                 (None, None) => None,
             };
@@ -285,6 +314,11 @@ impl Api {
                     description: "only text can be rendered".to_owned(),
                 });
             }
+            let data = if shown {
+                data
+            } else {
+                placeholder(&data).into()
+            };
             known.0.insert(digest, data);
         }
         for group in &checked.resolved.groups {

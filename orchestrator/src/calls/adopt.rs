@@ -12,7 +12,7 @@ use crate::{
     hooks::Point,
     intake,
     queue::Urgency,
-    request,
+    request, secrets,
     shared::Shared,
     trace,
 };
@@ -40,6 +40,10 @@ pub(super) async fn adopt(
         message.expected_instance_id = registered.platform.identity().1;
         shared.hooks.reach(Point::BeforeAdopt).await;
         let answer = client.update_node(message, TIMEOUT).await;
+        let answer = match answer {
+            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
+            done => done,
+        };
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterAdopt).await;

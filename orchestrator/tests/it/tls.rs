@@ -200,6 +200,7 @@ async fn a_platform_is_shown_the_certificate_of_a_secret_and_its_next_one_withou
                 ("tls.key".into(), text(key)),
             ]
             .into(),
+            purpose: pb::SecretPurpose::Platform.into(),
             ..Default::default()
         };
         secrets.apply_secret(request).await.unwrap();

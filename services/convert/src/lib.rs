@@ -4,5 +4,6 @@ pub mod error;
 pub mod infrastructure;
 pub mod lifecycle;
 pub mod node;
+pub mod secrecy;
 pub mod spec;
 pub mod value;

@@ -275,6 +275,39 @@ impl Error {
     pub fn class(&self) -> Class {
         self.0.reason.class()
     }
+
+    /// All texts in it.
+    pub(crate) fn texts(&self) -> Vec<&str> {
+        let inner = &*self.0;
+        let mut texts = vec![inner.message.as_str()];
+        for violation in &inner.violations {
+            texts.extend([violation.field.as_str(), violation.description.as_str()]);
+        }
+        if let Some((kind, name)) = &inner.resource {
+            texts.extend([kind.as_str(), name.as_str()]);
+        }
+        for (key, value) in &inner.metadata {
+            texts.extend([key.as_str(), value.as_str()]);
+        }
+        texts
+    }
+
+    /// The same with other texts, in the order of [`texts`](Self::texts).
+    pub(crate) fn with_texts(mut self, texts: Vec<String>) -> Self {
+        let mut texts = texts.into_iter();
+        let mut next = || texts.next().unwrap_or_default();
+        let inner = &mut *self.0;
+        inner.message = next();
+        for violation in &mut inner.violations {
+            (violation.field, violation.description) = (next(), next());
+        }
+        if let Some((kind, name)) = &mut inner.resource {
+            (*kind, *name) = (next(), next());
+        }
+        let metadata = std::mem::take(&mut inner.metadata);
+        inner.metadata = metadata.iter().map(|_| (next(), next())).collect();
+        self
+    }
 }
 
 impl Reason {

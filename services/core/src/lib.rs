@@ -6,6 +6,7 @@ pub mod error;
 pub mod infrastructure;
 pub mod name;
 pub mod node;
+pub mod secrecy;
 pub mod spec;
 pub mod storage;
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use drover_core::Result;
+use drover_core::{Result, secrecy::Hidden};
 use drover_proto::platform::v1::{ProvisionRequest, Slot};
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -68,6 +68,12 @@ impl Batch {
     /// `Precondition` when the template does not go with what the request says.
     pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
         self.renderer.render(slot, place)
+    }
+
+    /// What no word about the request may repeat.
+    #[must_use]
+    pub fn hidden(&self) -> &Hidden {
+        self.renderer.hidden()
     }
 
     /// Whether a create may still be started: a caller is there and its deadline has not passed.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use drover_convert::error::to_rpc_status;
-use drover_core::{Class, Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result, secrecy::Hidden};
 use drover_proto::platform::v1::{IndexError, Node, ProvisionRequest, ProvisionResponse};
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -79,7 +79,7 @@ impl Platform {
                 renderer,
                 Lifetime::new(),
             );
-            self.driver.check(&batch).await?;
+            self.check(&batch).await?;
             return Ok(ProvisionResponse::default());
         }
         let under_way = Arc::new(self.fences.begin(&fence)?);
@@ -188,14 +188,15 @@ impl Platform {
             );
             // A part of the request may exist already; then nothing is wrong with it as a whole.
             if outcomes.is_empty() {
-                self.driver.check(&batch).await?;
+                self.check(&batch).await?;
             }
             let mut made = self.driver.create(&batch).await.into_iter();
             for index in missing {
                 let silent = || {
                     Outcome::Unknown(Error::internal("the driver did not say what became of it"))
                 };
-                outcomes.insert(index, made.next().unwrap_or_else(silent));
+                let outcome = made.next().unwrap_or_else(silent);
+                outcomes.insert(index, clean(batch.hidden(), outcome));
             }
         }
         let mut done = self.done(&request, &fingerprint, outcomes)?;
@@ -203,6 +204,11 @@ impl Platform {
             done.response.template_digest = template_digest;
         }
         Ok(done)
+    }
+
+    async fn check(&self, batch: &Batch) -> Result<()> {
+        let checked = self.driver.check(batch).await;
+        checked.map_err(|error| batch.hidden().error(error))
     }
 
     fn done(
@@ -266,6 +272,21 @@ impl Platform {
         let keep = limits::request_memory(&self.driver.description().limits);
         self.memory
             .remember(request_id, fingerprint, index, error, keep);
+    }
+}
+
+/// What became of a slot, in words that repeat nothing of secrets and user data: a backend may repeat what it was sent.
+fn clean(hidden: &Hidden, outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Made(mut node) => {
+            if !node.message.is_empty() {
+                node.message = hidden.text(&node.message).into_owned();
+            }
+            Outcome::Made(node)
+        }
+        Outcome::Failed(error) => Outcome::Failed(hidden.error(error)),
+        Outcome::Unknown(error) => Outcome::Unknown(hidden.error(error)),
+        Outcome::NotStarted => Outcome::NotStarted,
     }
 }
 

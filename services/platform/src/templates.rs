@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use drover_convert::value::{object, to_duration, to_struct};
-use drover_core::Result;
+use drover_core::{
+    Error, Reason, Result,
+    secrecy::{Hidden, placeholder},
+};
 use drover_proto::platform::v1::{
     self as proto, ExecProbe, GrpcProbe, HealthPolicy, HttpProbe, Lifecycle, LifecycleHook,
     ManagementPolicy, PhaseProbe, PortRef, ProvisionRequest, Slot, TcpProbe, TemplateDefaults,
@@ -65,6 +68,27 @@ pub struct Renderer {
     selected: Option<Selected>,
     scope: Scope,
     bootstrap: Option<proto::Bootstrap>,
+    hidden: Hidden,
+}
+
+/// What is rendered, and with what content.
+#[derive(Clone, Copy, PartialEq)]
+enum Content {
+    /// That of the request.
+    Real,
+    /// Placeholders, to find out what is wrong with any content.
+    Placeholder,
+}
+
+impl Content {
+    fn of(self, text: &str) -> String {
+        match self {
+            Self::Real => text.to_owned(),
+            Self::Placeholder => {
+                String::from_utf8_lossy(&placeholder(text.as_bytes())).into_owned()
+            }
+        }
+    }
 }
 
 impl Templates {
@@ -118,6 +142,7 @@ impl Templates {
             selected,
             scope: context.into(),
             bootstrap: request.bootstrap.clone(),
+            hidden: drover_convert::secrecy::hidden(request),
         })
     }
 }
@@ -139,12 +164,44 @@ impl Renderer {
             .map_or("", |selected| &selected.entry().digest)
     }
 
+    /// What no word about the request may repeat.
+    #[must_use]
+    pub fn hidden(&self) -> &Hidden {
+        &self.hidden
+    }
+
     /// What becomes of one slot in its place.
     ///
     /// # Errors
-    /// `Precondition` when the template does not go with what the request says.
+    /// `Precondition` when the template does not go with what the request says. Nothing in it depends on the content of
+    /// secrets, or repeats any of user data.
     pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
-        let mut scope = self.scope.clone().with_node(&NodeContext {
+        let made = self.make(self.scope.clone(), slot, place.clone(), Content::Real);
+        made.map_err(|error| self.without_content(error, slot, place))
+    }
+
+    /// A template may say a content in ways that nobody can list (backwards, or each character by another one), so what
+    /// is said is what it says with placeholders.
+    fn without_content(&self, error: Error, slot: &Slot, place: Place) -> Error {
+        let mut context = self.scope.context().clone();
+        if context.secrets.is_empty() && self.bootstrap.is_none() {
+            return error;
+        }
+        for content in context.secrets.values_mut() {
+            *content = Content::Placeholder.of(content);
+        }
+        match self.make(context.into(), slot, place, Content::Placeholder) {
+            Err(error) => self.hidden.error(error),
+            Ok(_) => Error::new(
+                Reason::Precondition,
+                "its template fails because of what its secrets or its user data hold, and would not with other \
+                 content; why is not told, since that could repeat them",
+            ),
+        }
+    }
+
+    fn make(&self, scope: Scope, slot: &Slot, place: Place, content: Content) -> Result<Rendered> {
+        let mut scope = scope.with_node(&NodeContext {
             id: slot.id.clone(),
             name: slot.name.clone(),
             ordinal: slot.ordinal.unwrap_or_default(),
@@ -161,8 +218,9 @@ impl Renderer {
         // User data that is no text cannot be part of a template; it reaches the node as it is.
         let text = bootstrap
             .as_ref()
-            .and_then(|data| str::from_utf8(data).ok());
-        let scope = scope.with_bootstrap(text);
+            .and_then(|data| str::from_utf8(data).ok())
+            .map(|text| content.of(text));
+        let scope = scope.with_bootstrap(text.as_deref());
         let document = match &self.selected {
             Some(selected) => selected.render(&scope)?,
             None => render_text(ANYTHING, "", &scope)?,
@@ -350,3 +408,6 @@ fn health(health: &Health) -> HealthPolicy {
         startup_timeout: health.startup_timeout.map(to_duration),
     }
 }
+
+#[cfg(test)]
+mod tests;

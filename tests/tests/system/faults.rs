@@ -91,6 +91,10 @@ async fn put(world: &World, name: &str, key: &str, text: &str) {
     let request = pb::ApplySecretRequest {
         name: name.to_owned(),
         data: [(key.to_owned(), pb::SecretValue { value })].into(),
+        purpose: match name {
+            "door" => pb::SecretPurpose::Platform.into(),
+            _ => pb::SecretPurpose::Workload.into(),
+        },
         ..Default::default()
     };
     world.client().apply_secret(request, CALL).await.unwrap();

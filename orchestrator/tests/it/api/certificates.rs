@@ -15,6 +15,15 @@ use crate::api::{
 };
 
 async fn put(world: &World, name: &str, data: &[(&str, &str)]) -> Result<(), tonic::Status> {
+    put_for(world, pb::SecretPurpose::Probe, name, data).await
+}
+
+async fn put_for(
+    world: &World,
+    purpose: pb::SecretPurpose,
+    name: &str,
+    data: &[(&str, &str)],
+) -> Result<(), tonic::Status> {
     let value = |text: &str| pb::SecretValue {
         value: Some(Value::Text(text.to_owned())),
     };
@@ -25,6 +34,7 @@ async fn put(world: &World, name: &str, data: &[(&str, &str)]) -> Result<(), ton
     let request = pb::ApplySecretRequest {
         name: name.to_owned(),
         data,
+        purpose: purpose.into(),
         ..Default::default()
     };
     world.secrets().apply_secret(request).await.map(drop)
@@ -39,7 +49,7 @@ async fn remove(world: &World, name: &str) -> Result<pb::DeleteSecretResponse, t
 }
 
 /// What is there: good ones, and ones that are not what they are named for.
-async fn prepare(world: &World) {
+async fn prepare(world: &World, purpose: pb::SecretPurpose) {
     let authority = Authority::new("ours");
     let client = Wanted::client("own", "spiffe://drover/orchestrator/a");
     let (cert, key) = authority.make(&client);
@@ -56,7 +66,7 @@ async fn prepare(world: &World) {
         ("token", &[("token", "hush")]),
     ];
     for (name, data) in secrets {
-        put(world, name, data).await.unwrap();
+        put_for(world, purpose, name, data).await.unwrap();
     }
 }
 
@@ -170,7 +180,7 @@ async fn a_scope_is_one_of_the_secrets_that_probes_name() {
 #[tokio::test]
 async fn what_probes_name_has_to_be_there_and_stays() {
     let world = World::new().await;
-    prepare(&world).await;
+    prepare(&world, pb::SecretPurpose::Probe).await;
     let at = "spec.groups[0].health.http.tls_settings";
     for (wrong, field) in [
         (tls("gone", ""), "ca_secret"),
@@ -226,7 +236,7 @@ async fn what_probes_name_has_to_be_there_and_stays() {
 #[tokio::test]
 async fn what_a_registration_names_has_to_be_there_and_stays() {
     let world = World::new().await;
-    prepare(&world).await;
+    prepare(&world, pb::SecretPurpose::Platform).await;
     let field = "platform.spec.tls.client_certificate_secret";
     let named = |name: &str| {
         let mut request = registration("far", "https://127.0.0.1:1");

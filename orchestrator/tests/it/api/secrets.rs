@@ -675,19 +675,16 @@ async fn a_platform_is_called_with_the_token_of_its_secret() {
         Reason::SecretNotFound,
     );
     assert_eq!(fields(&status), ["platform.spec.token_secret"]);
-    put(
-        &world,
-        secret("door", &[("token", text("no token at all"))]),
-    )
-    .await
-    .unwrap();
+    let door = |token: &str| pb::ApplySecretRequest {
+        purpose: pb::SecretPurpose::Platform.into(),
+        ..secret("door", &[("token", text(token))])
+    };
+    put(&world, door("no token at all")).await.unwrap();
     invalid(
         world.platforms().register_platform(request.clone()).await,
         "platform.spec.token_secret",
     );
-    put(&world, secret("door", &[("token", text("let-me-in\n"))]))
-        .await
-        .unwrap();
+    put(&world, door("let-me-in\n")).await.unwrap();
     let answer = world
         .platforms()
         .register_platform(request)

@@ -7,6 +7,7 @@ use drover_proto::orchestrator::v1::{
 use crate::{
     client::{CALL_TIMEOUT, Client},
     failure::Outcome,
+    output::rows,
 };
 
 /// Digits of a digest that are enough to tell two apart.
@@ -56,12 +57,18 @@ fn differences(old: &Secret, new: &Secret) -> Vec<String> {
         (Some(was), Some(now)) if was != now => Some(format!("~ {name}  sha256 {was} -> {now}")),
         _ => None,
     };
-    names.iter().filter_map(line).collect()
+    let mut lines: Vec<String> = names.iter().filter_map(line).collect();
+    let (was, now) = (old.purpose(), new.purpose());
+    if was != now && !old.name.is_empty() {
+        let (was, now) = (rows::purpose(was), rows::purpose(now));
+        lines.push(format!("~ purpose  {was} -> {now}"));
+    }
+    lines
 }
 
 #[cfg(test)]
 mod tests {
-    use drover_proto::orchestrator::v1::SecretKey;
+    use drover_proto::orchestrator::v1::{SecretKey, SecretPurpose};
 
     use super::*;
 
@@ -84,5 +91,15 @@ mod tests {
             ["~ b  sha256 22 -> 44", "- c  sha256 33", "+ d  sha256 55"]
         );
         assert!(differences(&new, &new).is_empty());
+        let named = |purpose: SecretPurpose| Secret {
+            name: "db".to_owned(),
+            purpose: purpose.into(),
+            ..Default::default()
+        };
+        let (old, new) = (SecretPurpose::Workload, SecretPurpose::Probe);
+        assert_eq!(
+            differences(&named(old), &named(new)),
+            ["~ purpose  workload -> probe"]
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! What a document of ours is, and the parts that all of them have.
 
 use drover_proto::orchestrator::v1::{
-    ApplySecretRequest, Cluster, Platform, PlatformSpec, SecretValue,
+    ApplySecretRequest, Cluster, Platform, PlatformSpec, SecretPurpose, SecretValue,
     secret_value::Value as SecretContent,
 };
 use prost_reflect::DynamicMessage;
@@ -191,11 +191,26 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
         ("dataFrom", "a map of {file: PATH}"),
         ("sha256", "a map of digests of stored values that are kept"),
     ];
-    let (name, _) = metadata(decoder, root, &keys, false);
+    let mut known = keys.to_vec();
+    known.push(("purpose", PURPOSES));
+    let (name, _) = metadata(decoder, root, &known, false);
     let mut secret = ApplySecretRequest {
         name,
         ..Default::default()
     };
+    if let Some(node) = root.get("purpose")
+        && let Some(word) = decoder.text(node, "purpose", PURPOSES)
+    {
+        match purpose(&word) {
+            Some(purpose) => secret.set_purpose(purpose),
+            None => decoder.error(
+                node.span,
+                "purpose",
+                "wrong value",
+                "expected workload, probe or platform",
+            ),
+        }
+    }
     for (section, expected) in keys {
         let Some(values) = root.get(section) else {
             continue;
@@ -225,6 +240,18 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
         }
     }
     Some(secret)
+}
+
+/// What a secret may be for, in words.
+const PURPOSES: &str = "workload, probe or platform";
+
+fn purpose(word: &str) -> Option<SecretPurpose> {
+    Some(match word {
+        "workload" => SecretPurpose::Workload,
+        "probe" => SecretPurpose::Probe,
+        "platform" => SecretPurpose::Platform,
+        _ => return None,
+    })
 }
 
 /// One value of a secret. What it says appears in no message.

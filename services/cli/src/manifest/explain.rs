@@ -115,6 +115,7 @@ secret  a document with apiVersion: drover.dev/v1, kind: Secret, metadata and at
 is never shown again: it is read back as names of keys and their digests.
 
 metadata    name
+purpose     (a text) What it is for: workload (user data and templates, the default), probe or platform.
 stringData  (a map of texts) Keys and what they hold.
 data        (a map of texts) The same in base64.
 dataFrom    (a map of maps {file: PATH}) The same from files; paths are relative to the manifest.
@@ -226,6 +227,7 @@ pub(crate) fn json_schema() -> anyhow::Result<Value> {
             "data": texts,
             "dataFrom": {"type": "object", "additionalProperties": file},
             "sha256": texts,
+            "purpose": {"enum": ["workload", "probe", "platform"]},
         },
         "required": ["apiVersion", "kind", "metadata"],
         "additionalProperties": false,

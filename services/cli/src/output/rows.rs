@@ -7,7 +7,7 @@ use drover_proto::{
     orchestrator::v1::{
         Cluster, ClusterPhase, ClusterSpec, DiscoveredCluster, Event, EventSeverity, GroupSpec,
         KeptStorage, Node, NodeState, Platform, PlatformPhase, PlatformStatus, Secret,
-        StorageClaim,
+        SecretPurpose, StorageClaim,
     },
     platform::v1::{Host, HostState, NodeRole},
 };
@@ -388,17 +388,29 @@ pub(crate) fn storage(one: &KeptStorage, now: SystemTime) -> Vec<String> {
 }
 
 pub(crate) fn secrets() -> Table {
-    Table::new(&["NAME", "KEYS", "USED-BY", "AGE"])
+    Table::new(&["NAME", "PURPOSE", "KEYS", "USED-BY", "AGE"])
 }
 
 pub(crate) fn secret(secret: &Secret, now: SystemTime) -> Vec<String> {
     let keys: Vec<&str> = secret.keys.iter().map(|key| key.name.as_str()).collect();
     vec![
         secret.name.clone(),
+        purpose(secret.purpose()).to_owned(),
         or_dash(&keys.join(",")),
         or_dash(&secret.users.join(",")),
         age::since(secret.create_time.as_ref(), now),
     ]
+}
+
+/// What a secret is for, as manifests say it.
+pub(crate) fn purpose(purpose: SecretPurpose) -> &'static str {
+    match purpose {
+        // Servers that know no purposes answer none.
+        SecretPurpose::Unspecified => "-",
+        SecretPurpose::Workload => "workload",
+        SecretPurpose::Probe => "probe",
+        SecretPurpose::Platform => "platform",
+    }
 }
 
 fn or_dash(text: &str) -> String {

@@ -51,6 +51,7 @@ async fn put(world: &World, name: &str, data: &[(&str, &str)]) {
     let request = pb::ApplySecretRequest {
         name: name.to_owned(),
         data: data.collect(),
+        purpose: pb::SecretPurpose::Probe.into(),
         ..Default::default()
     };
     world.client().apply_secret(request, CALL).await.unwrap();

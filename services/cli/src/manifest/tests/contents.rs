@@ -2,10 +2,10 @@
 
 use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{
-    BootstrapSource, Cluster, ClusterSpec, GroupSpec, SecretKeyRef, bootstrap_source,
+    BootstrapSource, Cluster, ClusterSpec, GroupSpec, SecretKeyRef, SecretPurpose, bootstrap_source,
 };
 
-use super::super::{Manifests, encode, yaml};
+use super::super::{Manifests, Objects, encode, yaml};
 
 use super::{cluster, decode, errors, group};
 
@@ -185,6 +185,17 @@ fn a_secret_takes_texts_bytes_and_files_and_names_what_is_wrong() {
         "{}",
         objects.diagnostics.render("")
     );
+    let purpose = |objects: &Objects| objects.secrets[0].object.purpose();
+    assert_eq!(purpose(&objects), SecretPurpose::Unspecified);
+    for (word, wanted) in [
+        ("workload", SecretPurpose::Workload),
+        ("probe", SecretPurpose::Probe),
+        ("platform", SecretPurpose::Platform),
+    ] {
+        let objects = read(&format!("purpose: {word}\nstringData: {{a: x}}\n"));
+        assert!(objects.diagnostics.is_empty());
+        assert_eq!(purpose(&objects), wanted);
+    }
     let data = &objects.secrets[0].object.data;
     let bytes = |key: &str| match data[key].value.clone().unwrap() {
         Content::Text(text) => text.into_bytes(),
@@ -209,6 +220,11 @@ fn a_secret_takes_texts_bytes_and_files_and_names_what_is_wrong() {
             "stringData: {a: hunter2}\ndataFrom: {a: {file: join.sh}}\n",
             "s.yaml:5:12",
             "twice",
+        ),
+        (
+            "purpose: platfrom\nstringData: {a: hunter2}\n",
+            "s.yaml:4:1",
+            "expected workload, probe or platform",
         ),
         ("data: {b: hunter2!}\n", "s.yaml:4:11", "base64"),
         (

@@ -1,0 +1,253 @@
+//! Contents that no text may repeat, and texts without them.
+
+use std::{borrow::Cow, collections::HashMap, fmt};
+
+use super::views::{View, counts, views};
+use crate::error::{Error, cut};
+
+/// What stands in a text for what it repeated.
+pub const HIDDEN: &str = "[hidden]";
+/// Bytes in a row that count as a part of a content.
+const PART: usize = 8;
+/// Parts in a row that a text has to have in common with a script, if they are nothing but small letters and spaces: 16
+/// bytes. Fewer are words of the language, which errors are written in, too.
+const WORDS: usize = 9;
+/// Fewest bytes of a content that is hidden. What is shorter is found in any text.
+const SHORTEST: usize = 4;
+/// Most of a text that is looked at, in bytes; the rest is cut off. More than any that is answered.
+const MAX_TEXT: usize = 16 * 1024;
+
+/// Contents of secrets and user data, to be kept out of texts. Its `Debug` shows how many there are.
+#[derive(Clone, Default)]
+pub struct Hidden(Vec<Content>);
+
+#[derive(Clone)]
+struct Content {
+    text: Vec<u8>,
+    /// It is a script: words of it are no secret.
+    script: bool,
+}
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hidden({})", self.0.len())
+    }
+}
+
+impl Hidden {
+    /// Hides a secret: every part of 8 bytes, or all of it if it has 4 to 7.
+    #[must_use]
+    pub fn secret(self, content: &[u8]) -> Self {
+        self.with(content, false)
+    }
+
+    /// Hides user data: a script of which parts are secret. As for a secret, but for plain words.
+    #[must_use]
+    pub fn script(self, content: &[u8]) -> Self {
+        self.with(content, true)
+    }
+
+    fn with(mut self, content: &[u8], script: bool) -> Self {
+        let text = content.trim_ascii();
+        if text.len() >= SHORTEST {
+            self.0.push(Content {
+                text: text.to_owned(),
+                script,
+            });
+        }
+        self
+    }
+
+    /// Whether there is nothing to hide.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A text without what it repeats: plain, without its punctuation, in hexadecimal, base64, or with the escapes of
+    /// JSON, URLs and HTML.
+    #[must_use]
+    pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let mut clean = self.texts(&[text]);
+        clean.pop().unwrap_or(Cow::Borrowed(text))
+    }
+
+    /// An error without what it repeats, in any of its texts.
+    #[must_use]
+    pub fn error(&self, error: Error) -> Error {
+        if self.is_empty() {
+            return error;
+        }
+        let texts = error.texts();
+        let clean = self.texts(&texts);
+        if clean.iter().all(|it| matches!(it, Cow::Borrowed(_))) {
+            return error;
+        }
+        let clean: Vec<String> = clean.into_iter().map(Cow::into_owned).collect();
+        error.with_texts(clean)
+    }
+
+    /// All contents are read once, whatever the texts are.
+    fn texts<'a>(&self, texts: &[&'a str]) -> Vec<Cow<'a, str>> {
+        if self.is_empty() {
+            return texts.iter().map(|text| Cow::Borrowed(*text)).collect();
+        }
+        let texts: Vec<&str> = texts.iter().map(|text| beginning(text)).collect();
+        let views: Vec<Vec<View>> = texts.iter().map(|text| views(text)).collect();
+        let mut parts = [Parts::default(), Parts::default()];
+        for view in views.iter().flatten() {
+            parts[usize::from(view.bare)].expect(&view.bytes);
+        }
+        for content in &self.0 {
+            parts[0].find(&content.text, content.script);
+            let bare: Vec<u8> = content
+                .text
+                .iter()
+                .copied()
+                .filter(|b| counts(*b))
+                .collect();
+            parts[1].find(&bare, content.script);
+        }
+        let short: Vec<&[u8]> = self
+            .0
+            .iter()
+            .map(|it| &*it.text)
+            .filter(|it| it.len() < PART)
+            .collect();
+        let one = |(text, views): (&&'a str, &Vec<View>)| {
+            let mut marks = vec![false; text.len()];
+            for view in views {
+                let mut mark = |from, to| {
+                    let (from, to) = view.place(from, to);
+                    marks[from..to].fill(true);
+                };
+                parts[usize::from(view.bare)].mark(&view.bytes, &mut mark);
+                for content in short.iter().filter(|_| !view.bare) {
+                    let windows = view.bytes.windows(content.len()).enumerate();
+                    for (at, _) in windows.filter(|(_, window)| window == content) {
+                        mark(at, at + content.len());
+                    }
+                }
+            }
+            without(text, &marks)
+        };
+        texts.iter().zip(&views).map(one).collect()
+    }
+}
+
+/// As much of a text as is looked at.
+fn beginning(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT)]
+}
+
+/// A text with its marked parts hidden.
+fn without<'a>(text: &'a str, marks: &[bool]) -> Cow<'a, str> {
+    if !marks.contains(&true) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len());
+    let mut within = false;
+    for (at, one) in text.char_indices() {
+        let marked = marks[at..at + one.len_utf8()].contains(&true);
+        if !marked {
+            clean.push(one);
+        } else if !within {
+            clean.push_str(HIDDEN);
+        }
+        within = marked;
+    }
+    Cow::Owned(cut(clean))
+}
+
+/// The parts of texts, and which of them contents have, too.
+#[derive(Default)]
+struct Parts {
+    found: HashMap<u64, Found>,
+    /// A bit for what may be in `found`, since most parts of a content are not.
+    likely: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Found {
+    #[default]
+    No,
+    /// In a script.
+    Script,
+    Yes,
+}
+
+/// Bits that tell which parts are likely.
+const LIKELY: usize = 1 << 18;
+
+fn slot(part: u64) -> usize {
+    (part.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - LIKELY.trailing_zeros())) as usize
+}
+
+fn keys(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.windows(PART).map(|window| {
+        window
+            .iter()
+            .fold(0, |key, byte| key << 8 | u64::from(*byte))
+    })
+}
+
+/// Whether a part is nothing but small letters and what stands between words.
+fn is_prose(window: &[u8]) -> bool {
+    window
+        .iter()
+        .all(|byte| byte.is_ascii_lowercase() || b" .,:\n".contains(byte))
+}
+
+impl Parts {
+    fn expect(&mut self, bytes: &[u8]) {
+        self.likely.resize(LIKELY / 64, 0);
+        for key in keys(bytes) {
+            let slot = slot(key);
+            self.likely[slot / 64] |= 1 << (slot % 64);
+            self.found.entry(key).or_default();
+        }
+    }
+
+    fn find(&mut self, content: &[u8], script: bool) {
+        if self.found.is_empty() {
+            return;
+        }
+        for key in keys(content) {
+            let slot = slot(key);
+            if self.likely[slot / 64] >> (slot % 64) & 1 == 0 {
+                continue;
+            }
+            if let Some(found) = self.found.get_mut(&key) {
+                if !script {
+                    *found = Found::Yes;
+                } else if *found == Found::No {
+                    *found = Found::Script;
+                }
+            }
+        }
+    }
+
+    /// Marks what was found, from byte to byte.
+    fn mark(&self, bytes: &[u8], mut mark: impl FnMut(usize, usize)) {
+        // Where the parts in a row began that are the words of a script.
+        let mut since = None;
+        for (at, key) in keys(bytes).enumerate() {
+            let found = self.found.get(&key).copied().unwrap_or_default();
+            if found == Found::No {
+                since = None;
+                continue;
+            }
+            let first = *since.get_or_insert(at);
+            let many = at + 1 - first >= WORDS;
+            if found == Found::Yes || !is_prose(&bytes[at..at + PART]) {
+                mark(at, at + PART);
+            } else if many {
+                // Those before it were not marked yet when there were too few of them.
+                mark(at + 1 - WORDS, at + PART);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

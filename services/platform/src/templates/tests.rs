@@ -1,0 +1,71 @@
+use drover_proto::platform::v1::{Bootstrap, ClusterContext, ResolvedGroup, TemplateSecret};
+
+use super::*;
+
+const SECRETS: [&str; 2] = ["Tr0ub4dor-Zebra-77-Quux!", "Xk9#mmNq_0pLw-55-Vortex?"];
+
+/// What is said of user data that is rendered with a secret.
+fn said(template: &str, secret: &str) -> String {
+    let request = ProvisionRequest {
+        cluster: Some(ClusterContext {
+            id: "orders".to_owned(),
+            ..ClusterContext::default()
+        }),
+        group: Some(ResolvedGroup::default()),
+        secrets: [(
+            "p".to_owned(),
+            TemplateSecret {
+                text: secret.to_owned(),
+            },
+        )]
+        .into(),
+        bootstrap: Some(Bootstrap {
+            user_data: Some(UserData::Text(template.to_owned())),
+            render: true,
+        }),
+        ..ProvisionRequest::default()
+    };
+    let renderer = Templates::Anything.select(&request).unwrap();
+    let error = renderer.render(&Slot::default(), Place::default());
+    let error = error.unwrap_err();
+    format!("{error:?} {:?} {:?}", error.metadata(), error.fields())
+}
+
+#[test]
+fn what_is_said_of_a_template_is_the_same_whatever_its_secrets_hold() {
+    for template in [
+        "{{ refuse(secrets.p) }}",
+        "{{ refuse(secrets.p[2:12]) }}",
+        "{{ refuse(secrets.p | reverse | upper) }}",
+        "{{ refuse(secrets.p | list | join('~')) }}",
+        "{{ cluster[secrets.p].more }}",
+        "{{ ['a'] | map(secrets.p) | list }}",
+        "{% include secrets.p %}",
+    ] {
+        let [one, other] = SECRETS.map(|secret| said(template, secret));
+        assert_eq!(one, other, "{template}");
+        assert!(!one.contains("Zebra"), "{one}");
+    }
+}
+
+#[test]
+fn what_fails_with_some_contents_only_says_nothing_of_them() {
+    let template =
+        "{% if 'Zebra' in secrets.p %}\n{{ refuse('it has a zebra: ' ~ secrets.p) }}{% endif %}";
+    let said = said(template, SECRETS[0]);
+    assert!(
+        said.contains("what its secrets or its user data hold"),
+        "{said}"
+    );
+    for hidden in ["ebra", "Tr0ub", "line"] {
+        assert!(!said.contains(hidden), "{hidden}: {said}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_template_itself_is_said_with_its_place() {
+    let said = said("fine\n{{ nothing }}", SECRETS[0]);
+    for word in ["bootstrap", "line 2", "undefined value"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+}
