@@ -214,7 +214,8 @@ async fn content(shared: &Shared, of: &SecretRef, version: &Bytes) -> Result<Byt
         let message = format!(
             "secret {of} was changed since this request was made; nodes are asked for anew, with what it holds now"
         );
-        return Err(Error::new(Reason::DigestNotStored, message));
+        return Err(Error::new(Reason::DigestNotStored, message)
+            .with_metadata(drover_planner::CHANGED_SECRET, &of.name));
     }
     Ok(found.content)
 }

@@ -3,7 +3,8 @@
 use drover_core::{Class, Error, Millis, Node, Reason, node::Request, spec::Group};
 
 use crate::{
-    BackOff, BackOffKey, BackOffKind, ConditionKey, ConditionKind, Planner, SLOW_CADENCE, Subject,
+    BackOff, BackOffKey, BackOffKind, CHANGED_SECRET, ConditionKey, ConditionKind, Planner,
+    SLOW_CADENCE, Subject,
 };
 
 /// Wait after the second failure in a row; it doubles with each further one. The first is retried at once.
@@ -39,6 +40,8 @@ impl Planner<'_> {
     pub(crate) fn fail(&mut self, request: &Request, class: Class, error: &Error, node: &Node) {
         let kind = match class {
             Class::NoCapacity => BackOffKind::NoCapacity,
+            // Nothing is wrong with what is asked for: it was asked for with what a secret held before.
+            Class::Cannot if error.metadata().contains_key(CHANGED_SECRET) => BackOffKind::Failure,
             Class::Cannot => BackOffKind::Rejected,
             Class::Credentials => BackOffKind::Credentials,
             Class::Stale | Class::Reused | Class::Unknown => BackOffKind::Failure,

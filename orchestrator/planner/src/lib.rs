@@ -55,6 +55,9 @@ pub const SLOW_CADENCE: Millis = 10 * 60 * 1000;
 const PLATFORM_BREAKER_MIN: u32 = 3;
 /// The same, as a percentage of all its nodes; the larger of both counts.
 const PLATFORM_BREAKER_PERCENT: u32 = 20;
+/// Metadata of an error of a request that cannot be sent as it was made, since this secret was changed meanwhile: another one
+/// is made at once.
+pub const CHANGED_SECRET: &str = "changed_secret";
 /// How long a cluster waits before it looks again whether fewer are.
 const PLATFORM_BREAKER_PAUSE: Millis = 10_000;
 

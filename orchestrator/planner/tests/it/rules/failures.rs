@@ -6,7 +6,7 @@ use drover_core::{
     node::{Outcome, RemovalReason},
     spec::Amount,
 };
-use drover_planner::{BackOff, BackOffKey, BackOffKind};
+use drover_planner::{BackOff, BackOffKey, BackOffKind, CHANGED_SECRET};
 use uuid::Uuid;
 
 use crate::rules::{
@@ -30,6 +30,23 @@ fn the_first_failure_is_retried_at_once_then_later_and_later() {
         world.answer(id, Ok(vec![broken]));
     }
     assert_eq!(waits, [0, 0, 2_000, 4_000, 8_000, 600_000]);
+}
+
+#[test]
+fn what_was_asked_for_with_an_old_content_of_a_secret_is_asked_for_anew_at_once() {
+    let mut world = still(vec![group("data", 1, &["a"])]);
+    let mut waits: Vec<Millis> = Vec::new();
+    for _ in 0..2 {
+        let id = only_request_after_wait(&mut world, &mut waits);
+        let changed = Error::new(Reason::DigestNotStored, "secret door was changed");
+        world.answer(id, Err(changed.with_metadata(CHANGED_SECRET, "door")));
+    }
+    assert_eq!(waits, [0, 0]);
+    let id = only_request_after_wait(&mut world, &mut waits);
+    let missing = Error::new(Reason::DigestNotStored, "no such user data");
+    world.answer(id, Err(missing));
+    only_request_after_wait(&mut world, &mut waits);
+    assert_eq!(waits.last(), Some(&600_000), "that is as it was");
 }
 
 fn only_request_after_wait(world: &mut World, waits: &mut Vec<Millis>) -> Uuid {
