@@ -78,6 +78,8 @@ pub(crate) struct Inner {
     pub(crate) witness: Option<Arc<Witness>>,
     /// Why what is to be done cannot be stored, which is why it is not done; since when. None: it can, as far as known.
     pub(crate) unstored: Option<(Error, Millis)>,
+    /// Platforms of nodes whose failed probes were forgotten, once for each: they are told.
+    pub(crate) calmed: Vec<Sym>,
     /// Raised by every change that a reader could see.
     pub(crate) version: u64,
     /// Its record is gone.
@@ -308,6 +310,7 @@ impl Cluster {
             leaving: Arc::default(),
             witness: None,
             unstored: None,
+            calmed: Vec::new(),
             version: 1,
             finished: false,
         };
@@ -345,6 +348,7 @@ impl Cluster {
             leaving: Arc::default(),
             witness: None,
             unstored: None,
+            calmed: Vec::new(),
             version: 1,
             finished: false,
         };
@@ -536,9 +540,12 @@ impl Inner {
         for (path, _) in now.iter().filter(other) {
             for node in &mut self.state.nodes {
                 if node.group == *path {
-                    // Who did not answer is still in doubt, and counted as such.
-                    (node.probe.good, node.probe.bad) = (0, node.probe.bad.min(1));
+                    let troubled = drover_planner::is_troubled(node);
+                    (node.probe.good, node.probe.bad) = (0, 0);
                     node.probe.message = Box::default();
+                    if troubled && !drover_planner::is_troubled(node) {
+                        self.calmed.push(node.platform.clone());
+                    }
                 }
             }
         }

@@ -281,6 +281,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     }
     let explain = inner.witness.is_some();
     let plan = plan(shared, &mut inner, now, explain);
+    tally::calmed(shared, &mut inner);
     if inner.take_template_news() {
         shared.changed(cluster, &mut inner);
     }

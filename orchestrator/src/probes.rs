@@ -172,6 +172,7 @@ fn health(shared: &Shared, inner: &mut Inner, group: usize) -> Option<Health> {
     }
     let handshakes = shared.handshakes(&inner.spec.groups);
     let defaults = inner.health_defaults(&handshakes);
+    crate::tally::calmed(shared, inner);
     defaults.get(group).cloned().flatten()
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{Node, Sym};
 use drover_planner::{Op, is_troubled};
 
-use crate::shared::Shared;
+use crate::{cluster::Inner, shared::Shared};
 
 /// Nodes and those in trouble, by platform.
 pub(crate) type Tally = BTreeMap<Sym, (i64, i64)>;
@@ -54,6 +54,15 @@ pub(crate) fn all(nodes: &[Node]) -> Tally {
         *sick += i64::from(is_troubled(node));
     }
     tally
+}
+
+/// Tells platforms of nodes of which other probes have said that they do not answer.
+pub(crate) fn calmed(shared: &Shared, inner: &mut Inner) {
+    for platform in std::mem::take(&mut inner.calmed) {
+        if let Some(registered) = shared.platform(&platform) {
+            registered.platform.count(0, -1, shared.now());
+        }
+    }
 }
 
 /// Tells platforms by how much their numbers have changed.

@@ -195,6 +195,15 @@ impl Planner<'_> {
             self.wait_for_infrastructure(&spec.path, &why);
             return 0;
         }
+        for &at in &sick {
+            if !self.marks[at].ripe {
+                let slot = self.state.nodes[at].slot;
+                self.note(&spec.path, Some(slot), false, "Budget", || {
+                    "sick; replaced when it is known that it is not one of many".into()
+                });
+            }
+        }
+        sick.retain(|&at| self.marks[at].ripe);
         sick.sort_by_key(|&at| std::cmp::Reverse(self.state.nodes[at].slot));
         if self.is_ordered(group) {
             if self.one_goes(group) {

@@ -80,6 +80,8 @@ struct Mark {
     available: bool,
     /// Sick: it runs, and should be replaced.
     sick: bool,
+    /// It is known that the same did not befall many others: it may be replaced now.
+    ripe: bool,
     /// Nobody comes instead of it, since its group is to be smaller: it leaves, or waits until it may.
     surplus: bool,
     /// Its role, as this plan leaves it.

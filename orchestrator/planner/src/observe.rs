@@ -77,7 +77,11 @@ impl<'a> Planner<'a> {
         }
         let fresh = self.marks[at].fresh;
         let available = fresh && state == NodeState::Ready && node.seen.phase == Phase::Running;
-        let sick = fresh && state == NodeState::Unhealthy && self.is_sick(node, view, health, late);
+        let (sick, ripe) = if fresh && state == NodeState::Unhealthy {
+            self.is_sick(node, view, health, late)
+        } else {
+            (false, false)
+        };
         let repaired = self.state.repairs.contains(&node.slot);
         if repaired && sick {
             self.note(&node.group, Some(node.slot), false, "UnderRepair", || {
@@ -89,46 +93,46 @@ impl<'a> Planner<'a> {
         mark.dead |= state == NodeState::Failed;
         mark.available = available;
         mark.sick = sick;
+        mark.ripe = ripe;
         if available {
             self.watch_stability(node, group);
         }
     }
 
-    /// Whether an unhealthy node has been so for long enough, under the eyes of this process.
-    fn is_sick(&mut self, node: &Node, view: &PlatformView, health: &Health, late: bool) -> bool {
+    /// Whether an unhealthy node has been so for long enough, under the eyes of this process; and whether it may be
+    /// replaced for that by now.
+    fn is_sick(
+        &mut self,
+        node: &Node,
+        view: &PlatformView,
+        health: &Health,
+        late: bool,
+    ) -> (bool, bool) {
         let refuted = health.probe != Probe::Phase
             && node.seen.phase == Phase::Running
             && u32::from(node.probe.bad) >= health.failure_threshold;
         // Judged a moment ago, the record still says what it was before.
         let judged = node.state == NodeState::Unhealthy;
         let late = late && (!judged || node.state_time >= self.input.process_start);
-        if refuted || late {
-            // By then every other node was asked, too: if many do not answer, it is not the nodes.
-            let since = if judged {
-                node.state_time
-            } else {
-                self.input.now
-            };
-            let due = since.max(view.calm_since) + millis(health.interval + health.timeout);
-            if self.input.now < due {
-                self.wake(due);
-            }
-            return self.input.now >= due;
-        }
         let since = if judged {
             node.state_time
         } else {
             self.input.now
         };
-        let from = since
-            .max(view.visible_since)
-            .max(view.calm_since)
-            .max(self.input.process_start);
-        let due = from + millis(health.interval) * u64::from(health.failure_threshold);
-        if self.input.now < due {
+        let since = since.max(view.calm_since);
+        let known = refuted || late;
+        let due = if known {
+            // By then every other node was asked, too: if many do not answer, it is not the nodes.
+            since + millis(health.interval + health.timeout)
+        } else {
+            let from = since.max(view.visible_since).max(self.input.process_start);
+            from + millis(health.interval) * u64::from(health.failure_threshold)
+        };
+        let ripe = self.input.now >= due;
+        if !ripe {
             self.wake(due);
         }
-        self.input.now >= due
+        (known || ripe, ripe)
     }
 
     /// The health policy of a group: its own, its template's, or the defaults.

@@ -105,11 +105,21 @@ impl Planner<'_> {
             surplus: owed as u32,
             ..before.clone()
         };
-        if to != before {
-            self.op(Op::Rollout {
-                group: spec.path.clone(),
+        if to == before {
+            return;
+        }
+        let path = spec.path.clone();
+        let mut ops = self.plan.ops.iter_mut().rev();
+        let planned = ops.find_map(|op| match op {
+            Op::Rollout { group, to } if *group == path => Some(to),
+            _ => None,
+        });
+        match planned {
+            Some(planned) => *planned = Some(to),
+            None => self.op(Op::Rollout {
+                group: path,
                 to: Some(to),
-            });
+            }),
         }
     }
 }

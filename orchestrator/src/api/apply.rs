@@ -502,6 +502,7 @@ fn what_if(inner: &Inner, desired: Versioned<Desired>, spec: Arc<Resolved>) -> I
         leaving: inner.leaving.clone(),
         witness: None,
         unstored: None,
+        calmed: Vec::new(),
         version: 0,
         finished: false,
     };

@@ -124,7 +124,8 @@ pub(crate) fn page() -> String {
 }
 
 fn is_common(flag: &str, taken: &[String]) -> bool {
-    let key = flag.replace('-', "_");
+    let named = FLAGS.iter().find(|(_, own)| *own == flag);
+    let key = named.map_or_else(|| flag.replace('-', "_"), |(name, _)| (*name).to_owned());
     taken
         .iter()
         .any(|name| *name == key || key.starts_with(&format!("{name}_")))
