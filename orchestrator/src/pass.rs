@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use drover_core::{Millis, Reason, Result, Sym, spec::Group};
-use drover_planner::{Input, Leaving, Op, Plan, PlatformView, State};
+use drover_planner::{Input, Leaving, Op, Plan, PlatformView, Sizes, State};
 use drover_store::{Desired, Head, Lane, Revision, Step};
 use drover_telemetry::Span;
 use prost::Message;
@@ -239,6 +239,19 @@ pub(crate) fn plan(shared: &Shared, inner: &mut Inner, now: Millis, explain: boo
     plan_with(shared, inner, &views, now, explain)
 }
 
+/// What requests of a cluster take in the store.
+struct StoredSizes<'a>(&'a Inner);
+
+impl Sizes for StoredSizes<'_> {
+    fn request(&self, group: usize, choice: usize) -> usize {
+        request::most_bytes(self.0, group, choice)
+    }
+
+    fn open(&self, request: &Uuid) -> usize {
+        self.0.bodies.get(request).map_or(0, Bytes::len)
+    }
+}
+
 fn plan_with(
     shared: &Shared,
     inner: &mut Inner,
@@ -269,6 +282,7 @@ fn plan_with(
         orphan_hold: shared.store.restored_hold(),
         state: &inner.state,
         platforms: views,
+        sizes: &StoredSizes(inner),
         explain,
     };
     drover_planner::plan(&input, &mut Uuid::now_v7)

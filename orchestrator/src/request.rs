@@ -62,6 +62,41 @@ pub(crate) fn build(
     }
 }
 
+/// What a request for a group takes in the store at most, without its nodes.
+pub(crate) fn most_bytes(inner: &Inner, group: usize, choice: usize) -> usize {
+    /// References to secrets, ids, names of fields.
+    const REST: usize = 4 * 1024;
+    let Some(spec) = inner.spec.groups.get(group) else {
+        return REST;
+    };
+    let Some(choice) = spec.choices.get(choice) else {
+        return REST;
+    };
+    let secrets = spec.secrets.iter().map(|(name, of)| {
+        // Besides, what the content is known by.
+        name.len() + of.name.len() + of.key.len() + 64
+    });
+    let labels = inner.desired.value.labels.iter();
+    let labels = labels.map(|(key, value)| key.len() + value.len() + 8);
+    let outputs = crate::infrastructure::outputs(&inner.state, &choice.platform);
+    let outputs = outputs.iter().map(|one| one.encoded_len() + 8);
+    let peers = inner
+        .state
+        .nodes
+        .iter()
+        .map(|node| peer(node).encoded_len() + 8);
+    let mut peers: Vec<usize> = peers.collect();
+    peers.sort_unstable_by(|a, b| b.cmp(a));
+    peers.truncate(MAX_PEERS);
+    to_struct(&inner.spec.attributes).encoded_len()
+        + resolved_group(spec, choice).encoded_len()
+        + secrets.sum::<usize>()
+        + labels.sum::<usize>()
+        + outputs.sum::<usize>()
+        + peers.into_iter().sum::<usize>()
+        + REST
+}
+
 /// A slot as platforms are told it.
 pub(crate) fn slot(cluster: &Cluster, node: &Node) -> wire::Slot {
     wire::Slot {

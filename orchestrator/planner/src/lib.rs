@@ -38,7 +38,7 @@ use uuid::Uuid;
 pub use apply::apply;
 pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEASE_TIMEOUT};
 pub use order::Leaving;
-pub use plan::{Call, Input, Note, Op, Plan, Renewal};
+pub use plan::{Call, Input, Note, Op, Plan, Renewal, Sizes};
 pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
 pub use small::SmallMap;
 pub use state::{
@@ -49,6 +49,8 @@ pub use state::{
 /// Most nodes in one request, and rows after which a plan begins nothing new. The last thing begun may touch one whole
 /// request more, and all of that has to fit into one step of the store (100 rows). The rest comes with the next plan.
 pub const MAX_ROWS: usize = 45;
+/// Bytes of requests after which a plan begins nothing new, as with rows: one more request fits into the step as well.
+pub const MAX_BYTES: usize = 192 * 1024;
 /// Cadence at which what has failed for good is tried all the same.
 pub const SLOW_CADENCE: Millis = 10 * 60 * 1000;
 /// So many nodes of a platform may be in trouble, over all clusters, before none of them is replaced any more.
@@ -127,6 +129,8 @@ struct Planner<'a> {
     touched: BTreeSet<u64>,
     /// Other rows that they change.
     rows: usize,
+    /// Bytes of the requests among those.
+    bytes: usize,
     next_slot: u64,
     next_sequence: u64,
 }
@@ -156,6 +160,7 @@ pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
         holds: BTreeMap::new(),
         touched: BTreeSet::new(),
         rows: 0,
+        bytes: 0,
         next_slot: state.next_slot,
         next_sequence: state.next_sequence,
     };
@@ -276,8 +281,14 @@ impl Planner<'_> {
 
     fn op(&mut self, op: Op) {
         match &op {
-            Op::Request { nodes, .. } => {
+            Op::Request {
+                nodes,
+                group,
+                choice,
+                ..
+            } => {
                 self.rows += 1;
+                self.bytes += self.input.sizes.request(*group, *choice);
                 self.touched.extend(nodes.iter().map(|node| node.slot));
             }
             Op::Close { request, .. } => {
@@ -289,7 +300,12 @@ impl Planner<'_> {
                     .filter(|node| node.request == *request);
                 self.touched.extend(own.map(|node| node.slot));
             }
-            Op::Attempt { .. } | Op::MadeNothing { .. } | Op::Infrastructure { .. } => {
+            Op::Attempt { request, .. } | Op::MadeNothing { request } => {
+                self.rows += 1;
+                // It is stored anew, with all that it says.
+                self.bytes += self.input.sizes.open(request);
+            }
+            Op::Infrastructure { .. } => {
                 self.rows += 1;
             }
             Op::TakeOrphan { node } => {
@@ -323,7 +339,11 @@ impl Planner<'_> {
 
     /// Rows that this plan may still change. None left: the rest is for the next plan.
     fn room(&mut self) -> usize {
-        let room = MAX_ROWS.saturating_sub(self.rows + self.touched.len());
+        let room = if self.bytes < MAX_BYTES {
+            MAX_ROWS.saturating_sub(self.rows + self.touched.len())
+        } else {
+            0
+        };
         // A branch, not `|=`: with that, rustc 1.95 at opt-level 3 sets the flag whatever the room is.
         if room == 0 {
             self.plan.again = true;

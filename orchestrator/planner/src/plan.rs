@@ -39,8 +39,29 @@ pub struct Input<'a> {
     pub state: &'a State,
     /// The platforms, by the name under which they are registered.
     pub platforms: &'a BTreeMap<Sym, PlatformView>,
+    /// What requests take in the store.
+    pub sizes: &'a dyn Sizes,
     /// Whether the report is wanted.
     pub explain: bool,
+}
+
+/// What requests take in the store, in bytes. A plan that would be more than one step of the store can hold stops before.
+pub trait Sizes {
+    /// One that is made for a group by a choice, both by position in the input. An upper bound.
+    fn request(&self, group: usize, choice: usize) -> usize;
+    /// One that is open.
+    fn open(&self, request: &Uuid) -> usize;
+}
+
+/// Of no account.
+impl Sizes for () {
+    fn request(&self, _: usize, _: usize) -> usize {
+        0
+    }
+
+    fn open(&self, _: &Uuid) -> usize {
+        0
+    }
 }
 
 /// What is to be done.

@@ -269,7 +269,9 @@ impl Planner<'_> {
         };
         let error = answer.outcome.as_ref().err();
         if error.is_some_and(|error| error.class() == Class::Stale) {
-            return answer.at + STALE_RETRY;
+            // Nothing was made, and nothing is in doubt: soon at first.
+            let times = request.made_nothing.saturating_sub(1).min(6);
+            return answer.at + (STALE_RETRY << times);
         }
         let wait = match error.and_then(Error::retry_after) {
             Some(after) => crate::observe::millis(after),

@@ -93,6 +93,7 @@ fn plan(state: &State) -> drover_planner::Plan {
         orphan_hold: false,
         state,
         platforms: &platforms,
+        sizes: &(),
         explain: false,
     };
     drover_planner::plan(&input, &mut Uuid::now_v7)

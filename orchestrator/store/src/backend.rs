@@ -35,11 +35,12 @@ pub struct Limits {
 }
 
 /// The limits that every backend keeps: etcd refuses a request above 1.5 MiB or 128 operations, and a batch holds several.
-/// The largest secret, 256 KiB of content, fits with what is stored beside it.
+/// The largest secret, 256 KiB of content, fits with what is stored beside it, and so does a request that says all of the
+/// largest spec twice, as what the cluster says and as what its group inherits, beside as many others as a plan makes at once.
 pub const LIMITS: Limits = Limits {
     expectations: 8,
     operations: 100,
-    bytes: 288 * 1024,
+    bytes: 640 * 1024,
 };
 
 /// Which queue a transaction waits in.

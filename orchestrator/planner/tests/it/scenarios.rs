@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::panic,
     reason = "what must be there fails the test if it is not"
 )]
 
@@ -15,7 +16,7 @@ use drover_core::{
     spec::{Health, Probe},
 };
 use drover_planner::{
-    Call, ConditionKey, ConditionKind, Foreign, Op, Orphan, is_troubled, most_troubled,
+    Call, ConditionKey, ConditionKind, Foreign, MAX_BYTES, Op, Orphan, is_troubled, most_troubled,
 };
 use uuid::Uuid;
 use world::{
@@ -555,4 +556,32 @@ fn an_orphan_on_a_platform_that_went_away_is_named_and_holds_a_deletion_up_until
     world.abandon(&sym("b"), false);
     world.settle();
     assert!(world.finished);
+}
+
+#[test]
+fn what_is_too_much_for_one_step_of_the_store_is_made_in_several() {
+    const EACH: usize = 50 * 1024;
+    let paths: Vec<String> = (0..22).map(|at| format!("group-{at}")).collect();
+    let one = |path: &String| group(path, 1, &["a"]);
+    let mut world = world::steps::still(paths.iter().map(one).collect());
+    world.sizes_of_requests = world::Fixed(EACH);
+    let mut made = 0;
+    for _ in 0..50 {
+        let planned = world.step();
+        let request = |op: &&Op| matches!(op, Op::Request { .. });
+        let requests = planned.ops.iter().filter(request).count();
+        assert!(requests * EACH < MAX_BYTES + EACH, "{requests} in one step");
+        assert!(
+            made + requests == 22 || planned.again,
+            "the rest comes with the next one"
+        );
+        made += requests;
+        world.answer_all(&planned);
+        world.show_all();
+        world.now += 1_000;
+        if made == 22 {
+            return;
+        }
+    }
+    panic!("{made} of 22 were made");
 }

@@ -424,3 +424,27 @@ async fn adopting_nothing_changes_nothing_and_on_delete_outdates() {
     );
     world.stop().await;
 }
+
+#[tokio::test]
+async fn whatever_a_spec_says_within_its_limit_its_nodes_are_made() {
+    let attributes = |bytes: usize| {
+        let kind = prost_types::value::Kind::StringValue("x".repeat(bytes));
+        let text = prost_types::Value { kind: Some(kind) };
+        prost_types::Struct {
+            fields: [("a".to_owned(), text)].into(),
+        }
+    };
+    // Many requests at once, and a single one that says the most.
+    for (groups, bytes) in [(22, 8 * 1024), (1, 126 * 1024)] {
+        let world = World::new().await;
+        let names: Vec<String> = (0..groups).map(|at| format!("group-{at}")).collect();
+        let groups: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+        let large = changed(document("orders", &groups), |spec| {
+            spec.attributes = Some(attributes(bytes));
+        });
+        world.apply(large).await.unwrap();
+        world.ready("orders").await;
+        assert_eq!(world.nodes("orders").await.len(), groups.len());
+        world.stop().await;
+    }
+}

@@ -198,6 +198,7 @@ impl Model {
                 orphan_hold: false,
                 state: &self.state,
                 platforms: &self.views,
+                sizes: &(),
                 explain: false,
             };
             let planned = plan(&input, &mut || {

@@ -80,6 +80,19 @@ pub enum Crash {
     AfterCalls,
 }
 
+/// The same number of bytes for each request.
+pub struct Fixed(pub usize);
+
+impl drover_planner::Sizes for Fixed {
+    fn request(&self, _: usize, _: usize) -> usize {
+        self.0
+    }
+
+    fn open(&self, _: &Uuid) -> usize {
+        self.0
+    }
+}
+
 pub struct World {
     pub now: Millis,
     pub rng: fastrand::Rng,
@@ -101,6 +114,8 @@ pub struct World {
     /// The next pass ends in a crash there.
     pub crash: Option<Crash>,
     pub finished: bool,
+    /// What each request takes in the store.
+    pub sizes_of_requests: Fixed,
     /// Things on platforms that were given up.
     pub given_up: BTreeSet<String>,
     pub passes: usize,
@@ -151,6 +166,7 @@ impl World {
             orphans: OrphanPolicy::Delete,
             crash: None,
             finished: false,
+            sizes_of_requests: Fixed(0),
             given_up: BTreeSet::new(),
             passes: 0,
             requested: Vec::new(),
@@ -309,6 +325,7 @@ impl World {
             orphan_hold: self.orphan_hold,
             state: &self.state,
             platforms: &self.views,
+            sizes: &self.sizes_of_requests,
             explain,
         }
     }

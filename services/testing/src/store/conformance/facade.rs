@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use drover_core::Reason;
 use drover_store::{
     Bytes, Changed, Desired, Finish, Head, Keyring, Lane, NodeRow, PlatformRow, SHARDS, Step,
-    Store, Versioned, shard_of,
+    Store, Versioned, backend::LIMITS, shard_of,
 };
 use futures::future::join_all;
 use uuid::Uuid;
@@ -336,7 +336,7 @@ pub async fn a_step_that_is_too_large_writes_nothing(make: Make<'_>) {
         Reason::Internal
     );
     assert_eq!(
-        reason(store.step(shards.of(uid), nodes(90, 4000), Lane::Bulk)).await,
+        reason(store.step(shards.of(uid), nodes(90, LIMITS.bytes / 90), Lane::Bulk)).await,
         Reason::Invalid
     );
     assert_eq!(everything(&*backend).await, before);
