@@ -364,10 +364,7 @@ async fn deprovision(
         }
         shared.hooks.reach(Point::BeforeDeprovision).await;
         let answer = client.deprovision(message, DEPROVISION_TIMEOUT).await;
-        let answer = match answer {
-            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
-            done => done,
-        };
+        let answer = secrets::hide(shared, cluster, slot, answer).await;
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterDeprovision).await;

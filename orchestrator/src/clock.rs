@@ -6,6 +6,7 @@ use std::{
 };
 
 use drover_core::Millis;
+use drover_planner::State;
 use tokio::time::Instant;
 
 /// The clock of this process. Durable times survive a restart, and nothing runs backwards: while it is up it follows no
@@ -55,6 +56,25 @@ impl Clock {
     pub(crate) fn until(&self, at: Millis) -> Duration {
         Duration::from_millis(at.saturating_sub(self.now()))
     }
+}
+
+/// The latest time that something was recorded at.
+pub(crate) fn latest(state: &State) -> Millis {
+    let nodes = state.nodes.iter().flat_map(|node| {
+        let removal = node.removal.map_or(0, |removal| removal.since);
+        [node.create_time, node.state_time, removal]
+    });
+    let requests = state.requests.values().map(|request| request.first_sent);
+    let back_offs = state.backoffs.values().map(|back_off| back_off.last);
+    let conditions = state.conditions.values().map(|condition| condition.since);
+    let rollouts = state.rollouts.values().map(|rollout| rollout.progress);
+    nodes
+        .chain(requests)
+        .chain(back_offs)
+        .chain(conditions)
+        .chain(rollouts)
+        .max()
+        .unwrap_or_default()
 }
 
 /// What the clock on the wall shows, in milliseconds since the Unix epoch.

@@ -574,25 +574,6 @@ impl Inner {
     }
 }
 
-/// The latest time that something was recorded at.
-pub(crate) fn latest(state: &State) -> Millis {
-    let nodes = state.nodes.iter().flat_map(|node| {
-        let removal = node.removal.map_or(0, |removal| removal.since);
-        [node.create_time, node.state_time, removal]
-    });
-    let requests = state.requests.values().map(|request| request.first_sent);
-    let back_offs = state.backoffs.values().map(|back_off| back_off.last);
-    let conditions = state.conditions.values().map(|condition| condition.since);
-    let rollouts = state.rollouts.values().map(|rollout| rollout.progress);
-    nodes
-        .chain(requests)
-        .chain(back_offs)
-        .chain(conditions)
-        .chain(rollouts)
-        .max()
-        .unwrap_or_default()
-}
-
 /// When a node counts as healthy, as its template says.
 fn suggested_health(defaults: &wire::TemplateDefaults, can_exec: bool) -> Option<Health> {
     let suggested = defaults.health.as_ref()?;

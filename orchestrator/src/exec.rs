@@ -65,10 +65,7 @@ pub(crate) async fn run_hook(
         )
         .await
         .unwrap_or_else(|_| Err(too_long(timeout)));
-        let ran = match ran {
-            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
-            done => done,
-        };
+        let ran = secrets::hide(shared, cluster, slot, ran).await;
         shared.hooks.reach(Point::AfterHook).await;
         ran
     })

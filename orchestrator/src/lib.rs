@@ -250,7 +250,7 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let mut latest = 0;
     while let Some(row) = loader.next().await? {
         let cluster = cluster::Cluster::load(row, &shared.interner)?;
-        latest = latest.max(cluster::latest(&cluster.inner.lock().state));
+        latest = latest.max(clock::latest(&cluster.inner.lock().state));
         shared.add(cluster);
     }
     let behind = shared.clock.not_before(latest);

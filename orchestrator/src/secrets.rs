@@ -264,7 +264,16 @@ pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
 
 /// An error of a call about a node without what its group was given: platforms may repeat what they were sent. What a
 /// secret held before it was changed is not known any more.
-pub(crate) async fn hide(shared: &Shared, cluster: &Cluster, slot: u64, error: Error) -> Error {
+pub(crate) async fn hide<T>(
+    shared: &Shared,
+    cluster: &Cluster,
+    slot: u64,
+    answer: Result<T>,
+) -> Result<T> {
+    let error = match answer {
+        Ok(answer) => return Ok(answer),
+        Err(error) => error,
+    };
     let group = {
         let inner = cluster.inner.lock();
         let node = inner.state.node(slot);
@@ -273,7 +282,7 @@ pub(crate) async fn hide(shared: &Shared, cluster: &Cluster, slot: u64, error: E
         group.map(|group| (group.secrets.clone(), group.bootstrap.clone()))
     };
     let Some((seen, bootstrap)) = group else {
-        return error;
+        return Err(error);
     };
     let mut hidden = Hidden::default();
     let mut named: Vec<SecretRef> = seen.into_values().collect();
@@ -291,7 +300,7 @@ pub(crate) async fn hide(shared: &Shared, cluster: &Cluster, slot: u64, error: E
             hidden = hidden.secret(&found.content);
         }
     }
-    hidden.error(error)
+    Err(hidden.error(error))
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.

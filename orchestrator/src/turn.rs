@@ -124,10 +124,7 @@ async fn tell(
         shared.hooks.reach(Point::BeforeTurn).await;
         let instance = registered.platform.identity().1;
         let answer = update(shared, cluster, &client, instance, request).await;
-        let answer = match answer {
-            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
-            done => done,
-        };
+        let answer = secrets::hide(shared, cluster, slot, answer).await;
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterTurn).await;

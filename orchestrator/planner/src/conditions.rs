@@ -155,8 +155,7 @@ impl Planner<'_> {
     fn blocking_orphans(&self) -> Vec<String> {
         let mut blocked: BTreeMap<&str, usize> = BTreeMap::new();
         for ((platform, _), orphan) in &self.state.orphans {
-            let view = self.input.platforms.get(platform);
-            if !view.is_some_and(|view| view.sees(&orphan.platform_uid)) {
+            if !self.sees_orphan(platform, orphan) {
                 *blocked.entry(platform).or_default() += 1;
             }
         }

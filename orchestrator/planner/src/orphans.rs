@@ -117,7 +117,7 @@ impl Planner<'_> {
         self.state_orphans(&kept);
     }
 
-    fn sees_orphan(&self, platform: &Sym, orphan: &Orphan) -> bool {
+    pub(crate) fn sees_orphan(&self, platform: &Sym, orphan: &Orphan) -> bool {
         let view = self.input.platforms.get(platform);
         view.is_some_and(|view| view.sees(&orphan.platform_uid))
     }

@@ -40,10 +40,7 @@ pub(super) async fn adopt(
         message.expected_instance_id = registered.platform.identity().1;
         shared.hooks.reach(Point::BeforeAdopt).await;
         let answer = client.update_node(message, TIMEOUT).await;
-        let answer = match answer {
-            Err(error) => Err(secrets::hide(shared, cluster, slot, error).await),
-            done => done,
-        };
+        let answer = secrets::hide(shared, cluster, slot, answer).await;
         drop(permit);
         judged(shared, &registered, answer.as_ref().err());
         shared.hooks.reach(Point::AfterAdopt).await;

@@ -1,49 +1,20 @@
 //! What templates make of secrets is read by nobody, however they say it.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    io::Write,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use drover_core::{Error, Reason, secrecy::HIDDEN};
 use drover_platform_cloud::drivers::simulated::{Fault, Operation};
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value};
-use tracing_subscriber::fmt::MakeWriter;
 
 use crate::api::{
     access::Door,
-    support::{Clusters, World, changed, document, refused, until},
+    support::{Clusters, Log, World, changed, document, refused, until},
 };
 
 /// What is hidden.
 const CONTENT: &str = "Tr0ub4dor-Zebra-77-Quux!Vortex_42";
 /// Characters of it in a row that nobody may read.
 const PART: usize = 8;
-
-/// Everything that is logged by this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
 
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -227,7 +198,7 @@ fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
 
 /// What everybody who may look sees of the cluster, and what was logged.
 async fn visible(world: &World, log: &Log) -> String {
-    let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
     format!(
         "{:?} {:?} {:?} {:?} {logged}",
         world.get("orders").await,
@@ -394,7 +365,7 @@ async fn what_a_platform_repeats_is_hidden_whichever_call_it_answers() {
     let shown = visible(&world, &Log::default()).await;
     world.delete("orders").await.unwrap();
     world.gone("orders").await;
-    let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
     // The backend's own server was not told what to hide, and says what it was told to say.
     let ours = logged.lines().filter(|line| !line.contains("Deprovision"));
     let ours: Vec<&str> = ours.collect();

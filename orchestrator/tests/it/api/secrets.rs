@@ -1,10 +1,6 @@
 //! Secrets: stored encrypted, given to the nodes that name them, and shown to nobody.
 
-use std::{
-    collections::BTreeMap,
-    io::Write,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{Error, Reason, spec::digest};
 use drover_orchestrator::Hooks;
@@ -13,11 +9,10 @@ use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source, secre
 use drover_store::{Store, backend::Range};
 use drover_testing::store::MemoryBackend;
 use tonic::Status;
-use tracing_subscriber::fmt::MakeWriter;
 
 use crate::api::{
     access::{Door, labelled, token},
-    support::{Secrets, World, changed, document, fields, invalid, metadata, refused, until},
+    support::{Log, Secrets, World, changed, document, fields, invalid, metadata, refused, until},
 };
 
 const PLAIN: &str = "#cloud-config\ntoken: hush-hush\n";
@@ -505,29 +500,6 @@ async fn an_encrypted_store_is_not_served_without_its_keys() {
     assert!(refused.message().contains("secrets.key_file"), "{refused}");
 }
 
-/// Everything that is logged by this thread.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Self;
-
-    fn make_writer(&self) -> Self {
-        self.clone()
-    }
-}
-
 #[tokio::test]
 async fn no_log_event_error_answer_or_audit_shows_a_secret() {
     let log = Log::default();
@@ -599,7 +571,7 @@ async fn no_log_event_error_answer_or_audit_shows_a_secret() {
     })
     .await;
     shown += &audit;
-    let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
     assert!(!logged.is_empty(), "something was logged");
     shown += &logged;
     for hidden in ["hush", PLAIN] {

@@ -14,6 +14,7 @@ pub use drover_testing::wait::until;
 
 use std::{
     collections::HashMap,
+    io::Write,
     path::Path,
     sync::{Arc, Weak},
     time::Duration,
@@ -35,6 +36,7 @@ use drover_store::{Backend, Keyring, Store};
 use drover_testing::store::MemoryBackend;
 use parking_lot::Mutex;
 use tonic::Status;
+use tracing_subscriber::fmt::MakeWriter;
 
 pub type Clusters = ClusterServiceClient<Channel>;
 pub type Platforms = PlatformRegistryServiceClient<Channel>;
@@ -313,6 +315,29 @@ pub fn registration(name: &str, endpoint: &str) -> pb::RegisterPlatformRequest {
     pb::RegisterPlatformRequest {
         platform: Some(platform),
         ..Default::default()
+    }
+}
+
+/// Everything that is logged by this thread.
+#[derive(Clone, Default)]
+pub struct Log(pub Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
     }
 }
 

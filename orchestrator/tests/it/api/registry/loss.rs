@@ -1,0 +1,160 @@
+//! Nodes that vanish at once.
+
+use super::*;
+
+/// A cluster of twelve nodes on a platform that is polled, the way to it, and the switch that makes it list nothing.
+async fn twelve() -> (World, Channel, Arc<AtomicBool>) {
+    let world = World::bare(named("one")).await;
+    let (channel, empty) = Polled::over(&world.site);
+    world.sites.put("http://polled", channel.clone());
+    world.register("sim", "http://polled").await.unwrap();
+    world
+        .apply(document("orders", &[("db", 12)]))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    (world, channel, empty)
+}
+
+#[tokio::test]
+async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so() {
+    let (world, _, empty) = twelve().await;
+    let before = world.nodes("orders").await;
+    let ledger = world.site.backend().ledger().len();
+
+    let confirm = |vanished_count| pb::ConfirmNodeLossRequest {
+        platform: "sim".into(),
+        vanished_count,
+    };
+    let mut platforms = world.platforms();
+    refused(
+        platforms.confirm_node_loss(confirm(1)).await,
+        Reason::LossChanged,
+    );
+    let nowhere = pb::ConfirmNodeLossRequest {
+        platform: "nowhere".into(),
+        vanished_count: 0,
+    };
+    refused(platforms.confirm_node_loss(nowhere).await, Reason::NotFound);
+
+    empty.store(true, Ordering::Relaxed);
+    until("the loss is noticed", async || {
+        (world.platform("sim").await.vanished_count == 12).then_some(())
+    })
+    .await;
+    let status = world.platform("sim").await;
+    assert!(
+        status
+            .conditions
+            .iter()
+            .any(|c| c.r#type == "MassLoss" && c.status == Some(true))
+    );
+    // Many polls later nothing was made or removed, and nothing is known.
+    let polled = status.observe_time;
+    until("it was polled again", async || {
+        (world.platform("sim").await.observe_time != polled).then_some(())
+    })
+    .await;
+    let nodes = world.nodes("orders").await;
+    assert_eq!(
+        nodes.iter().map(|n| &n.id).collect::<Vec<_>>(),
+        before.iter().map(|n| &n.id).collect::<Vec<_>>()
+    );
+    assert!(
+        nodes
+            .iter()
+            .all(|node| node.state() == pb::NodeState::Unknown),
+        "{nodes:?}"
+    );
+    assert_eq!(world.site.backend().ledger().len(), ledger);
+    let status = refused(
+        platforms.confirm_node_loss(confirm(11)).await,
+        Reason::LossChanged,
+    );
+    assert_eq!(metadata(&status, "vanished_count").as_deref(), Some("12"));
+
+    // They come back by themselves.
+    empty.store(false, Ordering::Relaxed);
+    until("they are back", async || {
+        (world.platform("sim").await.vanished_count == 0).then_some(())
+    })
+    .await;
+    world.ready("orders").await;
+    assert_eq!(
+        world.site.backend().ledger().len(),
+        ledger,
+        "nothing was made meanwhile"
+    );
+
+    // They are really gone.
+    for node in world.site.backend().nodes() {
+        world.site.backend().kill(
+            &node.node_id,
+            drover_platform_cloud::drivers::simulated::Death::Vanished,
+        );
+    }
+    empty.store(true, Ordering::Relaxed);
+    until("the loss is noticed", async || {
+        (world.platform("sim").await.vanished_count == 12).then_some(())
+    })
+    .await;
+    let confirmed = platforms
+        .confirm_node_loss(confirm(12))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        confirmed.platform.unwrap().status.unwrap().vanished_count,
+        0
+    );
+    empty.store(false, Ordering::Relaxed);
+    until("all are replaced", async || {
+        let nodes = world.nodes("orders").await;
+        let ready = nodes
+            .iter()
+            .filter(|n| n.state() == pb::NodeState::Ready)
+            .count();
+        let new = nodes
+            .iter()
+            .all(|node| before.iter().all(|old| old.id != node.id));
+        (ready == 12 && nodes.len() == 12 && new).then_some(())
+    })
+    .await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn nodes_that_vanished_at_once_stay_in_doubt_when_the_registration_changes() {
+    let (world, channel, empty) = twelve().await;
+    world.sites.put("http://elsewhere", channel);
+    let before = world.nodes("orders").await;
+    let ledger = world.site.backend().ledger().len();
+    empty.store(true, Ordering::Relaxed);
+    until("the loss is noticed", async || {
+        (world.platform("sim").await.vanished_count == 12).then_some(())
+    })
+    .await;
+
+    world.register("sim", "http://elsewhere").await.unwrap();
+    // Longer than a node of this platform may be missing from its lists.
+    let mut polled = None;
+    for _ in 0..4 {
+        until("it was polled again", async || {
+            let now = world.platform("sim").await.observe_time;
+            (now.is_some() && now != polled).then(|| polled = now)
+        })
+        .await;
+    }
+    assert_eq!(world.platform("sim").await.vanished_count, 12);
+    assert_eq!(
+        world.site.backend().ledger().len(),
+        ledger,
+        "nothing was made in their place"
+    );
+    empty.store(false, Ordering::Relaxed);
+    world.ready("orders").await;
+    let ids = |nodes: &[pb::Node]| nodes.iter().map(|n| n.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&world.nodes("orders").await), ids(&before));
+    assert_eq!(world.site.backend().ledger().len(), ledger);
+    world.stop().await;
+}
