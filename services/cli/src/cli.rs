@@ -8,7 +8,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::output::Format;
+use crate::output::{Format, ReportFormat};
 
 /// One declarative control plane for clusters of stateful nodes
 #[derive(Debug, Parser)]
@@ -205,6 +205,9 @@ pub(crate) enum Command {
     /// Certificates for trying out and for small installations
     #[command(subcommand)]
     Certs(CertsCommand),
+    /// Audit logs of servers
+    #[command(subcommand)]
+    Audit(AuditCommand),
     /// Run as the agent of a node
     #[command(hide = true, disable_version_flag = true)]
     Agent(Box<drover_agent::AgentSettings>),
@@ -538,6 +541,37 @@ pub(crate) enum CertsCommand {
         #[arg(default_value = "certs", value_name = "FILE|DIR")]
         paths: Vec<PathBuf>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// Say whether a log is as it was written, and the first line that is not
+    Verify(AuditVerifyArgs),
+    /// Print what a log says of a command that is run in a node
+    Digest {
+        /// Key of the log (`audit_key`)
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+        /// The command and its arguments
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AuditVerifyArgs {
+    /// Files of the log, oldest first
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Hash of a line that has to be there, as an earlier check showed it: without it a cut-off end is not seen
+    #[arg(long, value_name = "HASH")]
+    pub(crate) expect: Option<String>,
+    /// Go on where the log itself says that lines are gone, or where another chain begins (standard output)
+    #[arg(long)]
+    pub(crate) allow_gaps: bool,
+    /// How the result is printed
+    #[arg(short, long, value_enum, default_value_t)]
+    pub(crate) output: ReportFormat,
 }
 
 #[derive(Clone, Debug, Args)]

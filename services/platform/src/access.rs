@@ -11,11 +11,12 @@ use drover_core::{Error, Result};
 use drover_proto::{
     common::v1::{Chunk, ProcessOutput, chunk::Content, process_output::Output},
     platform::v1::{
-        Capability, ExecRequest, ExecResponse, ExecStart, StreamLogsRequest, StreamLogsResponse,
-        exec_request::Input, node_access_service_server::NodeAccessService,
+        Capability, ExecRequest, ExecResponse, ExecStart, NodeTarget, StreamLogsRequest,
+        StreamLogsResponse, exec_request::Input, node_access_service_server::NodeAccessService,
         stream_logs_request::Since,
     },
 };
+use drover_server::{CallRecord, Caller};
 use futures::{
     Stream, StreamExt,
     stream::{self, BoxStream},
@@ -39,6 +40,7 @@ impl NodeAccessService for Service {
         &self,
         request: Request<StreamLogsRequest>,
     ) -> std::result::Result<Response<Self::StreamLogsStream>, Status> {
+        about_node(&request, request.get_ref().node.as_ref());
         let logs = self
             .0
             .logs(request.into_inner())
@@ -60,9 +62,11 @@ impl NodeAccessService for Service {
         &self,
         request: Request<Streaming<ExecRequest>>,
     ) -> std::result::Result<Response<Self::ExecStream>, Status> {
+        let record = CallRecord::of(&request);
+        let caller = Caller::of(&request);
         let output = self
             .0
-            .exec(request.into_inner())
+            .exec(request.into_inner(), &caller, &record)
             .await
             .map_err(|error| to_status(&error))?;
         let answers = output.map(|item| {
@@ -72,6 +76,17 @@ impl NodeAccessService for Service {
             .map_err(|error| to_status(&error))
         });
         Ok(Response::new(answers.boxed()))
+    }
+}
+
+fn object(target: &NodeTarget) -> String {
+    format!("{}/{}", target.cluster_id, target.node_id)
+}
+
+/// Says for the audit log which node a request is about.
+fn about_node<T>(request: &Request<T>, target: Option<&NodeTarget>) {
+    if let Some(target) = target {
+        Caller::of(request).about("node", &object(target));
     }
 }
 
@@ -106,7 +121,12 @@ impl Platform {
         Ok(pieces.boxed())
     }
 
-    async fn exec(self: &Arc<Self>, mut input: Streaming<ExecRequest>) -> Result<ExecOutput> {
+    async fn exec(
+        self: &Arc<Self>,
+        mut input: Streaming<ExecRequest>,
+        caller: &Caller,
+        record: &CallRecord,
+    ) -> Result<ExecOutput> {
         let first = input
             .message()
             .await
@@ -115,6 +135,7 @@ impl Platform {
             return Err(Error::invalid("start", "must be the first message"));
         };
         let target = start.node.clone().unwrap_or_default();
+        caller.about("node", &object(&target));
         self.meant(
             &target.expected_platform_uid,
             true,
@@ -134,6 +155,7 @@ impl Platform {
         let node = self.find(&target).await?;
         let as_text = start.as_text;
         let (input, refused) = checked_input(input, &start);
+        record.runs(&start.command).await?;
         let output = self.driver.exec(&node, start, input).await?;
         let (mut stdout, mut stderr) = (Text::new(as_text), Text::new(as_text));
         let output = output.flat_map(move |item| {

@@ -10,6 +10,7 @@ use drover_proto::platform::v1::{
     UpdateNodeRequest, UpdateNodeResponse, WatchNodesRequest, WatchNodesResponse,
     platform_service_server::PlatformService,
 };
+use drover_server::Caller;
 use futures::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
@@ -83,6 +84,9 @@ impl PlatformService for Service {
         &self,
         request: Request<ProvisionRequest>,
     ) -> Result<Response<ProvisionResponse>, Status> {
+        let cluster = request.get_ref().cluster.as_ref();
+        let cluster = cluster.map_or("", |cluster| &cluster.id);
+        Caller::of(&request).about("cluster", cluster);
         let deadline = drover_server::deadline(&request);
         answer(self.0.provision(request.into_inner(), deadline).await)
     }
@@ -91,6 +95,9 @@ impl PlatformService for Service {
         &self,
         request: Request<DeprovisionRequest>,
     ) -> Result<Response<DeprovisionResponse>, Status> {
+        let message = request.get_ref();
+        let node = format!("{}/{}", message.cluster_id, message.node_id);
+        Caller::of(&request).about("node", &node);
         answer(self.0.deprovision(request.into_inner()).await)
     }
 
@@ -98,6 +105,9 @@ impl PlatformService for Service {
         &self,
         request: Request<UpdateNodeRequest>,
     ) -> Result<Response<UpdateNodeResponse>, Status> {
+        let message = request.get_ref();
+        let node = format!("{}/{}", message.expected_cluster_id, message.node_id);
+        Caller::of(&request).about("node", &node);
         let node = self.0.update(request.into_inner()).await;
         answer(node.map(|node| UpdateNodeResponse { node: Some(node) }))
     }

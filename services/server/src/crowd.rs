@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::shares::Share;
+use crate::quota::Share;
 
 /// Connections that are told at once that there is no place for them. More than these are closed without a word.
 const REFUSALS: usize = 256;
@@ -287,7 +287,7 @@ impl Drop for Busy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shares::Shares;
+    use crate::quota::Shares;
 
     fn admitted(crowd: &Arc<Crowd>) -> Place {
         match crowd.enter() {
@@ -326,7 +326,7 @@ mod tests {
         let shares = Shares::of(1);
         let caller = "a".into();
         let (first, second) = (admitted(&crowd), admitted(&crowd));
-        let work = |place: &Place| place.visitor().working_of(|| shares.take(&caller));
+        let work = |place: &Place| place.visitor().working_of(|| shares.take(&caller, 1));
         let one = work(&first).unwrap();
         let two = work(&first).unwrap();
         drop(one);
@@ -351,7 +351,7 @@ mod tests {
         let guest = &place.guest;
         let shares = Shares::of(1);
         let caller = "a".into();
-        let work = || place.visitor().working_of(|| shares.take(&caller));
+        let work = || place.visitor().working_of(|| shares.take(&caller, 1));
         let until = |working: usize| {
             while guest.working.load(Ordering::SeqCst) != working {
                 std::thread::yield_now();

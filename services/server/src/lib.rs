@@ -9,7 +9,7 @@
 //! ```
 
 pub mod access;
-mod audit;
+pub mod audit;
 mod binary;
 mod calls;
 mod cork;
@@ -18,17 +18,18 @@ mod descriptors;
 mod encryption;
 mod http;
 mod net;
+mod quota;
 mod serve;
 mod service;
 pub mod settings;
-mod shares;
 mod socket;
 pub mod telemetry;
 
 pub use access::{Caller, Role};
-pub use audit::AuditError;
+pub use audit::{AuditError, CallRecord};
 pub use binary::{Binary, run, shutdown_signal};
 pub use calls::{CallContext, deadline, shutdown, trace_id};
+pub use quota::{Rates, Share, Shares};
 pub use serve::{Listener, Place, Running, StartError, listen, listen_on_socket, serve, spawn};
 pub use service::{Readiness, Service};
 pub use settings::{ServerArgs, ServerSettings};

@@ -219,11 +219,7 @@ pub fn spawn(
         ..settings.clone()
     };
     let access = Access::of(settings)?;
-    let audit = settings
-        .audit_log
-        .as_deref()
-        .map(|path| Audit::open(path, settings.audit_reads))
-        .transpose()?;
+    let audit = Audit::of(settings)?;
     let closing = CancellationToken::new();
     let grpc = Calls::new(
         service.routes,

@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod apply;
+mod audit;
 mod backend;
 mod describe;
 mod edit;
@@ -77,6 +78,7 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Completion { shell } => offline::completion(shell),
         Command::Context(command) => context::run(global, command),
         Command::Certs(command) => certs::run(command),
+        Command::Audit(command) => audit::run(command),
         // Each has a runtime of its own, or none.
         Command::Agent(_) | Command::Launch { .. } => {
             Err(Failure::failed("not a command of the client"))

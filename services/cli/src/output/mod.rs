@@ -37,6 +37,16 @@ pub(crate) enum Format {
     Name,
 }
 
+/// How the result of a check is printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One object
+    Json,
+}
+
 /// A table: its columns and its rows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {

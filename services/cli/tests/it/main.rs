@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod audit;
 mod emulate;
 mod first_use;
 mod home;

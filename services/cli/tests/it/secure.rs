@@ -12,7 +12,7 @@ use drover_server::{ServerSettings, Shutdown, settings::TlsSettings};
 use drover_testing::processes::program;
 
 /// Runs `drover` in a directory with a configuration of its own.
-async fn drover(directory: &Path, arguments: &[&str]) -> (i32, String) {
+pub(crate) async fn drover(directory: &Path, arguments: &[&str]) -> (i32, String) {
     let mut command = program(env!("CARGO_BIN_EXE_drover"));
     command
         .args(arguments)

@@ -38,14 +38,16 @@ use self::{
 use crate::{
     ServerSettings, Shutdown,
     access::{Access, Asked, Caller, Judgement, Permission, Terms, http_permission},
-    audit::{Audit, Entry},
+    audit::{Audit, CallRecord, Digested, Entry},
     crowd::{Busy, Visitor},
     encryption::Shown,
-    shares::{Share, Shares},
+    quota::{Share, Shares},
 };
 
 /// When a caller who was turned away may come again: long enough for calls of usual length to end.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
+/// Bytes before a message: whether it is compressed, and its length.
+const GRPC_HEADER: usize = 5;
 /// How long the one message of a request may take to arrive: the largest one over a bad line.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for calls that anybody may make, and their deadline: a few bytes.
@@ -129,7 +131,7 @@ impl Calls {
         request: &Request<B>,
         known: bool,
         trace_id: TraceId,
-    ) -> (Result<(Caller, Arc<str>), Error>, Option<Entry>)
+    ) -> (Result<(Caller, CallRecord), Error>, Option<Entry>)
     where
         B: Sync,
     {
@@ -142,7 +144,6 @@ impl Calls {
             permission: Some(permission),
         };
         let Judgement { who, outcome, .. } = self.0.access.judge(asked).await;
-        let name = who.name();
         let sums = path == "/metrics" && permission != Permission::Open;
         let outcome = outcome.and_then(|caller| {
             if sums && !caller.sees_all() {
@@ -150,15 +151,16 @@ impl Calls {
             }
             Ok(caller)
         });
+        let peer = request.extensions().get::<TcpConnectInfo>();
+        let peer = peer.and_then(TcpConnectInfo::remote_addr);
         let entry = self.0.audit.as_ref().map(|audit| {
-            let peer = request.extensions().get::<TcpConnectInfo>();
-            let peer = peer.and_then(TcpConnectInfo::remote_addr);
             let path = if known { path } else { "(unknown path)" };
             let what = format!("{} {path}", request.method()).into();
             let caller = outcome.as_ref().cloned().unwrap_or_default();
-            audit.entry(who, peer, what, Some(permission), caller, trace_id)
+            audit.entry(who.clone(), peer, what, Some(permission), caller, trace_id)
         });
-        (outcome.map(|caller| (caller, name)), entry)
+        let call = CallRecord::new(&who, peer, entry.clone());
+        (outcome.map(|caller| (caller, call)), entry)
     }
 
     /// What a request of plain HTTP that may go on holds: a place like a call with one answer, and its connection.
@@ -246,22 +248,25 @@ impl Shared {
             })
             .await;
         let caller = outcome.as_ref().cloned().unwrap_or_default();
-        let name = who.name();
-        if let Some(audit) = &self.audit {
+        let entry = self.audit.as_ref().map(|audit| {
             let what = method.full.clone();
             let caller = caller.clone();
-            record.audit(audit.entry(who, peer, what, permission, caller, trace_id));
+            audit.entry(who.clone(), peer, what, permission, caller, trace_id)
+        });
+        if let Some(entry) = &entry {
+            record.audit(entry.clone());
         }
         if let Err(error) = outcome {
             return record.refuse(&error);
         }
-        let permit = match self.admit(method.kind, &name) {
+        let call = CallRecord::new(&who, peer, entry.clone());
+        let permit = match self.admit(method.kind, call.payer()) {
             Ok(permit) => permit,
             Err(error) => return record.refuse(&error),
         };
         // Last, since it makes the connection busy: calls that are refused keep none.
         let visitor = request.extensions_mut().remove::<Visitor>();
-        match self.occupy(visitor, permission, &name) {
+        match self.occupy(visitor, permission, call.payer()) {
             Ok(busy) => record.busy(busy),
             Err(error) => return record.refuse(&error),
         }
@@ -272,6 +277,14 @@ impl Shared {
             Ok(deadline) => deadline,
             Err(error) => return record.refuse(&error),
         };
+        if let Some(entry) = &entry
+            && let Err(error) = entry.ask().await
+        {
+            return record.refuse(&error);
+        }
+        let content = entry.as_ref().filter(|_| method.one_message);
+        let content = content.and_then(Entry::request);
+        request.extensions_mut().insert(call);
         request.extensions_mut().insert(CallContext {
             deadline,
             shutdown: self.asked.clone(),
@@ -282,11 +295,14 @@ impl Shared {
             Kind::Unary | Kind::Stream => MESSAGE_TIMEOUT,
         };
         let within = method.one_message.then_some(within);
-        let request = request.map(|body| Prompt::new(body, within));
+        let request = request.map(|body| {
+            let body = Digested::new(body, content, GRPC_HEADER);
+            Prompt::new(body, within)
+        });
 
         let answer = AssertUnwindSafe(context::scope(Some(at), async move {
             futures::future::poll_fn(|cx| {
-                Service::<Request<Prompt<B>>>::poll_ready(&mut routes, cx)
+                Service::<Request<Prompt<Digested<B>>>>::poll_ready(&mut routes, cx)
             })
             .await
             .unwrap_or_else(|never| match never {});
@@ -386,7 +402,7 @@ impl Shared {
             // Where everybody is the same, nobody takes anything from others.
             visitor.working()
         } else {
-            let busy = visitor.working_of(|| self.connection_shares.take(caller));
+            let busy = visitor.working_of(|| self.connection_shares.take(caller, 1));
             busy.ok_or_else(|| {
                 full(format!(
                     "too many connections of {caller} with calls in flight"
@@ -407,7 +423,7 @@ impl Shared {
         let share = if matches!(self.access, Access::Open) {
             None
         } else {
-            let share = shares.take(caller);
+            let share = shares.take(caller, 1);
             Some(share.ok_or_else(|| full(format!("too many calls of {caller} in flight")))?)
         };
         let place = all.clone().try_acquire_owned();

@@ -17,7 +17,7 @@ use tracing::Instrument;
 
 use super::hosts::{Hosts, Wrong};
 use crate::{
-    audit::Audit,
+    audit::{Audit, Digested, Entry},
     calls::Calls,
     crowd::Visitor,
     encryption::Shown,
@@ -134,22 +134,30 @@ impl Entrance {
             .grpc
             .judge_http(&request, known, context.trace_id)
             .await;
-        if let Some(entry) = entry {
-            record.audit(entry);
+        if let Some(entry) = &entry {
+            record.audit(entry.clone());
         }
         // Before places are taken: strangers keep nobody out.
-        let (caller, name) = match asked {
+        let (caller, call) = match asked {
             Ok(asked) => asked,
             Err(error) => return record.end(denied(&error)),
         };
-        let (_permit, busy) = match self.grpc.occupy_http(&mut request, &name, exempt) {
+        let (_permit, busy) = match self.grpc.occupy_http(&mut request, call.payer(), exempt) {
             Ok(held) => held,
             Err(error) => return record.end(denied(&error)),
         };
+        if let Some(entry) = &entry
+            && let Err(error) = entry.ask().await
+        {
+            return record.end(denied(&error));
+        }
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(call);
         let deadline = context.deadline;
         request.extensions_mut().insert(context);
+        let content = entry.as_ref().and_then(Entry::request);
+        let request = request.map(|body| Digested::new(body, content, 0));
         let answer = tower::Service::call(&mut self.http, request);
         let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
             .catch_unwind()

@@ -59,8 +59,14 @@ pub struct ServerSettings {
     pub access: Option<PathBuf>,
     /// File that says who did what, a line of JSON each; `-` is standard output. Default: none.
     pub audit_log: Option<PathBuf>,
-    /// Whether calls that change nothing are in it, too. Default false; refusals always are.
+    /// Whether calls that change nothing are in it, too. Default false; refusals, plans and logs of nodes always are.
     pub audit_reads: bool,
+    /// Whether a call that would be in it is refused with `UNAVAILABLE` if that cannot be written: its line is on the disk
+    /// before it has an effect. Default false: lines that cannot be written are counted, and a later line says how many.
+    pub audit_required: bool,
+    /// File with the key of the digests in it, 64 hexadecimal digits, made if it is not there. Default: the name of the
+    /// log and `.key`; of standard output, a key that nobody knows.
+    pub audit_key: Option<PathBuf>,
     /// Whether `/metrics` needs what every call needs. Default true.
     pub metrics_auth: bool,
     /// How long calls in flight may take to finish when the server stops. Default 30 s.
@@ -105,6 +111,8 @@ impl Default for ServerSettings {
             access: None,
             audit_log: None,
             audit_reads: false,
+            audit_required: false,
+            audit_key: None,
             metrics_auth: true,
             shutdown_grace: Duration::from_secs(30),
             log_format: LogFormat::Auto,
@@ -186,6 +194,7 @@ impl ServerSettings {
     /// What is wrong with the values, taken together.
     fn check(&self) -> Result<(), String> {
         self.tls.check()?;
+        crate::audit::check(self)?;
         crate::serve::check_hosts(&self.allowed_hosts)?;
         for (name, value) in [
             ("max_concurrent_requests", self.max_concurrent_requests),
@@ -249,6 +258,14 @@ pub struct ServerArgs {
     #[arg(long, value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub audit_reads: Option<bool>,
+    /// Whether calls that cannot be written there are refused (false)
+    #[arg(long, value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_required: Option<bool>,
+    /// Key of the digests there, made if it is not there (the log's name and .key)
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_key: Option<PathBuf>,
     /// Whether /metrics needs what every call needs (true)
     #[arg(long, value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]

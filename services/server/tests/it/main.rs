@@ -7,6 +7,7 @@
 )]
 
 mod access;
+mod audit_log;
 mod binary;
 mod calls;
 mod common;

@@ -1,0 +1,462 @@
+//! Who did what, to which object, and how it ended: one JSON object a line, each naming the line before.
+
+pub mod chain;
+mod digest;
+mod line;
+mod log;
+
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use drover_core::{Error, Result};
+use parking_lot::Mutex;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+use tonic::Code;
+
+pub(crate) use self::digest::Digested;
+pub use self::digest::{Command, Digest, DigestKey};
+use self::{
+    digest::Sum,
+    line::{Line, time},
+    log::{Output, Pending},
+};
+use crate::{
+    ServerSettings,
+    access::{Caller, Identity, Permission},
+    calls::TraceId,
+    quota::Bucket,
+};
+
+/// Lines that wait for the disk. More are dropped, counted and complained of: a full disk must not stop the server.
+const QUEUE: usize = 8192;
+/// How long a call waits until it is known that its line is durable: far longer than a disk that works needs.
+const DURABLE_WAIT: Duration = Duration::from_secs(5);
+/// Refusals of strangers that are written: so many at once, and then so many a second. The others are counted, and the
+/// next line says how many they were: a disk holds a year of it.
+const STRANGERS: (u32, u32) = (100, 2);
+/// The same for refusals of callers who are known: who they are is worth more.
+const KNOWN: (u32, u32) = (1000, 20);
+/// Calls that change nothing and are written all the same: they show what secrets may do, or what nodes say.
+const TELLING: [&str; 3] = [
+    "drover.orchestrator.v1.ClusterService/PlanCluster",
+    "drover.orchestrator.v1.ClusterService/StreamNodeLogs",
+    "drover.platform.v1.NodeAccessService/StreamLogs",
+];
+
+/// Why there is no audit log.
+#[derive(Debug, thiserror::Error)]
+#[error("audit log {}: {source}", path.display())]
+pub struct AuditError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// What is wrong with the settings, taken together.
+pub(crate) fn check(settings: &ServerSettings) -> Result<(), String> {
+    let file = settings.audit_log.as_deref();
+    let file = file.filter(|path| path.as_os_str() != log::STDOUT);
+    if settings.audit_required && file.is_none() {
+        return Err("audit_required is true, and audit_log names no file".to_owned());
+    }
+    Ok(())
+}
+
+/// The audit log of a server. Dropped, it writes what is left.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    lines: Option<SyncSender<Pending>>,
+    reads: bool,
+    /// Whether a call that cannot be written down is refused.
+    required: bool,
+    key: DigestKey,
+    /// Lines that were dropped since the last one that says so.
+    lost: Arc<AtomicU64>,
+    strangers: Mutex<Allowance>,
+    known: Mutex<Allowance>,
+    writer: Option<JoinHandle<()>>,
+}
+
+/// One call, to be completed when its end is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry(Arc<Call>);
+
+#[derive(Debug)]
+struct Call {
+    audit: Arc<Audit>,
+    who: Identity,
+    peer: Option<SocketAddr>,
+    what: Arc<str>,
+    /// Health, which has to be answered when nothing else can be.
+    open: bool,
+    read: bool,
+    telling: bool,
+    caller: Caller,
+    trace_id: TraceId,
+    generation: OnceLock<u64>,
+    /// None: it is written only if it is refused.
+    request: Option<Arc<Mutex<Sum>>>,
+    command: OnceLock<Command>,
+    /// Number of the line that was durable before it began.
+    asked: OnceLock<u64>,
+    begun: AtomicBool,
+    start: Instant,
+}
+
+/// Who calls, and what a handler says of its call for the audit log: in the extensions of the request.
+#[derive(Clone, Debug, Default)]
+pub struct CallRecord {
+    author: Arc<str>,
+    payer: Arc<str>,
+    entry: Option<Entry>,
+}
+
+impl CallRecord {
+    /// That of a request. One that came through no server of this crate is of nobody, and is not written down.
+    #[must_use]
+    pub fn of<T>(request: &tonic::Request<T>) -> Self {
+        let record = request.extensions().get::<Self>();
+        record.cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn new(who: &Identity, peer: Option<SocketAddr>, entry: Option<Entry>) -> Self {
+        let (author, payer) = match peer {
+            _ if !who.is_anonymous() => (who.name(), who.name()),
+            Some(peer) => (Arc::default(), format!("address:{}", peer.ip()).into()),
+            None => (Arc::default(), who.name()),
+        };
+        Self {
+            author,
+            payer,
+            entry,
+        }
+    }
+
+    /// Who calls: `spiffe://…`, `cn:…`, `token:…` or `oidc:…`. Empty: nobody had to say.
+    #[must_use]
+    pub fn author(&self) -> &str {
+        &self.author
+    }
+
+    /// Whose share is taken by what the call holds: the caller, or `address:…` where nobody had to say who calls.
+    #[must_use]
+    pub fn payer(&self) -> &Arc<str> {
+        &self.payer
+    }
+
+    /// Says which generation the object has by it.
+    pub fn generation(&self, generation: u64) {
+        if let Some(Entry(call)) = &self.entry {
+            call.generation.get_or_init(|| generation);
+        }
+    }
+
+    /// Says what is about to be run in a node, and waits until that is written down if it has to be. Errors:
+    /// `Unavailable` if it cannot be; then nothing may be run.
+    pub async fn runs(&self, command: &[String]) -> Result<()> {
+        let Some(entry) = &self.entry else {
+            return Ok(());
+        };
+        let call = &entry.0;
+        call.command.get_or_init(|| call.audit.key.command(command));
+        if call.begun.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let line = entry.line("STARTED", false, call.start.elapsed(), 0);
+        if call.audit.required {
+            call.audit.durable(line).await.map(drop)
+        } else {
+            call.audit.send(line);
+            Ok(())
+        }
+    }
+}
+
+/// How many refusals may be written yet.
+#[derive(Debug)]
+struct Allowance {
+    bucket: Bucket,
+    /// Those that were not written since the last one that was.
+    omitted: u64,
+}
+
+impl Allowance {
+    fn new((most, a_second): (u32, u32)) -> Self {
+        Self {
+            bucket: Bucket::new(most.into(), a_second.into()),
+            omitted: 0,
+        }
+    }
+
+    /// Whether one more may be written, and then how many were not before it.
+    fn take(&mut self) -> Option<u64> {
+        if self.bucket.take().is_err() {
+            self.omitted += 1;
+            return None;
+        }
+        Some(std::mem::take(&mut self.omitted))
+    }
+}
+
+impl Audit {
+    /// The log that the settings want. Errors: a file cannot be used.
+    pub(crate) fn of(settings: &ServerSettings) -> Result<Option<Arc<Self>>, AuditError> {
+        let Some(path) = &settings.audit_log else {
+            return Ok(None);
+        };
+        Self::open(path, settings).map(Some)
+    }
+
+    fn open(path: &Path, settings: &ServerSettings) -> Result<Arc<Self>, AuditError> {
+        let at = |path: &Path, source| AuditError {
+            path: path.to_owned(),
+            source,
+        };
+        let failed = |source| at(path, source);
+        let output = Output::open(path).map_err(failed)?;
+        let key = match &settings.audit_key {
+            Some(file) => DigestKey::read_or_make(file).map_err(|source| at(file, source))?,
+            None if path.as_os_str() == log::STDOUT => DigestKey::random().map_err(failed)?,
+            None => {
+                let file = log::beside(path, "key");
+                DigestKey::read_or_make(&file).map_err(|source| at(&file, source))?
+            }
+        };
+        let (sender, receiver) = sync_channel(QUEUE);
+        let lost = Arc::new(AtomicU64::new(0));
+        let (told, required) = (lost.clone(), settings.audit_required);
+        let writer = std::thread::Builder::new()
+            .name("audit".to_owned())
+            .spawn(move || log::write(&receiver, output, &told, required))
+            .map_err(failed)?;
+        Ok(Arc::new(Self {
+            lines: Some(sender),
+            reads: settings.audit_reads,
+            required,
+            key,
+            lost,
+            strangers: Mutex::new(Allowance::new(STRANGERS)),
+            known: Mutex::new(Allowance::new(KNOWN)),
+            writer: Some(writer),
+        }))
+    }
+
+    /// A call of somebody. It is written when it ends, if it changes something or is refused, or if reads are wanted, too.
+    pub(crate) fn entry(
+        self: &Arc<Self>,
+        who: Identity,
+        peer: Option<SocketAddr>,
+        what: Arc<str>,
+        permission: Option<Permission>,
+        caller: Caller,
+        trace_id: TraceId,
+    ) -> Entry {
+        let read = permission.is_some_and(Permission::is_read);
+        let telling = TELLING.contains(&&*what);
+        let wanted = !read || telling || self.reads;
+        Entry(Arc::new(Call {
+            audit: self.clone(),
+            who,
+            peer,
+            open: permission == Some(Permission::Open),
+            read,
+            telling,
+            what,
+            caller,
+            trace_id,
+            generation: OnceLock::new(),
+            request: wanted.then(|| Arc::new(Mutex::new(Sum::new(&self.key)))),
+            command: OnceLock::new(),
+            asked: OnceLock::new(),
+            begun: AtomicBool::new(false),
+            start: Instant::now(),
+        }))
+    }
+
+    /// A connection or a request that was refused before it was known who calls what.
+    pub(crate) fn turned_away(&self, peer: Option<SocketAddr>, what: &str, code: &str, why: &str) {
+        let Some(omitted) = self.allow(true) else {
+            return;
+        };
+        let line = Line {
+            time: time(),
+            who: "anonymous",
+            peer,
+            what,
+            code,
+            denied: true,
+            why: Some(why),
+            omitted,
+            ..Line::default()
+        };
+        self.send(line.text());
+    }
+
+    /// Whether a refusal may be written, and then how many were not before it.
+    fn allow(&self, stranger: bool) -> Option<u64> {
+        let of = if stranger {
+            &self.strangers
+        } else {
+            &self.known
+        };
+        let omitted = of.lock().take();
+        if omitted.is_none() {
+            metrics::counter!("drover_audit_omitted_total").increment(1);
+        }
+        omitted
+    }
+
+    fn put(&self, fields: String, durable: Option<oneshot::Sender<u64>>) -> bool {
+        let pending = Pending { fields, durable };
+        let sent = self.lines.as_ref().map(|lines| lines.try_send(pending));
+        let sent = matches!(sent, Some(Ok(())));
+        if !sent {
+            metrics::counter!("drover_audit_dropped_total").increment(1);
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    fn send(&self, fields: String) {
+        self.put(fields, None);
+    }
+
+    /// Writes a line and waits until it is on the disk. Answers its number.
+    async fn durable(&self, fields: String) -> Result<u64> {
+        let (told, durable) = oneshot::channel();
+        let sent = self.put(fields, Some(told));
+        let unwritten = || {
+            Error::unavailable(
+                "the call cannot be written down in the audit log, so it was not begun (audit_required)",
+            )
+        };
+        if !sent {
+            return Err(unwritten());
+        }
+        match timeout(DURABLE_WAIT, durable).await {
+            Ok(Ok(seq)) => Ok(seq),
+            Ok(Err(_)) | Err(_) => Err(unwritten()),
+        }
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        self.lines = None;
+        if let Some(writer) = self.writer.take() {
+            // It has said what went wrong.
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Entry {
+    /// Whether it is written however it ends.
+    fn is_wanted(&self) -> bool {
+        self.0.request.is_some()
+    }
+
+    /// Where what is asked is digested as it is read. None: nobody wants to know.
+    pub(crate) fn request(&self) -> Option<Arc<Mutex<Sum>>> {
+        self.0.request.clone()
+    }
+
+    /// Before a call has any effect: waits until it is written down, where it has to be. Errors: `Unavailable`.
+    pub(crate) async fn ask(&self) -> Result<()> {
+        if !self.0.audit.required || self.0.open || !self.is_wanted() {
+            return Ok(());
+        }
+        let line = self.line("ASKED", false, self.0.start.elapsed(), 0);
+        let seq = self.0.audit.durable(line).await?;
+        self.0.asked.get_or_init(|| seq);
+        Ok(())
+    }
+
+    /// The call has ended with a code of gRPC.
+    pub(crate) fn end(&self, code: Code, name: &str, elapsed: Duration) {
+        let denied = matches!(code, Code::PermissionDenied | Code::Unauthenticated);
+        self.write(name, denied, elapsed);
+    }
+
+    /// A stream has begun. What changes something is written at once: it may go on for days.
+    pub(crate) fn begin(&self, elapsed: Duration) {
+        let call = &self.0;
+        let wanted = !call.read || call.telling;
+        if wanted && !call.begun.swap(true, Ordering::Relaxed) {
+            self.write("STARTED", false, elapsed);
+        }
+    }
+
+    /// The request has ended with a status of HTTP.
+    pub(crate) fn end_http(&self, status: &str, elapsed: Duration) {
+        self.write(status, matches!(status, "401" | "403"), elapsed);
+    }
+
+    fn write(&self, code: &str, denied: bool, elapsed: Duration) {
+        if !denied && !self.is_wanted() {
+            return;
+        }
+        let audit = &self.0.audit;
+        let omitted = if denied {
+            match audit.allow(self.0.who.is_anonymous()) {
+                Some(omitted) => omitted,
+                None => return,
+            }
+        } else {
+            0
+        };
+        audit.send(self.line(code, denied, elapsed, omitted));
+    }
+
+    fn line(&self, code: &str, denied: bool, elapsed: Duration, omitted: u64) -> String {
+        let call = &*self.0;
+        Line {
+            time: time(),
+            who: &call.who.name(),
+            peer: call.peer,
+            what: &call.what,
+            object: call.caller.object(),
+            generation: call.generation.get().copied(),
+            request: call.request.as_ref().and_then(|sum| sum.lock().so_far()),
+            command: call.command.get(),
+            code,
+            denied,
+            trace_id: Some(call.trace_id.to_string()),
+            elapsed_ms: Some(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)),
+            omitted,
+            asked: call.asked.get().copied(),
+            ..Line::default()
+        }
+        .text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_of_refusals_is_written_in_part_and_the_rest_is_counted() {
+        let mut allowance = Allowance::new((3, 2));
+        let written = (0..10).filter_map(|_| allowance.take()).count();
+        assert_eq!(written, 3);
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(allowance.take(), Some(7));
+        assert_eq!(allowance.take(), None);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        let written: Vec<_> = (0..10).filter_map(|_| allowance.take()).collect();
+        assert_eq!(written, [1, 0, 0], "no more than at first");
+    }
+}
