@@ -21,11 +21,30 @@ struct Maker<'a> {
     events: Vec<NewEvent>,
 }
 
+/// Who asked for what.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Authors<'a> {
+    /// The present generation.
+    pub(crate) generation: &'a str,
+    /// That it is paused, or not any more.
+    pub(crate) pause: &'a str,
+}
+
+/// Says in an event who asked for what it tells, if that is known.
+pub(crate) fn sign(event: &mut NewEvent, author: &str) {
+    if author.is_empty() {
+        return;
+    }
+    let space = if event.message.is_empty() { "" } else { " " };
+    event.message = drover_core::error::cut(format!("{}{space}by {author}", event.message));
+    event.author = author.to_owned();
+}
+
 /// The events of operations on a record as it was before them.
 pub(crate) fn of(
     ops: &[Op],
     state: &State,
-    author: &str,
+    by: Authors<'_>,
     mut steps: Steps,
     now: Millis,
 ) -> Vec<NewEvent> {
@@ -40,7 +59,7 @@ pub(crate) fn of(
     let (first, rest): (Vec<&Op>, Vec<&Op>) = ops.iter().partition(user);
     for op in first.into_iter().chain(rest) {
         maker.step = is_step(op).then(|| steps.next());
-        maker.op(op, author);
+        maker.op(op, by);
     }
     maker.events
 }
@@ -86,6 +105,13 @@ fn data(state: &State, slot: u64, retain: bool) -> &'static str {
 }
 
 impl Maker<'_> {
+    /// Signs the events that were made since.
+    fn sign(&mut self, since: usize, author: &str) {
+        for event in self.events.iter_mut().skip(since) {
+            sign(event, author);
+        }
+    }
+
     fn add(&mut self, severity: EventSeverity, reason: &str, message: String) -> &mut NewEvent {
         self.events.push(NewEvent {
             time_ms: i64::try_from(self.now).unwrap_or(i64::MAX),
@@ -115,7 +141,7 @@ impl Maker<'_> {
         event.platform = Some(platform);
     }
 
-    fn op(&mut self, op: &Op, author: &str) {
+    fn op(&mut self, op: &Op, by: Authors<'_>) {
         use EventSeverity::{Info, Warning};
         match op {
             Op::Enter {
@@ -229,7 +255,13 @@ impl Maker<'_> {
                 let message = "belongs to this cluster now".to_owned();
                 self.node(*slot, Info, "NodeAdopted", message);
             }
-            Op::Condition { key, to } => self.condition(key, to.as_ref()),
+            Op::Condition { key, to } => {
+                let before = self.events.len();
+                self.condition(key, to.as_ref());
+                if key.kind == ConditionKind::Paused {
+                    self.sign(before, by.pause);
+                }
+            }
             Op::Rollout { group, to } => self.rollout(group, to.as_ref()),
             Op::Infrastructure { key, to, change } => {
                 let told = infrastructure::show::told(self.state, key, to.as_deref(), *change);
@@ -238,30 +270,27 @@ impl Maker<'_> {
                 }
             }
             Op::Observed { generation } => {
-                let by = if author.is_empty() {
-                    String::new()
-                } else {
-                    format!(" by {author}")
-                };
+                let before = self.events.len();
                 if self.state.deleting {
                     self.add(
                         Info,
                         "ClusterDeleting",
-                        format!("deletion was asked for{by}"),
+                        "deletion was asked for".to_owned(),
                     );
                 } else if self.state.observed_generation == 0 {
                     self.add(
                         Info,
                         "ClusterCreated",
-                        format!("generation {generation}{by}"),
+                        format!("generation {generation}"),
                     );
                 } else {
                     self.add(
                         Info,
                         "ClusterChanged",
-                        format!("generation {generation}{by}"),
+                        format!("generation {generation}"),
                     );
                 }
+                self.sign(before, by.generation);
             }
             Op::Learn { .. }
             | Op::Attempt { .. }

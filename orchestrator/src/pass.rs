@@ -355,7 +355,10 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     step.events = events::of(
         &plan.ops,
         &inner.state,
-        &inner.desired.value.author,
+        events::Authors {
+            generation: &inner.desired.value.author,
+            pause: &inner.desired.value.pause_author,
+        },
         names,
         now,
     );

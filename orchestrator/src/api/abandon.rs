@@ -13,6 +13,7 @@ use drover_store::{Lane, NewEvent, Step};
 use super::Api;
 use crate::{
     cluster::{Cluster, Inner},
+    events::sign,
     infrastructure,
     queue::Urgency,
     step,
@@ -57,12 +58,16 @@ impl Api {
         }
         reachable?;
         let keep = !request.delete_nodes;
+        let author = self.record.author();
         let mut nodes = Vec::new();
         let mut turns = 0;
         loop {
             let now = self.shared.now();
-            let (step, plan, ids, last) =
+            let (mut step, plan, ids, last) =
                 next_step(&cluster, &cluster.inner.lock(), &backend, keep, now);
+            for event in &mut step.events {
+                sign(event, author);
+            }
             match self
                 .shared
                 .store

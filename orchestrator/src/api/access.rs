@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::orchestrator::v1 as pb;
-use drover_server::Caller;
+use drover_server::{CallRecord, Caller};
 use tonic::Request;
 
 use super::Api;
@@ -16,6 +16,7 @@ impl Api {
         Self {
             shared: self.shared.clone(),
             caller: Caller::of(request),
+            record: CallRecord::of(request),
         }
     }
 

@@ -308,6 +308,7 @@ impl Api {
             spec: checked.spec.encode_to_vec().into(),
             // Counted on, so that what was expected of a deleted one never fits.
             generation: self.shared.tombstones.generation(name) + 1,
+            author: self.record.author().to_owned(),
             apply_time_ms: time,
             create_time_ms: time,
             ..Desired::default()
@@ -330,6 +331,7 @@ impl Api {
             let store = &self.shared.store;
             let (uid, revision) = store.create_cluster_with(value.clone(), data).await?;
             self.shared.hooks.reach(Point::AfterApply).await;
+            self.record.generation(value.generation);
             let desired = Versioned { value, revision };
             answer.revision = revision;
             self.shared

@@ -191,6 +191,8 @@ impl Api {
             (desired, node.slot)
         };
         let revision = self.store(&cluster, desired, None).await?;
+        self.tell_of_node(&cluster, slot, "ReplacementAsked", "is to be replaced")
+            .await;
         let plan = self.preview(&cluster);
         let visible = status::visible(&self.shared);
         let inner = cluster.inner.lock();
@@ -233,6 +235,12 @@ impl Api {
             (desired, node.slot)
         };
         let revision = self.store(&cluster, desired, None).await?;
+        let (reason, words) = if request.under_repair {
+            ("RepairBegun", "is under repair")
+        } else {
+            ("RepairEnded", "is not under repair any more")
+        };
+        self.tell_of_node(&cluster, slot, reason, words).await;
         let visible = status::visible(&self.shared);
         let inner = cluster.inner.lock();
         let node = inner
@@ -339,12 +347,18 @@ impl Api {
         spec: Option<Arc<Resolved>>,
         data: UserData,
     ) -> Result<u64> {
-        let same = {
-            let inner = cluster.inner.lock();
-            inner.desired.value == desired.value
-        };
-        if same {
+        let before = cluster.inner.lock().desired.value.clone();
+        self.record.generation(desired.value.generation);
+        if before == desired.value {
             return Ok(self.shared.revision());
+        }
+        let mut desired = desired;
+        let author = || self.record.author().to_owned();
+        if before.generation != desired.value.generation {
+            desired.value.author = author();
+        }
+        if before.paused != desired.value.paused {
+            desired.value.pause_author = author();
         }
         self.keep_revision(cluster, &desired.value).await?;
         self.shared.hooks.reach(Point::BeforeApply).await;

@@ -283,5 +283,6 @@ fn event(log: &Log, row: EventRow) -> pb::Event {
         step: event.step,
         trace_id: event.trace_id,
         count: event.count.max(1),
+        author: event.author,
     }
 }

@@ -18,6 +18,7 @@ mod service;
 pub(crate) mod status;
 mod storage;
 mod suggest;
+mod told;
 mod user_data;
 mod watch;
 
@@ -28,7 +29,7 @@ use drover_proto::orchestrator::v1::{
     platform_registry_service_server::PlatformRegistryServiceServer,
     secret_service_server::SecretServiceServer,
 };
-use drover_server::{Caller, MAX_MESSAGE_BYTES};
+use drover_server::{CallRecord, Caller, MAX_MESSAGE_BYTES};
 
 use crate::shared::Shared;
 
@@ -41,6 +42,8 @@ pub(crate) struct Api {
     shared: Arc<Shared>,
     /// Who calls. That of a service itself may do everything; each call has its own.
     caller: Caller,
+    /// What is written down of its call.
+    record: CallRecord,
 }
 
 pub(crate) fn routes(shared: &Arc<Shared>) -> tonic::service::Routes {
@@ -69,6 +72,7 @@ fn servers(
     let api = Api {
         shared: shared.clone(),
         caller: Caller::default(),
+        record: CallRecord::default(),
     };
     (
         ClusterServiceServer::new(api.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES),

@@ -173,6 +173,7 @@ impl Api {
             capability,
             "run commands in nodes",
         )?;
+        self.record.runs(&start.command).await?;
         let first = wire::ExecStart {
             node: Some(target),
             fence: None,

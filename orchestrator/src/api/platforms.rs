@@ -222,6 +222,7 @@ impl Api {
             }
         }
         let platform = registered.platform.to_proto(self.shared.now());
+        self.record.generation(platform.generation);
         let revision = self.shared.revision();
         Ok(pb::RegisterPlatformResponse {
             platform: Some(platform),

@@ -50,6 +50,7 @@ impl Api {
                 apply_time: Some(to_timestamp(u64::try_from(row.apply_time_ms).unwrap_or(0))),
                 spec: Some(stored_spec(&row.spec)?),
                 changes,
+                author: row.author.clone(),
             });
         }
         revisions.reverse();
@@ -68,6 +69,7 @@ impl Api {
         let present = RevisionRow {
             spec: desired.spec,
             apply_time_ms: desired.apply_time_ms,
+            author: desired.author,
         };
         let same =
             |old: &RevisionRow| -> Result<bool> {
@@ -107,6 +109,7 @@ impl Api {
         let row = RevisionRow {
             spec: present.spec,
             apply_time_ms: present.apply_time_ms,
+            author: present.author,
         };
         let store = &self.shared.store;
         store
@@ -205,6 +208,11 @@ impl Api {
             restarted(&inner, request.group.as_deref())?
         };
         let revision = self.store(&cluster, desired, None).await?;
+        let words = format!("all {node_count} nodes are to be replaced");
+        self.tell(&cluster, "RestartAsked", words, |event| {
+            event.group.clone_from(&request.group);
+        })
+        .await;
         let plan = self.preview(&cluster);
         Ok(pb::RestartGroupResponse {
             cluster: Some(self.shown(&cluster)),

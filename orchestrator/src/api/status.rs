@@ -107,6 +107,7 @@ pub(super) fn cluster(
         status: Some(status(cluster, inner, visible)),
         create_time: Some(time(desired.create_time_ms)),
         delete_time: desired.delete_time_ms.map(time),
+        author: desired.author.clone(),
     }
 }
 
@@ -114,6 +115,7 @@ fn status(cluster: &Cluster, inner: &Inner, visible: &Visible) -> pb::ClusterSta
     let groups = group_statuses(inner, visible);
     let pause = inner.desired.value.paused.as_ref().map(|pause| pb::Pause {
         reason: pause.reason.clone(),
+        author: inner.desired.value.pause_author.clone(),
         pause_time: Some(to_timestamp(u64::try_from(pause.time_ms).unwrap_or(0))),
     });
     pb::ClusterStatus {

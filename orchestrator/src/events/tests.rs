@@ -20,7 +20,11 @@ fn node(slot: u64, state: NodeState) -> Node {
 }
 
 fn told(state: &State, ops: &[Op]) -> Vec<NewEvent> {
-    of(ops, state, "ann", Steps::new(4, 9), 3_500)
+    let by = Authors {
+        generation: "ann",
+        pause: "bob",
+    };
+    of(ops, state, by, Steps::new(4, 9), 3_500)
 }
 
 fn enter(state: NodeState, reason: &'static str, message: &str) -> Op {

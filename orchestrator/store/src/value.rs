@@ -23,7 +23,7 @@ pub struct Desired {
     /// Counts the changes of the spec, from 1.
     #[prost(uint64, tag = "4")]
     pub generation: u64,
-    /// Who applied it last.
+    /// Who wanted the present generation. Empty: not known.
     #[prost(string, tag = "5")]
     pub author: String,
     /// When it was applied last, in ms since 1970.
@@ -44,6 +44,9 @@ pub struct Desired {
     /// More of the user's state, each encoded by who knows the name.
     #[prost(btree_map = "string, bytes", tag = "11")]
     pub extra: std::collections::BTreeMap<String, Vec<u8>>,
+    /// Who paused it, or ended that, last. Empty: not known.
+    #[prost(string, tag = "12")]
+    pub pause_author: String,
 }
 
 /// The user stopped all changes.
@@ -67,6 +70,9 @@ pub struct RevisionRow {
     /// When it was applied, in ms since 1970.
     #[prost(int64, tag = "2")]
     pub apply_time_ms: i64,
+    /// Who wanted it. Empty: not known.
+    #[prost(string, tag = "3")]
+    pub author: String,
 }
 
 /// What the owner of a cluster knows of it as a whole.
@@ -195,6 +201,9 @@ pub struct NewEvent {
     /// Events of one lasting state share a number; 0: it stands alone.
     #[prost(uint64, tag = "11")]
     pub series: u64,
+    /// Who asked for it. Empty: nobody did, or it is not known.
+    #[prost(string, tag = "12")]
+    pub author: String,
 }
 
 /// A stored event.

@@ -12,6 +12,7 @@ use drover_testing::certs;
 mod abandon;
 mod access;
 mod apply;
+mod audited;
 mod certificates;
 mod changes;
 mod events;

@@ -13,7 +13,7 @@ use crate::{
     client::{CALL_TIMEOUT, Change, Client},
     failure::{Exit, Failure, Outcome},
     manifest::yaml,
-    output::{self, Format, Table, age, json},
+    output::{self, Format, Table, age, json, rows::or_dash},
 };
 
 /// Reasons of a blocked update that time alone does not mend.
@@ -207,14 +207,22 @@ async fn history(client: &Client, cluster: &str, format: Format) -> Outcome {
             }
         }
         Format::Table | Format::Wide => {
-            let mut table = Table::new(&["REVISION", "AGE", "CHANGES"]);
+            // Where nobody has to say who they are, there is nothing to show.
+            let known = answer.revisions.iter().any(|one| !one.author.is_empty());
+            let mut table = Table::new(if known {
+                &["REVISION", "AGE", "BY", "CHANGES"]
+            } else {
+                &["REVISION", "AGE", "CHANGES"]
+            });
             let now = SystemTime::now();
             for (at, revision) in answer.revisions.iter().enumerate() {
-                table.rows.push(vec![
+                let mut row = vec![
                     revision.generation.to_string(),
                     age::since(revision.apply_time.as_ref(), now),
-                    changes(revision, at == 0, at + 1 == answer.revisions.len()),
-                ]);
+                ];
+                row.extend(known.then(|| or_dash(&revision.author)));
+                row.push(changes(revision, at == 0, at + 1 == answer.revisions.len()));
+                table.rows.push(row);
             }
             output::print_painted(&table.render(true, output::colours()))?;
             if answer.revisions.len() > 1 {

@@ -17,6 +17,15 @@ use crate::output::{
 /// Names that are listed where nodes are summed up.
 const MAX_NAMES: usize = 6;
 
+/// Who wanted something, if that is known.
+fn by(author: &str) -> String {
+    if author.is_empty() {
+        String::new()
+    } else {
+        format!(" by {author}")
+    }
+}
+
 /// The cluster, its groups and its nodes. What is fine is summed up.
 pub(super) fn tree(cluster: &Cluster, nodes: &[Node], all: bool, now: SystemTime) -> Table {
     let mut table = Table::new(&["NAME", "STATUS", "READY", "REASON", "SINCE", "MESSAGE"]);
@@ -32,14 +41,17 @@ pub(super) fn tree(cluster: &Cluster, nodes: &[Node], all: bool, now: SystemTime
         );
     }
     about.push(format!(
-        "generation {} of {}",
-        status.observed_generation, cluster.generation
+        "generation {} of {}{}",
+        status.observed_generation,
+        cluster.generation,
+        by(&cluster.author)
     ));
     if let Some(pause) = &status.pause {
+        let by = by(&pause.author);
         about.push(if pause.reason.is_empty() {
-            "paused".to_owned()
+            format!("paused{by}")
         } else {
-            format!("paused: {}", pause.reason)
+            format!("paused{by}: {}", pause.reason)
         });
     }
     about.extend(troubles(&status.conditions));

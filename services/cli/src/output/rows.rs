@@ -413,7 +413,7 @@ pub(crate) fn purpose(purpose: SecretPurpose) -> &'static str {
     }
 }
 
-fn or_dash(text: &str) -> String {
+pub(crate) fn or_dash(text: &str) -> String {
     if text.is_empty() {
         "-".into()
     } else {

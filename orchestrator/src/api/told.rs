@@ -1,0 +1,84 @@
+//! Who asked for what raises no generation, as events.
+
+use std::sync::Arc;
+
+use drover_core::Reason;
+use drover_planner::Plan;
+use drover_proto::orchestrator::v1 as pb;
+use drover_store::{Lane, NewEvent};
+
+use super::Api;
+use crate::{cluster::Cluster, events::sign, step};
+
+/// How often an event is tried anew because a pass was quicker.
+const MAX_TURNS: usize = 16;
+
+impl Api {
+    /// Says who asked for something, if that is known. What was asked for is durable already: an event that cannot be
+    /// stored is only missed here, and the audit log has it.
+    pub(super) async fn tell(
+        &self,
+        cluster: &Arc<Cluster>,
+        reason: &str,
+        words: String,
+        of: impl FnOnce(&mut NewEvent),
+    ) {
+        if self.record.author().is_empty() {
+            return;
+        }
+        let now = self.shared.now();
+        let mut event = NewEvent {
+            time_ms: i64::try_from(now).unwrap_or(i64::MAX),
+            severity: pb::EventSeverity::Info.into(),
+            reason: reason.to_owned(),
+            message: words,
+            count: 1,
+            ..NewEvent::default()
+        };
+        of(&mut event);
+        sign(&mut event, self.record.author());
+        for _ in 0..MAX_TURNS {
+            let mut step = step::encode_step(&cluster.inner.lock(), &[], &[], now);
+            (step.uid, step.expect_desired) = (cluster.uid, None);
+            step.events = vec![event.clone()];
+            let shard = self.shared.shards.of(cluster.uid);
+            match self.shared.store.step(shard, step, Lane::Bulk).await {
+                Ok(done) => {
+                    let plan = Plan::default();
+                    step::take_over(&self.shared, cluster, &plan, Vec::new(), done, now);
+                    return;
+                }
+                Err(error) if error.reason() == Reason::Conflict => {
+                    tokio::time::sleep(super::SHORT_WAIT).await;
+                }
+                Err(error) => {
+                    tracing::warn!(cluster = %cluster.name, reason, %error, "an event could not be stored");
+                    return;
+                }
+            }
+        }
+        tracing::warn!(cluster = %cluster.name, reason, "an event was not stored: the cluster changes too fast");
+    }
+
+    /// The same of a node.
+    pub(super) async fn tell_of_node(
+        &self,
+        cluster: &Arc<Cluster>,
+        slot: u64,
+        reason: &str,
+        words: &str,
+    ) {
+        let found = {
+            let inner = cluster.inner.lock();
+            let node = inner.state.node(slot);
+            node.map(|node| (node.id(cluster.uid), node.name(), node.group.to_string()))
+        };
+        let Some((id, name, group)) = found else {
+            return;
+        };
+        self.tell(cluster, reason, format!("{name} {words}"), |event| {
+            (event.node, event.group) = (Some(id), Some(group));
+        })
+        .await;
+    }
+}
