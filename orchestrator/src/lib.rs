@@ -21,6 +21,7 @@ mod follow;
 mod hooks;
 mod infrastructure;
 mod intake;
+mod limits;
 mod order;
 mod pass;
 mod platform;
@@ -50,11 +51,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use connect::PlatformTlsSettings;
 pub use hooks::{Hooks, Point};
+pub use limits::LimitSettings;
 pub use probes::reach::ProbeSettings;
 pub use shared::Connector;
 pub use show::show;
 
-use crate::{probes::reach::Reach, shared::Shared};
+use crate::{limits::Limits, probes::reach::Reach, shared::Shared};
 
 /// Version of this server.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -74,6 +76,8 @@ pub struct Settings {
     pub secrets: SecretsSettings,
     /// Where nodes may be probed.
     pub probes: ProbeSettings,
+    /// What one caller may take.
+    pub limits: LimitSettings,
 }
 
 /// How secrets are kept.
@@ -93,6 +97,7 @@ impl Default for Settings {
             platform_tls: PlatformTlsSettings::default(),
             secrets: SecretsSettings::default(),
             probes: ProbeSettings::default(),
+            limits: LimitSettings::default(),
         }
     }
 }
@@ -116,7 +121,7 @@ impl Orchestrator {
     ///
     /// # Errors
     /// The store is locked by another process, damaged, or of a newer version; a file of `platform_tls` or `secrets`, or a
-    /// range of `probes`, cannot be used; the store is encrypted with other keys.
+    /// range of `probes` or one of `limits`, cannot be used; the store is encrypted with other keys.
     pub async fn open(settings: &Settings) -> Result<Self> {
         Self::open_through(settings, |connector| connector).await
     }
@@ -130,7 +135,7 @@ impl Orchestrator {
         way: impl FnOnce(Connector) -> Connector,
     ) -> Result<Self> {
         let connector = way(connect::connector(settings.platform_tls.clone())?);
-        let reach = Reach::of(&settings.probes)?;
+        let bounds = (Reach::of(&settings.probes)?, Limits::of(&settings.limits)?);
         let keys = settings.secrets.key_file.as_ref();
         let keys = keys.map(Keyring::read).transpose()?;
         let store = Store::open_directory(&settings.data_dir).await?;
@@ -145,7 +150,7 @@ impl Orchestrator {
                 );
             }
         }
-        Self::begin(store, connector, Hooks::default(), reach).await
+        Self::begin(store, connector, Hooks::default(), bounds).await
     }
 
     /// Begins to keep what a store holds, reaching platforms in a way of the caller's.
@@ -153,10 +158,16 @@ impl Orchestrator {
     /// # Errors
     /// The store is owned by another process, cannot be read, or is encrypted and was not given its keys.
     pub async fn start(store: Store, connector: Connector, hooks: Hooks) -> Result<Self> {
-        Self::begin(store, connector, hooks, Reach::default()).await
+        let limits = Limits::of(&LimitSettings::default())?;
+        Self::begin(store, connector, hooks, (Reach::default(), limits)).await
     }
 
-    async fn begin(store: Store, connector: Connector, hooks: Hooks, reach: Reach) -> Result<Self> {
+    async fn begin(
+        store: Store,
+        connector: Connector,
+        hooks: Hooks,
+        (reach, limits): (Reach, Limits),
+    ) -> Result<Self> {
         let shards = store.take_all().await?;
         let shared = Arc::new(Shared {
             clock: clock::Clock::new(),
@@ -173,6 +184,7 @@ impl Orchestrator {
             changes: Arc::default(),
             probes: probes::Probes::default(),
             reach,
+            limits,
             secrets: secrets::Secrets::default(),
             figures: figures::Figures::default(),
             tasks: TaskTracker::new(),

@@ -28,6 +28,35 @@ struct Flags {
     #[command(flatten)]
     #[serde(skip_serializing_if = "ProbeFlags::is_empty")]
     probes: ProbeFlags,
+    /// What one caller may take
+    #[command(flatten)]
+    #[serde(skip_serializing_if = "LimitFlags::is_empty")]
+    limits: LimitFlags,
+}
+
+/// Flags of what one caller may take.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+struct LimitFlags {
+    /// Bytes that the watches, logs and commands of one caller may hold [default: 67108864]
+    #[arg(long, value_name = "BYTES")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    watch_bytes_per_caller: Option<usize>,
+    /// Plans of one caller under way at once [default: 8]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plans_per_caller: Option<usize>,
+    /// Plans of one caller a second, and five times as many at once [default: 20]
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plans_per_second_per_caller: Option<u32>,
+}
+
+impl LimitFlags {
+    fn is_empty(&self) -> bool {
+        self.watch_bytes_per_caller.is_none()
+            && self.plans_per_caller.is_none()
+            && self.plans_per_second_per_caller.is_none()
+    }
 }
 
 /// Flags of where nodes may be probed.

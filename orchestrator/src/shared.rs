@@ -22,6 +22,7 @@ use crate::{
     cluster::{Cluster, Inner},
     codec::Interner,
     figures::Figures,
+    limits::Limits,
     platform::Platform,
     probes::{
         Probes,
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     pub(crate) changes: Arc<Changes>,
     pub(crate) probes: Probes,
     pub(crate) reach: Reach,
+    pub(crate) limits: Limits,
     pub(crate) secrets: Secrets,
     pub(crate) figures: Figures,
     pub(crate) tasks: TaskTracker,

@@ -41,6 +41,11 @@ impl Api {
         let Some(document) = &request.cluster else {
             return Err(Error::invalid("cluster", "is missing"));
         };
+        let _share = if request.validate_only {
+            self.shared.limits.plan(self.record.payer())?
+        } else {
+            None
+        };
         if !request.assume_platforms.is_empty() && !request.validate_only {
             return Err(Error::invalid("assume_platforms", "is for validate_only"));
         }
@@ -175,6 +180,16 @@ impl Api {
         request: pb::PlanClusterRequest,
     ) -> Result<pb::PlanClusterResponse> {
         use pb::plan_cluster_request::Subject;
+        // Those are counted where they are tried.
+        let tried = matches!(
+            request.subject,
+            Some(Subject::Cluster(_) | Subject::Undo(_))
+        );
+        let _share = if tried {
+            None
+        } else {
+            self.shared.limits.plan(self.record.payer())?
+        };
         self.shared.reach(request.min_revision).await?;
         match request.subject {
             Some(Subject::Name(name)) => {

@@ -13,8 +13,9 @@ use super::{
     Api,
     nodes::Answers,
     paging::{self, Page},
+    watch::{STREAM_BYTES, WAITING},
 };
-use crate::shared::Shared;
+use crate::{limits::Held, shared::Shared};
 
 /// Events read at once.
 const BATCH: usize = 256;
@@ -137,6 +138,7 @@ impl Api {
             heartbeat,
             ready,
             ended: false,
+            held: self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?,
         };
         let stop = self.shared.stop.clone();
         Ok(Box::pin(futures::StreamExt::take_until(
@@ -156,6 +158,8 @@ struct Watching {
     /// What is to be sent next, the last first.
     ready: Vec<pb::watch_events_response::Item>,
     ended: bool,
+    /// What is counted of it.
+    held: Held,
 }
 
 async fn step(
@@ -192,6 +196,11 @@ async fn step(
                     .rev()
                     .map(|row| Item::Event(event(&state.log, row)))
                     .collect();
+                let bytes = state.ready.iter().map(Item::encoded_len).sum::<usize>();
+                if let Err(error) = state.held.resize(STREAM_BYTES + WAITING * bytes) {
+                    state.ended = true;
+                    return Some((Err(drover_convert::error::to_status(&error)), state));
+                }
             }
             Ok(Ok(None)) => {
                 state.ended = true;

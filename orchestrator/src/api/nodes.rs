@@ -14,8 +14,9 @@ use super::{
     clusters::{find_node, seen},
     paging::{self, Page},
     status,
+    watch::STREAM_BYTES,
 };
-use crate::{cluster::Cluster, exec::OPEN_TIMEOUT};
+use crate::{cluster::Cluster, exec::OPEN_TIMEOUT, limits::Held};
 
 /// How often it is looked whether who follows a node may still do so.
 const LOOK: Duration = Duration::from_secs(1);
@@ -132,6 +133,7 @@ impl Api {
         let capability = wire::Capability::NodeLogs;
         let (cluster, client, target) =
             self.target(&request.cluster, &request.id, capability, "show logs")?;
+        let held = self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?;
         let message = wire::StreamLogsRequest {
             node: Some(target),
             follow: request.follow,
@@ -146,7 +148,7 @@ impl Api {
         let chunks = client.stream_logs(message, OPEN_TIMEOUT).await?;
         let chunks = chunks
             .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }));
-        Ok(self.while_allowed(cluster, capability, chunks))
+        Ok(self.while_allowed(cluster, capability, held, chunks))
     }
 
     pub(super) async fn exec(
@@ -173,6 +175,7 @@ impl Api {
             capability,
             "run commands in nodes",
         )?;
+        let held = self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?;
         self.record.runs(&start.command).await?;
         let first = wire::ExecStart {
             node: Some(target),
@@ -210,7 +213,7 @@ impl Api {
             wrong.cancelled_owned().await;
             out_of_order()
         });
-        Ok(self.while_allowed(cluster, capability, outputs))
+        Ok(self.while_allowed(cluster, capability, held, outputs))
     }
 
     /// A stream that ends when the orchestrator does, and when the cluster leaves what the caller may reach into.
@@ -218,6 +221,7 @@ impl Api {
         &self,
         cluster: Arc<Cluster>,
         capability: wire::Capability,
+        held: Held,
         stream: impl Stream<Item = Result<T>> + Send + 'static,
     ) -> Answers<T> {
         let (stop, api) = (self.shared.stop.clone(), self.clone());
@@ -230,8 +234,10 @@ impl Api {
                 }
             }
         });
-        let stream =
-            stream.map(|item| item.map_err(|error| drover_convert::error::to_status(&error)));
+        let stream = stream.map(move |item| {
+            let _ = &held;
+            item.map_err(|error| drover_convert::error::to_status(&error))
+        });
         Box::pin(stream.take_until(stop.cancelled_owned()))
     }
 }

@@ -21,12 +21,19 @@ use super::{
     nodes::{Answers, Filter},
     status::{self, Visible},
 };
-use crate::{changes::Follower, cluster::Cluster};
+use crate::{changes::Follower, cluster::Cluster, limits::Held};
 
 /// Objects in one message.
 const BATCH: usize = 256;
 /// Bytes in one message, if there is more than one object: well below the largest message.
 const BATCH_BYTES: usize = 1024 * 1024;
+/// What a stream is counted as whatever it does: its task, and buffers of answers that nobody reads.
+pub(super) const STREAM_BYTES: usize = 64 * 1024;
+/// What an answer that waits takes, as against what is sent of it.
+pub(super) const WAITING: usize = 3;
+/// What a watch remembers of a node, and of a cluster.
+const NODE_BYTES: usize = 96;
+const CLUSTER_BYTES: usize = 160;
 /// Changes that come quickly after each other go out together.
 const GATHER: Duration = Duration::from_millis(5);
 
@@ -34,13 +41,30 @@ const GATHER: Duration = Duration::from_millis(5);
 trait Subject: Send + 'static {
     type Answer: Send + 'static;
 
-    /// What changed of a cluster, for the answers. None: it is gone.
-    fn look(&mut self, api: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible);
+    /// What changed of a cluster, from a slot on, for the answers. None: it is gone.
+    fn look(
+        &mut self,
+        api: &Api,
+        at: (Uuid, u64),
+        cluster: Option<&Arc<Cluster>>,
+        visible: &Visible,
+    ) -> Looked;
+    /// Bytes that are remembered of what was sent.
+    fn bytes(&self) -> usize;
     /// Answers that are ready, in batches.
     fn take(&mut self) -> Vec<Self::Answer>;
     fn started(&self, interval: Duration) -> Self::Answer;
     fn complete(&self, mark: pb::WatchMark) -> Self::Answer;
     fn heartbeat(&self, mark: pb::WatchMark) -> Self::Answer;
+}
+
+/// What a look at a cluster brought.
+#[derive(Default)]
+struct Looked {
+    /// Bytes of the answers.
+    bytes: usize,
+    /// The slot where it goes on. None: all of it was looked at.
+    next: Option<u64>,
 }
 
 struct Watch<S: Subject> {
@@ -53,6 +77,10 @@ struct Watch<S: Subject> {
     snapshot: Option<Cursor>,
     /// Clusters that changed and were not looked at yet.
     changed: VecDeque<Uuid>,
+    /// Clusters that are looked at next, and from which slot on.
+    looking: VecDeque<(Uuid, u64)>,
+    /// What is counted of it.
+    held: Held,
     ready: VecDeque<S::Answer>,
     /// Sent when everything before it was.
     owed: Option<S::Answer>,
@@ -63,8 +91,9 @@ struct Watch<S: Subject> {
 type Cursor = Option<Arc<str>>;
 
 /// Looks at clusters only as fast as the answers are read, a batch at a time: a reader that does not read holds one
-/// batch, however many clusters there are.
-fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Answers<S::Answer> {
+/// batch, however many clusters there are, and however large they are.
+fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers<S::Answer>> {
+    let held = api.shared.limits.hold(api.record.payer(), STREAM_BYTES)?;
     // Before the snapshot, so that nothing between the two is missed.
     let follower = api.shared.changes.follow();
     let mark = mark(&api.shared);
@@ -75,16 +104,18 @@ fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Answers<S::Ans
         next_heartbeat: Instant::now() + interval,
         snapshot: Some(None),
         changed: VecDeque::new(),
+        looking: VecDeque::new(),
+        held,
         ready: VecDeque::from([subject.started(interval)]),
         owed: Some(subject.complete(mark)),
         subject,
         ended: false,
     };
     let stop = api.shared.stop.clone();
-    Box::pin(futures::StreamExt::take_until(
+    Ok(Box::pin(futures::StreamExt::take_until(
         stream::unfold(watch, step),
         stop.cancelled_owned(),
-    ))
+    )))
 }
 
 async fn step<S: Subject>(
@@ -97,10 +128,18 @@ async fn step<S: Subject>(
         if watch.ended {
             return None;
         }
-        if watch.look_on() {
-            // Thousands that are not wanted must not keep others from their turn.
-            tokio::task::consume_budget().await;
-            continue;
+        match watch.look_on() {
+            Ok(true) => {
+                // Thousands that are not wanted must not keep others from their turn.
+                tokio::task::consume_budget().await;
+                continue;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                watch.ended = true;
+                watch.ready.clear();
+                return Some((Err(drover_convert::error::to_status(&error)), watch));
+            }
         }
         if let Some(answer) = watch.owed.take() {
             return Some((Ok(answer), watch));
@@ -150,32 +189,44 @@ impl<S: Subject> Watch<S> {
         true
     }
 
-    /// Looks at the next clusters, of the snapshot first. False: there are none left.
-    fn look_on(&mut self) -> bool {
+    /// Looks at the next clusters, of the snapshot first, until there is a batch. False: there are none left. Errors:
+    /// `Overloaded`, the caller holds too much.
+    fn look_on(&mut self) -> Result<bool> {
         let shared = &self.api.shared;
-        if let Some(after) = self.snapshot.take() {
-            let visible = status::visible(shared);
-            let (clusters, last) = shared.after(after.as_deref(), BATCH);
-            for cluster in clusters {
-                self.subject
-                    .look(&self.api, cluster.uid, Some(&cluster), &visible);
+        if self.looking.is_empty() {
+            if let Some(after) = self.snapshot.take() {
+                let (clusters, last) = shared.after(after.as_deref(), BATCH);
+                self.looking.extend(clusters.iter().map(|it| (it.uid, 0)));
+                self.snapshot = last.map(Some);
+            } else if !self.changed.is_empty() {
+                let next = self.changed.drain(..self.changed.len().min(BATCH));
+                self.looking.extend(next.map(|uid| (uid, 0)));
+                if self.changed.is_empty() {
+                    self.changed = VecDeque::new();
+                }
+            } else {
+                // Nothing waits any more.
+                self.held.resize(STREAM_BYTES + self.subject.bytes())?;
+                return Ok(false);
             }
-            self.snapshot = last.map(Some);
-        } else if !self.changed.is_empty() {
-            let visible = status::visible(shared);
-            for uid in self.changed.drain(..self.changed.len().min(BATCH)) {
-                let cluster = shared.cluster(uid);
-                self.subject
-                    .look(&self.api, uid, cluster.as_ref(), &visible);
-            }
-            if self.changed.is_empty() {
-                self.changed = VecDeque::new();
-            }
-        } else {
-            return false;
         }
+        let visible = status::visible(shared);
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES / 4
+            && let Some((uid, from)) = self.looking.pop_front()
+        {
+            let cluster = shared.cluster(uid);
+            let looked = (self.subject).look(&self.api, (uid, from), cluster.as_ref(), &visible);
+            bytes += looked.bytes;
+            if let Some(next) = looked.next {
+                self.looking.push_front((uid, next));
+                break;
+            }
+        }
+        self.held
+            .resize(STREAM_BYTES + WAITING * bytes + self.subject.bytes())?;
         self.ready.extend(self.subject.take());
-        true
+        Ok(true)
     }
 }
 
@@ -217,7 +268,14 @@ struct Clusters {
 impl Subject for Clusters {
     type Answer = pb::WatchClustersResponse;
 
-    fn look(&mut self, api: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
+    fn look(
+        &mut self,
+        api: &Api,
+        (uid, _): (Uuid, u64),
+        cluster: Option<&Arc<Cluster>>,
+        visible: &Visible,
+    ) -> Looked {
+        let mut looked = Looked::default();
         let wanted = cluster.and_then(|cluster| {
             let inner = cluster.inner.lock();
             let named = self
@@ -235,6 +293,7 @@ impl Subject for Clusters {
         });
         match wanted {
             Some((name, cluster)) => {
+                looked.bytes = cluster.encoded_len();
                 self.sent.insert(uid, name);
                 self.upserts.push(cluster);
             }
@@ -243,6 +302,11 @@ impl Subject for Clusters {
                 self.removals.extend(gone.map(|name| name.to_string()));
             }
         }
+        looked
+    }
+
+    fn bytes(&self) -> usize {
+        self.sent.len() * CLUSTER_BYTES
     }
 
     fn take(&mut self) -> Vec<Self::Answer> {
@@ -279,63 +343,96 @@ impl Subject for Clusters {
     }
 }
 
+/// What was sent last of the nodes of a cluster.
+struct Sent {
+    cluster: Arc<str>,
+    /// Id and fingerprint, by slot.
+    nodes: BTreeMap<u64, (Box<str>, u64)>,
+}
+
 struct Nodes {
     filter: Filter,
-    /// What was sent last of each node, by cluster and slot.
-    sent: HashMap<Uuid, BTreeMap<u64, (String, u64)>>,
+    sent: HashMap<Uuid, Sent>,
+    /// Nodes in all of `sent`.
+    count: usize,
     upserts: Vec<pb::Node>,
     removals: Vec<String>,
+}
+
+impl Nodes {
+    /// Nodes of these slots that were sent and are not there any more.
+    fn drop_gone(&mut self, uid: Uuid, slots: std::ops::Range<u64>, here: &BTreeSet<u64>) {
+        let Some(sent) = self.sent.get_mut(&uid) else {
+            return;
+        };
+        let known = sent.nodes.range(slots).map(|(slot, _)| *slot);
+        let gone: Vec<u64> = known.filter(|slot| !here.contains(slot)).collect();
+        for slot in gone {
+            if let Some((id, _)) = sent.nodes.remove(&slot) {
+                self.count -= 1;
+                self.removals.push(format!("{}/{id}", sent.cluster));
+            }
+        }
+        if sent.nodes.is_empty() {
+            self.sent.remove(&uid);
+        }
+    }
 }
 
 impl Subject for Nodes {
     type Answer = pb::WatchNodesResponse;
 
-    fn look(&mut self, api: &Api, uid: Uuid, cluster: Option<&Arc<Cluster>>, visible: &Visible) {
-        let mut here = BTreeSet::new();
-        if let Some(cluster) = cluster
-            && self
-                .filter
-                .cluster
-                .as_deref()
-                .is_none_or(|name| *name == *cluster.name)
-        {
+    fn look(
+        &mut self,
+        api: &Api,
+        (uid, from): (Uuid, u64),
+        cluster: Option<&Arc<Cluster>>,
+        visible: &Visible,
+    ) -> Looked {
+        let (mut here, mut looked) = (BTreeSet::new(), Looked::default());
+        let named = |cluster: &&Arc<Cluster>| {
+            let wanted = self.filter.cluster.as_deref();
+            wanted.is_none_or(|name| *name == *cluster.name)
+        };
+        if let Some(cluster) = cluster.filter(named) {
             let inner = cluster.inner.lock();
             let seen = api.sees(cluster, &inner);
-            for node in inner
-                .state
-                .nodes
-                .iter()
-                .filter(|node| seen && self.filter.has(&node.group))
-            {
-                let answer = status::node(cluster, &inner, visible, node);
-                let print = fingerprint(&answer);
-                let sent = self.sent.entry(uid).or_default();
-                here.insert(node.slot);
-                if sent
-                    .get(&node.slot)
-                    .is_some_and(|(_, before)| *before == print)
-                {
+            let first = inner.state.nodes.partition_point(|node| node.slot < from);
+            let nodes = inner.state.nodes[first..].iter();
+            for (at, node) in nodes.filter(|_| seen).enumerate() {
+                if at == BATCH {
+                    looked.next = Some(node.slot);
+                    break;
+                }
+                if !self.filter.has(&node.group) {
                     continue;
                 }
-                sent.insert(
-                    node.slot,
-                    (format!("{}/{}", cluster.name, answer.id), print),
-                );
+                here.insert(node.slot);
+                let answer = status::node(cluster, &inner, visible, node);
+                let (print, bytes) = fingerprint(&answer);
+                let sent = self.sent.entry(uid).or_insert_with(|| Sent {
+                    cluster: cluster.name.clone(),
+                    nodes: BTreeMap::new(),
+                });
+                match sent.nodes.get_mut(&node.slot) {
+                    Some((_, before)) if *before == print => continue,
+                    Some((_, before)) => *before = print,
+                    None => {
+                        let id = answer.id.as_str().into();
+                        sent.nodes.insert(node.slot, (id, print));
+                        self.count += 1;
+                    }
+                }
+                looked.bytes += bytes;
                 self.upserts.push(answer);
             }
         }
-        if let Some(sent) = self.sent.get_mut(&uid) {
-            let gone: Vec<u64> = sent
-                .keys()
-                .filter(|slot| !here.contains(slot))
-                .copied()
-                .collect();
-            self.removals.extend(
-                gone.iter()
-                    .filter_map(|slot| sent.remove(slot))
-                    .map(|(name, _)| name),
-            );
-        }
+        self.drop_gone(uid, from..looked.next.unwrap_or(u64::MAX), &here);
+        looked
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * NODE_BYTES + self.sent.len() * CLUSTER_BYTES
     }
 
     fn take(&mut self) -> Vec<Self::Answer> {
@@ -372,14 +469,15 @@ impl Subject for Nodes {
     }
 }
 
-/// Tells two answers about a node apart. When it was last seen is no news.
-fn fingerprint(node: &pb::Node) -> u64 {
+/// Tells two answers about a node apart, and how large one is. When it was last seen is no news.
+fn fingerprint(node: &pb::Node) -> (u64, usize) {
     use std::hash::Hasher;
     let mut node = node.clone();
     node.observe_time = None;
     let mut hasher = std::hash::DefaultHasher::new();
-    hasher.write(&node.encode_to_vec());
-    hasher.finish()
+    let encoded = node.encode_to_vec();
+    hasher.write(&encoded);
+    (hasher.finish(), encoded.len())
 }
 
 impl Api {
@@ -396,11 +494,11 @@ impl Api {
             upserts: Vec::new(),
             removals: Vec::new(),
         };
-        Ok(open(
+        open(
             self,
             subject,
             heartbeat(request.heartbeat_interval.as_ref())?,
-        ))
+        )
     }
 
     pub(super) async fn watch_nodes(
@@ -411,13 +509,14 @@ impl Api {
         let subject = Nodes {
             filter: Filter::new(self, request.cluster, request.group)?,
             sent: HashMap::new(),
+            count: 0,
             upserts: Vec::new(),
             removals: Vec::new(),
         };
-        Ok(open(
+        open(
             self,
             subject,
             heartbeat(request.heartbeat_interval.as_ref())?,
-        ))
+        )
     }
 }

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use drover_client::{Authorities, Channel, ClientSettings, Target, connect};
+use drover_client::{Authorities, Bearer, Channel, ClientSettings, Target, connect};
 use drover_platform_cloud::{
     PlatformServer, Settings as PlatformSettings, drivers::simulated::SimulatedSettings,
 };
@@ -57,6 +57,16 @@ impl Drop for Orchestrator {
 
 impl Orchestrator {
     async fn start(directory: &Path, more: &[&str], tls: Option<ClientSettings>) -> Self {
+        Self::start_as(directory, more, tls, None).await
+    }
+
+    /// The same, and whoever asks shows a token.
+    async fn start_as(
+        directory: &Path,
+        more: &[&str],
+        tls: Option<ClientSettings>,
+        token: Option<&str>,
+    ) -> Self {
         let address = TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -74,6 +84,9 @@ impl Orchestrator {
         let mut target: Target = format!("{scheme}://{address}").parse().unwrap();
         if let Some(tls) = tls {
             target = target.with_tls(tls).unwrap();
+        }
+        if let Some(token) = token {
+            target = target.with_bearer(Bearer::Token(token.to_owned()));
         }
         let started = Self {
             child,
@@ -265,6 +278,24 @@ async fn platform() -> (PlatformServer, Running) {
     (platform, running)
 }
 
+async fn register(orchestrator: &Orchestrator, running: &Running) {
+    let registered = pb::RegisterPlatformRequest {
+        platform: Some(pb::Platform {
+            name: "sim".into(),
+            spec: Some(pb::PlatformSpec {
+                endpoint: format!("http://{}", running.address()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    PlatformRegistryServiceClient::new(orchestrator.channel())
+        .register_platform(registered)
+        .await
+        .unwrap();
+}
+
 fn document(number: usize, generation: usize) -> pb::ApplyClusterRequest {
     let cluster = pb::Cluster {
         name: format!("cluster-{number:04}"),
@@ -301,21 +332,7 @@ async fn watches_that_nobody_reads_are_bounded_and_others_are_answered() {
     let directory = tempfile::tempdir().unwrap();
     let orchestrator = Orchestrator::start(directory.path(), &[], None).await;
     let (_platform, running) = platform().await;
-    let registered = pb::RegisterPlatformRequest {
-        platform: Some(pb::Platform {
-            name: "sim".into(),
-            spec: Some(pb::PlatformSpec {
-                endpoint: format!("http://{}", running.address()),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    PlatformRegistryServiceClient::new(orchestrator.channel())
-        .register_platform(registered)
-        .await
-        .unwrap();
+    register(&orchestrator, &running).await;
     let apply = async |generation: usize| {
         let channel = orchestrator.channel();
         futures::stream::iter(0..CLUSTERS)
@@ -392,4 +409,164 @@ async fn watches_that_nobody_reads_are_bounded_and_others_are_answered() {
         }
     }
     assert_eq!(seen.len(), CLUSTERS);
+}
+
+/// One who may do everything, and one who only looks.
+const RULES: &str = "
+tokens:
+  - {name: admin, token: admin-0123456789abcdef}
+  - {name: greedy, token: greedy-0123456789abcdef}
+bindings:
+  - {role: admin, subjects: ['token:admin']}
+  - {role: viewer, subjects: ['token:greedy']}
+";
+
+/// Whether a caller was told that it has enough, and when it may come again.
+fn is_told(status: &tonic::Status) -> bool {
+    let error = drover_client::to_error(status);
+    status.code() == tonic::Code::ResourceExhausted && error.retry_after().is_some()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_greedy_viewer_of_ten_thousand_nodes_takes_what_is_set_and_no_more() {
+    const CLUSTERS: usize = 10;
+    const NODES: u32 = 1_000;
+    /// What one caller may hold of watches, and what the process may grow by: buffers, and what the allocator keeps.
+    const SET: usize = 4 << 20;
+    const BOUND: usize = 3 * SET + (32 << 20);
+    const TRIES: usize = 200;
+    let directory = tempfile::tempdir().unwrap();
+    let rules = directory.path().join("access.yaml");
+    std::fs::write(&rules, RULES).unwrap();
+    let set = SET.to_string();
+    let more = [
+        "--access",
+        rules.to_str().unwrap(),
+        "--watch-bytes-per-caller",
+        &set,
+    ];
+    let orchestrator = Orchestrator::start_as(
+        directory.path(),
+        &more,
+        None,
+        Some("admin-0123456789abcdef"),
+    )
+    .await;
+    let (_platform, running) = platform().await;
+    register(&orchestrator, &running).await;
+    let mut admin = ClusterServiceClient::new(orchestrator.channel());
+    for number in 0..CLUSTERS {
+        let mut request = document(number, 0);
+        let spec = request
+            .cluster
+            .as_mut()
+            .and_then(|cluster| cluster.spec.as_mut());
+        spec.unwrap().groups[0].size = Some(NODES);
+        admin.apply_cluster(request).await.unwrap();
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        let request = pb::ListClustersRequest::default();
+        let clusters = admin
+            .list_clusters(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .clusters;
+        let ready = |cluster: &pb::Cluster| {
+            cluster.status.as_ref().unwrap().phase() == pb::ClusterPhase::Ready
+        };
+        if clusters.iter().all(ready) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("10,000 nodes after {:?}", begin.elapsed());
+
+    let target: Target = format!("http://{}", orchestrator.address).parse().unwrap();
+    let greedy = target.with_bearer(Bearer::Token("greedy-0123456789abcdef".into()));
+    let before = orchestrator.memory();
+    let (stop, asking) = orchestrator.ask();
+    let (mut held, mut told, mut most) = (Vec::new(), 0, 0);
+    let mut open = async |channel: &Channel| {
+        let mut client = ClusterServiceClient::new(channel.clone());
+        let watch = client.watch_nodes(pb::WatchNodesRequest::default()).await;
+        most = most.max(orchestrator.memory().saturating_sub(before));
+        assert!(most < BOUND, "{most} bytes more");
+        watch.map(tonic::Response::into_inner)
+    };
+    // As many as it gets, which nobody reads.
+    let channel = connect(&greedy);
+    for _ in 0..TRIES {
+        match open(&channel).await {
+            Ok(watch) => held.push(watch),
+            Err(status) => {
+                assert!(is_told(&status), "{status:?}");
+                told += 1;
+            }
+        }
+    }
+    let unread = held.len();
+    drop((held, channel));
+    // And as many as it gets that are read to the end, each on a connection of its own.
+    let (mut kept, mut full) = (Vec::new(), false);
+    while !full {
+        let mut watch = match open(&connect(&greedy)).await {
+            Ok(watch) => watch,
+            Err(status) => {
+                assert!(is_told(&status), "{status:?}");
+                // Those before may not have been seen to end yet.
+                full = !kept.is_empty();
+                continue;
+            }
+        };
+        loop {
+            use pb::watch_nodes_response::Event;
+            match tokio::time::timeout(PATIENCE, watch.message())
+                .await
+                .unwrap()
+            {
+                Ok(Some(message)) => {
+                    if matches!(message.event, Some(Event::SnapshotComplete(_))) {
+                        kept.push(watch);
+                        break;
+                    }
+                }
+                Ok(None) => panic!("it ended without a word"),
+                Err(status) => {
+                    assert!(is_told(&status), "{status:?}");
+                    full = !kept.is_empty();
+                    break;
+                }
+            }
+        }
+    }
+    let (read, channel) = (kept.len(), connect(&greedy));
+    most = most.max(orchestrator.memory().saturating_sub(before));
+    assert!(most < BOUND, "{most} bytes more");
+    let plans = (0..400).map(|_| {
+        let mut client = ClusterServiceClient::new(channel.clone());
+        async move {
+            let cluster = document(CLUSTERS, 0).cluster.unwrap();
+            let request = pb::PlanClusterRequest {
+                subject: Some(pb::plan_cluster_request::Subject::Cluster(cluster)),
+                ..Default::default()
+            };
+            client.plan_cluster(request).await
+        }
+    });
+    let plans = futures::future::join_all(plans).await;
+    let refused: Vec<_> = plans
+        .iter()
+        .filter_map(|plan| plan.as_ref().err())
+        .collect();
+    assert!(refused.iter().all(|status| is_told(status)), "{refused:?}");
+    let planned = plans.len() - refused.len();
+    stop.store(true, Ordering::Relaxed);
+    let (asked, longest) = asking.await.unwrap();
+    println!(
+        "one greedy viewer: {unread} watches unread, {told} refused, {read} read to the end, {planned} plans, {most} bytes; \
+         {asked} answers to another meanwhile, the slowest after {longest:?}"
+    );
+    assert!(told > 0 && planned > 0 && !refused.is_empty());
 }

@@ -235,3 +235,45 @@ async fn a_watch_of_nodes_shows_each_state_of_the_group_and_ends_with_its_remova
     }
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_watch_of_a_large_cluster_shows_every_node_and_all_that_go() {
+    use pb::watch_nodes_response::Event;
+    const NODES: usize = 600;
+    let world = World::new().await;
+    world
+        .apply(document("large", &[("db", 600)]))
+        .await
+        .unwrap();
+    world.ready("large").await;
+    let mut watch = world
+        .clusters()
+        .watch_nodes(pb::WatchNodesRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let mut shown = BTreeMap::new();
+    loop {
+        match next(&mut watch).await.event.expect("an event") {
+            Event::Upserts(upserts) => {
+                for node in upserts.nodes {
+                    let name = format!("large/{}", node.id);
+                    shown.insert(name, node);
+                }
+            }
+            Event::SnapshotComplete(_) => break,
+            Event::Removals(removals) => panic!("{removals:?}"),
+            Event::Started(_) | Event::Heartbeat(_) => {}
+        }
+    }
+    assert_eq!(shown.len(), NODES);
+    world.delete("large").await.unwrap();
+    while !shown.is_empty() {
+        if let Event::Removals(removals) = next(&mut watch).await.event.expect("an event") {
+            for name in removals.names {
+                assert!(shown.remove(&name).is_some(), "{name}");
+            }
+        }
+    }
+    world.stop().await;
+}
