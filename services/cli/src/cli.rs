@@ -60,6 +60,10 @@ pub(crate) struct Secure {
     /// Name that the certificate of the server must have [default: the host of its address]
     #[arg(long, global = true, env = "DROVER_SERVER_NAME", value_name = "NAME")]
     pub(crate) server_name: Option<String>,
+    /// Refuse a server whose certificate does not say that it is an orchestrator (spiffe://drover/orchestrator/NAME); one
+    /// that says that it is something else always is
+    #[arg(long, global = true, env = "DROVER_REQUIRE_ROLE")]
+    pub(crate) require_role: bool,
     /// File with a bearer token
     #[arg(long, global = true, env = "DROVER_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,

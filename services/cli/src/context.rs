@@ -48,6 +48,8 @@ pub(crate) struct Security {
     key: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     server_name: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    require_role: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_file: Option<PathBuf>,
 }
@@ -60,6 +62,7 @@ impl Security {
             cert: flags.cert.clone(),
             key: flags.key.clone(),
             server_name: flags.server_name.clone(),
+            require_role: flags.require_role,
             token_file: flags.token_file.clone(),
         }
     }
@@ -76,6 +79,7 @@ impl Security {
             cert,
             key,
             server_name: self.server_name.or(other.server_name),
+            require_role: self.require_role || other.require_role,
             token_file: self.token_file.or(other.token_file),
         }
     }
@@ -87,6 +91,7 @@ impl Security {
             cert: full(self.cert)?,
             key: full(self.key)?,
             server_name: self.server_name,
+            require_role: self.require_role,
             token_file: full(self.token_file)?,
         })
     }
@@ -105,6 +110,7 @@ impl Security {
                 .map_or(Authorities::System, Authorities::File),
             certificate,
             server_name: self.server_name.clone(),
+            require_role: self.require_role,
         };
         let target = target.with_tls(tls)?;
         // The environment, since others see flags.

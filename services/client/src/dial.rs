@@ -22,6 +22,8 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::Service;
 
+use crate::role::Wanted;
+
 /// First byte of a TLS alert.
 const ALERT: u8 = 0x15;
 /// First byte of an answer of HTTP/1. As the length of a frame of HTTP/2 it would be larger than any server sends.
@@ -43,6 +45,8 @@ struct Secure {
     client: Arc<Client>,
     /// Name that the certificate must have.
     name: String,
+    /// Role that the server must have.
+    wanted: Wanted,
 }
 
 /// What the last connection ended with. The connection belongs to a task of its own, which keeps the reason to itself: a
@@ -75,16 +79,17 @@ impl std::error::Error for DialError {}
 impl Dial {
     pub(crate) fn new(
         timeout: Duration,
-        tls: Option<(Client, String)>,
+        tls: Option<(Client, String, Wanted)>,
         socket: Option<PathBuf>,
     ) -> Self {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(timeout));
-        let tls = tls.map(|(client, name)| Secure {
+        let tls = tls.map(|(client, name, wanted)| Secure {
             client: Arc::new(client),
             name,
+            wanted,
         });
         Self {
             trouble: Trouble::default(),
@@ -157,11 +162,17 @@ impl Secure {
         let name = drover_tls::client::server_name(&self.name)?;
         let connector = TlsConnector::from(ready.config.clone());
         match connector.connect(name, stream).await {
-            Ok(stream) => Ok(Line::on(Stream::Secure {
-                stream: Box::new(stream),
-                name: self.name,
-                ready,
-            })),
+            Ok(stream) => {
+                // Before anything is sent over it, a token above all.
+                let server = stream.get_ref().1.peer_certificates();
+                let server = server.and_then(<[_]>::first);
+                self.wanted.check(server).map_err(DialError)?;
+                Ok(Line::on(Stream::Secure {
+                    stream: Box::new(stream),
+                    name: self.name,
+                    ready,
+                }))
+            }
             Err(error) => Err(DialError(match explain::find(&error) {
                 Some(error) => explain::to_caller(error, &self.name, &ready),
                 None if error.kind() == io::ErrorKind::UnexpectedEof => {

@@ -76,6 +76,9 @@ pub struct ClientSettings {
     pub certificate: Option<Identity>,
     /// Name that the server's certificate must have. Default: the host of the endpoint.
     pub server_name: Option<String>,
+    /// Whether a server is refused whose certificate says no role, where the caller wants one of a role
+    /// ([`check_role`](crate::peer::check_role)). Default false: only one that says another role is.
+    pub require_role: bool,
 }
 
 impl ClientSettings {

@@ -125,6 +125,26 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
     let missing = ["get", "clusters", "--ca", "certs/missing.pem"];
     let (code, text) = drover(here, &missing).await;
     assert!(code == 1 && text.contains("missing.pem"), "{text}");
+
+    // The key of a platform, which is for the same host names, makes no orchestrator.
+    let settings = ServerSettings {
+        tls: TlsSettings {
+            cert: file("platform-cloud.pem"),
+            key: file("platform-cloud.key"),
+            client_ca: file("ca.pem"),
+        },
+        ..ServerSettings::default()
+    };
+    let listener = drover_server::listen(&settings).await.unwrap();
+    let false_one =
+        drover_server::spawn(orchestrator.service(), listener, &settings, Shutdown::new()).unwrap();
+    let url = format!("https://{}", false_one.address());
+    let (code, text) = drover(here, &["get", "clusters", "--server", &url, "--ca", ca]).await;
+    assert_eq!(code, 5, "{text}");
+    let words = "it is that of spiffe://drover/platform/platform-cloud, and \
+                 spiffe://drover/orchestrator/NAME was expected";
+    assert!(text.contains(words), "{text}");
+    false_one.shutdown().await;
     running.shutdown().await;
     orchestrator.shutdown().await;
 }

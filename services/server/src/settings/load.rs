@@ -24,6 +24,7 @@ const OTHERS: &[&str] = &[
     "DROVER_KEY",
     "DROVER_TOKEN",
     "DROVER_TOKEN_FILE",
+    "DROVER_REQUIRE_ROLE",
 ];
 /// Most edits between an unknown name and the one that was meant.
 const MAX_EDITS: usize = 2;

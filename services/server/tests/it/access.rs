@@ -100,7 +100,7 @@ fn by(authority: &Authority, address: SocketAddr, own: &Pair) -> Target {
         .with_tls(ClientSettings {
             authorities: Authorities::File(authority.ca()),
             certificate: Some((own.cert.clone(), own.key.clone()).into()),
-            server_name: None,
+            ..ClientSettings::default()
         })
         .unwrap()
 }

@@ -301,8 +301,8 @@ async fn names_of_the_certificate_are_names_of_the_server() {
         let target: Target = format!("https://{}", running.address()).parse().unwrap();
         let tls = ClientSettings {
             authorities: Authorities::File(authority.ca()),
-            certificate: None,
             server_name: Some(name.to_owned()),
+            ..ClientSettings::default()
         };
         let channel = connect(&target.with_tls(tls).unwrap());
         InventoryServiceClient::new(channel)

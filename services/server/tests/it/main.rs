@@ -12,6 +12,7 @@ mod calls;
 mod common;
 mod hosts;
 mod limits;
+mod roles;
 mod server;
 mod settings;
 mod telemetry;

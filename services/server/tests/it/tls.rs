@@ -57,7 +57,7 @@ fn trusting(authority: &Authority, own: Option<&Pair>) -> ClientSettings {
     ClientSettings {
         authorities: Authorities::File(authority.ca()),
         certificate: own.map(|own| (own.cert.clone(), own.key.clone()).into()),
-        server_name: None,
+        ..ClientSettings::default()
     }
 }
 

@@ -76,7 +76,7 @@ fn a_client_keeps_what_worked() {
     let client = Client::new(ClientSettings {
         authorities: Authorities::Pem(authority.pem.clone()),
         certificate: Some((own.cert.clone(), own.key.clone()).into()),
-        server_name: None,
+        ..ClientSettings::default()
     });
     let before = client.config().unwrap();
     assert!(Arc::ptr_eq(&before, &client.config().unwrap()));
