@@ -70,6 +70,10 @@ struct PlatformFlags {
     #[arg(long = "platform-ca", value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     ca: Option<PathBuf>,
+    /// Lists of revoked certificates of platforms (CRL), PEM; read again when they change
+    #[arg(long = "platform-crl", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    crl: Option<PathBuf>,
     /// Refuse a platform whose certificate does not say that it is one (spiffe://drover/platform/NAME)
     #[arg(long = "platform-require-role")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -78,7 +82,7 @@ struct PlatformFlags {
 
 impl PlatformFlags {
     fn is_empty(&self) -> bool {
-        self.ca.is_none() && !self.require_role
+        self.ca.is_none() && self.crl.is_none() && !self.require_role
     }
 }
 

@@ -32,6 +32,7 @@ async fn platform(pair: &Pair, authority: &Authority) -> (PlatformServer, Runnin
             cert: Some(pair.cert.clone()),
             key: Some(pair.key.clone()),
             client_ca: Some(authority.ca()),
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     };

@@ -51,6 +51,9 @@ pub(crate) struct Secure {
     /// Authorities to trust, PEM [default: those of the context, else the system's]
     #[arg(long, global = true, env = "DROVER_CA", value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
+    /// Lists of revoked certificates of servers (CRL), PEM
+    #[arg(long, global = true, env = "DROVER_CRL", value_name = "FILE")]
+    pub(crate) crl: Option<PathBuf>,
     /// Client certificate, PEM
     #[arg(long, global = true, env = "DROVER_CERT", value_name = "FILE")]
     pub(crate) cert: Option<PathBuf>,

@@ -43,6 +43,8 @@ pub(crate) struct Security {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    crl: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     cert: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<PathBuf>,
@@ -59,6 +61,7 @@ impl Security {
     pub(crate) fn of(flags: &Secure) -> Self {
         Self {
             ca: flags.ca.clone(),
+            crl: flags.crl.clone(),
             cert: flags.cert.clone(),
             key: flags.key.clone(),
             server_name: flags.server_name.clone(),
@@ -76,6 +79,7 @@ impl Security {
         };
         Self {
             ca: self.ca.or(other.ca),
+            crl: self.crl.or(other.crl),
             cert,
             key,
             server_name: self.server_name.or(other.server_name),
@@ -88,6 +92,7 @@ impl Security {
         let full = |path: Option<PathBuf>| path.map(std::path::absolute).transpose();
         Ok(Self {
             ca: full(self.ca)?,
+            crl: full(self.crl)?,
             cert: full(self.cert)?,
             key: full(self.key)?,
             server_name: self.server_name,
@@ -110,6 +115,7 @@ impl Security {
                 .map_or(Authorities::System, Authorities::File),
             certificate,
             server_name: self.server_name.clone(),
+            crl: self.crl.clone(),
             require_role: self.require_role,
         };
         let target = target.with_tls(tls)?;

@@ -80,7 +80,10 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
     use AlertDescription as A;
     let refused = |why: &str| format!("{REFUSED}{why}");
     match alert {
-        A::UnknownCA => refused("it is of an authority that the server does not trust"),
+        A::UnknownCA => refused(
+            "it is of an authority that the server does not trust, or of which it has no list of revoked certificates \
+             that holds",
+        ),
         // An authority of the same name with another key.
         A::DecryptError => refused("its signature is not of an authority that the server trusts"),
         A::CertificateExpired => {
@@ -185,6 +188,15 @@ fn certificate(error: &CertificateError, host: &str, trusted: &str) -> String {
             format!("its signature is not of an authority that is trusted here ({trusted})")
         }
         E::Revoked => "it is revoked".to_owned(),
+        E::UnknownRevocationStatus => {
+            "whether it is revoked says no list that is given here (crl) for its authority"
+                .to_owned()
+        }
+        E::ExpiredRevocationListContext { next_update, .. } => format!(
+            "the list of revoked certificates (crl) ended at {}",
+            secs(next_update)
+        ),
+        E::ExpiredRevocationList => "the list of revoked certificates (crl) has ended".to_owned(),
         E::InvalidPurpose | E::InvalidPurposeContext { .. } => {
             "it is not for this side of a connection (extended key usage)".to_owned()
         }

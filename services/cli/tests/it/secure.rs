@@ -48,6 +48,7 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
             cert: file("orchestrator.pem"),
             key: file("orchestrator.key"),
             client_ca: file("ca.pem"),
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     };
@@ -132,6 +133,7 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
             cert: file("platform-cloud.pem"),
             key: file("platform-cloud.key"),
             client_ca: file("ca.pem"),
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     };

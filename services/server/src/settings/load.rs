@@ -20,6 +20,7 @@ const OTHERS: &[&str] = &[
     "DROVER_CONTEXT",
     "DROVER_CONFIG",
     "DROVER_CA",
+    "DROVER_CRL",
     "DROVER_CERT",
     "DROVER_KEY",
     "DROVER_TOKEN",

@@ -88,6 +88,7 @@ fn secure(authority: &Authority, access: Option<PathBuf>) -> ServerSettings {
             cert: Some(server.cert),
             key: Some(server.key),
             client_ca: Some(authority.ca()),
+            ..TlsSettings::default()
         },
         access,
         ..ServerSettings::default()

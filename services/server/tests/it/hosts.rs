@@ -286,6 +286,7 @@ async fn names_of_the_certificate_are_names_of_the_server() {
             cert: Some(server.cert.clone()),
             key: Some(server.key.clone()),
             client_ca: None,
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     };

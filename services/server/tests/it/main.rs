@@ -12,6 +12,7 @@ mod calls;
 mod common;
 mod hosts;
 mod limits;
+mod revoked;
 mod roles;
 mod server;
 mod settings;
