@@ -545,6 +545,27 @@ pub(crate) enum CertsCommand {
         #[arg(default_value = "certs", value_name = "FILE|DIR")]
         paths: Vec<PathBuf>,
     },
+    /// Revoke certificates: writes them down, and a new list of all that are revoked
+    Revoke {
+        /// Names of certificates in the directory, or files of them
+        #[arg(required = true, value_name = "NAME|FILE")]
+        certificates: Vec<String>,
+        /// Where the list goes and how long it holds
+        #[command(flatten)]
+        list: CertsListArgs,
+    },
+    /// Make a new list of the certificates that are revoked, before the last one ends
+    Crl(CertsListArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertsListArgs {
+    /// Directory of the authority: revoked.txt says what is revoked, crl.pem is the list for servers
+    #[arg(long, value_name = "DIR", default_value = "certs")]
+    pub(crate) dir: PathBuf,
+    /// Days that the list holds; after that who checks it refuses every certificate
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub(crate) days: u32,
 }
 
 #[derive(Clone, Debug, Args)]

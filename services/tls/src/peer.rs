@@ -23,6 +23,8 @@ pub struct Certificate {
     pub issuer: String,
     /// Whether it is an authority.
     pub is_authority: bool,
+    /// Number that its authority gave it.
+    pub serial: Vec<u8>,
 }
 
 impl Certificate {
@@ -55,6 +57,7 @@ impl Certificate {
             uris,
             issuer: parsed.issuer().to_string(),
             is_authority: parsed.is_ca(),
+            serial: parsed.tbs_certificate.raw_serial().to_vec(),
         })
     }
 
