@@ -9,6 +9,8 @@ use rustls::{
 
 use x509_parser::{prelude::FromDer, revocation_list::CertificateRevocationList};
 
+use zeroize::Zeroize;
+
 use crate::TlsError;
 
 /// Largest file that is read: a system's whole list of authorities has a few hundred kilobytes.
@@ -19,6 +21,13 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 pub(crate) struct Source {
     path: Option<PathBuf>,
     bytes: Vec<u8>,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        // It may be a key.
+        self.bytes.zeroize();
+    }
 }
 
 impl fmt::Debug for Source {
