@@ -23,6 +23,13 @@ pub struct PlatformTlsSettings {
     pub cert: Option<PathBuf>,
     /// Its private key. Default: that of the server (`tls.key`).
     pub key: Option<PathBuf>,
+    /// Lists of revoked certificates of platforms (CRL), one of each authority that issues, for those whose registration names
+    /// no authority of its own. With it a platform is refused of which none of them says anything, and each once they have
+    /// ended. Default: none is revoked.
+    pub crl: Option<PathBuf>,
+    /// Whether a platform is refused whose certificate does not say that it is one (`spiffe://drover/platform/NAME`, as
+    /// those of `drover certs` do). Default false: one that says no role is believed; one that says another never is.
+    pub require_role: bool,
 }
 
 impl PlatformTlsSettings {
@@ -49,6 +56,8 @@ impl PlatformTlsSettings {
                 own.map(Identity::from)
             }),
             server_name: Some(tls.server_name.clone()).filter(|name| !name.is_empty()),
+            crl: self.crl.clone().filter(|_| tls.ca_pem.is_empty()),
+            require_role: self.require_role,
         }
     }
 }
@@ -156,7 +165,7 @@ pub(crate) async fn identity(store: &Store, name: &str) -> Result<Identity> {
     let alone = ClientSettings {
         authorities: Authorities::Any,
         certificate: Some(identity.clone()),
-        server_name: None,
+        ..ClientSettings::default()
     };
     alone
         .check()

@@ -97,12 +97,21 @@ impl SecretsFlags {
 struct PlatformFlags {
     /// Authorities of platforms whose registration names none, PEM [default: the system's]
     #[arg(long = "platform-ca", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     ca: Option<PathBuf>,
+    /// Lists of revoked certificates of platforms (CRL), PEM; read again when they change
+    #[arg(long = "platform-crl", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    crl: Option<PathBuf>,
+    /// Refuse a platform whose certificate does not say that it is one (spiffe://drover/platform/NAME)
+    #[arg(long = "platform-require-role")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    require_role: bool,
 }
 
 impl PlatformFlags {
     fn is_empty(&self) -> bool {
-        self.ca.is_none()
+        self.ca.is_none() && self.crl.is_none() && !self.require_role
     }
 }
 

@@ -104,6 +104,7 @@ pub(crate) async fn read(
         authorities,
         certificate,
         server_name: tls.server_name.clone(),
+        ..ClientSettings::default()
     })
 }
 

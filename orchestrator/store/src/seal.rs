@@ -1,7 +1,9 @@
 //! Encryption of what must not be read by whoever gets hold of the files: secrets and user data.
 //!
 //! A sealed value is a version (1 byte), the id of its key (8 bytes), a random nonce (12 bytes) and the ciphertext of
-//! ChaCha20-Poly1305. Where it is stored is its associated data: a value that was moved elsewhere cannot be opened.
+//! ChaCha20-Poly1305. Where it is stored is its associated data: a value that was moved elsewhere cannot be opened. What is
+//! written again and again, a secret, is bound to the number of its writing too, which is kept elsewhere: an old value that
+//! was put back cannot be opened either.
 
 use std::{
     collections::BTreeSet,
@@ -21,14 +23,18 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
 };
 
+use zeroize::Zeroizing;
+
 use crate::keys::Key;
 
 /// Name of the setting, for messages.
 pub const SETTING: &str = "secrets.key_file";
 /// Bytes of a key.
 const KEY_BYTES: usize = 32;
-/// Form of what is sealed.
-const VERSION: u8 = 1;
+/// Form of what is bound to its place.
+const PLACED: u8 = 1;
+/// Form of what is bound to its place and to the number of its writing.
+const NUMBERED: u8 = 2;
 /// Bytes of the id of a key.
 const ID_BYTES: usize = 8;
 /// Where the ciphertext begins.
@@ -85,7 +91,8 @@ impl Keyring {
         if meta.len() > MAX_FILE {
             return Err(wrong(format!("is longer than {MAX_FILE} bytes")));
         }
-        let mut text = String::new();
+        let capacity = usize::try_from(meta.len() + 1).unwrap_or_default();
+        let mut text = Zeroizing::new(String::with_capacity(capacity));
         file.read_to_string(&mut text)
             .map_err(|e| wrong(format!("cannot be read: {e}")))?;
         Self::parse(&text, path).map_err(wrong)
@@ -104,7 +111,7 @@ impl Keyring {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let bytes = STANDARD.decode(line).unwrap_or_default();
+            let bytes = Zeroizing::new(STANDARD.decode(line).unwrap_or_default());
             let key = UnboundKey::new(&CHACHA20_POLY1305, &bytes).map_err(|_| {
                 format!(
                     "line {} is no key; expected {KEY_BYTES} bytes in base64 (openssl rand -base64 {KEY_BYTES})",
@@ -149,6 +156,15 @@ impl Keyring {
 
     /// Encrypts what is to be stored under a key of the store.
     pub(crate) fn seal(&self, at: &Key, plain: &[u8]) -> Result<Bytes> {
+        self.encrypt(PLACED, at.as_bytes(), plain)
+    }
+
+    /// The same for the writing of this number.
+    pub(crate) fn seal_numbered(&self, at: &Key, number: u64, plain: &[u8]) -> Result<Bytes> {
+        self.encrypt(NUMBERED, &numbered(at, number), plain)
+    }
+
+    fn encrypt(&self, form: u8, bound: &[u8], plain: &[u8]) -> Result<Bytes> {
         let (id, key) = self
             .keys
             .first()
@@ -157,14 +173,14 @@ impl Keyring {
         random(&mut nonce)?;
         let tag = key.algorithm().tag_len();
         let mut sealed = Vec::with_capacity(HEADER + plain.len() + tag);
-        sealed.push(VERSION);
+        sealed.push(form);
         sealed.extend_from_slice(id);
         sealed.extend_from_slice(&nonce);
         let mut body = Vec::with_capacity(plain.len() + tag);
         body.extend_from_slice(plain);
         key.seal_in_place_append_tag(
             Nonce::assume_unique_for_key(nonce),
-            Aad::from(at.as_bytes()),
+            Aad::from(bound),
             &mut body,
         )
         .map_err(|_| Error::internal("what is to be stored cannot be encrypted"))?;
@@ -174,15 +190,20 @@ impl Keyring {
 
     /// Decrypts what is stored under a key of the store.
     pub(crate) fn open(&self, at: &Key, sealed: &[u8]) -> Result<Bytes> {
-        let damaged = || {
-            Error::new(
-                Reason::Precondition,
-                format!(
-                    "what is stored under {at} was changed by somebody else, or is damaged; restore a backup"
-                ),
-            )
-        };
+        self.decrypt(PLACED, at, at.as_bytes(), sealed)
+    }
+
+    /// The same of the writing of this number.
+    pub(crate) fn open_numbered(&self, at: &Key, number: u64, sealed: &[u8]) -> Result<Bytes> {
+        self.decrypt(NUMBERED, at, &numbered(at, number), sealed)
+    }
+
+    fn decrypt(&self, form: u8, at: &Key, bound: &[u8], sealed: &[u8]) -> Result<Bytes> {
+        let damaged = || changed(at);
         let id = sealed_with(sealed).ok_or_else(damaged)?;
+        if sealed.first() != Some(&form) {
+            return Err(damaged());
+        }
         let Some((_, key)) = self.keys.iter().find(|(own, _)| *own == id) else {
             return Err(Error::new(
                 Reason::Precondition,
@@ -196,7 +217,7 @@ impl Keyring {
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| damaged())?;
         let mut body = sealed[HEADER..].to_vec();
         let plain = key
-            .open_in_place(nonce, Aad::from(at.as_bytes()), &mut body)
+            .open_in_place(nonce, Aad::from(bound), &mut body)
             .map_err(|_| damaged())?
             .len();
         body.truncate(plain);
@@ -206,14 +227,29 @@ impl Keyring {
 
 /// Id of the key that something is sealed with. None: it is not sealed.
 pub(crate) fn sealed_with(value: &[u8]) -> Option<KeyId> {
-    if value.first() != Some(&VERSION) || value.len() < HEADER {
+    if !matches!(value.first(), Some(&(PLACED | NUMBERED))) || value.len() < HEADER {
         return None;
     }
     value[1..].first_chunk().copied()
 }
 
+/// The error of what is not what was stored there.
+pub(crate) fn changed(at: &Key) -> Error {
+    Error::new(
+        Reason::Precondition,
+        format!(
+            "what is stored under {at} was changed by somebody else, or is damaged; restore a backup"
+        ),
+    )
+}
+
+fn numbered(at: &Key, number: u64) -> Vec<u8> {
+    // Of a fixed length behind what varies: no two places and numbers look the same.
+    [&[NUMBERED], at.as_bytes(), &number.to_be_bytes()].concat()
+}
+
 fn id_of(key: &[u8]) -> KeyId {
-    let hash = digest(&SHA256, &[b"drover key id ", key].concat());
+    let hash = digest(&SHA256, &Zeroizing::new([b"drover key id ", key].concat()));
     let mut id = [0; ID_BYTES];
     id.copy_from_slice(&hash.as_ref()[..ID_BYTES]);
     id

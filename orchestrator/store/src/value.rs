@@ -240,6 +240,21 @@ pub(crate) struct Meta {
     /// Id of the key that all of them are encrypted with. Empty: not all by the same one.
     #[prost(bytes = "bytes", tag = "6")]
     pub(crate) sealed_with: Bytes,
+    /// The numbers of the last writings of all secrets ([`SecretNumbers`]), encrypted: a secret that was put back is not the
+    /// one of its number.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub(crate) secrets: Bytes,
+}
+
+/// Numbers of the writings of secrets.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct SecretNumbers {
+    /// The last one that was given out.
+    #[prost(uint64, tag = "1")]
+    pub(crate) last: u64,
+    /// That of each secret, by its name.
+    #[prost(btree_map = "string, uint64", tag = "2")]
+    pub(crate) of: std::collections::BTreeMap<String, u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]

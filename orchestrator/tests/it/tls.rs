@@ -32,6 +32,7 @@ async fn platform(pair: &Pair, authority: &Authority) -> (PlatformServer, Runnin
             cert: Some(pair.cert.clone()),
             key: Some(pair.key.clone()),
             client_ca: Some(authority.ca()),
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     };
@@ -48,6 +49,7 @@ async fn orchestrator(directory: &Path, own: Option<&Pair>) -> Orchestrator {
             ca: None,
             cert: own.map(|own| own.cert.clone()),
             key: own.map(|own| own.key.clone()),
+            ..PlatformTlsSettings::default()
         },
         ..Settings::default()
     };
@@ -124,6 +126,37 @@ async fn a_platform_is_reached_over_mutual_tls() {
         }
     };
     tokio::time::timeout(PATIENCE, ready).await.unwrap();
+    orchestrator.shutdown().await;
+    platform.shutdown().await;
+    running.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_server_whose_certificate_says_another_role_is_no_platform() {
+    let authority = Authority::new("ours");
+    let false_one = authority.write(&Wanted {
+        uris: vec!["spiffe://drover/orchestrator/other"],
+        ..Wanted::server("other")
+    });
+    let own = authority.client("own", "spiffe://drover/orchestrator/test");
+    let (platform, running) = platform(&false_one, &authority).await;
+    let directory = tempfile::tempdir().unwrap();
+    let orchestrator = orchestrator(directory.path(), Some(&own)).await;
+    let mut client = PlatformRegistryServiceClient::new(in_process(orchestrator.routes()));
+    let tls = pb::PlatformTls {
+        ca_pem: authority.pem.clone(),
+        ..Default::default()
+    };
+    let endpoint = format!("https://{}", running.address());
+    let answer = client
+        .register_platform(registration(endpoint, tls))
+        .await
+        .unwrap()
+        .into_inner();
+    let warning = answer.warnings.concat();
+    let words = "it is that of spiffe://drover/orchestrator/other, and \
+                 spiffe://drover/platform/NAME was expected";
+    assert!(warning.contains(words), "{warning}");
     orchestrator.shutdown().await;
     platform.shutdown().await;
     running.shutdown().await;

@@ -1,5 +1,7 @@
 //! An authority and certificates for trying out and for small installations.
 
+mod revoke;
+
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
@@ -30,7 +32,7 @@ const SERVICES: [(&str, &str); 3] = [
 /// The person who is made for a start.
 const ADMIN: (&str, &str) = ("admin", "admin");
 /// Files that are something else.
-const RESERVED: [&str; 3] = ["ca", "admin", "orchestrator"];
+const RESERVED: [&str; 4] = ["ca", "crl", "admin", "orchestrator"];
 /// Roles that people can have.
 const PEOPLE: [&str; 3] = ["viewer", "operator", "admin"];
 /// Names that every service has, for those who try it on one machine.
@@ -48,6 +50,8 @@ pub(crate) fn run(command: CertsCommand) -> Outcome {
     match command {
         CertsCommand::Init(args) => init(&args),
         CertsCommand::Show { paths } => show(&paths),
+        CertsCommand::Revoke { certificates, list } => revoke::revoke(&certificates, &list),
+        CertsCommand::Crl(list) => revoke::list(&list),
     }
 }
 
@@ -181,19 +185,25 @@ fn next(directory: &Path) -> String {
     )
 }
 
-/// The authority; without its key, which may be kept elsewhere, it signs nothing new.
-fn authority(directory: &Path) -> anyhow::Result<(Option<Issuer<'static, KeyPair>>, Made)> {
+/// The authority that is there. None: its key, which may be kept elsewhere, is not. Errors: there is none.
+fn authority_there(directory: &Path) -> anyhow::Result<Option<Issuer<'static, KeyPair>>> {
     let (cert, key) = (directory.join("ca.pem"), directory.join("ca.key"));
     if cert.try_exists()? && !key.try_exists()? {
-        return Ok((None, Made::Kept));
+        return Ok(None);
     }
-    if both(&cert, &key)? {
-        let failed = || format!("cannot use the authority in {}", directory.display());
-        let key = KeyPair::from_pem(&fs::read_to_string(&key).with_context(failed)?)
-            .with_context(failed)?;
-        let text = fs::read_to_string(&cert).with_context(failed)?;
-        let issuer = Issuer::from_ca_cert_pem(&text, key).with_context(failed)?;
-        return Ok((Some(issuer), Made::Kept));
+    let failed = || format!("cannot use the authority in {}", directory.display());
+    let key =
+        KeyPair::from_pem(&fs::read_to_string(&key).with_context(failed)?).with_context(failed)?;
+    let text = fs::read_to_string(&cert).with_context(failed)?;
+    let issuer = Issuer::from_ca_cert_pem(&text, key).with_context(failed)?;
+    Ok(Some(issuer))
+}
+
+/// The authority; without its key it signs nothing new.
+fn authority(directory: &Path) -> anyhow::Result<(Option<Issuer<'static, KeyPair>>, Made)> {
+    let (cert, key) = (directory.join("ca.pem"), directory.join("ca.key"));
+    if cert.try_exists()? && !key.try_exists()? || both(&cert, &key)? {
+        return Ok((authority_there(directory)?, Made::Kept));
     }
     let mut params = CertificateParams::new(Vec::<String>::new())?;
     params.distinguished_name = named("Drover development authority");
@@ -328,6 +338,14 @@ fn write_new(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
         .with_context(failed)
 }
 
+fn now() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        })
+}
+
 fn show(paths: &[PathBuf]) -> Outcome {
     let mut files = Vec::new();
     for path in paths {
@@ -337,7 +355,8 @@ fn show(paths: &[PathBuf]) -> Outcome {
                 .filter_map(|entry| Some(entry.ok()?.path()))
                 .filter(|path| {
                     let ending = path.extension().and_then(|ending| ending.to_str());
-                    matches!(ending, Some("pem" | "crt"))
+                    // Beside certificates there may be a list of those that are revoked.
+                    matches!(ending, Some("pem" | "crt")) && !path.ends_with(revoke::LIST)
                 })
                 .collect();
             found.sort();
@@ -346,17 +365,19 @@ fn show(paths: &[PathBuf]) -> Outcome {
             files.push(path.clone());
         }
     }
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| {
-            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-        });
+    let now = now();
     let mut table = Table::new(&["FILE", "STATUS", "IDENTITY", "NAMES", "ISSUER", "EXPIRES"]);
     let mut bad = false;
+    let mut revoked = revoke::Index::default();
+    for path in paths {
+        revoked.add(&revoke::Index::beside(path)?);
+    }
     for file in files {
         let read = Certificate::read_file(&file).map_err(|e| Failure::failed(e.to_string()))?;
         for one in read {
-            let status = if one.not_after < now {
+            let status = if revoked.holds(&one) {
+                "Revoked"
+            } else if one.not_after < now {
                 "Expired"
             } else if one.not_before > now {
                 "NotYetValid"

@@ -51,6 +51,9 @@ pub(crate) struct Secure {
     /// Authorities to trust, PEM [default: those of the context, else the system's]
     #[arg(long, global = true, env = "DROVER_CA", value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
+    /// Lists of revoked certificates of servers (CRL), PEM
+    #[arg(long, global = true, env = "DROVER_CRL", value_name = "FILE")]
+    pub(crate) crl: Option<PathBuf>,
     /// Client certificate, PEM
     #[arg(long, global = true, env = "DROVER_CERT", value_name = "FILE")]
     pub(crate) cert: Option<PathBuf>,
@@ -60,6 +63,10 @@ pub(crate) struct Secure {
     /// Name that the certificate of the server must have [default: the host of its address]
     #[arg(long, global = true, env = "DROVER_SERVER_NAME", value_name = "NAME")]
     pub(crate) server_name: Option<String>,
+    /// Refuse a server whose certificate does not say that it is an orchestrator (spiffe://drover/orchestrator/NAME); one
+    /// that says that it is something else always is
+    #[arg(long, global = true, env = "DROVER_REQUIRE_ROLE")]
+    pub(crate) require_role: bool,
     /// File with a bearer token
     #[arg(long, global = true, env = "DROVER_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -541,6 +548,27 @@ pub(crate) enum CertsCommand {
         #[arg(default_value = "certs", value_name = "FILE|DIR")]
         paths: Vec<PathBuf>,
     },
+    /// Revoke certificates: writes them down, and a new list of all that are revoked
+    Revoke {
+        /// Names of certificates in the directory, or files of them
+        #[arg(required = true, value_name = "NAME|FILE")]
+        certificates: Vec<String>,
+        /// Where the list goes and how long it holds
+        #[command(flatten)]
+        list: CertsListArgs,
+    },
+    /// Make a new list of the certificates that are revoked, before the last one ends
+    Crl(CertsListArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CertsListArgs {
+    /// Directory of the authority: revoked.txt says what is revoked, crl.pem is the list for servers
+    #[arg(long, value_name = "DIR", default_value = "certs")]
+    pub(crate) dir: PathBuf,
+    /// Days that the list holds; after that who checks it refuses every certificate
+    #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub(crate) days: u32,
 }
 
 #[derive(Debug, Subcommand)]

@@ -43,11 +43,15 @@ pub(crate) struct Security {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ca: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    crl: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     cert: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     server_name: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    require_role: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_file: Option<PathBuf>,
 }
@@ -57,9 +61,11 @@ impl Security {
     pub(crate) fn of(flags: &Secure) -> Self {
         Self {
             ca: flags.ca.clone(),
+            crl: flags.crl.clone(),
             cert: flags.cert.clone(),
             key: flags.key.clone(),
             server_name: flags.server_name.clone(),
+            require_role: flags.require_role,
             token_file: flags.token_file.clone(),
         }
     }
@@ -73,9 +79,11 @@ impl Security {
         };
         Self {
             ca: self.ca.or(other.ca),
+            crl: self.crl.or(other.crl),
             cert,
             key,
             server_name: self.server_name.or(other.server_name),
+            require_role: self.require_role || other.require_role,
             token_file: self.token_file.or(other.token_file),
         }
     }
@@ -84,9 +92,11 @@ impl Security {
         let full = |path: Option<PathBuf>| path.map(std::path::absolute).transpose();
         Ok(Self {
             ca: full(self.ca)?,
+            crl: full(self.crl)?,
             cert: full(self.cert)?,
             key: full(self.key)?,
             server_name: self.server_name,
+            require_role: self.require_role,
             token_file: full(self.token_file)?,
         })
     }
@@ -105,6 +115,8 @@ impl Security {
                 .map_or(Authorities::System, Authorities::File),
             certificate,
             server_name: self.server_name.clone(),
+            crl: self.crl.clone(),
+            require_role: self.require_role,
         };
         let target = target.with_tls(tls)?;
         // The environment, since others see flags.

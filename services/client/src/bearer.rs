@@ -10,6 +10,7 @@ use std::{
 use drover_core::{Error, Reason, Result};
 use http::HeaderValue;
 use tokio::{io::AsyncReadExt, sync::Mutex};
+use zeroize::{Zeroize, Zeroizing};
 
 /// Longest token: those of the headers of one request have to fit into what servers take.
 const MAX_BYTES: u64 = 8 * 1024;
@@ -30,6 +31,14 @@ impl fmt::Debug for Bearer {
         match self {
             Self::Token(_) => f.write_str("Token(..)"),
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
+        }
+    }
+}
+
+impl Drop for Bearer {
+    fn drop(&mut self) {
+        if let Self::Token(token) = self {
+            token.zeroize();
         }
     }
 }
@@ -86,9 +95,11 @@ impl Header {
     }
 }
 
-async fn read_at_most(path: &Path, most: u64) -> std::io::Result<String> {
+async fn read_at_most(path: &Path, most: u64) -> std::io::Result<Zeroizing<String>> {
     use std::io::{Error, ErrorKind};
-    let mut text = String::new();
+    // At once as long as it may get: what a longer one leaves behind is not wiped.
+    let capacity = usize::try_from(most + 1).unwrap_or_default();
+    let mut text = Zeroizing::new(String::with_capacity(capacity));
     let file = tokio::fs::File::open(path).await?;
     file.take(most + 1).read_to_string(&mut text).await?;
     if text.len() as u64 > most {

@@ -22,6 +22,7 @@ use crate::{
     bearer::{Bearer, Header},
     dial::{Dial, Trouble},
     observe::{Observed, Peer},
+    role::{Role, Wanted},
 };
 
 /// How often a connection is pinged. A partition is noticed after this and [`KEEP_ALIVE_TIMEOUT`] at most.
@@ -165,9 +166,16 @@ pub struct Channel {
     way: Way,
     bearer: Option<Header>,
     peer: Peer,
+    wanted: Wanted,
 }
 
 impl Channel {
+    /// The same to a server that must have a role. Connections are not made before the first call.
+    pub(crate) fn to(self, role: Role) -> Self {
+        self.wanted.want(role);
+        self
+    }
+
     /// The same to a platform of this name: its calls are counted and timed under it.
     #[must_use]
     pub fn to_platform(mut self, name: &str) -> Self {
@@ -215,10 +223,12 @@ pub fn connect(target: &Target) -> Channel {
         .http2_keep_alive_interval(target.keep_alive_interval)
         .keep_alive_timeout(target.keep_alive_timeout)
         .keep_alive_while_idle(true);
+    let wanted = Wanted::new(target.tls.require_role);
     let tls = target.is_encrypted().then(|| {
         let host = target.uri.host().unwrap_or_default();
         let name = target.tls.server_name.as_deref().unwrap_or(host);
-        (Client::new(target.tls.clone()), name.to_owned())
+        let client = Client::new(target.tls.clone());
+        (client, name.to_owned(), wanted.clone())
     });
     let dial = Dial::new(target.connect_timeout, tls, target.socket.clone());
     let trouble = dial.trouble();
@@ -229,6 +239,7 @@ pub fn connect(target: &Target) -> Channel {
             uri: Some(target.uri.clone()),
             ..Peer::default()
         },
+        wanted,
     }
 }
 
@@ -278,6 +289,7 @@ pub fn in_process(routes: Routes) -> Channel {
         way: Way::InProcess(routes.prepare()),
         bearer: None,
         peer: Peer::default(),
+        wanted: Wanted::default(),
     }
 }
 

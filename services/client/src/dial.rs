@@ -12,9 +12,11 @@ use std::{
 };
 
 use drover_tls::{Client, client::Ready, explain};
+use futures::{FutureExt, future::BoxFuture};
 use http::Uri;
 use hyper_util::{client::legacy::connect::HttpConnector, rt::TokioIo};
 use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
@@ -22,6 +24,10 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::Service;
 
+use crate::role::Wanted;
+
+/// How often an open connection is looked at whose server may have been revoked.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// First byte of a TLS alert.
 const ALERT: u8 = 0x15;
 /// First byte of an answer of HTTP/1. As the length of a frame of HTTP/2 it would be larger than any server sends.
@@ -43,6 +49,8 @@ struct Secure {
     client: Arc<Client>,
     /// Name that the certificate must have.
     name: String,
+    /// Role that the server must have.
+    wanted: Wanted,
 }
 
 /// What the last connection ended with. The connection belongs to a task of its own, which keeps the reason to itself: a
@@ -75,16 +83,17 @@ impl std::error::Error for DialError {}
 impl Dial {
     pub(crate) fn new(
         timeout: Duration,
-        tls: Option<(Client, String)>,
+        tls: Option<(Client, String, Wanted)>,
         socket: Option<PathBuf>,
     ) -> Self {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(timeout));
-        let tls = tls.map(|(client, name)| Secure {
+        let tls = tls.map(|(client, name, wanted)| Secure {
             client: Arc::new(client),
             name,
+            wanted,
         });
         Self {
             trouble: Trouble::default(),
@@ -157,11 +166,23 @@ impl Secure {
         let name = drover_tls::client::server_name(&self.name)?;
         let connector = TlsConnector::from(ready.config.clone());
         match connector.connect(name, stream).await {
-            Ok(stream) => Ok(Line::on(Stream::Secure {
-                stream: Box::new(stream),
-                name: self.name,
-                ready,
-            })),
+            Ok(stream) => {
+                // Before anything is sent over it, a token above all.
+                let server = stream.get_ref().1.peer_certificates();
+                let server = server.and_then(<[_]>::first);
+                self.wanted.check(server).map_err(DialError)?;
+                let revoked = ready.may_revoke().then(|| {
+                    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                    revoked(self.client, self.name.clone(), chain.to_vec()).boxed()
+                });
+                let mut line = Line::on(Stream::Secure {
+                    stream: Box::new(stream),
+                    name: self.name,
+                    ready,
+                });
+                line.revoked = revoked;
+                Ok(line)
+            }
             Err(error) => Err(DialError(match explain::find(&error) {
                 Some(error) => explain::to_caller(error, &self.name, &ready),
                 None if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -181,6 +202,26 @@ pub(crate) struct Line {
     /// Nothing was read yet.
     fresh: bool,
     trouble: Trouble,
+    /// Ends when the server's certificate is revoked, with what is wrong. None: nobody would know.
+    revoked: Option<BoxFuture<'static, String>>,
+}
+
+/// Ends when a server of this name with these certificates is trusted no more, by the files as they are then.
+async fn revoked(client: Arc<Client>, name: String, chain: Vec<CertificateDer<'static>>) -> String {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        let (client, name, chain) = (client.clone(), name.clone(), chain.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            // There are good files, since there was a connection, and those stay in use.
+            let ready = client.config().ok()?;
+            let host = drover_tls::client::server_name(&name).ok()?;
+            let wrong = ready.still_trusts(&chain, &host).err()?;
+            Some(explain::to_caller(&wrong, &name, &ready))
+        });
+        if let Ok(Some(why)) = looked.await {
+            return why;
+        }
+    }
 }
 
 enum Stream {
@@ -213,7 +254,19 @@ impl Line {
             stream,
             fresh: true,
             trouble: Trouble::default(),
+            revoked: None,
         }
+    }
+
+    /// Whether the server was revoked.
+    fn judge_server(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
+        let Poll::Ready(why) = self.revoked.as_mut()?.poll_unpin(cx) else {
+            return None;
+        };
+        self.revoked = None;
+        self.trouble.set(Some(why.clone()));
+        let kind = io::ErrorKind::ConnectionAborted;
+        Some(io::Error::new(kind, DialError(why)))
     }
 
     /// A server judges the certificate of a client after the client believes that all is well.
@@ -271,6 +324,9 @@ impl AsyncRead for Line {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Some(error) = self.judge_server(cx) {
+            return Poll::Ready(Err(error));
+        }
         let before = buf.filled().len();
         match self.stream.io().poll_read(cx, buf) {
             Poll::Ready(Ok(())) => {

@@ -15,6 +15,7 @@ mod observe;
 pub mod orchestrator;
 pub mod platform;
 pub mod retry;
+mod role;
 pub mod watch;
 
 pub use bearer::Bearer;

@@ -17,6 +17,7 @@ use crate::{
     Channel, MAX_MESSAGE_BYTES,
     call::{request, to_error, within},
     retry::Policy,
+    role::Role,
 };
 
 /// Calls of an orchestrator. Clones share the connection.
@@ -49,9 +50,11 @@ macro_rules! calls {
 }
 
 impl OrchestratorClient {
-    /// Calls over this channel.
+    /// Calls over this channel. Over TLS a server is refused, before anything is sent to it, whose certificate says that it
+    /// is something else (`spiffe://drover/platform/…`).
     #[must_use]
     pub fn new(channel: Channel) -> Self {
+        let channel = channel.to(Role::Orchestrator);
         Self {
             clusters: ClusterServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),

@@ -30,6 +30,7 @@ use crate::{
     Channel, MAX_MESSAGE_BYTES,
     alive::Alive,
     call::{request, to_error, within},
+    role::Role,
 };
 
 /// How often a read that outlived its page token is started again.
@@ -61,9 +62,11 @@ pub struct PlatformClient {
 }
 
 impl PlatformClient {
-    /// Calls over this channel.
+    /// Calls over this channel. Over TLS a server is refused, before anything is sent to it, whose certificate says that it
+    /// is something else (`spiffe://drover/orchestrator/…`).
     #[must_use]
     pub fn new(channel: Channel) -> Self {
+        let channel = channel.to(Role::Platform);
         Self {
             platform: PlatformServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES),

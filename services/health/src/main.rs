@@ -51,8 +51,8 @@ fn target(address: &str) -> Result<Target, String> {
     }
     let settings = ClientSettings {
         authorities: ca.map_or(Authorities::System, |path| Authorities::File(path.into())),
-        certificate: None,
         server_name: set("DROVER_SERVER_NAME"),
+        ..ClientSettings::default()
     };
     target.with_tls(settings).map_err(|error| error.to_string())
 }

@@ -97,6 +97,7 @@ where
     }
     telemetry::init(server.log_format);
     telemetry::metrics();
+    keep_memory_private();
     raise_file_limit();
     let traces = drover_telemetry::Settings::resolve(
         &server.otlp(),
@@ -123,6 +124,19 @@ where
     runtime.shutdown_timeout(LAST_WAIT);
     outcome
 }
+
+/// Keeps what is in memory, keys and tokens, out of core dumps and from other processes of the same user. What this process
+/// starts is not concerned, so that nodes leave core dumps as their machine wants it.
+#[cfg(target_os = "linux")]
+fn keep_memory_private() {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "the memory of this server can be read by its user and end in core dumps");
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn keep_memory_private() {}
 
 /// Takes as many file descriptors as may be had: each connection needs one, and what systems give at first is for programs
 /// that use `select`.

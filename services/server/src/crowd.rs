@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::quota::Share;
+use crate::{ending::Ending, quota::Share};
 
 /// Connections that are told at once that there is no place for them. More than these are closed without a word.
 const REFUSALS: usize = 256;
@@ -56,8 +56,8 @@ pub(crate) struct Guest {
     last: AtomicU64,
     /// It has to go: others wait.
     leave: CancellationToken,
-    /// Its client certificate has expired.
-    expired: CancellationToken,
+    /// Its client certificate holds no longer.
+    ending: Ending,
 }
 
 /// A place, until it is dropped.
@@ -163,14 +163,9 @@ impl Place {
         self.guest.leave.cancelled().await;
     }
 
-    /// Its client certificate has expired.
-    pub(crate) fn expire(&self) {
-        self.guest.expired.cancel();
-    }
-
-    /// Ends when its client certificate has expired.
-    pub(crate) async fn expired(&self) {
-        self.guest.expired.cancelled().await;
+    /// Its client certificate, as its calls know it.
+    pub(crate) fn ending(&self) -> &Ending {
+        &self.guest.ending
     }
 
     /// For the calls of this connection.
@@ -265,9 +260,9 @@ impl Visitor {
 }
 
 impl Busy {
-    /// Cancelled when the client certificate of the connection expires.
-    pub(crate) fn expired(&self) -> CancellationToken {
-        self.visitor.guest.expired.clone()
+    /// The client certificate of the connection.
+    pub(crate) fn ending(&self) -> &Ending {
+        &self.visitor.guest.ending
     }
 }
 

@@ -5,14 +5,16 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use drover_tls::{Peer, explain};
 use parking_lot::Mutex;
+use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::watch,
     time::Instant,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -34,11 +36,76 @@ const SPEAK_TLS: &[u8] =
 this port speaks TLS: use https://\n";
 /// How long the same trouble with the same client is not said again.
 const SAID_FOR: Duration = Duration::from_secs(60);
+/// How often the clock is looked at for certificates: it may be set, and timers stand still while a machine sleeps.
+const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
+/// What calls are told whose certificate has come to its end.
+const EXPIRED: &str = "the client certificate has expired; connect again with a new one";
+/// The same of one that is not believed any more.
+const WITHDRAWN: &str = "the client certificate was revoked, or its authority is not trusted any more; connect again with another one";
 /// Clients with trouble that are remembered.
 const MAX_SAID: usize = 256;
 
 /// Who a client says it is, by its certificate. Errors: the certificate holds, but names nobody.
 pub(crate) type Shown = Result<Peer, String>;
+
+/// The certificate that a client has shown on one connection.
+pub(crate) struct Credential {
+    who: Arc<Shown>,
+    /// Its own first, then what lies between it and its authority.
+    chain: Vec<CertificateDer<'static>>,
+    tls: Arc<drover_tls::Server>,
+    /// Whom the server has trusted since before the handshake.
+    trust: watch::Receiver<u64>,
+}
+
+/// Why a certificate holds no longer: for its calls, and for the log.
+pub(crate) struct Over {
+    pub(crate) told: &'static str,
+    pub(crate) why: String,
+}
+
+impl Credential {
+    pub(crate) fn who(&self) -> &Arc<Shown> {
+        &self.who
+    }
+
+    /// Ends when it holds no longer: it expires, it is revoked, or its authority is trusted no more.
+    pub(crate) async fn over(mut self) -> Over {
+        loop {
+            let left = match &*self.who {
+                Ok(peer) => left_of(peer),
+                // It opens nothing that its end could close.
+                Err(_) => CLOCK_INTERVAL,
+            };
+            if left.is_zero() {
+                return Over {
+                    told: EXPIRED,
+                    why: "it has expired".to_owned(),
+                };
+            }
+            tokio::select! {
+                () = tokio::time::sleep(left.min(CLOCK_INTERVAL)) => {}
+                Ok(()) = self.trust.changed() => {
+                    if let Err(why) = self.tls.still_trusts(&self.chain) {
+                        return Over { told: WITHDRAWN, why };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How long a certificate still holds.
+fn left_of(peer: &Peer) -> Duration {
+    // The last valid second is one.
+    let end = u64::try_from(peer.expires())
+        .unwrap_or_default()
+        .saturating_add(1);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Duration::from_secs(end).saturating_sub(now)
+}
 
 /// The TLS side of a server.
 pub(crate) struct Encryption {
@@ -111,7 +178,9 @@ impl Encryption {
         &self,
         stream: TcpStream,
         peer: SocketAddr,
-    ) -> Option<(TlsStream<TcpStream>, Option<Arc<Shown>>)> {
+    ) -> Option<(TlsStream<TcpStream>, Option<Credential>)> {
+        // Before it is judged: what changes meanwhile is not missed.
+        let trust = self.tls.trust();
         let (attempt, give_way) = self.attempt();
         let handshake = give_way.run_until_cancelled_owned(self.handshake(stream));
         let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
@@ -130,13 +199,14 @@ impl Encryption {
         };
         match shaken {
             Ok(Ok(stream)) => {
-                let certificate = stream
-                    .get_ref()
-                    .1
-                    .peer_certificates()
-                    .and_then(<[_]>::first);
-                let who = certificate.map(|certificate| Arc::new(Peer::of(certificate)));
-                Some((stream, who))
+                let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                let shown = chain.first().map(|own| Credential {
+                    who: Arc::new(Peer::of(own)),
+                    chain: chain.to_vec(),
+                    tls: self.tls.clone(),
+                    trust,
+                });
+                Some((stream, shown))
             }
             Ok(Err(Failure {
                 reason,

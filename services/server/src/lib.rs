@@ -16,6 +16,7 @@ mod cork;
 mod crowd;
 mod descriptors;
 mod encryption;
+mod ending;
 mod http;
 mod net;
 mod quota;

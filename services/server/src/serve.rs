@@ -340,6 +340,10 @@ impl Server {
                 #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
                 metrics::gauge!("drover_tls_certificate_expiry_timestamp_seconds")
                     .set(tls.expires() as f64);
+                if let Some(end) = tls.list_expires() {
+                    #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
+                    metrics::gauge!("drover_tls_crl_expiry_timestamp_seconds").set(end as f64);
+                }
             }));
             Arc::new(Encryption::new(tls, most, self.audit.clone()))
         });

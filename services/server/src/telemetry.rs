@@ -156,6 +156,10 @@ fn describe() {
         "drover_tls_certificate_expiry_timestamp_seconds",
         "When the certificate that is served expires, in seconds since 1970."
     );
+    describe_gauge!(
+        "drover_tls_crl_expiry_timestamp_seconds",
+        "When the first list of revoked client certificates ends, in seconds since 1970; only where one is given."
+    );
     describe_counter!(
         "drover_audit_dropped_total",
         "Lines of the audit log that could not be written."

@@ -171,7 +171,7 @@ fn tls(given: &Given, variable: &impl Fn(&str) -> Option<String>) -> ClientSetti
         certificate: file("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE")
             .zip(file("OTEL_EXPORTER_OTLP_CLIENT_KEY"))
             .map(Into::into),
-        server_name: None,
+        ..ClientSettings::default()
     }
 }
 

@@ -7,12 +7,14 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SanType, SerialNumber,
 };
 use tempfile::TempDir;
 
@@ -31,6 +33,7 @@ pub struct Authority {
 pub struct Pair {
     pub cert: PathBuf,
     pub key: PathBuf,
+    pub serial: u64,
 }
 
 /// What a certificate says.
@@ -62,6 +65,11 @@ impl Wanted {
             ..Self::server(file)
         }
     }
+}
+
+fn next_serial() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 fn at(seconds: i64) -> SystemTime {
@@ -97,6 +105,10 @@ impl Authority {
 
     /// Certificate and key, PEM.
     pub fn make(&self, wanted: &Wanted) -> (String, String) {
+        self.numbered(wanted, next_serial())
+    }
+
+    fn numbered(&self, wanted: &Wanted, serial: u64) -> (String, String) {
         let mut params = CertificateParams::new(
             wanted
                 .names
@@ -117,6 +129,7 @@ impl Authority {
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
+        params.serial_number = Some(SerialNumber::from(serial));
         params.not_before = at(wanted.valid.0).into();
         params.not_after = at(wanted.valid.1).into();
         let key = KeyPair::generate().unwrap();
@@ -128,11 +141,31 @@ impl Authority {
         let pair = Pair {
             cert: self.path(&format!("{}.pem", wanted.file)),
             key: self.path(&format!("{}.key", wanted.file)),
+            serial: next_serial(),
         };
-        let (cert, key) = self.make(wanted);
+        let (cert, key) = self.numbered(wanted, pair.serial);
         replace(&pair.cert, &cert);
         replace(&pair.key, &key);
         pair
+    }
+
+    /// A list of revoked certificates, PEM, that ends so many seconds from now.
+    pub fn revoke(&self, revoked: &[&Pair], end: i64) -> String {
+        let revoked = revoked.iter().map(|pair| RevokedCertParams {
+            serial_number: SerialNumber::from(pair.serial),
+            revocation_time: at(-60).into(),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: at(end.min(0) - 60).into(),
+            next_update: at(end).into(),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.issuer).unwrap().pem().unwrap()
     }
 
     pub fn server(&self) -> Pair {

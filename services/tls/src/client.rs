@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::{
-        Resumption,
+        Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{verify_tls12_signature, verify_tls13_signature},
@@ -26,6 +26,7 @@ use crate::{
 };
 
 const CA: &str = "authorities (ca)";
+const CRL: &str = "revoked certificates (crl)";
 const CERT: &str = "client certificate (cert)";
 const KEY: &str = "key of the client certificate (key)";
 
@@ -76,6 +77,12 @@ pub struct ClientSettings {
     pub certificate: Option<Identity>,
     /// Name that the server's certificate must have. Default: the host of the endpoint.
     pub server_name: Option<String>,
+    /// File with lists of revoked certificates, PEM, one of each authority that issues; read again when it changes. With it a
+    /// server is refused of which none of them says anything, and each once they have ended. Default: none is revoked.
+    pub crl: Option<PathBuf>,
+    /// Whether a server is refused whose certificate says no role, where the caller wants one of a role
+    /// ([`check_role`](crate::peer::check_role)). Default false: only one that says another role is.
+    pub require_role: bool,
 }
 
 impl ClientSettings {
@@ -93,6 +100,9 @@ impl ClientSettings {
         let sources = client.read()?;
         if let Some(source) = &sources.ca {
             pem::authorities(CA, source)?;
+        }
+        if let Some(source) = &sources.crl {
+            pem::revoked(CRL, source)?;
         }
         client
             .build_with(Arc::new(RootCertStore::empty()), &sources)
@@ -127,13 +137,38 @@ pub struct Ready {
     pub config: Arc<ClientConfig>,
     /// The client's own certificate, to say what is wrong with it.
     pub own: Option<Certificate>,
+    /// What servers are judged by, if any of them may be revoked.
+    servers: Option<Arc<WebPkiServerVerifier>>,
     /// Whether the authorities and the certificate come from settings of this program, which has flags for them.
     pub by_flags: bool,
+}
+
+impl Ready {
+    /// Whether a server that was believed may be so no more later.
+    #[must_use]
+    pub fn may_revoke(&self) -> bool {
+        self.servers.is_some()
+    }
+
+    /// Whether a server of this name would be believed now that was with these certificates, its own first. Errors: why not.
+    pub fn still_trusts(
+        &self,
+        chain: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+    ) -> Result<(), rustls::Error> {
+        let (Some(servers), Some((own, between))) = (&self.servers, chain.split_first()) else {
+            return Ok(());
+        };
+        servers
+            .verify_server_cert(own, between, name, &[], UnixTime::now())
+            .map(drop)
+    }
 }
 
 #[derive(Clone, PartialEq, Eq)]
 struct Sources {
     ca: Option<Source>,
+    crl: Option<Source>,
     own: Option<(Source, Source)>,
 }
 
@@ -199,7 +234,9 @@ impl Client {
                 Some((Source::given(cert.to_vec()), Source::given(key.to_vec())))
             }
         };
-        Ok(Sources { ca, own })
+        let crl = self.settings.crl.as_deref();
+        let crl = crl.map(|path| Source::read(CRL, path)).transpose()?;
+        Ok(Sources { ca, crl, own })
     }
 
     fn build(&self, sources: &Sources) -> Result<Ready, TlsError> {
@@ -217,10 +254,20 @@ impl Client {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(|e| TlsError::new(CA, None, e))?;
-        let builder = match self.settings.authorities {
-            Authorities::Any => builder
+        let mut servers = None;
+        let builder = match (&self.settings.authorities, &sources.crl) {
+            (Authorities::Any, _) => builder
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(Anybody)),
+            (_, Some(source)) if !roots.is_empty() => {
+                let known = WebPkiServerVerifier::builder_with_provider(roots, provider())
+                    .with_crls(pem::revoked(CRL, source)?.lists)
+                    .enforce_revocation_expiration()
+                    .build()
+                    .map_err(|e| source.wrong(CRL, e))?;
+                servers = Some(known.clone());
+                builder.with_webpki_verifier(known)
+            }
             _ => builder.with_root_certificates(roots),
         };
         let mut own = None;
@@ -245,6 +292,7 @@ impl Client {
         Ok(Ready {
             config: Arc::new(config),
             own,
+            servers,
             by_flags: self.by_flags(),
         })
     }

@@ -28,6 +28,8 @@ pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
 
 /// What a message begins with in which a server refuses the certificate of a client.
 const REFUSED: &str = "the server refuses the client's certificate: ";
+/// What a message begins with in which a client refuses the certificate of a server.
+const REFUSES: &str = "the server's certificate is refused: ";
 /// What one begins with in which it misses one.
 const WANTED: &str = "the server wants a client certificate";
 
@@ -57,10 +59,7 @@ fn between(error: &Error, host: &str, own: Option<&Certificate>, by_flags: bool)
             } else {
                 "it is none of those given"
             };
-            format!(
-                "the server's certificate is refused: {}",
-                certificate(why, host, trusted)
-            )
+            format!("{REFUSES}{}", certificate(why, host, trusted))
         }
         Error::AlertReceived(AlertDescription::CertificateRequired) => {
             let flags = if by_flags { " (--cert and --key)" } else { "" };
@@ -81,7 +80,10 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
     use AlertDescription as A;
     let refused = |why: &str| format!("{REFUSED}{why}");
     match alert {
-        A::UnknownCA => refused("it is of an authority that the server does not trust"),
+        A::UnknownCA => refused(
+            "it is of an authority that the server does not trust, or of which it has no list of revoked certificates \
+             that holds",
+        ),
         // An authority of the same name with another key.
         A::DecryptError => refused("its signature is not of an authority that the server trusts"),
         A::CertificateExpired => {
@@ -106,6 +108,12 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
         A::NoApplicationProtocol => "the server does not speak HTTP/2 there".to_owned(),
         other => format!("the server ended the handshake: {other:?}"),
     }
+}
+
+/// What a client says of a server whose certificate is not that of the role that was called.
+#[must_use]
+pub fn wrong_role(why: &str) -> String {
+    format!("{REFUSES}{why}")
 }
 
 /// For a server: a label out of few, and what is wrong with who called.
@@ -180,6 +188,15 @@ fn certificate(error: &CertificateError, host: &str, trusted: &str) -> String {
             format!("its signature is not of an authority that is trusted here ({trusted})")
         }
         E::Revoked => "it is revoked".to_owned(),
+        E::UnknownRevocationStatus => {
+            "whether it is revoked says no list that is given here (crl) for its authority"
+                .to_owned()
+        }
+        E::ExpiredRevocationListContext { next_update, .. } => format!(
+            "the list of revoked certificates (crl) ended at {}",
+            secs(next_update)
+        ),
+        E::ExpiredRevocationList => "the list of revoked certificates (crl) has ended".to_owned(),
         E::InvalidPurpose | E::InvalidPurposeContext { .. } => {
             "it is not for this side of a connection (extended key usage)".to_owned()
         }

@@ -23,6 +23,8 @@ pub struct Certificate {
     pub issuer: String,
     /// Whether it is an authority.
     pub is_authority: bool,
+    /// Number that its authority gave it.
+    pub serial: Vec<u8>,
 }
 
 impl Certificate {
@@ -55,6 +57,7 @@ impl Certificate {
             uris,
             issuer: parsed.issuer().to_string(),
             is_authority: parsed.is_ca(),
+            serial: parsed.tbs_certificate.raw_serial().to_vec(),
         })
     }
 
@@ -132,9 +135,36 @@ impl Peer {
     /// The role that a URI of ours claims (`spiffe://drover/ROLE/NAME`).
     #[must_use]
     pub fn role(&self) -> Option<&str> {
-        let (role, name) = self.name.strip_prefix(TRUST_DOMAIN)?.split_once('/')?;
-        (!role.is_empty() && !name.is_empty()).then_some(role)
+        role_of(&self.name)
     }
+}
+
+/// Whether a server is of the role that its caller wants (`orchestrator`, `platform`), by its certificate. One that says no
+/// role of ours, as those of public authorities do, is of any, unless it is `required` to say one. Errors: what was wanted
+/// and what was found, in words.
+pub fn check_role(der: &CertificateDer<'_>, wanted: &str, required: bool) -> Result<(), String> {
+    let certificate = Certificate::read(der)?;
+    let mut ours = certificate
+        .uris
+        .iter()
+        .filter(|uri| uri.starts_with(TRUST_DOMAIN))
+        .peekable();
+    if ours.peek().is_none() && required {
+        return Err(format!(
+            "it is that of no {wanted}: it has no {TRUST_DOMAIN}{wanted}/NAME"
+        ));
+    }
+    match ours.find(|uri| role_of(uri) != Some(wanted)) {
+        Some(other) => Err(format!(
+            "it is that of {other}, and {TRUST_DOMAIN}{wanted}/NAME was expected"
+        )),
+        None => Ok(()),
+    }
+}
+
+fn role_of(uri: &str) -> Option<&str> {
+    let (role, name) = uri.strip_prefix(TRUST_DOMAIN)?.split_once('/')?;
+    (!role.is_empty() && !name.is_empty()).then_some(role)
 }
 
 /// The URI of a role and a name.

@@ -4,8 +4,12 @@ use std::{fmt, path::Path, path::PathBuf, sync::Arc};
 
 use rustls::{
     RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, pem::PemObject},
 };
+
+use x509_parser::{prelude::FromDer, revocation_list::CertificateRevocationList};
+
+use zeroize::Zeroize;
 
 use crate::TlsError;
 
@@ -17,6 +21,13 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 pub(crate) struct Source {
     path: Option<PathBuf>,
     bytes: Vec<u8>,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        // It may be a key.
+        self.bytes.zeroize();
+    }
 }
 
 impl fmt::Debug for Source {
@@ -93,4 +104,34 @@ pub(crate) fn authorities(
             .map_err(|e| source.wrong(what, format!("holds a certificate that is none: {e}")))?;
     }
     Ok(Arc::new(store))
+}
+
+/// Lists of revoked certificates, and when the first of them ends, in seconds since 1970.
+#[derive(Debug)]
+pub(crate) struct Revoked {
+    pub(crate) lists: Vec<CertificateRevocationListDer<'static>>,
+    pub(crate) expires: i64,
+}
+
+pub(crate) fn revoked(what: &'static str, source: &Source) -> Result<Revoked, TlsError> {
+    let lists = CertificateRevocationListDer::pem_slice_iter(&source.bytes)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|_| source.wrong(what, "is not PEM"))?;
+    if lists.is_empty() {
+        return Err(source.wrong(
+            what,
+            "holds no list of revoked certificates (PEM, BEGIN X509 CRL)",
+        ));
+    }
+    let mut expires = i64::MAX;
+    for list in &lists {
+        let (_, read) = CertificateRevocationList::from_der(list)
+            .map_err(|_| source.wrong(what, "holds a list that cannot be read"))?;
+        // Without an end, one that was taken away cannot be told from the last one.
+        let end = read
+            .next_update()
+            .ok_or_else(|| source.wrong(what, "holds a list that does not say when it ends"))?;
+        expires = expires.min(end.timestamp());
+    }
+    Ok(Revoked { lists, expires })
 }

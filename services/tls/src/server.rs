@@ -10,13 +10,15 @@ use std::{
 use parking_lot::Mutex;
 use rustls::{
     ServerConfig,
-    server::{NoServerSessionStorage, WebPkiClientVerifier},
+    pki_types::{CertificateDer, UnixTime},
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
+use tokio::sync::watch;
 
 use crate::{
     TlsError,
-    explain::utc,
+    explain::{self, utc},
     peer::Certificate,
     pem::{self, Source},
     provider,
@@ -31,6 +33,9 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 const CERT: &str = "certificate (tls.cert)";
 const KEY: &str = "key (tls.key)";
 const CLIENT_CA: &str = "authorities of clients (tls.client_ca)";
+const CRL: &str = "revoked certificates (tls.crl)";
+/// How long before a list of revoked certificates ends its end is said: a person has to do something, or nobody gets in.
+const LIST_ENDS_SOON: i64 = 24 * 60 * 60;
 
 /// Where the certificate of a server is, and whom it lets in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,23 +46,46 @@ pub struct ServerFiles {
     pub key: PathBuf,
     /// Authorities of client certificates, PEM. Absent: no certificate is asked for.
     pub client_ca: Option<PathBuf>,
+    /// Lists of revoked certificates, PEM, one of each authority that issues. Absent: none is revoked.
+    pub crl: Option<PathBuf>,
 }
 
 /// The certificate of a server, as it is now.
 pub struct Server {
     files: ServerFiles,
     state: Mutex<State>,
+    /// Counts the changes of whom to trust.
+    trust: watch::Sender<u64>,
 }
 
 struct State {
-    config: Arc<ServerConfig>,
-    expires: i64,
-    names: Arc<[String]>,
+    made: Made,
+    /// How far the end of the list of revoked certificates was said.
+    said_of_list: Said,
     loaded: Sources,
     /// What was found at the last look and is not in use.
     pending: Option<Found>,
     /// What was found and could not be used; said once.
     refused: Option<Found>,
+}
+
+/// What is made of the files.
+struct Made {
+    config: Arc<ServerConfig>,
+    expires: i64,
+    names: Arc<[String]>,
+    /// What client certificates are judged by. None: they are not asked for.
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+    /// When the list of revoked certificates ends.
+    list_expires: Option<i64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Said {
+    #[default]
+    Nothing,
+    Soon,
+    Over,
 }
 
 type Found = Result<Sources, TlsError>;
@@ -67,6 +95,13 @@ struct Sources {
     cert: Source,
     key: Source,
     client_ca: Option<Source>,
+    crl: Option<Source>,
+}
+
+impl Sources {
+    fn trusts_as(&self, other: &Self) -> bool {
+        self.client_ca == other.client_ca && self.crl == other.crl
+    }
 }
 
 /// What a look at the files found.
@@ -93,35 +128,64 @@ impl Server {
     /// belong together.
     pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
         let sources = read(&files)?;
-        let (config, certificate) = build(&files, &sources)?;
-        warn_of(&certificate);
+        let made = build(&files, &sources)?;
         let state = Mutex::new(State {
-            config,
-            expires: certificate.not_after,
-            names: certificate.names.into(),
+            made,
+            said_of_list: Said::default(),
             loaded: sources,
             pending: None,
             refused: None,
         });
-        Ok(Self { files, state })
+        let trust = watch::Sender::new(0);
+        Ok(Self {
+            files,
+            state,
+            trust,
+        })
     }
 
     /// For the next connection.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
-        self.state.lock().config.clone()
+        self.state.lock().made.config.clone()
     }
 
     /// When the certificate in use expires, in seconds since 1970.
     #[must_use]
     pub fn expires(&self) -> i64 {
-        self.state.lock().expires
+        self.state.lock().made.expires
     }
 
     /// Names and addresses that the certificate in use is for; `*` may be the first label of a name.
     #[must_use]
     pub fn names(&self) -> Arc<[String]> {
-        self.state.lock().names.clone()
+        self.state.lock().made.names.clone()
+    }
+
+    /// When the list of revoked certificates ends, in seconds since 1970; of several the first. From then on every client
+    /// certificate is refused.
+    #[must_use]
+    pub fn list_expires(&self) -> Option<i64> {
+        self.state.lock().made.list_expires
+    }
+
+    /// Changes when other authorities are trusted, or other certificates are revoked: [`Server::still_trusts`] may answer
+    /// something else then.
+    #[must_use]
+    pub fn trust(&self) -> watch::Receiver<u64> {
+        self.trust.subscribe()
+    }
+
+    /// Whether a client would be let in now that was let in with these certificates, its own first. Errors: why not.
+    pub fn still_trusts(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+        let clients = self.state.lock().made.clients.clone();
+        let (Some(clients), Some((own, between))) = (clients, chain.split_first()) else {
+            return Ok(());
+        };
+        clients
+            .verify_client_cert(own, between, UnixTime::now())
+            .map(drop)
+            .map_err(|error| explain::to_server(&error).1)
     }
 
     /// Looks at the files once. Connections that are there are left alone.
@@ -149,13 +213,15 @@ impl Server {
         };
         let mut state = self.state.lock();
         match (built, found) {
-            (Ok((config, certificate)), Ok(sources)) => {
-                warn_of(&certificate);
-                state.config = config;
-                state.expires = certificate.not_after;
-                state.names = certificate.names.into();
+            (Ok(made), Ok(sources)) => {
+                let trusts_as_before = sources.trusts_as(&state.loaded);
+                state.made = made;
+                state.said_of_list = Said::default();
                 state.loaded = sources;
                 state.refused = None;
+                if !trusts_as_before {
+                    self.trust.send_modify(|count| *count += 1);
+                }
                 Look::Changed
             }
             (Err(error), found) => {
@@ -166,9 +232,34 @@ impl Server {
         }
     }
 
+    /// Says that the list of revoked certificates ends, once a day before and once when it does.
+    fn watch_list(&self, now: i64) {
+        let mut state = self.state.lock();
+        let Some(end) = state.made.list_expires else {
+            return;
+        };
+        let due = match end - now {
+            left if left < 0 => Said::Over,
+            left if left < LIST_ENDS_SOON => Said::Soon,
+            _ => Said::Nothing,
+        };
+        if due <= state.said_of_list {
+            return;
+        }
+        state.said_of_list = due;
+        drop(state);
+        let end = utc(end);
+        if due == Said::Over {
+            tracing::error!(%end, "the list of revoked certificates has ended: every client certificate is refused until there is a new one");
+        } else {
+            tracing::warn!(%end, "the list of revoked certificates ends soon; without a new one every client certificate is refused then");
+        }
+    }
+
     /// Looks at the files again and again, and says what became of them. Never ends.
     pub async fn follow(self: Arc<Self>, mut changed: impl FnMut(&Self) + Send) {
         changed(&self);
+        self.watch_list(now());
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             let this = self.clone();
@@ -185,16 +276,21 @@ impl Server {
                 // The runtime ends.
                 Err(_) => return,
             }
+            self.watch_list(now());
         }
     }
 }
 
-fn warn_of(certificate: &Certificate) {
-    let now = SystemTime::now()
+fn now() -> i64 {
+    SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| {
             i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-        });
+        })
+}
+
+fn warn_of(certificate: &Certificate) {
+    let now = now();
     if certificate.not_after < now {
         let expired = utc(certificate.not_after);
         tracing::warn!(%expired, "the certificate of this server has expired; clients will refuse it");
@@ -213,45 +309,70 @@ fn read(files: &ServerFiles) -> Result<Sources, TlsError> {
             .as_deref()
             .map(|path| Source::read(CLIENT_CA, path))
             .transpose()?,
+        crl: files
+            .crl
+            .as_deref()
+            .map(|path| Source::read(CRL, path))
+            .transpose()?,
     })
 }
 
-fn build(
-    files: &ServerFiles,
-    sources: &Sources,
-) -> Result<(Arc<ServerConfig>, Certificate), TlsError> {
+fn build(files: &ServerFiles, sources: &Sources) -> Result<Made, TlsError> {
     let chain = pem::chain(CERT, &sources.cert)?;
-    let certificate = Certificate::read(&chain[0])
-        .map_err(|why| TlsError::new(CERT, Some(files.cert.clone()), why))?;
+    let certificate = Certificate::read(&chain[0]).map_err(|why| sources.cert.wrong(CERT, why))?;
     let key = pem::key(KEY, &sources.key)?;
-    let wrong =
-        |what, path: &PathBuf, why: &dyn fmt::Display| TlsError::new(what, Some(path.clone()), why);
+    let revoked = sources
+        .crl
+        .as_ref()
+        .map(|source| pem::revoked(CRL, source))
+        .transpose()?;
+    let list_expires = revoked.as_ref().map(|revoked| revoked.expires);
+    let clients = sources
+        .client_ca
+        .as_ref()
+        .map(|source| clients(source, revoked))
+        .transpose()?;
     let builder = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(|e| wrong(CERT, &files.cert, &e))?;
-    let builder = match (&sources.client_ca, &files.client_ca) {
-        (Some(source), Some(path)) => {
-            let roots = pem::authorities(CLIENT_CA, source)?;
-            // Asked for, not demanded: health checks have none. Who may do what is judged call by call.
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
-                .allow_unauthenticated()
-                .build()
-                .map_err(|e| wrong(CLIENT_CA, path, &e))?;
-            builder.with_client_cert_verifier(verifier)
-        }
-        _ => builder.with_no_client_auth(),
+        .map_err(|e| sources.cert.wrong(CERT, e))?;
+    let builder = match &clients {
+        Some(clients) => builder.with_client_cert_verifier(clients.clone()),
+        None => builder.with_no_client_auth(),
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|e| match e {
-        rustls::Error::InconsistentKeys(_) => wrong(
-            KEY,
-            &files.key,
-            &format!("is not the key of {}", files.cert.display()),
-        ),
-        e => wrong(CERT, &files.cert, &e),
+        rustls::Error::InconsistentKeys(_) => sources
+            .key
+            .wrong(KEY, format!("is not the key of {}", files.cert.display())),
+        e => sources.cert.wrong(CERT, e),
     })?;
     config.alpn_protocols = PROTOCOLS.iter().map(|name| name.to_vec()).collect();
     // A resumed session would bring back a client certificate without a look at whether it still holds.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
-    Ok((Arc::new(config), certificate))
+    warn_of(&certificate);
+    Ok(Made {
+        config: Arc::new(config),
+        expires: certificate.not_after,
+        names: certificate.names.into(),
+        clients,
+        list_expires,
+    })
+}
+
+/// What client certificates are judged by. With lists of revoked ones, nobody is let in of whom none of them says anything,
+/// nor anybody once they have ended: as elsewhere, what is not known to be good is not good.
+fn clients(
+    source: &Source,
+    revoked: Option<pem::Revoked>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let roots = pem::authorities(CLIENT_CA, source)?;
+    // Asked for, not demanded: health checks have none. Who may do what is judged call by call.
+    let mut builder =
+        WebPkiClientVerifier::builder_with_provider(roots, provider()).allow_unauthenticated();
+    if let Some(revoked) = revoked {
+        builder = builder
+            .with_crls(revoked.lists)
+            .enforce_revocation_expiration();
+    }
+    builder.build().map_err(|e| source.wrong(CLIENT_CA, e))
 }

@@ -318,6 +318,7 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
             authorities: Authorities::File(certs.join("ca.pem")),
             certificate: shown.map(Identity::from),
             server_name: Some(name.clone()),
+            ..ClientSettings::default()
         };
         let mut client = PlatformServiceClient::new(drover_client::connect(&target));
         let status = client

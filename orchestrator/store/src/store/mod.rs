@@ -58,8 +58,9 @@ pub struct Versioned<T> {
 const VALUE_FORMAT: u32 = SEALED_FORMAT;
 /// Format of a store without encryption.
 const PLAIN_FORMAT: u32 = 1;
-/// Format of a store with encryption. Who knows only the one before would give nodes what it cannot read.
-const SEALED_FORMAT: u32 = 2;
+/// Format of a store with encryption. Who knows only the one before would give nodes what it cannot read. The one before
+/// (2) had no numbers of secrets.
+const SEALED_FORMAT: u32 = 3;
 
 /// Numbers of requests that a lost store may have given out to one cluster since its copy was taken: a hundred years of one
 /// an hour.

@@ -2,18 +2,24 @@
 
 use bytes::Bytes;
 use drover_core::{Error, Reason, Result, spec::digest};
+use prost::Message;
 use uuid::Uuid;
 
-use super::{SEALED_FORMAT, Store, UserData, Versioned, commit, damaged, decode, read_meta};
+use super::{
+    API_WAIT, SEALED_FORMAT, Store, UserData, Versioned, commit, commit::Marker, damaged, decode,
+    outcome_unknown, read_meta,
+};
 use crate::{
-    backend::{Entry, PAGE, Range, Revision},
+    backend::{CommitError, Entry, Expect, Lane, PAGE, RETRY_AFTER, Range, Revision, Txn},
     keys::{self, Key, Name},
-    seal::{Keyring, SETTING, sealed_with},
-    value::{Meta, SecretRow},
+    seal::{Keyring, SETTING, changed, sealed_with},
+    value::{Meta, SecretNumbers, SecretRow, marked, new_txn_id},
 };
 
 /// Values that are in memory at once while all are looked through.
 const LOOK: usize = 8;
+/// How often a secret is tried to be written while others are: each time one of them got through.
+const TRIES: usize = 64;
 
 impl Store {
     /// Takes the keys that secrets and user data are encrypted with. What another key encrypted, or none, is encrypted
@@ -25,27 +31,29 @@ impl Store {
     /// the message names the file.
     pub async fn unlock(&self, keys: Keyring) -> Result<usize> {
         let first = keys.first();
-        let meta = read_meta(&*self.backend).await?;
-        let meta = meta.ok_or_else(|| damaged(&Name::Meta.into()))?;
-        let mut changed = 0;
-        if *meta.value.sealed_with != first {
+        let meta = self.present_meta().await?;
+        let mut renewed = 0;
+        if *meta.value.sealed_with != first || meta.value.format < SEALED_FORMAT {
             // All of it is looked at before any of it is changed.
-            let other = self.sealed_otherwise(&keys).await?;
+            let other = self
+                .sealed_otherwise(&keys, &Numbers::of(&keys, &meta.value)?)
+                .await?;
             let begun = Meta {
                 format: SEALED_FORMAT,
                 sealed: true,
                 sealed_with: Bytes::new(),
                 ..meta.value
             };
-            let revision = self
-                .put_record(Name::Meta.into(), begun.clone(), Some(meta.revision))
+            self.put_record(Name::Meta.into(), begun, Some(meta.revision))
                 .await?;
             for key in &other {
-                changed += usize::from(self.seal_anew(&keys, key).await?);
+                renewed += usize::from(self.seal_anew(&keys, key).await?);
             }
+            let Versioned { value, revision } = self.present_meta().await?;
             let done = Meta {
                 sealed_with: Bytes::copy_from_slice(&first),
-                ..begun
+                secrets: Numbers::of(&keys, &value)?.sealed(&keys)?,
+                ..value
             };
             let revision = self
                 .put_record(Name::Meta.into(), done.clone(), Some(revision))
@@ -58,7 +66,7 @@ impl Store {
         self.keys
             .set(keys)
             .map_err(|_| Error::internal("the store has its keys already"))?;
-        Ok(changed)
+        Ok(renewed)
     }
 
     /// Refuses a store that is encrypted, to whoever brings no keys.
@@ -88,14 +96,19 @@ impl Store {
         })
     }
 
-    /// Everything that is not encrypted with the first key, and can be read.
-    async fn sealed_otherwise(&self, keys: &Keyring) -> Result<Vec<Key>> {
+    async fn present_meta(&self) -> Result<Versioned<Meta>> {
+        let meta = read_meta(&*self.backend).await?;
+        meta.ok_or_else(|| damaged(&Name::Meta.into()))
+    }
+
+    /// Everything that is not encrypted with the first key, or not as it is today, and can be read.
+    async fn sealed_otherwise(&self, keys: &Keyring, numbers: &Numbers) -> Result<Vec<Key>> {
         let mut found = Vec::new();
         for prefix in [keys::kind(b's'), keys::kind(b'u')] {
             let mut scan = self.backend.scan(Range::prefix(&prefix), LOOK).await?;
             while let Some(page) = scan.next().await {
                 for entry in page? {
-                    if read(keys, &entry)?.1 {
+                    if read(keys, numbers, &entry)?.1 {
                         found.push(entry.key);
                     }
                 }
@@ -108,19 +121,54 @@ impl Store {
         let Some(entry) = self.backend.get(key).await? else {
             return Ok(false);
         };
-        let (plain, other) = read(keys, &entry)?;
+        let numbers = Numbers::of(keys, &self.present_meta().await?.value)?;
+        let (plain, other) = read(keys, &numbers, &entry)?;
         if !other {
             return Ok(false);
         }
-        let value = keys.seal(key, &plain)?;
-        if let Some(Name::Secret(_)) = key.parse() {
-            let row = SecretRow { value };
-            self.put_record(key.clone(), row, Some(entry.revision))
+        if let Some(Name::Secret(name)) = key.parse() {
+            self.write_secret(keys, &name, &plain, Some(entry.revision))
                 .await?;
         } else {
+            let value = keys.seal(key, &plain)?;
             commit::put_plain(&*self.backend, key.clone(), value, entry.revision).await?;
         }
         Ok(true)
+    }
+
+    /// Writes a secret under a number of its own, together with that number.
+    async fn write_secret(
+        &self,
+        keys: &Keyring,
+        name: &str,
+        plain: &[u8],
+        expected: Option<Revision>,
+    ) -> Result<Revision> {
+        let key: Key = Name::Secret(name.into()).into();
+        for _ in 0..TRIES {
+            let meta = self.present_meta().await?;
+            let mut numbers = Numbers::of(keys, &meta.value)?;
+            let value = keys.seal_numbered(&key, numbers.next(name), plain)?;
+            let marker = Marker {
+                key: key.clone(),
+                txn: new_txn_id(),
+            };
+            let mut txn = numbers
+                .put(keys, meta, &marker)?
+                .put(key.clone(), marked(&SecretRow { value }, &marker.txn));
+            if let Some(expected) = expected {
+                txn = txn.expect(key.clone(), Expect::at(expected));
+            }
+            match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
+                Ok(revision) => return Ok(revision),
+                Err(CommitError::Conflict(at)) if at == Name::Meta.into() => {}
+                Err(CommitError::Conflict(at)) => {
+                    return Err(commit::mismatch(&*self.backend, &at).await);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(crowded())
     }
 
     /// User data as it is stored.
@@ -137,7 +185,7 @@ impl Store {
     /// User data as it was before it was stored.
     pub(super) fn opened_data(&self, entry: &Entry, wanted: &str) -> Result<Bytes> {
         match self.keys.get() {
-            Some(keys) => Ok(read(keys, entry)?.0),
+            Some(keys) => Ok(read(keys, &Numbers::default(), entry)?.0),
             None if digest(&entry.value) == wanted => Ok(entry.value.clone()),
             None => Err(damaged(&entry.key)),
         }
@@ -170,13 +218,23 @@ impl Store {
     /// `FAILED_PRECONDITION` without keys, or with the wrong ones.
     pub async fn secret(&self, name: &str) -> Result<Option<Versioned<Bytes>>> {
         let key: Key = Name::Secret(name.into()).into();
-        let Some(entry) = self.backend.get(&key).await? else {
-            return Ok(None);
-        };
-        Ok(Some(Versioned {
-            value: read(self.keys()?, &entry)?.0,
-            revision: entry.revision,
-        }))
+        let mut before = None;
+        loop {
+            let Some(entry) = self.backend.get(&key).await? else {
+                return Ok(None);
+            };
+            let keys = self.keys()?;
+            let meta = self.present_meta().await?;
+            match read(keys, &Numbers::of(keys, &meta.value)?, &entry) {
+                Ok((value, _)) => {
+                    let revision = entry.revision;
+                    return Ok(Some(Versioned { value, revision }));
+                }
+                // It may have been written between the two reads.
+                Err(_) if before != Some(meta.revision) => before = Some(meta.revision),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Stores a secret, encrypted. `expected` as of [`Store::put_platform`].
@@ -189,27 +247,113 @@ impl Store {
         value: Bytes,
         expected: Option<Revision>,
     ) -> Result<Revision> {
-        let key: Key = Name::Secret(name.into()).into();
-        let row = SecretRow {
-            value: self.keys()?.seal(&key, &value)?,
-        };
-        self.put_record(key, row, expected).await
+        self.write_secret(self.keys()?, name, &value, expected)
+            .await
     }
 
     /// Removes a secret. `expected`: its present revision, `None` for any.
     pub async fn delete_secret(&self, name: &str, expected: Option<Revision>) -> Result<Revision> {
-        self.delete_record(Name::Secret(name.into()), "secret", name, expected)
-            .await
+        let key: Key = Name::Secret(name.into()).into();
+        let keys = self.keys()?;
+        for _ in 0..TRIES {
+            let Some(present) = self.backend.get(&key).await? else {
+                return Err(Error::not_found("secret", name));
+            };
+            let expected = expected.unwrap_or(present.revision);
+            let meta = self.present_meta().await?;
+            let mut numbers = Numbers::of(keys, &meta.value)?;
+            // Without a number, what was removed cannot be put back.
+            numbers.of.of.remove(name);
+            let marker = Marker {
+                key: Name::Meta.into(),
+                txn: new_txn_id(),
+            };
+            let txn = numbers
+                .put(keys, meta, &marker)?
+                .expect(key.clone(), Expect::at(expected))
+                .delete(key.clone());
+            match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
+                Ok(revision) => return Ok(revision),
+                Err(CommitError::Conflict(at)) if at == Name::Meta.into() => {}
+                Err(CommitError::Conflict(at)) => {
+                    return Err(commit::mismatch(&*self.backend, &at).await);
+                }
+                Err(CommitError::Unknown) => return Err(outcome_unknown()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(crowded())
+    }
+}
+
+fn crowded() -> Error {
+    Error::unavailable("others write secrets all the time; try again").with_retry_after(RETRY_AFTER)
+}
+
+/// The numbers of the writings of all secrets.
+#[derive(Default)]
+struct Numbers {
+    of: SecretNumbers,
+    /// Every secret has one. False while those of a store from before there were numbers get theirs.
+    all: bool,
+}
+
+impl Numbers {
+    fn of(keys: &Keyring, meta: &Meta) -> Result<Self> {
+        let of = if meta.secrets.is_empty() {
+            SecretNumbers::default()
+        } else {
+            let at = Name::Meta.into();
+            let plain = keys.open(&at, &meta.secrets)?;
+            SecretNumbers::decode(plain).map_err(|_| changed(&at))?
+        };
+        Ok(Self {
+            of,
+            all: meta.format >= SEALED_FORMAT && !meta.sealed_with.is_empty(),
+        })
+    }
+
+    fn sealed(&self, keys: &Keyring) -> Result<Bytes> {
+        keys.seal(&Name::Meta.into(), &self.of.encode_to_vec())
+    }
+
+    /// The number of the next writing of a secret.
+    fn next(&mut self, name: &str) -> u64 {
+        self.of.last += 1;
+        self.of.of.insert(name.to_owned(), self.of.last);
+        self.of.last
+    }
+
+    /// A transaction that writes them in the place of those of `meta`.
+    fn put(&self, keys: &Keyring, meta: Versioned<Meta>, marker: &Marker) -> Result<Txn> {
+        let value = Meta {
+            secrets: self.sealed(keys)?,
+            ..meta.value
+        };
+        let at: Key = Name::Meta.into();
+        let txn = Txn {
+            max_wait: Some(API_WAIT),
+            ..Txn::default()
+        };
+        Ok(txn
+            .expect(at.clone(), Expect::at(meta.revision))
+            .put(at, marked(&value, &marker.txn)))
     }
 }
 
 /// What an entry says, and whether it has to be encrypted anew.
-fn read(keys: &Keyring, entry: &Entry) -> Result<(Bytes, bool)> {
+fn read(keys: &Keyring, numbers: &Numbers, entry: &Entry) -> Result<(Bytes, bool)> {
     match entry.key.parse() {
-        Some(Name::Secret(_)) => {
+        Some(Name::Secret(name)) => {
             let row: SecretRow = decode(entry)?.value;
-            let plain = keys.open(&entry.key, &row.value)?;
-            Ok((plain, sealed_with(&row.value) != Some(keys.first())))
+            match numbers.of.of.get(&name) {
+                Some(number) => {
+                    let plain = keys.open_numbered(&entry.key, *number, &row.value)?;
+                    Ok((plain, sealed_with(&row.value) != Some(keys.first())))
+                }
+                None if numbers.all => Err(changed(&entry.key)),
+                None => Ok((keys.open(&entry.key, &row.value)?, true)),
+            }
         }
         // From before there was a key. Nothing else has the digest that its name says.
         Some(Name::UserData(_, wanted)) if digest(&entry.value) == wanted => {
@@ -223,5 +367,67 @@ fn read(keys: &Keyring, entry: &Entry) -> Result<(Bytes, bool)> {
             Ok((plain, sealed_with(&entry.value) != Some(keys.first())))
         }
         _ => Err(damaged(&entry.key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{backend::Backend, sqlite::SqliteBackend, store::Store};
+
+    const OLD_FORMAT: u32 = 2;
+    const LINE: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+    /// What a store of format 2 has of a secret.
+    async fn put_old(backend: &dyn Backend, keys: &Keyring, name: &str, plain: &[u8]) {
+        let key: Key = Name::Secret(name.into()).into();
+        let row = SecretRow {
+            value: keys.seal(&key, plain).unwrap(),
+        };
+        let txn = Txn::default().put(key, marked(&row, &new_txn_id()));
+        backend.commit(txn, Lane::Bulk).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn secrets_of_an_older_store_are_read_get_their_numbers_and_cannot_be_put_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = || Keyring::parse(LINE, "keys").unwrap();
+        let backend: Arc<dyn Backend> = Arc::new(SqliteBackend::open(directory.path()).unwrap());
+        let store = Store::open(backend.clone()).await.unwrap();
+        let meta = store.present_meta().await.unwrap();
+        let old = Meta {
+            format: OLD_FORMAT,
+            sealed: true,
+            sealed_with: Bytes::copy_from_slice(&keys().first()),
+            ..meta.value
+        };
+        store
+            .put_record(Name::Meta.into(), old, Some(meta.revision))
+            .await
+            .unwrap();
+        put_old(&*backend, &keys(), "a", b"one").await;
+        put_old(&*backend, &keys(), "b", b"two").await;
+        drop(store);
+
+        let store = Store::open(backend.clone()).await.unwrap();
+        assert_eq!(store.unlock(keys()).await.unwrap(), 2);
+        for (name, plain) in [("a", &b"one"[..]), ("b", b"two")] {
+            assert_eq!(&*store.secret(name).await.unwrap().unwrap().value, plain);
+        }
+        assert_eq!(
+            store.present_meta().await.unwrap().value.format,
+            SEALED_FORMAT
+        );
+        // As it was stored before there were numbers.
+        put_old(&*backend, &keys(), "a", b"one").await;
+        let refused = store.secret("a").await.unwrap_err();
+        assert!(refused.message().contains("s/a was changed"), "{refused}");
+        drop(store);
+        let store = Store::open(backend).await.unwrap();
+        assert_eq!(store.unlock(keys()).await.unwrap(), 0);
+        store.secret("a").await.unwrap_err();
+        assert_eq!(&*store.secret("b").await.unwrap().unwrap().value, b"two");
     }
 }

@@ -14,8 +14,10 @@ use drover_store::{
     Backend, Bytes, Desired, Keyring, Store, UserData,
     backend::Range,
     keys::{Key, Name},
+    sqlite::DATABASE,
 };
 use drover_testing::store::{Fault, FaultBackend, MemoryBackend, conformance::wanted};
+use rusqlite::{Connection, OptionalExtension, params};
 use uuid::Uuid;
 
 const SECRET: &str = "correct horse battery staple";
@@ -171,6 +173,59 @@ async fn a_value_that_somebody_moved_or_changed_is_refused() {
     let refused = store.secret("strong").await.unwrap_err();
     assert!(refused.message().contains("s/strong"), "{refused}");
     assert!(!refused.message().contains("guessed"));
+}
+
+/// The row of a secret as it is in the file.
+fn row(file: &std::path::Path, name: &str) -> Option<(i64, Vec<u8>)> {
+    let key = Key::from(Name::Secret(name.to_owned()));
+    let file = Connection::open(file).unwrap();
+    let row = file.query_row(
+        "SELECT rev, v FROM state WHERE k = ?1",
+        [key.as_bytes()],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    );
+    row.optional().unwrap()
+}
+
+fn put_row(file: &std::path::Path, name: &str, (rev, value): &(i64, Vec<u8>)) {
+    let key = Key::from(Name::Secret(name.to_owned()));
+    let file = Connection::open(file).unwrap();
+    let sql = "INSERT OR REPLACE INTO state (k, rev, v) VALUES (?1, ?2, ?3)";
+    file.execute(sql, params![key.as_bytes(), rev, value])
+        .unwrap();
+}
+
+#[tokio::test]
+async fn an_old_row_of_a_secret_that_somebody_put_back_is_refused_and_the_others_are_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(DATABASE);
+    let key = line();
+    let store = Store::open_directory(directory.path()).await.unwrap();
+    store.unlock(ring(&[&key])).await.unwrap();
+    for name in ["db", "gone", "other"] {
+        store.put_secret(name, "leaked".into(), None).await.unwrap();
+    }
+    let [db, gone] = ["db", "gone"].map(|name| row(&file, name).unwrap());
+    store.put_secret("db", SECRET.into(), None).await.unwrap();
+    store.delete_secret("gone", None).await.unwrap();
+    assert_ne!(row(&file, "db").unwrap(), db);
+    assert_eq!(row(&file, "gone"), None);
+
+    put_row(&file, "db", &db);
+    put_row(&file, "gone", &gone);
+    for name in ["db", "gone"] {
+        let refused = store.secret(name).await.unwrap_err();
+        assert_eq!(refused.reason(), Reason::Precondition);
+        let words = format!("what is stored under s/{name} was changed by somebody else");
+        assert!(refused.message().contains(&words), "{refused}");
+        assert!(!refused.message().contains("leaked"));
+    }
+    let other = store.secret("other").await.unwrap().unwrap();
+    assert_eq!(&*other.value, b"leaked");
+    // Written again, it is one again.
+    store.put_secret("db", SECRET.into(), None).await.unwrap();
+    let again = store.secret("db").await.unwrap().unwrap();
+    assert_eq!(&*again.value, SECRET.as_bytes());
 }
 
 /// A rotation is cut off before and after each of its commits; the next start ends it, with nothing lost and nothing

@@ -59,6 +59,8 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
             ca: secure.ca.clone(),
             cert: secure.cert.clone(),
             key: secure.key.clone(),
+            crl: secure.crl.clone(),
+            require_role: secure.require_role,
         };
         Servers::start(&data, &simulated, &emulated, listener, tls).await?
     };

@@ -5,7 +5,7 @@
     reason = "tests fail when they cannot go on"
 )]
 
-use std::{path::Path, process::Output};
+use std::{path::Path, process::Output, time::Duration};
 
 use drover_orchestrator::{Orchestrator, Settings};
 use drover_server::{ServerSettings, Shutdown, settings::TlsSettings};
@@ -48,9 +48,12 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
             cert: file("orchestrator.pem"),
             key: file("orchestrator.key"),
             client_ca: file("ca.pem"),
+            crl: file("crl.pem"),
         },
         ..ServerSettings::default()
     };
+    let (code, text) = drover(here, &["certs", "crl"]).await;
+    assert!(code == 0 && text.contains("0 revoked"), "{text}");
     let listener = drover_server::listen(&settings).await.unwrap();
     let running =
         drover_server::spawn(orchestrator.service(), listener, &settings, Shutdown::new()).unwrap();
@@ -125,6 +128,69 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
     let missing = ["get", "clusters", "--ca", "certs/missing.pem"];
     let (code, text) = drover(here, &missing).await;
     assert!(code == 1 && text.contains("missing.pem"), "{text}");
+
+    // A certificate that is revoked, by its name, is refused once the server has read the new list.
+    let (code, text) = drover(here, &["certs", "revoke", "vera"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("spiffe://drover/viewer/vera"), "{text}");
+    assert!(text.contains("made certs/crl.pem   1 revoked"), "{text}");
+    let refused = async {
+        loop {
+            let answer = drover(here, &[&["get", "clusters"], &vera[..]].concat()).await;
+            if answer.0 != 0 {
+                return answer;
+            }
+        }
+    };
+    let (code, text) = tokio::time::timeout(Duration::from_secs(30), refused)
+        .await
+        .expect("it is let in");
+    assert!(code == 5 && text.contains("it is revoked"), "{text}");
+    assert_eq!(drover(here, &["get", "clusters"]).await.0, 0);
+    let (code, text) = drover(here, &["certs", "show"]).await;
+    let of_vera = text.lines().find(|line| line.contains("vera.pem"));
+    assert!(code == 1 && of_vera.unwrap().contains("Revoked"), "{text}");
+    let others = text.lines().filter(|line| line.contains("Revoked"));
+    assert_eq!(others.count(), 1, "{text}");
+    for (wrong, words) in [
+        (
+            "nobody",
+            "there is neither certs/nobody.pem nor a file nobody",
+        ),
+        (
+            "ca",
+            "is not a certificate that the authority in certs has made",
+        ),
+    ] {
+        let (code, text) = drover(here, &["certs", "revoke", wrong]).await;
+        assert!(code == 1 && text.contains(words), "{text}");
+    }
+    // Once more changes nothing, and a new list says the same.
+    let (_, text) = drover(here, &["certs", "revoke", "certs/vera.pem"]).await;
+    assert!(text.contains("1 revoked"), "{text}");
+    let (_, text) = drover(here, &["certs", "crl", "--days", "30"]).await;
+    assert!(text.contains("1 revoked"), "{text}");
+
+    // The key of a platform, which is for the same host names, makes no orchestrator.
+    let settings = ServerSettings {
+        tls: TlsSettings {
+            cert: file("platform-cloud.pem"),
+            key: file("platform-cloud.key"),
+            client_ca: file("ca.pem"),
+            ..TlsSettings::default()
+        },
+        ..ServerSettings::default()
+    };
+    let listener = drover_server::listen(&settings).await.unwrap();
+    let false_one =
+        drover_server::spawn(orchestrator.service(), listener, &settings, Shutdown::new()).unwrap();
+    let url = format!("https://{}", false_one.address());
+    let (code, text) = drover(here, &["get", "clusters", "--server", &url, "--ca", ca]).await;
+    assert_eq!(code, 5, "{text}");
+    let words = "it is that of spiffe://drover/platform/platform-cloud, and \
+                 spiffe://drover/orchestrator/NAME was expected";
+    assert!(text.contains(words), "{text}");
+    false_one.shutdown().await;
     running.shutdown().await;
     orchestrator.shutdown().await;
 }

@@ -148,6 +148,8 @@ pub(super) enum Proof {
 pub(crate) struct Terms {
     file: Arc<AccessFile>,
     who: Identity,
+    /// By the certificate of its connection, whatever else it has shown.
+    shown: Option<Identity>,
     proof: Proof,
     grants: Arc<[Grant]>,
     replaced: CancellationToken,
@@ -156,7 +158,7 @@ pub(crate) struct Terms {
 impl Terms {
     pub(super) fn new(
         file: Arc<AccessFile>,
-        who: &Identity,
+        (who, shown): (&Identity, Option<Identity>),
         proof: Proof,
         caller: &Caller,
         replaced: CancellationToken,
@@ -164,6 +166,7 @@ impl Terms {
         Self {
             file,
             who: who.clone(),
+            shown,
             proof,
             grants: caller.grants.clone().unwrap_or_default(),
             replaced,
@@ -180,6 +183,7 @@ impl Terms {
         Lease {
             file: self.file,
             who: self.who,
+            shown: self.shown,
             proof: self.proof,
             grants: self.grants,
             replaced: Box::pin(self.replaced.cancelled_owned()),
@@ -192,6 +196,7 @@ impl Terms {
 pub(crate) struct Lease {
     file: Arc<AccessFile>,
     who: Identity,
+    shown: Option<Identity>,
     proof: Proof,
     grants: Arc<[Grant]>,
     replaced: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -226,7 +231,11 @@ impl Lease {
                     .as_ref()
                     .is_some_and(|now| Arc::ptr_eq(now, oidc)),
             };
-            if !known || policy.grants(&self.who) != self.grants {
+            let denied = policy
+                .denials
+                .check(&self.who, self.shown.as_ref())
+                .is_err();
+            if !known || denied || policy.grants(&self.who) != self.grants {
                 return Poll::Ready(Error::unavailable(
                     "the access rules have changed; call again",
                 ));

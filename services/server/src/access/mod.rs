@@ -11,6 +11,7 @@
 //! Without an access file and without `tls.client_ca` everybody who can connect may do everything. With `tls.client_ca`
 //! alone the roles are those that the certificates of `drover certs` claim (`spiffe://drover/ROLE/NAME`).
 
+mod deny;
 mod file;
 mod oidc;
 mod permissions;
@@ -260,6 +261,19 @@ impl Access {
                 };
             }
         };
+        let shown = asked.peer.and_then(|peer| peer.as_ref().ok());
+        let shown = shown.map(Identity::peer);
+        let denied_by_rules = match &policy {
+            Some(policy) if !open => policy.denials.check(&who, shown.as_ref()),
+            _ => Ok(()),
+        };
+        if let Err(error) = denied_by_rules {
+            return Judgement {
+                who,
+                outcome: Err(error),
+                lease: None,
+            };
+        }
         let grants = match &policy {
             Some(policy) => policy.grants(&who),
             None => who
@@ -286,7 +300,7 @@ impl Access {
         let caller = Caller::new(grants);
         let lease = replaced
             .filter(|_| !open)
-            .map(|(file, replaced)| Terms::new(file, &who, proof, &caller, replaced));
+            .map(|(file, replaced)| Terms::new(file, (&who, shown), proof, &caller, replaced));
         Judgement {
             who,
             outcome: Ok(caller),

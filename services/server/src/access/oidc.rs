@@ -66,6 +66,14 @@ pub(crate) struct OidcSettings {
     /// Claim that lists groups. Default `groups`.
     #[serde(default = "groups")]
     groups_claim: String,
+    /// How long keys hold that cannot be fetched again: one that the provider has withdrawn meanwhile holds no longer than
+    /// that. At least 10 s; default 1 h.
+    #[serde(default = "hour", with = "crate::settings::duration")]
+    keys_max_age: Duration,
+}
+
+fn hour() -> Duration {
+    Duration::from_secs(60 * 60)
 }
 
 fn subject() -> String {
@@ -141,6 +149,9 @@ impl Oidc {
         if settings.issuer.is_empty() || settings.audience.is_empty() {
             return Err("issuer or audience is empty".to_owned());
         }
+        if settings.keys_max_age < PAUSE {
+            return Err(format!("keys_max_age: expected at least {PAUSE:?}"));
+        }
         let source = if settings.jwks.contains("://") {
             let uri: Uri = settings
                 .jwks
@@ -208,11 +219,12 @@ impl Oidc {
         if !matches!(header.alg.as_str(), "RS256" | "ES256") {
             return Err(refused("it is signed neither with RS256 nor with ES256"));
         }
-        let mut known = self.keys.lock().known.clone();
-        // A key that is not known may be new. Nobody else waits for the provider.
-        if !known.iter().any(|key| key.fits(header)) {
-            known = self.fetch().await?;
-        }
+        let held = self.held();
+        // A key that is not known may be new, and one that is too old may be none any more. Nobody else waits for the provider.
+        let known = match held {
+            Ok(known) if known.iter().any(|key| key.fits(header)) => known,
+            _ => self.fetch().await?,
+        };
         let mut fitting = known.iter().filter(|key| key.fits(header)).peekable();
         if fitting.peek().is_none() {
             return Err(refused("its key is none of the provider's"));
@@ -226,15 +238,25 @@ impl Oidc {
 
     /// Fetches keys anew that are old.
     pub(super) async fn refresh(&self) {
+        // Several times before they are too old.
+        let (refresh, retry) = (
+            REFRESH.min(self.settings.keys_max_age / 2),
+            RETRY.min(self.settings.keys_max_age / 4),
+        );
         let due = {
             let keys = self.keys.lock();
-            let tried = keys.tried.is_some_and(|at| at.elapsed() < RETRY);
-            keys.fetched.is_some_and(|at| at.elapsed() > REFRESH) && !tried
+            let tried = keys.tried.is_some_and(|at| at.elapsed() < retry);
+            keys.fetched.is_some_and(|at| at.elapsed() > refresh) && !tried
         };
         if due {
             // Who misses a key asks for itself, and is told.
             let _ = self.fetch().await;
         }
+    }
+
+    /// The keys that were had last, if they hold still.
+    fn held(&self) -> Result<Arc<[Key]>, Error> {
+        usable(&self.keys.lock(), self.settings.keys_max_age)
     }
 
     /// The keys as they are now, or the last ones that could be had.
@@ -246,7 +268,7 @@ impl Oidc {
             // Somebody else just did.
             let fresh = keys.fetched.is_some_and(|at| at >= asked);
             if fresh || keys.tried.is_some_and(|at| at.elapsed() < PAUSE) {
-                return usable(&keys);
+                return usable(&keys, self.settings.keys_max_age);
             }
         }
         let found = match &self.source {
@@ -271,11 +293,12 @@ impl Oidc {
                 tracing::warn!(
                     jwks = self.settings.jwks,
                     why,
-                    "the keys of the identity provider cannot be had; the last ones stay"
+                    max_age = %crate::settings::duration::format(self.settings.keys_max_age),
+                    "the keys of the identity provider cannot be had; the last ones hold until they are too old"
                 );
             }
         }
-        usable(&keys)
+        usable(&keys, self.settings.keys_max_age)
     }
 
     fn accept(&self, claims: &Value, now: i64) -> Result<(Identity, Instant), Error> {
@@ -345,14 +368,15 @@ impl Oidc {
     }
 }
 
-fn usable(keys: &Keys) -> Result<Arc<[Key]>, Error> {
-    if keys.fetched.is_none() {
-        return Err(
-            Error::unavailable("the keys of the identity provider cannot be had now")
-                .with_retry_after(PAUSE),
-        );
-    }
-    Ok(keys.known.clone())
+fn usable(keys: &Keys, max_age: Duration) -> Result<Arc<[Key]>, Error> {
+    let why = match keys.fetched {
+        Some(at) if at.elapsed() <= max_age => return Ok(keys.known.clone()),
+        Some(_) => {
+            "the keys of the identity provider cannot be had now, and the last ones are too old (keys_max_age)"
+        }
+        None => "the keys of the identity provider cannot be had now",
+    };
+    Err(Error::unavailable(why).with_retry_after(PAUSE))
 }
 
 impl Key {

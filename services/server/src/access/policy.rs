@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::{
     Identity, Role,
+    deny::{DenialFile, Denials},
     oidc::{Oidc, OidcSettings},
 };
 use crate::settings::Secret;
@@ -36,6 +37,8 @@ pub struct AccessError {
 struct File {
     #[serde(default)]
     bindings: Vec<BindingFile>,
+    #[serde(default)]
+    deny: Vec<DenialFile>,
     #[serde(default)]
     tokens: Vec<TokenFile>,
     #[serde(default)]
@@ -148,6 +151,7 @@ struct Binding {
 #[derive(Debug)]
 pub(crate) struct Policy {
     bindings: Vec<Binding>,
+    pub(super) denials: Denials,
     /// By their SHA-256.
     tokens: HashMap<[u8; 32], StaticToken>,
     pub(crate) oidc: Option<Arc<Oidc>>,
@@ -175,6 +179,7 @@ impl Policy {
             wrong(format!("{at}{e}"))
         })?;
         let tokens = read_tokens(file.tokens).map_err(wrong)?;
+        let denials = Denials::read(file.deny).map_err(wrong)?;
         let mut bindings = Vec::new();
         for (at, binding) in file.bindings.into_iter().enumerate() {
             bindings.push(
@@ -199,6 +204,7 @@ impl Policy {
         };
         Ok(Self {
             bindings,
+            denials,
             tokens,
             oidc,
             known: Mutex::default(),
@@ -350,7 +356,7 @@ impl BindingFile {
     }
 }
 
-fn check_subject(subject: &str) -> Result<(), String> {
+pub(super) fn check_subject(subject: &str) -> Result<(), String> {
     const KINDS: [&str; 5] = ["spiffe://", "cn:", "token:", "oidc:", "group:"];
     if matches!(subject, "*" | "anonymous")
         || KINDS.iter().any(|kind| {

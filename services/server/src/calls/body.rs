@@ -15,15 +15,12 @@ use drover_telemetry::rpc::{self, code_name};
 use http::{HeaderMap, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
-use tokio_util::{
-    sync::{CancellationToken, WaitForCancellationFutureOwned},
-    task::task_tracker::TaskTrackerToken,
-};
+use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskTrackerToken};
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{Permit, TraceId, defect, expired, methods::Method, outlived, refusal, stopping};
-use crate::{Shutdown, access::Lease, audit::Entry, crowd::Busy};
+use super::{Permit, TraceId, defect, expired, methods::Method, refusal, stopping};
+use crate::{Shutdown, access::Lease, audit::Entry, crowd::Busy, ending::Ending};
 
 /// Counts a call when it ends, however it ends.
 pub(super) struct Record {
@@ -68,9 +65,9 @@ impl Record {
         self.busy = busy;
     }
 
-    /// Cancelled when the client certificate of its connection expires.
-    pub(super) fn certificate(&self) -> Option<CancellationToken> {
-        self.busy.as_ref().map(Busy::expired)
+    /// The client certificate of its connection.
+    pub(super) fn certificate(&self) -> Option<&Ending> {
+        self.busy.as_ref().map(Busy::ending)
     }
 
     /// Answers an error instead of what the handler would have answered.
@@ -147,7 +144,7 @@ pin_project_lite::pin_project! {
 pub(super) struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
-    certificate: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    certificate: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Ending)>,
     lease: Option<Lease>,
     _permit: Permit,
 }
@@ -196,13 +193,13 @@ impl Limits {
         permit: Permit,
         deadline: Option<Instant>,
         closing: Shutdown,
-        certificate: Option<CancellationToken>,
+        certificate: Option<Ending>,
         lease: Option<Lease>,
     ) -> Self {
         Self {
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             closing: Box::pin(closing.cancelled_owned()),
-            certificate: certificate.map(|it| Box::pin(it.cancelled_owned())),
+            certificate: certificate.map(|it| (Box::pin(it.over()), it)),
             lease,
             _permit: permit,
         }
@@ -212,10 +209,11 @@ impl Limits {
         if self.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(stopping());
         }
-        if let Some(certificate) = &mut self.certificate
-            && certificate.as_mut().poll(cx).is_ready()
+        if let Some((over, certificate)) = &mut self.certificate
+            && over.as_mut().poll(cx).is_ready()
+            && let Some(error) = certificate.error()
         {
-            return Poll::Ready(outlived());
+            return Poll::Ready(error);
         }
         if let Some(lease) = &mut self.lease
             && let Poll::Ready(error) = lease.poll(cx)

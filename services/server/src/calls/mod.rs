@@ -41,6 +41,7 @@ use crate::{
     audit::{Audit, CallRecord, Digested, Entry},
     crowd::{Busy, Visitor},
     encryption::Shown,
+    ending::Ending,
     quota::{Share, Shares},
 };
 
@@ -178,7 +179,11 @@ impl Calls {
         }
         let permit = self.0.admit(Kind::Unary, caller)?;
         let busy = self.0.occupy(visitor, Some(permission), caller)?;
-        Ok((permit, busy))
+        let ended = busy.as_ref().and_then(|busy| busy.ending().error());
+        match ended {
+            Some(error) => Err(error),
+            None => Ok((permit, busy)),
+        }
     }
 
     /// What counts the calls in flight, those of plain HTTP too.
@@ -270,6 +275,11 @@ impl Shared {
             Ok(busy) => record.busy(busy),
             Err(error) => return record.refuse(&error),
         }
+        // A connection without a client certificate has none that could end.
+        let certificate = record.certificate().filter(|_| shown.is_some()).cloned();
+        if let Some(error) = certificate.as_ref().and_then(Ending::error) {
+            return record.refuse(&error);
+        }
         // Nobody needs it any more.
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
@@ -314,25 +324,25 @@ impl Shared {
         .catch_unwind()
         .instrument(span);
         let stream = method.kind.is_stream();
-        // A connection without a client certificate has none that could expire.
-        let certificate = (stream && shown.is_some()).then(|| record.certificate());
-        let certificate = certificate.flatten();
         let answer = async {
             if !stream {
                 return Ok(answer.await);
             }
             let outlives = async {
-                match &certificate {
-                    Some(certificate) => certificate.cancelled().await,
-                    None => std::future::pending().await,
+                if let Some(certificate) = &certificate {
+                    certificate.over().await;
+                    if let Some(error) = certificate.error() {
+                        return error;
+                    }
                 }
+                std::future::pending().await
             };
             // A stream that has not begun to answer is one all the same.
             tokio::select! {
                 biased;
                 answer = answer => Ok(answer),
                 () = self.closing.cancelled() => Err(stopping()),
-                () = outlives => Err(outlived()),
+                error = outlives => Err(error),
             }
         };
         let answer = match deadline {
@@ -514,10 +524,6 @@ fn partial() -> Error {
 
 fn stopping() -> Error {
     Error::unavailable("the server is stopping")
-}
-
-fn outlived() -> Error {
-    Error::unavailable("the client certificate has expired; connect again with a new one")
 }
 
 fn defect() -> Error {

@@ -1,12 +1,6 @@
 //! One connection: TLS, HTTP, and how long it may do nothing.
 
-use std::{
-    net::SocketAddr,
-    pin::pin,
-    sync::Arc,
-    task::Poll,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{net::SocketAddr, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use futures::{
     FutureExt, StreamExt,
@@ -25,7 +19,7 @@ use tonic::transport::server::TcpConnectInfo;
 use crate::{
     cork::cork,
     crowd::{Place, Visitor},
-    encryption::{Encryption, Shown},
+    encryption::{Credential, Encryption},
     net::Impatient,
 };
 
@@ -35,11 +29,9 @@ use super::{FAREWELL, REFUSAL_TIME};
 
 /// How long a connection may take to send what it wants, so that slow ones do not pile up.
 pub(super) const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long calls with one answer may still take on a connection whose client certificate has expired: most are over by
+/// How long calls with one answer may still take on a connection whose client certificate holds no longer: most are over by
 /// then, and who ignores that it has to go has no more of it.
 const LAST_CALLS: Duration = Duration::from_secs(10);
-/// How often the clock is looked at for certificates: it may be set, and timers stand still while a machine sleeps.
-const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct Connection {
     pub(super) entrance: Entrance,
@@ -88,7 +80,7 @@ impl Connection {
         let (stream, peer) = match self.stream {
             Stream::Port(stream, peer) => (stream, peer),
             Stream::Socket(stream) => {
-                return converse(builder, stream, visit, &self.stop, place).await;
+                return converse(builder, stream, visit, None, &self.stop, place).await;
             }
         };
         // Without it small answers wait for acknowledgements; a socket that refuses it works all the same.
@@ -98,17 +90,17 @@ impl Connection {
             remote_addr: Some(peer),
         };
         let Some(encryption) = self.encryption.take() else {
-            return converse(builder, stream, visit, &self.stop, place).await;
+            return converse(builder, stream, visit, None, &self.stop, place).await;
         };
         let shaken = tokio::select! {
             shaken = encryption.accept(stream, peer) => shaken,
             () = self.stop.cancelled() => return,
         };
-        let Some((stream, who)) = shaken else {
+        let Some((stream, shown)) = shaken else {
             return;
         };
-        visit.who = who;
-        converse(builder, stream, visit, &self.stop, place).await;
+        visit.who = shown.as_ref().map(|shown| shown.who().clone());
+        converse(builder, stream, visit, shown, &self.stop, place).await;
     }
 }
 
@@ -121,9 +113,9 @@ async fn given_up(place: &Place) {
     }
 }
 
-/// Ends when a connection whose client certificate has expired has had its time.
+/// Ends when a connection whose client certificate holds no longer has had its time.
 async fn outlived(place: &Place) {
-    place.expired().await;
+    place.ending().over().await;
     tokio::time::sleep(FAREWELL).await;
     let idle = async {
         while !place.guest().is_idle() {
@@ -134,30 +126,14 @@ async fn outlived(place: &Place) {
     let _ = tokio::time::timeout(LAST_CALLS, idle).await;
 }
 
-/// Ends when a client certificate has expired: streams are told, and who is there connects again with what it has now.
-async fn expires(client: &Shown, peer: SocketAddr, place: &Place) {
-    let Ok(client) = client else {
-        // It opens nothing that could be closed.
-        return std::future::pending().await;
-    };
-    // The last valid second is one.
-    let end = u64::try_from(client.expires())
-        .unwrap_or_default()
-        .saturating_add(1);
-    let end = Duration::from_secs(end);
-    loop {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let left = end.saturating_sub(now);
-        if left.is_zero() {
-            break;
-        }
-        tokio::time::sleep(left.min(CLOCK_INTERVAL)).await;
-    }
-    let who = client.name();
-    tracing::info!(%peer, who, "a connection is closed: its client certificate has expired");
-    place.expire();
+/// Ends when a client certificate holds no longer: streams are told, and who is there connects again with what it has now.
+async fn ends(shown: Credential, peer: SocketAddr, place: &Place) {
+    let who = shown.who().clone();
+    let over = shown.over().await;
+    let who = who.as_ref().as_ref().map_or("", |peer| peer.name());
+    let why = over.why;
+    tracing::info!(%peer, who, why, "a connection is closed: its client certificate holds no longer");
+    place.ending().end(over.told);
 }
 
 /// Serves one connection until it ends, or until it has to.
@@ -165,11 +141,11 @@ async fn converse(
     builder: &auto::Builder<TokioExecutor>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     visit: Visit,
+    shown: Option<Credential>,
     stop: &CancellationToken,
     place: Option<&Place>,
 ) {
     let peer = visit.info.remote_addr;
-    let who = visit.who.clone();
     let (stream, uncork) = cork(Impatient::new(stream, HEADER_TIMEOUT));
     let service = TowerToHyperService::new(visit);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -178,8 +154,8 @@ async fn converse(
     leaving.push(stop.cancelled().boxed());
     if let Some(place) = place {
         leaving.push(place.displaced().boxed());
-        if let (Some(who), Some(peer)) = (&who, peer) {
-            leaving.push(expires(who, peer, place).boxed());
+        if let (Some(shown), Some(peer)) = (shown, peer) {
+            leaving.push(ends(shown, peer, place).boxed());
         }
     }
     let mut told = false;

@@ -20,10 +20,12 @@ const OTHERS: &[&str] = &[
     "DROVER_CONTEXT",
     "DROVER_CONFIG",
     "DROVER_CA",
+    "DROVER_CRL",
     "DROVER_CERT",
     "DROVER_KEY",
     "DROVER_TOKEN",
     "DROVER_TOKEN_FILE",
+    "DROVER_REQUIRE_ROLE",
 ];
 /// Most edits between an unknown name and the one that was meant.
 const MAX_EDITS: usize = 2;

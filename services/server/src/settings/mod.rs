@@ -140,6 +140,10 @@ pub struct TlsSettings {
     /// Authorities of client certificates. With it every call needs a certificate of one of them, except
     /// `grpc.health.v1`, `/healthz` and `/readyz`. Default: none is asked for.
     pub client_ca: Option<PathBuf>,
+    /// Lists of revoked client certificates (CRL), one of each authority that issues. Connections of a certificate end when
+    /// it gets onto one. With a list, a certificate of whose authority there is none is refused, and every one once a list
+    /// has ended (`nextUpdate`). Default: none is revoked.
+    pub crl: Option<PathBuf>,
 }
 
 impl TlsSettings {
@@ -150,10 +154,14 @@ impl TlsSettings {
             cert: self.cert.clone()?,
             key: self.key.clone()?,
             client_ca: self.client_ca.clone(),
+            crl: self.crl.clone(),
         })
     }
 
     fn check(&self) -> Result<(), String> {
+        if self.crl.is_some() && self.client_ca.is_none() {
+            return Err("tls.crl is given and tls.client_ca is not".to_owned());
+        }
         match (&self.cert, &self.key, &self.client_ca) {
             (Some(_), None, _) => Err("tls.cert is given and tls.key is not".to_owned()),
             (None, Some(_), _) => Err("tls.key is given and tls.cert is not".to_owned()),
@@ -331,10 +339,14 @@ pub struct TlsArgs {
     #[arg(long = "tls-client-ca", value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
+    /// Lists of revoked client certificates (CRL), PEM; read again when they change
+    #[arg(long = "tls-crl", value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crl: Option<PathBuf>,
 }
 
 impl TlsArgs {
     fn is_empty(&self) -> bool {
-        self.cert.is_none() && self.key.is_none() && self.client_ca.is_none()
+        self.cert.is_none() && self.key.is_none() && self.client_ca.is_none() && self.crl.is_none()
     }
 }

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
+use zeroize::Zeroize;
 
 const MASK: &str = "********";
 
-/// A text that appears in no log and no output; only `expose` shows it. Empty by default. Never a flag: others see those.
+/// A text that appears in no log and no output, and not in memory once it is dropped; only `expose` shows it. Empty by default. Never a flag: others see those.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -22,6 +23,12 @@ impl Secret {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 

@@ -88,6 +88,7 @@ fn secure(authority: &Authority, access: Option<PathBuf>) -> ServerSettings {
             cert: Some(server.cert),
             key: Some(server.key),
             client_ca: Some(authority.ca()),
+            ..TlsSettings::default()
         },
         access,
         ..ServerSettings::default()
@@ -100,7 +101,7 @@ fn by(authority: &Authority, address: SocketAddr, own: &Pair) -> Target {
         .with_tls(ClientSettings {
             authorities: Authorities::File(authority.ca()),
             certificate: Some((own.cert.clone(), own.key.clone()).into()),
-            server_name: None,
+            ..ClientSettings::default()
         })
         .unwrap()
 }
@@ -167,6 +168,94 @@ async fn rules_bind_certificates_by_uri_and_by_common_name() {
         .await
         .unwrap_err();
     assert_eq!(error.reason(), Reason::PermissionDenied);
+}
+
+#[tokio::test]
+async fn whoever_is_denied_is_refused_whatever_is_granted_and_what_is_open_ends() {
+    let authority = Authority::new("ours");
+    let rules = authority.path("access.yaml");
+    let granted = "
+bindings:
+  - {role: admin, subjects: ['spiffe://drover/admin/*', 'token:robot']}
+tokens:
+  - {name: robot, token: robot-0123456789abcdef}
+";
+    replace(&rules, granted);
+    let running = start(&secure(&authority, Some(rules.clone()))).await;
+    let ann = authority.client("ann", "spiffe://drover/admin/ann");
+    let bob = authority.client("bob", "spiffe://drover/admin/bob");
+    let [ann, bob] = [&ann, &bob].map(|own| by(&authority, running.address(), own));
+    let robot = Bearer::Token("robot-0123456789abcdef".to_owned());
+    let bob_as_robot = bob.clone().with_bearer(robot.clone());
+    let ann_as_robot = ann.clone().with_bearer(robot);
+    let open = async |target: &Target| {
+        let mut client = NodeAccessServiceClient::new(connect(target));
+        let mut stream = client
+            .stream_logs(follow("open"))
+            .await
+            .unwrap()
+            .into_inner();
+        stream.message().await.unwrap().unwrap();
+        stream
+    };
+    let mut kept = open(&ann).await;
+    let ends = [open(&bob).await, open(&bob_as_robot).await];
+
+    let denied = format!("{granted}deny:\n  - subjects: ['spiffe://drover/admin/bob']\n");
+    replace(&rules, &denied);
+    for mut stream in ends {
+        let end = tokio::time::timeout(Duration::from_secs(15), stream.message()).await;
+        let status = end.expect("it goes on").unwrap_err();
+        assert!(
+            status.message().contains("the access rules have changed"),
+            "{status}"
+        );
+    }
+    for denied in [&bob, &bob_as_robot] {
+        let error = call(denied).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::PermissionDenied);
+        let words = "spiffe://drover/admin/bob is denied by the access rules";
+        assert!(error.message().contains(words), "{error}");
+        // How the server is says it to everybody.
+        HealthClient::new(connect(denied))
+            .check(HealthCheckRequest::default())
+            .await
+            .unwrap();
+    }
+    for allowed in [&ann, &ann_as_robot] {
+        call(allowed).await.unwrap();
+    }
+    let silence = tokio::time::timeout(Duration::from_millis(50), kept.message()).await;
+    assert!(silence.is_err(), "{silence:?}");
+}
+
+#[tokio::test]
+async fn a_token_is_denied_like_a_certificate() {
+    let directory = TempDir::new().unwrap();
+    let rules = "
+bindings:
+  - {role: platform, subjects: ['*']}
+deny:
+  - subjects: ['token:ro*t']
+tokens:
+  - {name: robot, token: robot-0123456789abcdef}
+  - {name: other, token: other-0123456789abcdef}
+";
+    let running = with_rules(&directory, rules).await;
+    call(&at(running.address(), "other-0123456789abcdef"))
+        .await
+        .unwrap();
+    let error = call(&at(running.address(), "robot-0123456789abcdef"))
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason(), Reason::PermissionDenied);
+    for (token, status) in [("other", 200), ("robot", 403)] {
+        let token = format!("{token}-0123456789abcdef");
+        assert_eq!(
+            http(running.address(), "/discover", Some(&token)).await,
+            status
+        );
+    }
 }
 
 const TOKENS: &str = "

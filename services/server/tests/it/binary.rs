@@ -4,6 +4,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::{fs::MetadataExt, process::CommandExt},
     path::PathBuf,
     process::{Child, Command, Stdio},
 };
@@ -98,4 +99,23 @@ fn sigterm_ends_it_with_0_and_logs_are_json_without_a_terminal() {
         let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
         assert_eq!(line["level"], "INFO", "{line}");
     }
+}
+
+/// Files in `/proc` of a process whose memory is its own belong to root, whoever it runs as.
+#[test]
+fn the_memory_of_a_server_is_out_of_reach_of_its_user() {
+    const NOBODY: u32 = 65_534;
+    let mut command = demo();
+    command.args(["--listen", "127.0.0.1:0"]);
+    if rustix::process::geteuid().is_root() {
+        // The user's files belong to root then, and cannot be told apart; the group's can.
+        command.gid(NOBODY);
+    }
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("listening"));
+    let memory = std::fs::metadata(format!("/proc/{}/mem", child.id())).unwrap();
+    terminate(&child);
+    child.wait().unwrap();
+    assert_eq!((memory.uid(), memory.gid()), (0, 0));
 }

@@ -286,6 +286,7 @@ async fn names_of_the_certificate_are_names_of_the_server() {
             cert: Some(server.cert.clone()),
             key: Some(server.key.clone()),
             client_ca: None,
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     };
@@ -301,8 +302,8 @@ async fn names_of_the_certificate_are_names_of_the_server() {
         let target: Target = format!("https://{}", running.address()).parse().unwrap();
         let tls = ClientSettings {
             authorities: Authorities::File(authority.ca()),
-            certificate: None,
             server_name: Some(name.to_owned()),
+            ..ClientSettings::default()
         };
         let channel = connect(&target.with_tls(tls).unwrap());
         InventoryServiceClient::new(channel)

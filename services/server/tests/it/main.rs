@@ -13,6 +13,8 @@ mod calls;
 mod common;
 mod hosts;
 mod limits;
+mod revoked;
+mod roles;
 mod server;
 mod settings;
 mod telemetry;

@@ -41,6 +41,7 @@ fn tls(server: &Pair, client_ca: Option<PathBuf>) -> ServerSettings {
             cert: Some(server.cert.clone()),
             key: Some(server.key.clone()),
             client_ca,
+            ..TlsSettings::default()
         },
         ..ServerSettings::default()
     }
@@ -57,7 +58,7 @@ fn trusting(authority: &Authority, own: Option<&Pair>) -> ClientSettings {
     ClientSettings {
         authorities: Authorities::File(authority.ca()),
         certificate: own.map(|own| (own.cert.clone(), own.key.clone()).into()),
-        server_name: None,
+        ..ClientSettings::default()
     }
 }
 
@@ -412,13 +413,14 @@ async fn what_cannot_be_read_keeps_the_server_from_starting_and_is_named() {
     assert!(words.contains("missing.pem"), "{words}");
     let crossed = Pair {
         cert: good.cert.clone(),
-        key: others.server().key,
+        ..others.server()
     };
     let words = refused(tls(&crossed, None)).await;
     assert!(words.contains("is not the key of"), "{words}");
     let swapped = Pair {
         cert: good.key.clone(),
         key: good.cert.clone(),
+        ..good.clone()
     };
     let words = refused(tls(&swapped, None)).await;
     assert!(words.contains("holds no certificate"), "{words}");

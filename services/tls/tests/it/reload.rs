@@ -7,10 +7,11 @@
 
 use std::sync::Arc;
 
-use drover_testing::certs::{self, Authority, Wanted, replace};
+use drover_testing::certs::{self, Authority, DAY, Wanted, replace};
 use drover_tls::{
     Authorities, Certificate, Client, ClientSettings, Server, ServerFiles, server::Look,
 };
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 fn server(authority: &Authority) -> (Server, certs::Pair) {
     let pair = authority.server();
@@ -18,6 +19,7 @@ fn server(authority: &Authority) -> (Server, certs::Pair) {
         cert: pair.cert.clone(),
         key: pair.key.clone(),
         client_ca: Some(authority.ca()),
+        crl: None,
     };
     (Server::load(files).unwrap(), pair)
 }
@@ -70,13 +72,48 @@ fn what_cannot_be_used_is_said_once_and_the_last_good_one_stays() {
 }
 
 #[test]
+fn a_list_of_revoked_certificates_that_cannot_be_read_leaves_the_last_one_in_use() {
+    let authority = Authority::new("ours");
+    let pair = authority.server();
+    let [ann, bob] = ["ann", "bob"].map(|name| authority.write(&Wanted::server(name)));
+    let crl = authority.path("crl.pem");
+    replace(&crl, &authority.revoke(&[&bob], DAY));
+    let server = Server::load(ServerFiles {
+        cert: pair.cert.clone(),
+        key: pair.key.clone(),
+        client_ca: Some(authority.ca()),
+        crl: Some(crl.clone()),
+    })
+    .unwrap();
+    let trusts = |pair: &certs::Pair| {
+        let pem = std::fs::read(&pair.cert).unwrap();
+        let der = CertificateDer::from_pem_slice(&pem).unwrap();
+        server.still_trusts(&[der])
+    };
+    let changes = server.trust();
+    for broken in ["no list", ""] {
+        replace(&crl, broken);
+        assert_eq!(server.look(), Look::Same);
+        assert!(matches!(server.look(), Look::Refused(_)));
+        assert!(trusts(&bob).unwrap_err().contains("it is revoked"));
+        trusts(&ann).unwrap();
+    }
+    assert!(!changes.has_changed().unwrap());
+    replace(&crl, &authority.revoke(&[&ann], DAY));
+    assert_eq!((server.look(), server.look()), (Look::Same, Look::Changed));
+    assert!(changes.has_changed().unwrap());
+    trusts(&bob).unwrap();
+    assert!(trusts(&ann).unwrap_err().contains("it is revoked"));
+}
+
+#[test]
 fn a_client_keeps_what_worked() {
     let authority = Authority::new("ours");
     let own = authority.client("own", "spiffe://drover/admin/a");
     let client = Client::new(ClientSettings {
         authorities: Authorities::Pem(authority.pem.clone()),
         certificate: Some((own.cert.clone(), own.key.clone()).into()),
-        server_name: None,
+        ..ClientSettings::default()
     });
     let before = client.config().unwrap();
     assert!(Arc::ptr_eq(&before, &client.config().unwrap()));

@@ -297,6 +297,41 @@ async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     call(&at(address, &new.sign(&claims()))).await.unwrap();
 }
 
+#[tokio::test]
+async fn keys_hold_no_longer_than_their_age_while_the_provider_is_away() {
+    let issuer = Issuer::new("one");
+    let keys = json!({"keys": [issuer.jwk()]}).to_string();
+    let serve = async |at: &str| {
+        let listener = TcpListener::bind(at).await.unwrap();
+        let (provider, keys) = (listener.local_addr().unwrap(), keys.clone());
+        let router = axum::Router::new().route("/keys", axum::routing::get(async move || keys));
+        let task = tokio::spawn(async move { axum::serve(listener, router).await });
+        (provider, task)
+    };
+    for (age, minutes) in [("", 60), (", keys_max_age: 6h", 360)] {
+        let (provider, task) = serve("127.0.0.1:0").await;
+        let rules =
+            rules_of(&format!("http://{provider}/keys")).replace("'}", &format!("'{age}}}"));
+        let directory = TempDir::new().unwrap();
+        let running = with_rules(&directory, &rules).await;
+        let target = at(running.address(), &issuer.sign(&claims()));
+        call(&target).await.unwrap();
+        task.abort();
+        let _ = task.await;
+        pass(Duration::from_secs((minutes - 1) * 60)).await;
+        call(&target).await.unwrap();
+        pass(Duration::from_secs(2 * 60)).await;
+        let error = call(&target).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::Unavailable, "{error}");
+        let words = "the last ones are too old (keys_max_age)";
+        assert!(error.message().contains(words), "{error}");
+        let (_, task) = serve(&provider.to_string()).await;
+        pass(Duration::from_secs(11)).await;
+        call(&target).await.unwrap();
+        task.abort();
+    }
+}
+
 /// Lets time pass.
 async fn pass(time: Duration) {
     tokio::time::pause();

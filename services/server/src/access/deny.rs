@@ -1,0 +1,77 @@
+//! Who is refused, whatever is granted.
+
+use drover_core::{Error, Reason};
+use serde::Deserialize;
+
+use super::{Identity, policy};
+
+/// Subjects that are refused, as a file says it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DenialFile {
+    subjects: Vec<String>,
+}
+
+/// Subjects that are refused.
+#[derive(Debug, Default)]
+pub(super) struct Denials(Vec<String>);
+
+impl Denials {
+    pub(super) fn read(files: Vec<DenialFile>) -> Result<Self, String> {
+        let mut all = Vec::new();
+        for (at, file) in files.into_iter().enumerate() {
+            let place = |why: String| format!("deny[{at}]: {why}");
+            if file.subjects.is_empty() {
+                return Err(place("subjects is empty".to_owned()));
+            }
+            for subject in &file.subjects {
+                policy::check_subject(subject).map_err(place)?;
+            }
+            all.extend(file.subjects);
+        }
+        Ok(Self(all))
+    }
+
+    /// Whether somebody is among them.
+    fn include(&self, who: &Identity) -> bool {
+        self.0.iter().any(|subject| who.is(subject))
+    }
+
+    /// Refuses a caller who is among them, by what it is believed to be or by the certificate that it has shown beside a
+    /// token.
+    pub(super) fn check(&self, who: &Identity, shown: Option<&Identity>) -> Result<(), Error> {
+        match std::iter::once(who)
+            .chain(shown)
+            .find(|who| self.include(who))
+        {
+            None => Ok(()),
+            Some(who) => Err(Error::new(
+                Reason::PermissionDenied,
+                format!("{who} is denied by the access rules"),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::access::policy::Policy;
+
+    #[test]
+    fn a_denial_that_means_nobody_is_refused_with_its_place() {
+        for (text, words) in [
+            ("deny: [{subjects: []}]", "deny[0]: subjects is empty"),
+            (
+                "deny: [{subjects: ['cn:a']}, {subjects: [bob]}]",
+                "deny[1]: \"bob\" is no subject",
+            ),
+            ("deny: ['cn:a']", "line 1"),
+            ("deny: [{subjects: ['cn:a'], role: admin}]", "role"),
+        ] {
+            let why = Policy::read(Path::new("x.yaml"), text, None).unwrap_err();
+            assert!(why.to_string().contains(words), "{why}");
+        }
+    }
+}
