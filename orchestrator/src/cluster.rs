@@ -401,6 +401,12 @@ impl Inner {
             let repaired = nodes.filter(|node| repairs.nodes.contains(&node.id(uid)));
             self.state.repairs = repaired.map(|node| node.slot).collect();
         }
+        self.state.scaled_away.clear();
+        if !desired.scaled_away.is_empty() {
+            let nodes = self.state.nodes.iter();
+            let named = nodes.filter(|node| desired.scaled_away.contains(&node.id(uid)));
+            self.state.scaled_away = named.map(|node| node.slot).collect();
+        }
         for node in &mut self.state.nodes {
             node.marked = restarts.has(node)
                 || !desired.marks.is_empty() && desired.marks.contains(&node.id(uid));

@@ -488,9 +488,9 @@ async fn finish(
 
 /// A desired state with its marks cleaned of nodes that are gone.
 pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
-    desired
-        .marks
-        .retain(|id| state.nodes.iter().any(|node| node.id(state.uid) == *id));
+    let living = |id: &String| state.nodes.iter().any(|node| node.id(state.uid) == *id);
+    desired.marks.retain(living);
+    desired.scaled_away.retain(living);
 }
 
 /// What is kept of a cluster that is deleted, to know what of it comes late; and the sequence that no request of it has.

@@ -447,7 +447,8 @@ impl<'a> Planner<'a> {
 
     /// Marks a node for removal; the only place where the intent to delete a node comes from.
     pub(crate) fn intend(&mut self, at: usize, reason: RemovalReason) {
-        let retain = self.retains(at, reason) || self.goes_for_surplus(at, reason);
+        let surplus = self.goes_for_surplus(at, reason);
+        let retain = self.retains(at, reason) || surplus || self.keeps_as_scaled_away(at);
         self.intend_with(at, reason, retain);
     }
 

@@ -57,6 +57,19 @@ impl Planner<'_> {
         }
     }
 
+    /// Whether a node was named when its group was made smaller, and what scaling leaves of it is kept. It may go for
+    /// another reason before its turn comes, or although no other is there.
+    pub(crate) fn keeps_as_scaled_away(&self, at: usize) -> bool {
+        let node = &self.state.nodes[at];
+        let group = self.marks[at].group;
+        if group == NO_GROUP || !node.storage || self.state.deleting {
+            return false;
+        }
+        let storage = self.input.groups[usize::from(group)].storage.as_ref();
+        let kept = storage.is_some_and(|storage| storage.policy.scaled == Retention::Retain);
+        kept && self.state.scaled_away.contains(&node.slot)
+    }
+
     /// Those of whom it is known that they go without a successor, and that have to wait.
     fn waiting_surplus(&self, group: usize) -> usize {
         let waits = |at: &usize| self.marks[*at].surplus && !self.marks[*at].leaving;

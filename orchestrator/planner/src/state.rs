@@ -33,6 +33,9 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// Slots of nodes on which somebody works: they are not replaced for being sick.
     pub repairs: BTreeSet<u64>,
+    /// Slots of nodes that were named when their group was made smaller: whatever becomes of them, and why, what scaling
+    /// keeps of their storage is kept.
+    pub scaled_away: BTreeSet<u64>,
     /// Open requests.
     pub requests: SmallMap<Uuid, Request>,
     /// Infrastructure, by backend.

@@ -47,6 +47,9 @@ pub struct Desired {
     /// Who paused it, or ended that, last. Empty: not known.
     #[prost(string, tag = "12")]
     pub pause_author: String,
+    /// Those of `marks` that were named when a group was made smaller.
+    #[prost(string, repeated, tag = "13")]
+    pub scaled_away: Vec<String>,
 }
 
 /// The user stopped all changes.

@@ -378,6 +378,31 @@ fn who_is_named_when_a_group_gets_smaller_is_scaled_away_and_not_replaced() {
 }
 
 #[test]
+fn who_is_scaled_away_leaves_its_storage_whatever_it_goes_for_in_the_end() {
+    // The group is large again before its turn comes, so another one is made in its place.
+    let mut larger = world(SCALED_IS_KEPT);
+    let named = slot_of(&larger, 0);
+    larger.scale_away(named);
+    let (removed, _) = run(&mut larger);
+    assert_eq!(removed, [(0, RemovalReason::User, true)]);
+
+    // It dies before.
+    let mut dead = world(SCALED_IS_KEPT);
+    let named = slot_of(&dead, 0);
+    dead.scale_away(named);
+    dead.state.node_mut(named).unwrap().seen.phase = Phase::Failed;
+    let (removed, _) = run(&mut dead);
+    assert_eq!(removed, [(0, RemovalReason::Dead, true)]);
+
+    // What is not kept of those who are scaled away is not.
+    let mut deleted = world(SCALED_IS_DELETED);
+    let named = slot_of(&deleted, 0);
+    deleted.scale_away(named);
+    let (removed, _) = run(&mut deleted);
+    assert_eq!(removed, [(0, RemovalReason::User, false)]);
+}
+
+#[test]
 fn those_who_are_named_are_scaled_away_also_where_one_goes_at_a_time() {
     let policy = Policy {
         replaced: Retention::Delete,

@@ -148,6 +148,9 @@ fn mark_removed(
         return Err(Error::invalid("size", why));
     }
     for id in ids {
+        if !desired.scaled_away.contains(&id) {
+            desired.scaled_away.push(id.clone());
+        }
         if !desired.marks.contains(&id) {
             desired.marks.push(id);
         }

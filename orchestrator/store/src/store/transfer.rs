@@ -283,7 +283,7 @@ fn show(name: &Name, bytes: &[u8], decoder: Decoder<'_>) -> Option<Value> {
             json!({
                 "name": d.name, "labels": d.labels, "generation": d.generation, "author": d.author,
                 "applyTimeMs": d.apply_time_ms, "createTimeMs": d.create_time_ms, "deleteTimeMs": d.delete_time_ms,
-                "paused": d.paused.map(|p| json!({"reason": p.reason, "timeMs": p.time_ms})), "marks": d.marks,
+                "paused": d.paused.map(|p| json!({"reason": p.reason, "timeMs": p.time_ms})), "marks": d.marks, "scaledAway": d.scaled_away,
                 "extra": d.extra.iter().map(|(k, v)| (k.clone(), length(v))).collect::<serde_json::Map<_, _>>(),
                 "spec": opaque(&d.spec),
             })

@@ -296,6 +296,13 @@ impl World {
         }
     }
 
+    /// Names a node as one that goes because its group gets smaller.
+    pub fn scale_away(&mut self, slot: u64) {
+        self.mark(slot);
+        self.state.scaled_away.insert(slot);
+        self.durable.scaled_away.insert(slot);
+    }
+
     pub fn pause(&mut self, paused: bool) {
         self.state.paused = paused;
         self.durable.paused = paused;
