@@ -168,7 +168,10 @@ fn take_in(
             shared,
             cluster,
             inner,
-            platform,
+            intake::Source {
+                platform,
+                uid: &read.uid,
+            },
             node,
             (began, now),
             at < read.listed,

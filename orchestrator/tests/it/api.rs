@@ -14,6 +14,7 @@ mod access;
 mod apply;
 mod certificates;
 mod changes;
+mod claims;
 mod events;
 mod fuzz;
 mod health;
