@@ -280,6 +280,21 @@ impl Platform {
         inner.message.clear();
     }
 
+    /// Since when a list was made for certain, that was asked for at `began` and shows the backend as it was at
+    /// `observe_time`. None: before what was shown already, so that it says nothing of what is there now.
+    pub(crate) fn as_of(
+        &self,
+        observe_time: Option<&prost_types::Timestamp>,
+        began: Millis,
+    ) -> Option<Millis> {
+        let inner = self.inner.lock();
+        if inner.shows_later(observe_time) {
+            return Some(began);
+        }
+        // As old as what showed the same.
+        (inner.observe_time.as_ref() == observe_time).then_some(inner.fresh_at.min(began))
+    }
+
     /// A sign of life. What was observed counts as fresh only if the backend was read since the one before.
     pub(crate) fn heartbeat(&self, now: Millis, observe_time: Option<prost_types::Timestamp>) {
         let mut inner = self.inner.lock();
