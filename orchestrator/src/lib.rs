@@ -193,6 +193,7 @@ impl Orchestrator {
         shared.spawn(pass::run(shared.clone()));
         shared.spawn(probes::run(shared.clone()));
         shared.spawn(sweep::run(shared.clone()));
+        shared.spawn(sweep::remove_late(shared.clone()));
         shared.spawn(infrastructure::sweep::run(shared.clone()));
         Ok(Self { shared })
     }
