@@ -188,6 +188,7 @@ impl Api {
             validate_only,
             // Nobody may have changed it since it was read.
             expected_generation: Some(present),
+            remove_groups: request.remove_groups,
             ..pb::ApplyClusterRequest::default()
         };
         Ok((*generation, self.apply(apply).await?))
