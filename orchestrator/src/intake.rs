@@ -146,6 +146,12 @@ pub(crate) fn show(
     }
     let was = record.seen.phase;
     let newer = as_of < now && record.seen.last >= as_of && was != Phase::Unseen;
+    // Whoever said that it is gone meant the one before it, or was wrong: it is listed again.
+    let back = record.seen.gone
+        && listed
+        && as_of == now
+        && drover_convert::node::phase(node.phase) != Phase::Terminated;
+    record.seen.gone &= !back;
     record.seen.unproven = !listed && (record.seen.unproven || record.seen.last == 0);
     let mut changed = if newer {
         // A doubt that came after the question is not answered by it.
@@ -160,6 +166,7 @@ pub(crate) fn show(
             shared.interner.get(text)
         })
     };
+    changed |= back;
     if record.node_id.is_none() && *record.seen.node_id != *node.node_id {
         record.seen.node_id = node.node_id.as_str().into();
         changed = true;
@@ -382,6 +389,8 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
             let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
             node.platform == *platform && node.platform_uid == uid && *id == *removed.node_id
         });
+        // Its id may be another node's by now.
+        let node = node.filter(|node| is_of(node, removed.slot.as_ref()));
         let Some(node) = node else { continue };
         if confirmed {
             node.seen.gone = true;
@@ -400,6 +409,13 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
         shared.wake_users(platform, Urgency::Bulk);
     }
+}
+
+/// Whether the slot that a platform says a node had is that of a record. Who does not say is believed.
+fn is_of(node: &drover_core::Node, slot: Option<&wire::SlotKey>) -> bool {
+    slot.is_none_or(|slot| {
+        Uuid::parse_str(&slot.request_id) == Ok(node.request) && slot.index == Some(node.index)
+    })
 }
 
 /// A watch begins: the grace of orphans begins anew, since nobody watched meanwhile. They stay known until its snapshot

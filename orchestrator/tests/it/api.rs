@@ -18,6 +18,7 @@ mod claims;
 mod events;
 mod fuzz;
 mod health;
+mod late;
 mod placement;
 mod purposes;
 mod reads;
