@@ -222,7 +222,7 @@ fn pool_of(inner: &Inner, request: &Request) -> Sym {
     let group = inner.spec.groups.iter().find(|g| g.path == request.group);
     let choice = group.and_then(|group| {
         let mut choices = group.choices.iter();
-        choices.find(|choice| choice.spec_hash == request.spec_hash)
+        choices.find(|choice| choice.is_hash(&request.spec_hash))
     });
     choice.map_or_else(|| request.class.clone(), |choice| choice.pool.clone())
 }
@@ -231,7 +231,7 @@ fn pool_of(inner: &Inner, request: &Request) -> Sym {
 pub(crate) fn digest_not_stored(digest: &str) -> Error {
     Error::new(
         Reason::DigestNotStored,
-        format!("no user data with SHA-256 {digest} is stored; apply the data itself"),
+        format!("no user data with digest {digest} is stored; apply the data itself"),
     )
     .with_metadata("sha256", digest)
 }

@@ -158,6 +158,8 @@ impl Orchestrator {
 
     async fn begin(store: Store, connector: Connector, hooks: Hooks, reach: Reach) -> Result<Self> {
         let shards = store.take_all().await?;
+        store.require_keys()?;
+        let digests = Arc::new(store.digest_key().await?);
         let shared = Arc::new(Shared {
             clock: clock::Clock::new(),
             store,
@@ -174,6 +176,7 @@ impl Orchestrator {
             probes: probes::Probes::default(),
             reach,
             secrets: secrets::Secrets::default(),
+            digests,
             figures: figures::Figures::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -250,7 +253,7 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let mut loader = shared.store.load().await?;
     let mut latest = 0;
     while let Some(row) = loader.next().await? {
-        let cluster = cluster::Cluster::load(row, &shared.interner)?;
+        let cluster = cluster::Cluster::load(row, &shared.interner, &shared.digests)?;
         latest = latest.max(clock::latest(&cluster.inner.lock().state));
         shared.add(cluster);
     }
