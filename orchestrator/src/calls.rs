@@ -183,7 +183,7 @@ async fn provision(
             shown.clone_from(&answer.nodes);
             rendered =
                 template::said(shared, &registered, cluster, id, &answer.template_digest).await;
-            outcomes(answer, count)
+            outcomes(answer, count, (cluster.uid, id))
         }
         Err(error) => Err(error),
     };
@@ -205,7 +205,10 @@ async fn provision(
             shared,
             cluster,
             &mut inner,
-            &platform,
+            intake::Source {
+                platform: &platform,
+                uid: &uid,
+            },
             node,
             (began, now),
             false,
@@ -219,7 +222,7 @@ fn pool_of(inner: &Inner, request: &Request) -> Sym {
     let group = inner.spec.groups.iter().find(|g| g.path == request.group);
     let choice = group.and_then(|group| {
         let mut choices = group.choices.iter();
-        choices.find(|choice| choice.spec_hash == request.spec_hash)
+        choices.find(|choice| choice.is_hash(&request.spec_hash))
     });
     choice.map_or_else(|| request.class.clone(), |choice| choice.pool.clone())
 }
@@ -228,13 +231,18 @@ fn pool_of(inner: &Inner, request: &Request) -> Sym {
 pub(crate) fn digest_not_stored(digest: &str) -> Error {
     Error::new(
         Reason::DigestNotStored,
-        format!("no user data with SHA-256 {digest} is stored; apply the data itself"),
+        format!("no user data with digest {digest} is stored; apply the data itself"),
     )
     .with_metadata("sha256", digest)
 }
 
-/// What became of each index. One that is missing, or stands there twice, is unknown: such an answer proves nothing.
-fn outcomes(answer: wire::ProvisionResponse, count: usize) -> Result<Vec<Outcome>> {
+/// What became of each index. One that is missing, stands there twice, or is of another request, is unknown: such an
+/// answer proves nothing.
+fn outcomes(
+    answer: wire::ProvisionResponse,
+    count: usize,
+    (owner, request): (Uuid, Uuid),
+) -> Result<Vec<Outcome>> {
     let silent = || Error::internal("the platform did not say what became of it");
     let mut outcomes: Vec<Option<Outcome>> = vec![None; count];
     let mut put = |index: usize, outcome: Outcome| {
@@ -247,7 +255,9 @@ fn outcomes(answer: wire::ProvisionResponse, count: usize) -> Result<Vec<Outcome
         }
     };
     for node in answer.nodes {
-        if let Some(index) = node.slot.as_ref().and_then(|slot| slot.index)
+        // One of another request is not what was asked for here, whatever its index.
+        if let Some((of, made_by, index)) = drover_convert::node::slot(&node)
+            && (of, made_by) == (owner, request)
             && !node.node_id.is_empty()
         {
             put(index as usize, Outcome::Made(node.node_id.into()));
@@ -439,4 +449,39 @@ pub(crate) fn retry_later(call: &mut Attempt, error: &Error, now: Millis) {
         .map_or_else(|| fastrand::u64(most / 2..=most), clock::millis);
     call.failures = call.failures.saturating_add(1);
     call.next = now + wait.min(RETRY_MOST);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_of_another_request_is_no_answer_to_this_one() {
+        let (owner, request) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let node = |owner: Uuid, request: Uuid, index| wire::Node {
+            node_id: format!("i-{index}"),
+            slot: Some(wire::SlotKey {
+                owner: owner.to_string(),
+                request_id: request.to_string(),
+                index: Some(index),
+            }),
+            ..wire::Node::default()
+        };
+        let answer = wire::ProvisionResponse {
+            nodes: vec![
+                node(owner, request, 0),
+                node(owner, Uuid::from_u128(3), 1),
+                node(Uuid::from_u128(3), request, 2),
+            ],
+            ..wire::ProvisionResponse::default()
+        };
+        let found = outcomes(answer, 3, (owner, request)).unwrap();
+        assert!(
+            matches!(&found[0], Outcome::Made(id) if **id == *"i-0"),
+            "{found:?}"
+        );
+        for other in &found[1..] {
+            assert!(matches!(other, Outcome::Unknown(_)), "{other:?}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ use drover_core::{
 };
 use drover_planner::{Leaving, State};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
-use drover_store::{ClusterRow, Desired, Head, Versioned};
+use drover_store::{ClusterRow, Desired, DigestKey, Head, Versioned};
 use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
@@ -187,6 +187,24 @@ pub(crate) struct Resolved {
     pub(crate) secrets: BTreeSet<(SecretRef, pb::SecretPurpose)>,
 }
 
+/// A spec with what its inline user data is known by outside of the store.
+fn known_as(mut spec: ClusterSpec, digests: &DigestKey) -> ClusterSpec {
+    let name = |settings: &mut Settings| {
+        if let Some(own) = &mut settings.bootstrap
+            && let UserDataSource::Sha256(digest) = &own.source
+        {
+            own.known_as = digests.user_data(digest);
+        }
+    };
+    name(&mut spec.settings);
+    let mut open: Vec<&mut GroupSpec> = spec.groups.iter_mut().collect();
+    while let Some(group) = open.pop() {
+        name(&mut group.settings);
+        open.extend(&mut group.groups);
+    }
+    spec
+}
+
 /// What a spec names of secrets, and for what.
 fn secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
     use pb::SecretPurpose::{Probe, Workload};
@@ -212,7 +230,8 @@ fn secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
 }
 
 impl Resolved {
-    pub(crate) fn new(spec: &ClusterSpec) -> Result<Self> {
+    pub(crate) fn new(spec: ClusterSpec, digests: &DigestKey) -> Result<Self> {
+        let spec = &known_as(spec, digests);
         Ok(Self {
             software: spec.software.clone(),
             version: spec.version.clone(),
@@ -247,8 +266,9 @@ impl Resolved {
     }
 
     /// From a stored spec.
-    pub(crate) fn from_stored(bytes: &[u8]) -> Result<Self> {
-        Self::new(&drover_convert::spec::cluster_spec(&stored_spec(bytes)?)?)
+    pub(crate) fn from_stored(bytes: &[u8], digests: &DigestKey) -> Result<Self> {
+        let spec = drover_convert::spec::cluster_spec(&stored_spec(bytes)?)?;
+        Self::new(spec, digests)
     }
 }
 
@@ -260,7 +280,7 @@ pub(crate) fn stored_spec(bytes: &[u8]) -> Result<pb::ClusterSpec> {
 
 impl Cluster {
     /// From the store, at the start.
-    pub(crate) fn load(row: ClusterRow, interner: &Interner) -> Result<Self> {
+    pub(crate) fn load(row: ClusterRow, interner: &Interner, digests: &DigestKey) -> Result<Self> {
         let ClusterRow {
             uid,
             desired,
@@ -297,7 +317,8 @@ impl Cluster {
             bodies.insert(request.id, body);
             state.requests.insert(request.id, request);
         }
-        let spec = Arc::new(Resolved::from_stored(&desired.value.spec)?.interned(interner));
+        let spec =
+            Arc::new(Resolved::from_stored(&desired.value.spec, digests)?.interned(interner));
         let name: Arc<str> = desired.value.name.as_str().into();
         let mut inner = Inner {
             first_slots: first_slots(&state),

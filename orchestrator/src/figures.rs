@@ -259,6 +259,13 @@ fn write_platforms(
         "1 while a platform is left alone after failures in a row, else 0.",
         of(|health| f64::from(u8::from(health.suspended))),
     );
+    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
+    let claims = of(|health| health.claims as f64);
+    out.gauge(
+        "drover_platform_foreign_claims",
+        "Nodes that a platform shows as its own and that are recorded on another one. They are not believed.",
+        claims,
+    );
     let ages = platforms.iter().map(|(name, health)| {
         let since = health.fresh_at.unwrap_or(start);
         let age = seconds(now.saturating_sub(since));

@@ -201,7 +201,7 @@ async fn take(
     match event {
         Event::Started(_) => {}
         Event::Upserts(upserts) => {
-            intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign);
+            intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign)?;
             if state.complete {
                 // The platform has them by now; a watch may last for months.
                 state.foreign.clear();
@@ -287,7 +287,7 @@ async fn poll(
         };
         let read = client.discover_all(message, DISCOVER_TIMEOUT).await?;
         let mut foreign = Foreign::new();
-        intake::upserts(shared, registered, &read.nodes, &mut foreign);
+        intake::upserts(shared, registered, &read.nodes, &mut foreign)?;
         registered.platform.set_warnings(read.warnings);
         registered
             .platform

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use drover_core::{Millis, Phase, Sym, node::Former};
+use drover_core::{Millis, Phase, Result, Sym, node::Former};
 use drover_planner::{Foreign as ForeignNode, Orphan};
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
@@ -17,13 +17,19 @@ use crate::{
 pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Takes in nodes that are there, or changed.
+///
+/// # Errors
+/// It shows more that nobody recorded than can be kept.
 pub(crate) fn upserts(
     shared: &Shared,
     registered: &Registered,
     nodes: &[wire::Node],
     foreign: &mut Foreign,
-) {
-    let platform = &registered.platform.name;
+) -> Result<()> {
+    let source = Source {
+        platform: &registered.platform.name,
+        uid: &registered.platform.uid(),
+    };
     let now = shared.now();
     let mut at = 0;
     while at < nodes.len() {
@@ -39,6 +45,7 @@ pub(crate) fn upserts(
             for node in own {
                 stray(shared, registered, node, owner, foreign, now);
             }
+            registered.platform.refuse_flood()?;
             continue;
         };
         for node in own {
@@ -54,7 +61,7 @@ pub(crate) fn upserts(
                 shared,
                 &cluster,
                 &mut inner,
-                platform,
+                source,
                 node,
                 (now, now),
                 true,
@@ -67,6 +74,22 @@ pub(crate) fn upserts(
         if let Some(urgency) = urgency {
             shared.queue.push(cluster.uid, urgency);
         }
+        registered.platform.refuse_flood()?;
+    }
+    Ok(())
+}
+
+/// Who shows a node: the name of a platform, and the uid of the backend that it speaks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub(crate) platform: &'a Sym,
+    pub(crate) uid: &'a str,
+}
+
+impl Source<'_> {
+    /// Whether what it says of a node is heard: what is recorded elsewhere is none of its business.
+    fn speaks_for(&self, platform: &Sym, uid: &str) -> bool {
+        self.platform == platform && *self.uid == *uid
     }
 }
 
@@ -82,11 +105,12 @@ pub(crate) fn show(
     shared: &Shared,
     cluster: &Cluster,
     inner: &mut Inner,
-    platform: &Sym,
+    source: Source<'_>,
     node: &wire::Node,
     (as_of, now): (Millis, Millis),
     listed: bool,
 ) -> Option<Urgency> {
+    let platform = source.platform;
     let (owner, request, index) = drover_convert::node::slot(node)?;
     if owner != cluster.uid {
         return None;
@@ -95,8 +119,18 @@ pub(crate) fn show(
         .slot_at(request, index)
         .or_else(|| taken_in(inner, request, index))
     else {
-        return orphan(shared, inner, platform, node, request, index, now);
+        let asked = inner.state.requests.get(&request);
+        if let Some(asked) = asked.filter(|it| !source.speaks_for(&it.platform, &it.platform_uid)) {
+            claim(shared, cluster, platform, node, &asked.platform, now);
+            return None;
+        }
+        return orphan(shared, inner, source, node, request, index, now);
     };
+    let record = &inner.state.nodes[at];
+    if !source.speaks_for(&record.platform, &record.platform_uid) {
+        claim(shared, cluster, platform, node, &record.platform, now);
+        return None;
+    }
     let id = node.node_id.as_str();
     if !inner.state.orphans.is_empty() || !inner.state.foreign.is_empty() {
         let key = (platform.clone(), id.into());
@@ -112,6 +146,12 @@ pub(crate) fn show(
     }
     let was = record.seen.phase;
     let newer = as_of < now && record.seen.last >= as_of && was != Phase::Unseen;
+    // Whoever said that it is gone meant the one before it, or was wrong: it is listed again.
+    let back = record.seen.gone
+        && listed
+        && as_of == now
+        && drover_convert::node::phase(node.phase) != Phase::Terminated;
+    record.seen.gone &= !back;
     record.seen.unproven = !listed && (record.seen.unproven || record.seen.last == 0);
     let mut changed = if newer {
         // A doubt that came after the question is not answered by it.
@@ -126,6 +166,7 @@ pub(crate) fn show(
             shared.interner.get(text)
         })
     };
+    changed |= back;
     if record.node_id.is_none() && *record.seen.node_id != *node.node_id {
         record.seen.node_id = node.node_id.as_str().into();
         changed = true;
@@ -147,6 +188,26 @@ pub(crate) fn show(
     })
 }
 
+/// A platform shows a node that is recorded on another one: whoever knows the ids of a node could make it say so.
+fn claim(
+    shared: &Shared,
+    cluster: &Cluster,
+    platform: &Sym,
+    node: &wire::Node,
+    recorded: &Sym,
+    now: Millis,
+) {
+    let Some(registered) = shared.platform(platform) else {
+        return;
+    };
+    let (name, id) = (&*cluster.name, node.node_id.as_str());
+    if drover_convert::node::phase(node.phase) == Phase::Terminated {
+        registered.platform.drop_claim(name, id);
+    } else if registered.platform.claim(name, id, recorded, now) {
+        tracing::error!(%platform, cluster = name, node_id = id, %recorded, "a platform shows a node that is recorded on another one; it is not believed");
+    }
+}
+
 /// The position of an orphan that was taken in.
 fn taken_in(inner: &Inner, request: Uuid, index: u32) -> Option<usize> {
     inner
@@ -159,23 +220,23 @@ fn taken_in(inner: &Inner, request: Uuid, index: u32) -> Option<usize> {
 fn orphan(
     shared: &Shared,
     inner: &mut Inner,
-    platform: &Sym,
+    source: Source<'_>,
     node: &wire::Node,
     request: Uuid,
     index: u32,
     now: Millis,
 ) -> Option<Urgency> {
+    let Source { platform, uid } = source;
     if drover_convert::node::phase(node.phase) == Phase::Terminated {
         return None;
     }
-    let uid = shared.platform(platform)?.platform.identity().0;
     let key: (Sym, Box<str>) = (platform.clone(), node.node_id.as_str().into());
     let mut intern = |text: &str| shared.interner.get(text);
     if let Some(known) = inner.state.orphans.get_mut(&key) {
         known.last = now;
         // The same backend may have got another uid.
         if *known.platform_uid != *uid {
-            known.platform_uid = shared.interner.get(&uid);
+            known.platform_uid = shared.interner.get(uid);
         }
         drover_convert::node::observe(&mut known.seen, node, now, &mut intern);
         return None;
@@ -199,7 +260,7 @@ fn orphan(
         group: shared.interner.get(&node.group),
         ordinal: node.ordinal.unwrap_or(0),
         role: drover_convert::node::role(node),
-        platform_uid: shared.interner.get(&uid),
+        platform_uid: shared.interner.get(uid),
         since: now,
         last: now,
         spec_hash: shared.interner.get(&node.spec_hash),
@@ -208,6 +269,9 @@ fn orphan(
         seen,
     };
     inner.state.orphans.insert(key, orphan);
+    if let Some(registered) = shared.platform(platform) {
+        registered.platform.stranger();
+    }
     Some(Urgency::Bulk)
 }
 
@@ -225,6 +289,7 @@ fn stray(
             .tombstones
             .show(owner, &registered.platform, node, now)
     {
+        registered.platform.stranger();
         return;
     }
     let owner = node
@@ -299,6 +364,7 @@ pub(crate) fn foreign_node(
 /// Takes in nodes that are no longer seen.
 pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::NodeRemoved]) {
     let platform = &registered.platform.name;
+    let uid = registered.platform.uid();
     let mut vanished = 0;
     for removed in nodes {
         let confirmed = removed.evidence == i32::from(wire::RemovalEvidence::Confirmed);
@@ -306,6 +372,9 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
         registered
             .platform
             .remove_foreign(&removed.cluster_id, &removed.node_id);
+        registered
+            .platform
+            .drop_claim(&removed.cluster_id, &removed.node_id);
         let Ok(cluster) = shared.find(&removed.cluster_id) else {
             continue;
         };
@@ -318,8 +387,10 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
         }
         let node = inner.state.nodes.iter_mut().find(|node| {
             let id = node.node_id.as_deref().unwrap_or(&node.seen.node_id);
-            node.platform == *platform && *id == *removed.node_id
+            node.platform == *platform && node.platform_uid == uid && *id == *removed.node_id
         });
+        // Its id may be another node's by now.
+        let node = node.filter(|node| is_of(node, removed.slot.as_ref()));
         let Some(node) = node else { continue };
         if confirmed {
             node.seen.gone = true;
@@ -338,6 +409,13 @@ pub(crate) fn removals(shared: &Shared, registered: &Registered, nodes: &[wire::
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
         shared.wake_users(platform, Urgency::Bulk);
     }
+}
+
+/// Whether the slot that a platform says a node had is that of a record. Who does not say is believed.
+fn is_of(node: &drover_core::Node, slot: Option<&wire::SlotKey>) -> bool {
+    slot.is_none_or(|slot| {
+        Uuid::parse_str(&slot.request_id) == Ok(node.request) && slot.index == Some(node.index)
+    })
 }
 
 /// A watch begins: the grace of orphans begins anew, since nobody watched meanwhile. They stay known until its snapshot
@@ -403,7 +481,7 @@ pub(crate) fn snapshot(
             shared.queue.push(cluster.uid, Urgency::Bulk);
         }
     }
-    registered.platform.set_foreign(foreign);
+    registered.platform.set_foreign(foreign, began);
     if vanished > 0 && registered.platform.vanished(vanished, shared.now()) {
         tracing::error!(%platform, "too many nodes vanished at once; nothing there is touched until that is confirmed");
     }

@@ -169,6 +169,8 @@ impl Orchestrator {
         (reach, limits): (Reach, Limits),
     ) -> Result<Self> {
         let shards = store.take_all().await?;
+        store.require_keys()?;
+        let digests = Arc::new(store.digest_key().await?);
         let shared = Arc::new(Shared {
             clock: clock::Clock::new(),
             store,
@@ -186,6 +188,7 @@ impl Orchestrator {
             reach,
             limits,
             secrets: secrets::Secrets::default(),
+            digests,
             figures: figures::Figures::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -205,6 +208,7 @@ impl Orchestrator {
         shared.spawn(pass::run(shared.clone()));
         shared.spawn(probes::run(shared.clone()));
         shared.spawn(sweep::run(shared.clone()));
+        shared.spawn(sweep::remove_late(shared.clone()));
         shared.spawn(infrastructure::sweep::run(shared.clone()));
         Ok(Self { shared })
     }
@@ -261,7 +265,7 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let mut loader = shared.store.load().await?;
     let mut latest = 0;
     while let Some(row) = loader.next().await? {
-        let cluster = cluster::Cluster::load(row, &shared.interner)?;
+        let cluster = cluster::Cluster::load(row, &shared.interner, &shared.digests)?;
         latest = latest.max(clock::latest(&cluster.inner.lock().state));
         shared.add(cluster);
     }

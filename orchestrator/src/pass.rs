@@ -388,7 +388,9 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
         tally::count(shared, gone, tally::Tally::new());
         return Ok(());
     };
-    let fresh = Cluster::load(row, &shared.interner)?.inner.into_inner();
+    let fresh = Cluster::load(row, &shared.interner, &shared.digests)?
+        .inner
+        .into_inner();
     let mut inner = cluster.inner.lock();
     let old = std::mem::replace(&mut inner.state, fresh.state);
     inner.head = fresh.head;
@@ -412,7 +414,7 @@ pub(crate) async fn refresh_desired(shared: &Shared, cluster: &Cluster) -> Resul
     let Some(desired) = shared.store.desired(cluster.uid).await? else {
         return reload(shared, cluster).await;
     };
-    let spec = Arc::new(Resolved::from_stored(&desired.value.spec)?);
+    let spec = Arc::new(Resolved::from_stored(&desired.value.spec, &shared.digests)?);
     let mut inner = cluster.inner.lock();
     if desired.revision > inner.desired.revision {
         let revision = desired.revision;

@@ -1,6 +1,7 @@
 //! One registered platform: what is known of it, and how it may be called.
 
 mod calls;
+mod claims;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use drover_client::PlatformClient;
+use drover_client::{PlatformClient, platform::MAX_ITEMS};
 use drover_convert::value;
 use drover_core::{Error, Millis, Reason, Result, Sym};
 use drover_planner::Domains;
@@ -81,6 +82,9 @@ struct Inner {
     urgent: Arc<Semaphore>,
     next_call: Millis,
     foreign: Foreign,
+    /// Nodes that nobody recorded, counted since it was connected.
+    strangers: usize,
+    claims: claims::Claims,
     vanished: VecDeque<Millis>,
     mass_loss: u32,
     warnings: Vec<wire::Warning>,
@@ -135,6 +139,8 @@ impl Platform {
                 urgent: Arc::new(Semaphore::new(DEFAULT_CONCURRENCY / URGENT_SHARE)),
                 next_call: 0,
                 foreign: Foreign::new(),
+                strangers: 0,
+                claims: claims::Claims::default(),
                 vanished: VecDeque::new(),
                 mass_loss: 0,
                 warnings: Vec::new(),
@@ -154,6 +160,11 @@ impl Platform {
     /// Whether it runs on this machine.
     pub(crate) fn is_local(&self) -> bool {
         is_local(&self.inner.lock().registration.spec.endpoint)
+    }
+
+    /// Uid of the backend that records refer to.
+    pub(crate) fn uid(&self) -> Sym {
+        self.inner.lock().uid.clone()
     }
 
     pub(crate) fn set_registration(&self, registration: Registration) {
@@ -269,6 +280,21 @@ impl Platform {
         inner.message.clear();
     }
 
+    /// Since when a list was made for certain, that was asked for at `began` and shows the backend as it was at
+    /// `observe_time`. None: before what was shown already, so that it says nothing of what is there now.
+    pub(crate) fn as_of(
+        &self,
+        observe_time: Option<&prost_types::Timestamp>,
+        began: Millis,
+    ) -> Option<Millis> {
+        let inner = self.inner.lock();
+        if inner.shows_later(observe_time) {
+            return Some(began);
+        }
+        // As old as what showed the same.
+        (inner.observe_time.as_ref() == observe_time).then_some(inner.fresh_at.min(began))
+    }
+
     /// A sign of life. What was observed counts as fresh only if the backend was read since the one before.
     pub(crate) fn heartbeat(&self, now: Millis, observe_time: Option<prost_types::Timestamp>) {
         let mut inner = self.inner.lock();
@@ -381,8 +407,40 @@ impl Platform {
         std::mem::replace(&mut self.inner.lock().foreign_resources, count) != count
     }
 
-    pub(crate) fn set_foreign(&self, foreign: Foreign) {
-        self.inner.lock().foreign = foreign;
+    /// A list is complete that began then, and shows these nodes of others.
+    pub(crate) fn set_foreign(&self, foreign: Foreign, began: Millis) {
+        let mut inner = self.inner.lock();
+        inner.strangers = foreign.values().map(BTreeMap::len).sum();
+        inner.foreign = foreign;
+        inner.claims.shown_since(began);
+    }
+
+    /// It shows a node that is recorded on another platform. Answers whether that is the first one.
+    pub(crate) fn claim(&self, cluster: &str, node_id: &str, recorded: &Sym, now: Millis) -> bool {
+        let mut inner = self.inner.lock();
+        inner.claims.add(cluster, node_id, recorded, now)
+    }
+
+    /// It shows that no more.
+    pub(crate) fn drop_claim(&self, cluster: &str, node_id: &str) {
+        self.inner.lock().claims.remove(cluster, node_id);
+    }
+
+    /// It shows one more node that nobody recorded.
+    pub(crate) fn stranger(&self) {
+        self.inner.lock().strangers += 1;
+    }
+
+    /// Refuses more of them than a whole list could have shown: they are kept in memory.
+    ///
+    /// # Errors
+    /// `Internal`, with how many are too many.
+    pub(crate) fn refuse_flood(&self) -> Result<()> {
+        if self.inner.lock().strangers <= MAX_ITEMS {
+            return Ok(());
+        }
+        let message = format!("it shows more than {MAX_ITEMS} nodes that are recorded nowhere");
+        Err(Error::internal(message))
     }
 
     /// Clusters that nobody here manages: id, owner, number of nodes.
@@ -406,7 +464,8 @@ impl Platform {
     pub(crate) fn add_foreign(&self, cluster: &str, node_id: &str, owner: String) {
         let mut inner = self.inner.lock();
         let nodes = inner.foreign.entry(cluster.to_owned()).or_default();
-        nodes.insert(node_id.to_owned(), owner);
+        let new = nodes.insert(node_id.to_owned(), owner).is_none();
+        inner.strangers += usize::from(new);
     }
 
     /// A node is gone, or ours by now.
@@ -415,10 +474,11 @@ impl Platform {
         let Some(nodes) = inner.foreign.get_mut(cluster) else {
             return;
         };
-        nodes.remove(node_id);
+        let known = nodes.remove(node_id).is_some();
         if nodes.is_empty() {
             inner.foreign.remove(cluster);
         }
+        inner.strangers = inner.strangers.saturating_sub(usize::from(known));
     }
 
     /// When its backend was last known whole, by its own clock.

@@ -11,10 +11,10 @@ use drover_convert::value::to_timestamp;
 use drover_core::{
     Error, Reason, Result,
     secrecy::Hidden,
-    spec::{SecretRef, UserDataSource, digest},
+    spec::{SecretRef, UserDataSource},
 };
 use drover_proto::orchestrator::v1::{self as pb, SecretPurpose};
-use drover_store::{Revision, Store};
+use drover_store::{DigestKey, Revision, Store};
 use parking_lot::RwLock;
 use prost::Message;
 use uuid::Uuid;
@@ -46,8 +46,9 @@ pub(crate) struct Known {
 /// One key of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KnownKey {
-    pub(crate) sha256: String,
-    /// Changes whenever the content does. Requests keep it instead of the digest, by which short contents can be guessed.
+    /// As it is shown.
+    pub(crate) digest: String,
+    /// Changes whenever the content does, and says nothing of it: what requests keep.
     pub(crate) version: Bytes,
     pub(crate) text: bool,
 }
@@ -108,10 +109,10 @@ impl Content {
     }
 
     /// The same without the content.
-    pub(crate) fn known(&self, revision: Revision) -> Known {
+    pub(crate) fn known(&self, revision: Revision, digests: &DigestKey) -> Known {
         let keys = self.keys.iter().map(|key| {
             let known = KnownKey {
-                sha256: digest(&key.content),
+                digest: digests.secret(&key.content),
                 version: key.version.clone(),
                 text: std::str::from_utf8(&key.content).is_ok(),
             };
@@ -149,7 +150,7 @@ impl Known {
     pub(crate) fn to_proto(&self, name: &str, users: Vec<String>) -> pb::Secret {
         let keys = self.keys.iter().map(|(name, key)| pb::SecretKey {
             name: name.clone(),
-            sha256: key.sha256.clone(),
+            sha256: key.digest.clone(),
         });
         pb::Secret {
             name: name.to_owned(),
@@ -357,7 +358,9 @@ pub(crate) async fn load(shared: &Shared) -> Result<()> {
     shared.store.require_keys()?;
     for row in shared.store.secrets().await? {
         if let Some((content, revision)) = content(&shared.store, &row.value).await? {
-            shared.secrets.put(&row.value, content.known(revision));
+            shared
+                .secrets
+                .put(&row.value, content.known(revision, &shared.digests));
         }
     }
     Ok(())
@@ -398,7 +401,9 @@ pub(crate) async fn keep_purposes(shared: &Shared) -> Result<()> {
             "a secret has the purpose that it is named for"
         );
         shared.wrote(revision);
-        shared.secrets.put(&name, stored.known(revision));
+        shared
+            .secrets
+            .put(&name, stored.known(revision, &shared.digests));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use drover_client::{Channel, Identity};
 use drover_core::{Error, Millis, Result, Sym, spec::Group};
 use drover_planner::PlatformView;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
-use drover_store::{Revision, Shards, Store};
+use drover_store::{DigestKey, Revision, Shards, Store};
 use parking_lot::{Mutex, RwLock};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) reach: Reach,
     pub(crate) limits: Limits,
     pub(crate) secrets: Secrets,
+    /// Of digests that are shown.
+    pub(crate) digests: Arc<DigestKey>,
     pub(crate) figures: Figures,
     pub(crate) tasks: TaskTracker,
     /// Asks tasks to end.

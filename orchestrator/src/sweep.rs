@@ -1,14 +1,26 @@
 //! Deleted clusters: what shows up of them late is still ours to remove.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use drover_core::{Class, Millis, Phase, Sym};
 use drover_proto::platform::v1 as wire;
+use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use prost::Message;
+use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
-use crate::{codec::UsedList, platform::Platform, shared::Shared};
+use crate::{
+    calls::{judged, turn_at},
+    codec::UsedList,
+    platform::Platform,
+    queue::Urgency,
+    shared::Shared,
+};
 
 /// How long a deleted cluster is remembered.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -20,6 +32,10 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const FORGET_INTERVAL: Duration = Duration::from_secs(3600);
 /// Every cluster is planned once in this time, whatever happens, spread evenly.
 const SAFETY_SWEEP: Duration = Duration::from_secs(300);
+/// Removals under way at once on one platform, of those that it lets in.
+const AT_ONCE: usize = 8;
+/// Most removals on one platform before all platforms are looked at again.
+const MOST_AT_A_TIME: usize = 64;
 /// Deadline of a removal.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -170,7 +186,7 @@ impl Tombstones {
     }
 }
 
-/// Removes what is late, forgets what is old, and has every cluster planned now and then.
+/// Forgets what is old, and has every cluster planned now and then.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut forget = tokio::time::interval(FORGET_INTERVAL);
     let mut look = tokio::time::interval(INTERVAL);
@@ -180,7 +196,6 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             () = shared.stop.cancelled() => return,
             _ = look.tick() => {
                 wall.check(&shared);
-                sweep(&shared).await;
                 visit_some(&shared);
             }
             _ = forget.tick() => tidy(&shared).await,
@@ -195,7 +210,23 @@ fn visit_some(shared: &Shared) {
     let share = all.len().div_ceil(usize::try_from(rounds).unwrap_or(1));
     let turn = usize::try_from(shared.now() / crate::clock::millis(INTERVAL) % rounds).unwrap_or(0);
     for cluster in all.iter().skip(turn * share).take(share) {
-        shared.queue.push(cluster.uid, crate::queue::Urgency::Bulk);
+        shared.queue.push(cluster.uid, Urgency::Bulk);
+    }
+}
+
+/// Removes what shows up late, until the orchestrator stops. By itself, since platforms may take their time.
+pub(crate) async fn remove_late(shared: Arc<Shared>) {
+    let mut look = tokio::time::interval(INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            _ = look.tick() => {}
+        }
+        tokio::select! {
+            () = shared.stop.cancelled() => return,
+            () = sweep(&shared) => {}
+        }
     }
 }
 
@@ -203,47 +234,66 @@ async fn sweep(shared: &Arc<Shared>) {
     if shared.store.restored_hold() {
         return;
     }
+    let mut due: BTreeMap<Sym, Vec<(String, Late)>> = BTreeMap::new();
     for ((platform, node_id), late) in shared.tombstones.due(shared.now()) {
-        let Some(registered) = shared.platform(&platform) else {
-            continue;
-        };
-        // One that does not answer would hold up everything else, once for each node.
-        let visible = registered.platform.is_visible(shared.now());
-        let Some(client) = registered.platform.client().filter(|_| visible) else {
-            continue;
-        };
-        let Some(slot) = late.node.slot.clone() else {
-            continue;
-        };
-        let (uid, instance) = registered.platform.identity();
-        // The tombstone is the durable intent; compare-and-delete does the rest.
-        let message = wire::DeprovisionRequest {
-            expected_platform_uid: uid,
-            expected_instance_id: instance,
-            fence: Some(shared.fence(late.owner)),
-            request_id: Uuid::now_v7().to_string(),
-            owner: slot.owner,
-            cluster_id: late.node.cluster_id.clone(),
-            node_request_id: slot.request_id,
-            index: slot.index,
-            node_id: node_id.clone(),
-            reason: "Orphan".to_owned(),
-            // It may have taken over what was kept, and what its cluster said of that is not known any more.
-            retain_storage: registered.platform.has(wire::Capability::RetainStorage),
-            ..wire::DeprovisionRequest::default()
-        };
-        tracing::info!(%platform, %node_id, cluster = %late.node.cluster_id, "removing a late node of a deleted cluster");
-        match client.deprovision(message, TIMEOUT).await {
-            // Nobody may have been watching when it went. Shown again, it is late again.
-            Ok(answer) if answer.state() == wire::DeprovisionState::Gone => {
+        due.entry(platform).or_default().push((node_id, late));
+    }
+    let platforms = due.into_iter().map(|(platform, late)| async move {
+        let late = late.into_iter().take(MOST_AT_A_TIME);
+        let removals = late.map(|(node_id, late)| remove(shared, platform.clone(), node_id, late));
+        stream::iter(removals)
+            .buffer_unordered(AT_ONCE)
+            .collect::<()>()
+            .await;
+    });
+    futures::future::join_all(platforms).await;
+}
+
+/// Removes one of them, as every call to a platform is made: when it is its turn, and unless it is left alone.
+async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late) {
+    let (Some(registered), Some(slot)) = (shared.platform(&platform), late.node.slot.clone())
+    else {
+        return;
+    };
+    let health = registered.platform.health(shared.now());
+    if !health.visible || health.suspended {
+        return;
+    }
+    let uid = registered.platform.uid();
+    let turn = turn_at(shared, &platform, &uid, Urgency::Bulk).await;
+    let Ok((registered, client, permit)) = turn else {
+        return;
+    };
+    // The tombstone is the durable intent; compare-and-delete does the rest.
+    let message = wire::DeprovisionRequest {
+        expected_platform_uid: uid.to_string(),
+        expected_instance_id: registered.platform.identity().1,
+        fence: Some(shared.fence(late.owner)),
+        request_id: Uuid::now_v7().to_string(),
+        owner: slot.owner,
+        cluster_id: late.node.cluster_id.clone(),
+        node_request_id: slot.request_id,
+        index: slot.index,
+        node_id: node_id.clone(),
+        reason: "Orphan".to_owned(),
+        // It may have taken over what was kept, and what its cluster said of that is not known any more.
+        retain_storage: registered.platform.has(wire::Capability::RetainStorage),
+        ..wire::DeprovisionRequest::default()
+    };
+    tracing::info!(%platform, %node_id, cluster = %late.node.cluster_id, "removing a late node of a deleted cluster");
+    let answer = client.deprovision(message, TIMEOUT).await;
+    drop(permit);
+    judged(shared, &registered, answer.as_ref().err());
+    match answer {
+        // Nobody may have been watching when it went. Shown again, it is late again.
+        Ok(answer) if answer.state() == wire::DeprovisionState::Gone => {
+            shared.tombstones.gone(&platform, &node_id);
+        }
+        Ok(_) => {}
+        Err(error) => {
+            tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
+            if error.class() == Class::Cannot {
                 shared.tombstones.gone(&platform, &node_id);
-            }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::debug!(%platform, %node_id, %error, "a late node could not be removed");
-                if error.class() == Class::Cannot {
-                    shared.tombstones.gone(&platform, &node_id);
-                }
             }
         }
     }

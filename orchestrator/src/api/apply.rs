@@ -16,6 +16,7 @@ use super::{
     adopt::{self, Others},
     check::Checked,
     clusters::{expect, find_group, hypothetical, refuse_deleting},
+    digests::{self, shown_spec},
     rollout, status,
     user_data::names_secrets,
 };
@@ -168,7 +169,11 @@ impl Api {
         };
         if let Some(row) = self.shared.store.load_cluster(uid).await? {
             self.shared.wrote(row.desired.revision);
-            let cluster = self.shared.add(Cluster::load(row, &self.shared.interner)?);
+            let cluster = self.shared.add(Cluster::load(
+                row,
+                &self.shared.interner,
+                &self.shared.digests,
+            )?);
             self.shared.changed(&cluster, &mut cluster.inner.lock());
             self.shared.queue.push(uid, Urgency::Bulk);
         }
@@ -265,7 +270,7 @@ impl Api {
     ) -> pb::PlanClusterResponse {
         let mut shown = self.shown(cluster);
         shown.generation = desired.value.generation;
-        shown.spec = stored_spec(&desired.value.spec).ok();
+        shown.spec = shown_spec(&desired.value.spec, &self.shared.digests);
         shown.delete_time = desired
             .value
             .delete_time_ms
@@ -430,7 +435,7 @@ impl Api {
             if validate_only && !same {
                 shown.generation = desired.value.generation;
                 shown.labels.clone_from(&desired.value.labels);
-                shown.spec = Some(checked.spec);
+                shown.spec = Some(digests::shown(checked.spec, &self.shared.digests));
                 plan.generation = before;
             }
             self.shared.revision()

@@ -85,8 +85,9 @@ impl Api {
         cluster: Option<&Arc<Cluster>>,
         request: &pb::ApplyClusterRequest,
     ) -> Result<Checked> {
-        let mut checked = self.read(document, cluster, &request.assume_platforms)?;
         let changes = self.may_change_as(document, cluster);
+        let document = &self.take_digests(document, cluster, changes).await?;
+        let mut checked = self.read(document, cluster, &request.assume_platforms)?;
         let known = self.check_user_data(&mut checked, cluster, changes).await?;
         self.ask_platforms(document, &mut checked, cluster, &known)
             .await?;
@@ -121,13 +122,14 @@ impl Api {
             });
             return Err(Error::violations(wrong));
         }
-        let resolved = match cluster_spec(&spec).and_then(|spec| Resolved::new(&spec)) {
-            Ok(resolved) => resolved,
-            Err(error) => {
-                wrong.extend(error.fields().iter().cloned());
-                return Err(Error::violations(wrong));
-            }
-        };
+        let resolved =
+            match cluster_spec(&spec).and_then(|spec| Resolved::new(spec, &self.shared.digests)) {
+                Ok(resolved) => resolved,
+                Err(error) => {
+                    wrong.extend(error.fields().iter().cloned());
+                    return Err(Error::violations(wrong));
+                }
+            };
         let mut warnings = Vec::new();
         let known: Vec<String> = self
             .shared

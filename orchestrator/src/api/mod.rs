@@ -6,6 +6,7 @@ mod adopt;
 mod apply;
 mod check;
 mod clusters;
+mod digests;
 mod events;
 mod nodes;
 mod paging;

@@ -23,8 +23,8 @@ use crate::{
 const ANSWER_WAIT: Duration = Duration::from_secs(3);
 /// Time between two looks at whether it has.
 const LOOK: Duration = Duration::from_millis(5);
-/// Pages of hosts that are read to find those of one caller: more hosts than any inventory has.
-const MAX_HOST_PAGES: usize = 1000;
+/// Deadline of a question for all hosts of a platform.
+const HOSTS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of a question to a platform.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -309,18 +309,9 @@ impl Api {
     ) -> Result<pb::ListHostsResponse> {
         let after = paging::start(&std::mem::take(&mut message.page_token))?;
         let mut page = Page::new(std::mem::take(&mut message.page_size))?;
-        let mut hosts = Vec::new();
-        for _ in 0..MAX_HOST_PAGES {
-            let mut answer = client.list_hosts(message.clone(), ASK_TIMEOUT).await?;
-            answer
-                .hosts
-                .retain(|host| !host.cluster_id.is_empty() && self.sees_name(&host.cluster_id));
-            hosts.append(&mut answer.hosts);
-            message.page_token = answer.next_page_token;
-            if message.page_token.is_empty() {
-                break;
-            }
-        }
+        let own =
+            |host: &wire::Host| !host.cluster_id.is_empty() && self.sees_name(&host.cluster_id);
+        let mut hosts = client.find_hosts(message, HOSTS_TIMEOUT, own).await?;
         hosts.sort_by(|a, b| a.id.cmp(&b.id));
         for host in hosts {
             if after.as_deref().is_some_and(|after| *host.id <= *after) {

@@ -18,6 +18,7 @@ use drover_store::{Desired, RevisionRow, Versioned};
 use super::{
     Api,
     clusters::{expect, find_group, refuse_deleting},
+    digests::shown,
 };
 use crate::{
     cluster::{Cluster, Inner, Resolved, Restart, Restarts, stored_spec},
@@ -39,7 +40,7 @@ impl Api {
         let kept = self.kept(&cluster).await?;
         let specs: Vec<Resolved> = kept
             .iter()
-            .map(|(_, row)| Resolved::from_stored(&row.spec))
+            .map(|(_, row)| Resolved::from_stored(&row.spec, &self.shared.digests))
             .collect::<Result<_>>()?;
         let mut revisions = Vec::new();
         for (at, (generation, row)) in kept.iter().enumerate() {
@@ -48,7 +49,7 @@ impl Api {
             revisions.push(pb::ClusterRevision {
                 generation: *generation,
                 apply_time: Some(to_timestamp(u64::try_from(row.apply_time_ms).unwrap_or(0))),
-                spec: Some(stored_spec(&row.spec)?),
+                spec: Some(shown(stored_spec(&row.spec)?, &self.shared.digests)),
                 changes,
                 author: row.author.clone(),
             });
@@ -91,7 +92,7 @@ impl Api {
         let kept = self.kept(cluster).await?;
         let mut groups = Vec::new();
         for (_, row) in kept.iter().rev() {
-            groups.extend(Resolved::from_stored(&row.spec)?.groups);
+            groups.extend(Resolved::from_stored(&row.spec, &self.shared.digests)?.groups);
         }
         Ok(groups)
     }
@@ -185,12 +186,13 @@ impl Api {
             cluster: Some(pb::Cluster {
                 name: cluster.name.to_string(),
                 labels: labels.into_iter().collect(),
-                spec: Some(spec),
+                spec: Some(shown(spec, &self.shared.digests)),
                 ..pb::Cluster::default()
             }),
             validate_only,
             // Nobody may have changed it since it was read.
             expected_generation: Some(present),
+            remove_groups: request.remove_groups,
             ..pb::ApplyClusterRequest::default()
         };
         Ok((*generation, self.apply(apply).await?))

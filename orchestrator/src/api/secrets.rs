@@ -10,6 +10,7 @@ use drover_core::{
     spec::{SecretRef, digest},
 };
 use drover_proto::orchestrator::v1 as pb;
+use drover_store::{DigestKey, digest::is_keyed};
 use prost::Message;
 
 use super::{
@@ -60,8 +61,10 @@ fn check(request: &pb::ApplySecretRequest) -> Result<()> {
             Some(Value::Binary(data)) => size += data.len(),
             Some(Value::Sha256(digest)) => {
                 let hexadecimal = digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-                if digest.len() != 64 || !hexadecimal {
-                    refuse(field(), "expected 64 hexadecimal digits".to_owned());
+                let plain = digest.len() == 64 && hexadecimal;
+                if !plain && !is_keyed(&digest.to_ascii_lowercase()) {
+                    let why = "expected a digest as reads show it, or 64 hexadecimal digits";
+                    refuse(field(), why.to_owned());
                 }
             }
         }
@@ -98,6 +101,7 @@ fn too_large(size: usize) -> String {
 fn wanted(
     data: impl IntoIterator<Item = (String, pb::SecretValue)>,
     before: Option<&Content>,
+    digests: &DigestKey,
 ) -> Result<Vec<ContentKey>> {
     use pb::secret_value::Value;
     let sorted: BTreeMap<String, pb::SecretValue> = data.into_iter().collect();
@@ -109,7 +113,9 @@ fn wanted(
             Some(Value::Binary(data)) => data.into(),
             Some(Value::Sha256(wanted)) => {
                 let wanted = wanted.to_ascii_lowercase();
-                let kept = present.filter(|present| digest(&present.content) == wanted);
+                let is_meant =
+                    |content: &[u8]| digests.secret(content) == wanted || digest(content) == wanted;
+                let kept = present.filter(|present| is_meant(&present.content));
                 let kept = kept.ok_or_else(|| {
                     digest_not_stored(&wanted).with_metadata("field", format!("data.{name}"))
                 })?;
@@ -155,7 +161,7 @@ impl Api {
         }
         let old = before.as_ref().map(|(content, _)| content);
         let purpose = self.purpose_of(&request, old)?;
-        let keys = wanted(request.data, old)?;
+        let keys = wanted(request.data, old, &self.shared.digests)?;
         if let Some(old) = old {
             self.refuse_missing(&name, old, &keys)?;
         }
@@ -190,12 +196,15 @@ impl Api {
             let revision = store.put_secret(&name, value, Some(present)).await?;
             self.shared.hooks.reach(Point::AfterApply).await;
             self.shared.wrote(revision);
-            let known = content.known(revision);
+            let known = content.known(revision, &self.shared.digests);
             self.shared.secrets.put(&name, known.clone());
             registry::secret_changed(&self.shared, &name).await;
             (revision, known)
         } else {
-            (self.shared.revision(), content.known(present))
+            (
+                self.shared.revision(),
+                content.known(present, &self.shared.digests),
+            )
         };
         let users = secrets::users(&self.shared, &name, None);
         Ok(pb::ApplySecretResponse {

@@ -1,6 +1,6 @@
 //! Clusters, nodes and plans as they are answered.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use drover_convert::{
     node::{Around, to_node},
@@ -14,9 +14,11 @@ use drover_core::{
 };
 use drover_planner::{ConditionKind, State};
 use drover_proto::{common::v1 as common, orchestrator::v1 as pb};
+use drover_store::DigestKey;
 
+use super::digests::shown_spec;
 use crate::{
-    cluster::{Cluster, Inner, stored_spec},
+    cluster::{Cluster, Inner},
     shared::Shared,
     template,
 };
@@ -29,6 +31,7 @@ pub(crate) use plan::{Steps, plan};
 #[derive(Debug)]
 pub(crate) struct Visible {
     now: Millis,
+    digests: Arc<DigestKey>,
     /// Uid of the backend of each visible platform.
     uids: BTreeMap<Sym, String>,
     /// Why each of the others is not visible.
@@ -52,6 +55,7 @@ pub(crate) fn visible(shared: &Shared) -> Visible {
     }
     Visible {
         now,
+        digests: shared.digests.clone(),
         uids,
         troubles,
     }
@@ -99,7 +103,7 @@ pub(super) fn cluster(
         uid: cluster.uid.to_string(),
         labels: desired.labels.clone(),
         spec: if full {
-            stored_spec(&desired.spec).ok()
+            shown_spec(&desired.spec, &visible.digests)
         } else {
             None
         },

@@ -114,7 +114,7 @@ impl Known {
 }
 
 /// Every place of a spec that gives user data, with its path.
-fn sources(spec: &mut pb::ClusterSpec) -> Vec<(String, &mut pb::BootstrapSource)> {
+pub(super) fn sources(spec: &mut pb::ClusterSpec) -> Vec<(String, &mut pb::BootstrapSource)> {
     let mut found = Vec::new();
     if let Some(source) = &mut spec.bootstrap {
         found.push(("spec.bootstrap".to_owned(), source));

@@ -56,7 +56,11 @@ pub(super) async fn adopt(
             node.call = Attempt::default();
             if let Some(shown) = answer.node {
                 let at = (began, now);
-                intake::show(shared, cluster, &mut inner, &platform, &shown, at, false);
+                let source = intake::Source {
+                    platform: &platform,
+                    uid: &uid,
+                };
+                intake::show(shared, cluster, &mut inner, source, &shown, at, false);
             }
         }
         Err(error) => {

@@ -2,7 +2,8 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use drover_core::{Millis, Result, Sym, node::Call as Attempt};
+use drover_client::platform::Discovered;
+use drover_core::{Error, Millis, Result, Sym, node::Call as Attempt};
 use drover_proto::platform::v1 as wire;
 use drover_telemetry::span;
 
@@ -31,7 +32,7 @@ pub(super) async fn confirm(
 ) -> Option<Urgency> {
     let began = shared.now();
     let traced = trace::call("confirm", platform);
-    let read = span::within(traced.as_ref(), read(shared, cluster, platform)).await;
+    let read = span::within(traced.as_ref(), read(shared, cluster, platform, began)).await;
     trace::called(traced, read.as_ref().err());
     shared.hooks.reach(Point::AfterConfirm).await;
     let now = shared.now();
@@ -45,7 +46,7 @@ pub(super) async fn confirm(
                 failures: 0,
                 next: now + CONFIRM_PAUSE,
             };
-            take_in(shared, cluster, &mut inner, platform, &read, began, now);
+            take_in(shared, cluster, &mut inner, platform, &read, now);
         }
         Err(error) => retry_later(call, &error, now),
     }
@@ -55,6 +56,8 @@ pub(super) async fn confirm(
 /// What a complete read showed.
 struct Read {
     uid: String,
+    /// Since when it was made, by our clock.
+    as_of: Millis,
     nodes: Vec<wire::Node>,
     /// So many of them, the first ones, were listed; the others were found by id.
     listed: usize,
@@ -63,7 +66,12 @@ struct Read {
     alive: HashSet<String>,
 }
 
-async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> Result<Read> {
+async fn read(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    platform: &Sym,
+    began: Millis,
+) -> Result<Read> {
     let registered = shared.require_platform(platform)?;
     let (uid, instance) = registered.platform.identity();
     let client = registered
@@ -85,6 +93,15 @@ async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> R
     let listed = client.discover_all(message.clone(), CONFIRM_TIMEOUT).await;
     judged(shared, &registered, listed.as_ref().err());
     let listed = listed?;
+    let as_of = |read: &Discovered| {
+        let as_of = registered.platform.as_of(read.observe_time.as_ref(), began);
+        as_of.ok_or_else(|| {
+            Error::unavailable(format!(
+                "{platform} answers how it was before what it showed"
+            ))
+        })
+    };
+    let mut since = as_of(&listed)?;
     let shown: HashSet<&str> = listed
         .nodes
         .iter()
@@ -100,6 +117,7 @@ async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> R
             ..message
         };
         let found = client.discover_all(message, CONFIRM_TIMEOUT).await?;
+        since = since.min(as_of(&found)?);
         nodes.extend(found.nodes);
         warnings.extend(found.warnings);
     }
@@ -116,6 +134,7 @@ async fn read(shared: &Arc<Shared>, cluster: &Arc<Cluster>, platform: &Sym) -> R
         .collect();
     Ok(Read {
         uid,
+        as_of: since,
         nodes,
         listed,
         warnings,
@@ -154,7 +173,6 @@ fn take_in(
     inner: &mut Inner,
     platform: &Sym,
     read: &Read,
-    began: Millis,
     now: Millis,
 ) {
     let mut shown = HashSet::new();
@@ -168,9 +186,12 @@ fn take_in(
             shared,
             cluster,
             inner,
-            platform,
+            intake::Source {
+                platform,
+                uid: &read.uid,
+            },
             node,
-            (began, now),
+            (read.as_of, now),
             at < read.listed,
         );
     }
@@ -207,7 +228,7 @@ fn take_in(
             cluster_fits && node_fits
         });
         if !explained {
-            node.seen.missing_from = began;
+            node.seen.missing_from = read.as_of;
             node.seen.silent = !read.alive.contains(&node.id(uid));
         }
     }

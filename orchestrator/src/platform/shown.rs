@@ -23,6 +23,8 @@ pub(crate) struct PlatformHealth {
     pub(crate) suspended: bool,
     /// When its backend was last known whole, by our clock. None: never.
     pub(crate) fresh_at: Option<Millis>,
+    /// Nodes of other platforms that it shows as its own.
+    pub(crate) claims: usize,
 }
 
 impl Platform {
@@ -32,6 +34,7 @@ impl Platform {
             visible: inner.visible(now),
             suspended: inner.suspended_until > now,
             fresh_at: Some(inner.fresh_at).filter(|at| *at > 0),
+            claims: inner.claims.len(),
         }
     }
 
@@ -149,6 +152,9 @@ impl Platform {
         if !warnings.is_empty() {
             let message = drover_core::error::cut(warnings.join("; "));
             conditions.push(condition("Warned", true, "Warned", &message));
+        }
+        if let Some(message) = inner.claims.in_words() {
+            conditions.push(condition("ForeignClaims", true, "NotItsOwn", &message));
         }
         if inner.foreign_resources > 0 {
             let message = format!(

@@ -173,3 +173,17 @@ fn nobody_is_judged_by_what_was_seen_while_too_many_were_in_trouble() {
     platform.count(0, -1, 4_000);
     assert_eq!(platform.view(5_000).calm_since, 4_000);
 }
+
+#[test]
+fn a_list_is_as_old_as_what_showed_the_same_and_one_from_before_that_says_nothing() {
+    let platform = platform();
+    let as_of = |seconds, began| platform.as_of(time(seconds).as_ref(), began);
+    assert_eq!(as_of(1, 500), Some(500), "nothing was shown yet");
+    platform.snapshot_complete(1_000, time(10));
+    assert_eq!(as_of(11, 5_000), Some(5_000));
+    assert_eq!(as_of(10, 5_000), Some(1_000));
+    assert_eq!(as_of(10, 900), Some(900));
+    assert_eq!(as_of(9, 5_000), None);
+    let silent = platform.as_of(None, 5_000);
+    assert_eq!(silent, Some(5_000), "who does not say is believed");
+}

@@ -38,7 +38,7 @@ pub enum Name {
     Platform(String),
     /// A secret.
     Secret(String),
-    /// User data of a cluster, by its SHA-256 (64 hexadecimal digits).
+    /// User data of a cluster, by its SHA-256 (64 hexadecimal digits); of the nil uid the key of digests.
     UserData(Uuid, String),
     /// A spec that a cluster had, by its generation.
     Revision(Uuid, u64),

@@ -4,6 +4,7 @@
 //! [`Store`] knows clusters, nodes, events and ownership, and is written once over any backend.
 
 pub mod backend;
+pub mod digest;
 pub mod history;
 pub mod keys;
 pub mod seal;
@@ -13,6 +14,7 @@ mod value;
 
 pub use backend::{Backend, Lane, Revision};
 pub use bytes::Bytes;
+pub use digest::DigestKey;
 pub use seal::Keyring;
 pub use sqlite::SqliteBackend;
 pub use store::{

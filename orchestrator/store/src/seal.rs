@@ -138,9 +138,7 @@ impl Keyring {
     /// # Errors
     /// The system has no random numbers.
     pub fn generate() -> Result<String> {
-        let mut key = [0; KEY_BYTES];
-        random(&mut key)?;
-        Ok(format!("{}\n", STANDARD.encode(key)))
+        Ok(format!("{}\n", STANDARD.encode(new_key()?)))
     }
 
     /// The file that it was read from.
@@ -253,6 +251,13 @@ fn id_of(key: &[u8]) -> KeyId {
     let mut id = [0; ID_BYTES];
     id.copy_from_slice(&hash.as_ref()[..ID_BYTES]);
     id
+}
+
+/// Bytes of a new key.
+pub(crate) fn new_key() -> Result<[u8; KEY_BYTES]> {
+    let mut key = [0; KEY_BYTES];
+    random(&mut key)?;
+    Ok(key)
 }
 
 fn random(into: &mut [u8]) -> Result<()> {

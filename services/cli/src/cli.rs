@@ -401,6 +401,9 @@ pub(crate) struct UndoArgs {
     /// Revision to go back to [default: the one before the present spec]
     #[arg(long, value_name = "N")]
     pub(crate) to_revision: Option<u64>,
+    /// Delete the nodes of a group that the earlier spec does not have
+    #[arg(long, value_name = "PATH")]
+    pub(crate) remove_group: Vec<String>,
     /// Generation that the cluster must have
     #[arg(long, value_name = "N")]
     pub(crate) expect_generation: Option<u64>,

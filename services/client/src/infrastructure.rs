@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::{
     PlatformClient,
     call::{request, within},
+    pages::Pages,
 };
 
 /// How often a read that outlived its page token is started again.
@@ -103,11 +104,13 @@ impl PlatformClient {
         end: Instant,
     ) -> Result<Vec<Resource>> {
         let mut all = Vec::new();
+        let mut pages = Pages::of("ListInfrastructure", end);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let page = self.list_infrastructure_page(message.clone(), left).await?;
+            let more = pages.take(&page, page.resources.len(), &page.next_page_token)?;
             all.extend(page.resources);
-            if page.next_page_token.is_empty() {
+            if !more {
                 return Ok(all);
             }
             message.page_token = page.next_page_token;

@@ -13,6 +13,7 @@ pub mod health;
 mod infrastructure;
 mod observe;
 pub mod orchestrator;
+mod pages;
 pub mod platform;
 pub mod retry;
 mod role;

@@ -11,7 +11,7 @@ use drover_proto::{
     common::v1::{Chunk, ProcessOutput},
     platform::v1::{
         DeleteStorageRequest, DeleteStorageResponse, DeprovisionRequest, DeprovisionResponse,
-        DiscoverRequest, DiscoverResponse, ExecRequest, FenceRequest, GetPlatformRequest,
+        DiscoverRequest, DiscoverResponse, ExecRequest, FenceRequest, GetPlatformRequest, Host,
         KeptStorage, ListHostsRequest, ListHostsResponse, ListStorageRequest, Node, Platform,
         ProvisionRequest, ProvisionResponse, StreamLogsRequest, UpdateNodeRequest,
         UpdateNodeResponse, Warning, WatchNodesRequest, WatchNodesResponse,
@@ -30,11 +30,17 @@ use crate::{
     Channel, MAX_MESSAGE_BYTES,
     alive::Alive,
     call::{request, to_error, within},
+    pages::Pages,
     role::Role,
 };
 
+pub use crate::pages::MAX_ITEMS;
+
 /// How often a read that outlived its page token is started again.
 const PAGE_RESTARTS: u32 = 1;
+
+/// Most different warnings of one read. Each is compared with all of them.
+const MAX_WARNINGS: usize = 1_000;
 
 /// Everything that a platform listed, in one read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -129,6 +135,7 @@ impl PlatformClient {
         end: Instant,
     ) -> Result<Discovered> {
         let mut all = Discovered::default();
+        let mut pages = Pages::of("Discover", end);
         let mut first = true;
         loop {
             let page = self
@@ -137,6 +144,8 @@ impl PlatformClient {
                     end.saturating_duration_since(Instant::now()),
                 )
                 .await?;
+            let items = page.nodes.len() + page.warnings.len();
+            let more = pages.take(&page, items, &page.next_page_token)?;
             all.nodes.extend(page.nodes);
             if first || older(page.observe_time.as_ref(), all.observe_time.as_ref()) {
                 all.observe_time = page.observe_time;
@@ -148,13 +157,13 @@ impl PlatformClient {
                     all.warnings.push(warning);
                 }
             }
-            if page.next_page_token.is_empty() {
-                return Ok(all);
+            if all.warnings.len() > MAX_WARNINGS {
+                return Err(Error::internal(format!(
+                    "Discover answered more than {MAX_WARNINGS} different warnings"
+                )));
             }
-            if page.next_page_token == message.page_token {
-                return Err(Error::internal(
-                    "Discover answered the same page token twice",
-                ));
+            if !more {
+                return Ok(all);
             }
             message.page_token = page.next_page_token;
             first = false;
@@ -209,6 +218,28 @@ impl PlatformClient {
         within(deadline, client.list_hosts(request(message, deadline))).await
     }
 
+    /// The hosts of all pages that are `wanted`; `deadline` is for all of them together.
+    pub async fn find_hosts(
+        &self,
+        mut message: ListHostsRequest,
+        deadline: Duration,
+        wanted: impl Fn(&Host) -> bool,
+    ) -> Result<Vec<Host>> {
+        let end = Instant::now() + deadline;
+        let mut found = Vec::new();
+        let mut pages = Pages::of("ListHosts", end);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let page = self.list_hosts(message.clone(), left).await?;
+            let more = pages.take(&page, page.hosts.len(), &page.next_page_token)?;
+            found.extend(page.hosts.into_iter().filter(|host| wanted(host)));
+            if !more {
+                return Ok(found);
+            }
+            message.page_token = page.next_page_token;
+        }
+    }
+
     /// All kept storage, by id, of one cluster or of all; `deadline` is for all pages together.
     pub async fn list_storage(
         &self,
@@ -217,12 +248,14 @@ impl PlatformClient {
     ) -> Result<Vec<KeptStorage>> {
         let end = Instant::now() + deadline;
         let mut all = Vec::new();
+        let mut pages = Pages::of("ListStorage", end);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let mut client = self.storage.clone();
             let page = within(left, client.list_storage(request(message.clone(), left))).await?;
+            let more = pages.take(&page, page.storage.len(), &page.next_page_token)?;
             all.extend(page.storage);
-            if page.next_page_token.is_empty() {
+            if !more {
                 return Ok(all);
             }
             message.page_token = page.next_page_token;

@@ -245,16 +245,24 @@ impl Reader {
                 return Some(Bootstrap {
                     source: UserDataSource::Secret(secret),
                     render: from.render,
+                    known_as: String::new(),
                 });
             }
             Some(Source::Sha256(digest)) => {
-                let hexadecimal = digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-                if digest.len() != 64 || !hexadecimal {
-                    self.refuse(format!("{at}.sha256"), "expected 64 hexadecimal digits");
+                let digest = digest.to_ascii_lowercase();
+                // As the orchestrator shows it; it knows what is meant.
+                let digits = digest.strip_prefix("k1-").unwrap_or(&digest);
+                let hexadecimal = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+                if digits.len() != 64 || !hexadecimal {
+                    self.refuse(
+                        format!("{at}.sha256"),
+                        "expected a digest as reads show it, or 64 hexadecimal digits",
+                    );
                 }
                 return Some(Bootstrap {
-                    source: UserDataSource::Sha256(digest.to_ascii_lowercase()),
+                    source: UserDataSource::Sha256(digest),
                     render: from.render,
+                    known_as: String::new(),
                 });
             }
             Some(Source::Text(text)) => (text.as_bytes(), true),
@@ -269,6 +277,7 @@ impl Reader {
         Some(Bootstrap {
             source: UserDataSource::Sha256(drover_core::spec::digest(data)),
             render: from.render,
+            known_as: String::new(),
         })
     }
 

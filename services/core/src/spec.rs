@@ -166,6 +166,9 @@ pub struct Bootstrap {
     pub source: UserDataSource,
     /// Rendered with the template context of each node; the data is text.
     pub render: bool,
+    /// What inline data is known by outside of the store: a digest that nobody can guess it by. Empty: nothing was made
+    /// of it yet.
+    pub known_as: String,
 }
 
 /// Where user data is kept.

@@ -221,6 +221,8 @@ impl Watcher {
                     cluster_id: key.cluster_id.to_string(),
                     node_id: key.node_id.to_string(),
                     evidence: evidence.into(),
+                    // An id is not given out again here before its removal was told.
+                    slot: None,
                 }),
             }
         }

@@ -90,8 +90,11 @@ impl Api {
                 group.standby = (standby > 0).then_some(standby);
             }
             let resolved = Arc::new(
-                Resolved::new(&drover_convert::spec::cluster_spec(&spec)?)?
-                    .interned(&self.shared.interner),
+                Resolved::new(
+                    drover_convert::spec::cluster_spec(&spec)?,
+                    &self.shared.digests,
+                )?
+                .interned(&self.shared.interner),
             );
             if size != before || standby != standby_before {
                 desired.value.spec = spec.encode_to_vec().into();

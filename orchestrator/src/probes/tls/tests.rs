@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use drover_core::spec::{Health, Probe, TLS_CERT, TLS_KEY};
-use drover_store::Keyring;
+use drover_store::{DigestKey, Keyring};
 use drover_testing::store::MemoryBackend;
 use drover_tls::provider;
 use parking_lot::Mutex as Lock;
@@ -108,7 +108,8 @@ impl Vault {
         };
         let stored = content.encode_to_vec().into();
         let revision = self.store.put_secret(name, stored, None).await.unwrap();
-        self.secrets.put(name, content.known(revision));
+        self.secrets
+            .put(name, content.known(revision, &DigestKey::random().unwrap()));
     }
 
     async fn put_pair(&self, name: &str, (cert, key): &(String, String)) {

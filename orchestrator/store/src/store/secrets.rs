@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     backend::{CommitError, Entry, Expect, Lane, PAGE, RETRY_AFTER, Range, Revision, Txn},
+    digest::DigestKey,
     keys::{self, Key, Name},
     seal::{Keyring, SETTING, changed, sealed_with},
     value::{Meta, SecretNumbers, SecretRow, marked, new_txn_id},
@@ -189,6 +190,34 @@ impl Store {
             None if digest(&entry.value) == wanted => Ok(entry.value.clone()),
             None => Err(damaged(&entry.key)),
         }
+    }
+
+    /// The key of digests that are shown, made when it is asked for first. It is kept as user data is: encrypted where
+    /// there are keys, and encrypted anew with them.
+    ///
+    /// # Errors
+    /// It cannot be read or stored; the system has no random numbers.
+    pub async fn digest_key(&self) -> Result<DigestKey> {
+        let nobody = Uuid::nil();
+        for _ in 0..2 {
+            // Of two that were made at once the first by name is the one.
+            let known = self.user_data_digests(nobody).await?;
+            if let Some(name) = known.into_iter().min() {
+                let key = self.user_data(nobody, &name).await?;
+                let key = key.ok_or_else(|| damaged(&Name::UserData(nobody, name).into()))?;
+                return Ok(DigestKey::new(&key));
+            }
+            let key = Bytes::copy_from_slice(&crate::seal::new_key()?);
+            let name = digest(&key);
+            let mut data = UserData::default();
+            data.put.insert(name.clone(), key);
+            let sealed = self.sealed(nobody, data)?.put.remove(&name);
+            let at = Name::UserData(nobody, name).into();
+            commit::put_plain(&*self.backend, at, sealed.unwrap_or_default(), 0).await?;
+        }
+        Err(Error::internal(
+            "the key of digests was stored and is not there",
+        ))
     }
 
     /// Names of all secrets with their revisions.

@@ -332,3 +332,22 @@ fn a_key_file_is_refused_by_name_if_it_is_open_to_others_or_no_key_file() {
     fs::create_dir(&folder).unwrap();
     assert!(wrong(&folder).contains("no file"));
 }
+
+#[tokio::test]
+async fn the_key_of_digests_stays_the_same_and_is_encrypted_as_secrets_are() {
+    let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
+    let open = async || Store::open(backend.clone()).await.unwrap();
+    let known = async |store: &Store| store.digest_key().await.unwrap().secret(b"hush");
+    let first = known(&open().await).await;
+    assert_eq!(known(&open().await).await, first, "made once");
+
+    // With a key for the first time, and with another one later.
+    let (old, new) = (line(), line());
+    for ring in [ring(&[&old]), ring(&[&new, &old]), ring(&[&new])] {
+        let store = open().await;
+        store.unlock(ring).await.unwrap();
+        assert_eq!(known(&store).await, first);
+    }
+    let other = Store::open(Arc::new(MemoryBackend::new())).await.unwrap();
+    assert_ne!(known(&other).await, first, "each store has its own");
+}

@@ -6,7 +6,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -41,29 +41,45 @@ fn unregister(name: &str) -> pb::UnregisterPlatformRequest {
 
 /// A platform that can be neither watched nor reached into, nor what else it lacks, and that can be told to list nothing.
 #[derive(Clone)]
-struct Polled {
+pub(super) struct Polled {
     client: PlatformServiceClient<Channel>,
     lacks: Vec<wire::Capability>,
     empty: Arc<AtomicBool>,
+    /// From 1 on, lists lack their first node, and those of one cluster are from long ago and lack all; it counts those.
+    old: Arc<AtomicUsize>,
 }
 
 impl Polled {
-    fn over(site: &Site) -> (Channel, Arc<AtomicBool>) {
+    pub(super) fn over(site: &Site) -> (Channel, Arc<AtomicBool>) {
         Self::without(site, &[])
     }
 
     fn without(site: &Site, more: &[wire::Capability]) -> (Channel, Arc<AtomicBool>) {
         use wire::Capability::{NodeExec, NodeLogs, Watch};
-        let empty = Arc::new(AtomicBool::new(false));
         let polled = Self {
             client: PlatformServiceClient::new(site.channel()),
             lacks: [&[Watch, NodeLogs, NodeExec], more].concat(),
-            empty: empty.clone(),
+            empty: Arc::default(),
+            old: Arc::default(),
         };
-        (
-            in_process(Routes::new(PlatformServiceServer::new(polled))),
-            empty,
-        )
+        let empty = polled.empty.clone();
+        (polled.channel(), empty)
+    }
+
+    /// One whose lists can be made old.
+    fn with_old_lists(site: &Site) -> (Channel, Arc<AtomicUsize>) {
+        let polled = Self {
+            client: PlatformServiceClient::new(site.channel()),
+            lacks: vec![wire::Capability::Watch],
+            empty: Arc::default(),
+            old: Arc::default(),
+        };
+        let old = polled.old.clone();
+        (polled.channel(), old)
+    }
+
+    fn channel(self) -> Channel {
+        in_process(Routes::new(PlatformServiceServer::new(self)))
     }
 }
 
@@ -95,7 +111,22 @@ impl PlatformService for Polled {
         &self,
         request: Request<wire::DiscoverRequest>,
     ) -> Result<Response<wire::DiscoverResponse>, Status> {
-        let mut answer = self.client.clone().discover(request.into_inner()).await?;
+        let request = request.into_inner();
+        let whole = request.cluster_id.is_empty();
+        let mut answer = self.client.clone().discover(request).await?;
+        if self.old.load(Ordering::Relaxed) > 0 {
+            let answer = answer.get_mut();
+            if whole {
+                answer.nodes.remove(0);
+            } else {
+                self.old.fetch_add(1, Ordering::Relaxed);
+                answer.nodes.clear();
+                answer.observe_time = Some(prost_types::Timestamp {
+                    seconds: 1,
+                    nanos: 0,
+                });
+            }
+        }
         if self.empty.load(Ordering::Relaxed) {
             answer.get_mut().nodes.clear();
         }

@@ -50,7 +50,7 @@ fn undo_to(generation: Option<u64>) -> pb::UndoClusterRequest {
     pb::UndoClusterRequest {
         name: "orders".into(),
         to_generation: generation,
-        expected_generation: None,
+        ..Default::default()
     }
 }
 
@@ -157,6 +157,39 @@ async fn earlier_specs_are_kept_and_the_way_back_keeps_sizes() {
     assert_eq!(kept[0].generation, 20);
     world.delete("orders").await.unwrap();
     world.gone("orders").await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn who_goes_back_before_a_group_was_added_names_it_to_delete_its_nodes() {
+    let world = World::new().await;
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    let both = document("orders", &[("db", 1), ("web", 2)]);
+    world.apply(both).await.unwrap();
+    world.ready("orders").await;
+
+    let mut clusters = world.clusters();
+    let status = refused(
+        clusters.undo_cluster(undo_to(None)).await,
+        Reason::GroupHasNodes,
+    );
+    assert!(status.message().contains("web"), "{status:?}");
+    assert_eq!(world.nodes("orders").await.len(), 3);
+
+    let named = pb::UndoClusterRequest {
+        remove_groups: vec!["web".into()],
+        ..undo_to(None)
+    };
+    let preview = plan(&world, Subject::Undo(named.clone())).await;
+    let removed = preview.plan.unwrap().actions.into_iter();
+    let removed = removed.filter(|action| action.kind() == pb::ActionKind::Deprovision);
+    assert_eq!(removed.count(), 2);
+    clusters.undo_cluster(named).await.unwrap();
+    until("the group is gone", async || {
+        let nodes = world.nodes("orders").await;
+        (nodes.len() == 1 && nodes[0].group == "db").then_some(())
+    })
+    .await;
     world.stop().await;
 }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use drover_core::{Reason, spec::digest};
 use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
-use drover_store::{backend::Range, keys::Name};
+use drover_store::{backend::Range, digest::is_keyed, keys::Name};
 
 use crate::api::support::{World, changed, document, invalid, metadata, refused, until};
 
@@ -63,15 +63,26 @@ async fn user_data_reaches_the_nodes_and_nobody_else() {
     );
 
     let digest = digest(SECRET.as_bytes());
-    let shown = read.spec.as_ref().unwrap().bootstrap.clone();
-    assert_eq!(shown, source(Source::Sha256(digest.clone())));
+    let shown = read.spec.as_ref().unwrap().bootstrap.clone().unwrap();
+    let Some(Source::Sha256(shown)) = shown.source else {
+        panic!("{shown:?}");
+    };
+    assert!(is_keyed(&shown), "{shown}");
+    let revisions = pb::ListRevisionsRequest {
+        cluster: "orders".into(),
+        ..Default::default()
+    };
+    let nodes = world.nodes("orders").await;
     let everything = format!(
-        "{answer:?} {read:?} {:?} {:?}",
+        "{answer:?} {read:?} {:?} {nodes:?} {:?}",
         world.events("orders").await,
-        world.nodes("orders").await
+        world.clusters().list_revisions(revisions).await.unwrap()
     );
     assert!(!everything.contains("hush"), "{everything}");
-    assert!(everything.contains(&digest));
+    assert!(!everything.contains(&digest), "by that it can be guessed");
+    assert!(everything.contains(&shown));
+    // What a node is made from is covered by a hash that everybody sees, too.
+    assert!(nodes.iter().all(|node| node.spec_hash.starts_with("h2-")));
     let dump = stored(&world).await;
     assert!(dump.contains(&format!("/{digest}")) && !dump.contains("hush"));
 

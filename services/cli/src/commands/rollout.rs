@@ -255,6 +255,7 @@ async fn undo(client: &Client, args: UndoArgs) -> Outcome {
         name: name.clone(),
         to_generation: args.to_revision,
         expected_generation: args.expect_generation,
+        remove_groups: args.remove_group,
     };
     if args.dry_run {
         return dry_run(client, &name, Subject::Undo(request), args.output).await;

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod bounds;
 mod fake;
 mod orchestrator;
 mod platform;

@@ -3,14 +3,14 @@
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{Choice, ClusterSpec, Group, Object, Requirement, Selector, UserDataSource};
+use super::{Bootstrap, Choice, ClusterSpec, Group, Object, Requirement, Selector, UserDataSource};
 use crate::name::{self, Sym};
 
 /// A formula of what makes a node, and the version that its hashes begin with.
 type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
 /// The formulas that nodes may carry hashes of, oldest first; the last one is used for new nodes. One that covers other
 /// fields is added at the end and the others stay, so that a changed formula never looks like a changed spec.
-const FORMULAS: [Formula; 1] = [(1, cover)];
+const FORMULAS: [Formula; 2] = [(1, cover), (2, cover_keyed)];
 
 /// SHA-256 of user data, as reads show it: 64 lower-case hexadecimal digits.
 #[must_use]
@@ -35,8 +35,8 @@ pub(super) fn is_of_unknown_formula(hash: &str) -> bool {
     })
 }
 
-/// Hash of the fields that make a node, over sorted keys, by every formula, oldest first: at most 63 characters each, fit
-/// for a label.
+/// Hash of the fields that make a node, over sorted keys, by every formula that covers it, oldest first: at most 63
+/// characters each, fit for a label.
 pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
     let by = |(version, formula): &Formula| {
         let mut hash = Sha256::new();
@@ -44,10 +44,33 @@ pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice)
         formula(&mut hash, cluster, group, choice);
         format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
     };
-    FORMULAS.iter().map(by).collect()
+    // Where nothing has to be hidden both say the same, and what is known longest stays.
+    let formulas = if hides(group) { 2 } else { 1 };
+    FORMULAS[..formulas].iter().map(by).collect()
+}
+
+/// Whether a group has inline data that is known by something else than its SHA-256.
+fn hides(group: &Group) -> bool {
+    let bootstrap = group.bootstrap.as_ref();
+    bootstrap.is_some_and(|own| !own.known_as.is_empty())
 }
 
 fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
+    cover_with(hash, cluster, group, choice, |_, digest| digest);
+}
+
+/// Whoever sees the hash, with everything else that it covers, must not be able to guess the data by it.
+fn cover_keyed(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
+    cover_with(hash, cluster, group, choice, |own, _| &own.known_as);
+}
+
+fn cover_with(
+    hash: &mut Sha256,
+    cluster: &ClusterSpec,
+    group: &Group,
+    choice: &Choice,
+    data: for<'a> fn(&'a Bootstrap, &'a str) -> &'a str,
+) {
     let fields: [&str; 5] = [
         &cluster.software,
         &group.version,
@@ -66,7 +89,7 @@ fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choic
         match &bootstrap.source {
             UserDataSource::Sha256(digest) => {
                 hash.update(b"b");
-                hash.update(digest);
+                hash.update(data(bootstrap, digest));
             }
             // What it holds is no part of it: a change of that replaces nothing.
             UserDataSource::Secret(secret) => {

@@ -158,3 +158,27 @@ async fn nodes_that_vanished_at_once_stay_in_doubt_when_the_registration_changes
     assert_eq!(world.site.backend().ledger().len(), ledger);
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_list_from_before_what_was_shown_proves_nothing_gone() {
+    let world = World::bare(named("one")).await;
+    let (channel, old) = Polled::with_old_lists(&world.site);
+    world.sites.put("http://polled", channel);
+    world.register("sim", "http://polled").await.unwrap();
+    world.apply(document("orders", &[("db", 3)])).await.unwrap();
+    world.ready("orders").await;
+    let ids = |nodes: Vec<pb::Node>| nodes.into_iter().map(|n| n.id).collect::<Vec<_>>();
+    let before = ids(world.nodes("orders").await);
+
+    old.store(1, Ordering::Relaxed);
+    until("it was looked for three times", async || {
+        let made = world.site.backend().ledger().len();
+        (old.load(Ordering::Relaxed) > 3 || made > 3).then_some(())
+    })
+    .await;
+    assert_eq!(world.site.backend().ledger().len(), 3, "none was replaced");
+    old.store(0, Ordering::Relaxed);
+    world.ready("orders").await;
+    assert_eq!(ids(world.nodes("orders").await), before);
+    world.stop().await;
+}

@@ -222,6 +222,7 @@ fn user_data_is_inherited_and_part_of_what_makes_a_node() {
     let data = |text: &str, render| Bootstrap {
         source: UserDataSource::Sha256(crate::spec::digest(text.as_bytes())),
         render,
+        known_as: String::new(),
     };
     let groups = |outer, inner| {
         let mut group = leaf("g", 1);
@@ -253,12 +254,42 @@ fn user_data_is_inherited_and_part_of_what_makes_a_node() {
     let secret = |name: &str, key: &str| {
         let (name, key) = (name.to_owned(), key.to_owned());
         let source = UserDataSource::Secret(SecretRef { name, key });
-        let render = false;
-        hash(groups(Some(Bootstrap { source, render }), None))
+        let bootstrap = Bootstrap {
+            source,
+            render: false,
+            known_as: String::new(),
+        };
+        hash(groups(Some(bootstrap), None))
     };
     assert_eq!(secret("a", "bc"), secret("a", "bc"));
     assert_ne!(secret("a", "bc"), secret("ab", "c"));
     assert_ne!(secret("a", "bc"), plain);
+}
+
+#[test]
+fn a_hash_says_nothing_of_user_data_to_who_has_no_key_and_nodes_from_before_that_stay() {
+    let of = |text: &str, known_as: &str| {
+        let mut group = leaf("g", 1);
+        group.settings.platforms = on("local");
+        group.settings.bootstrap = Some(Bootstrap {
+            source: UserDataSource::Sha256(crate::spec::digest(text.as_bytes())),
+            render: false,
+            known_as: known_as.to_owned(),
+        });
+        resolved(group).choices.remove(0)
+    };
+    let before = of("hush", "");
+    let now = of("hush", "k1-a");
+    assert!(now.is_hash(&before.spec_hash), "it is made of the same");
+    assert_ne!(now.spec_hash, before.spec_hash);
+    assert_eq!(now.spec_hash, of("another guess", "k1-a").spec_hash);
+    assert_ne!(now.spec_hash, of("hush", "k1-b").spec_hash);
+    assert!(!of("hushed", "k1-b").is_hash(&before.spec_hash));
+
+    let mut plain = leaf("g", 1);
+    plain.settings.platforms = on("local");
+    let plain = resolved(plain).choices.remove(0);
+    assert!(plain.spec_hash.starts_with("h1-") && plain.former_hashes.is_empty());
 }
 
 fn with_storage(change: &dyn Fn(&mut GroupSpec)) -> GroupSpec {

@@ -1,0 +1,87 @@
+//! Digests of user data: shown in a form by which the data cannot be guessed, and taken in that form.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drover_core::Result;
+use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
+use drover_store::{DigestKey, digest::is_keyed};
+
+use super::{Api, user_data::sources};
+use crate::{
+    calls::digest_not_stored,
+    cluster::{Cluster, stored_spec},
+};
+
+/// A stored spec as it is shown. None: it cannot be read.
+pub(super) fn shown_spec(stored: &[u8], key: &DigestKey) -> Option<pb::ClusterSpec> {
+    stored_spec(stored).ok().map(|spec| shown(spec, key))
+}
+
+/// The same of one that was read.
+pub(super) fn shown(mut spec: pb::ClusterSpec, key: &DigestKey) -> pb::ClusterSpec {
+    for (_, source) in sources(&mut spec) {
+        if let Some(Source::Sha256(digest)) = &mut source.source
+            && !is_keyed(digest)
+        {
+            *digest = key.user_data(&digest.to_ascii_lowercase());
+        }
+    }
+    spec
+}
+
+/// Whether a text may be the SHA-256 of something.
+fn is_plain(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+impl Api {
+    /// Puts in place of digests, as they are shown, those under which the data is stored. A SHA-256 is taken from nobody
+    /// but who may change the cluster (`changes`): others could try out what the data may be.
+    ///
+    /// # Errors
+    /// `DigestNotStored`, with the field.
+    pub(super) async fn take_digests(
+        &self,
+        document: &pb::Cluster,
+        cluster: Option<&Arc<Cluster>>,
+        changes: bool,
+    ) -> Result<pb::Cluster> {
+        let mut document = document.clone();
+        let Some(spec) = &mut document.spec else {
+            return Ok(document);
+        };
+        let mut stored: Option<BTreeMap<String, String>> = None;
+        for (path, source) in sources(spec) {
+            let Some(Source::Sha256(given)) = &mut source.source else {
+                continue;
+            };
+            given.make_ascii_lowercase();
+            if !is_keyed(given) && (changes || !is_plain(given)) {
+                continue;
+            }
+            if stored.is_none() {
+                stored = Some(self.stored_digests(cluster).await?);
+            }
+            let known = stored.as_ref();
+            match known.and_then(|known| known.get(given)) {
+                Some(sha256) => given.clone_from(sha256),
+                None => return Err(digest_not_stored(given).with_metadata("field", path)),
+            }
+        }
+        Ok(document)
+    }
+
+    /// What is stored of a cluster, by the digests that are shown of it.
+    async fn stored_digests(
+        &self,
+        cluster: Option<&Arc<Cluster>>,
+    ) -> Result<BTreeMap<String, String>> {
+        let Some(cluster) = cluster else {
+            return Ok(BTreeMap::new());
+        };
+        let stored = self.shared.store.user_data_digests(cluster.uid).await?;
+        let key = &self.shared.digests;
+        let stored = stored.into_iter();
+        Ok(stored.map(|one| (key.user_data(&one), one)).collect())
+    }
+}

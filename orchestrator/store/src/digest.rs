@@ -1,0 +1,81 @@
+//! Digests of what must not be guessed: they say whether two contents are the same, and nothing to who has no key.
+
+use std::fmt;
+
+use ring::hmac;
+
+/// What digests begin with. Another form begins with something else.
+const FORM: &str = "k1-";
+/// Hexadecimal digits that follow.
+const DIGITS: usize = 64;
+
+/// The key of them. It does not leave the store; `Debug` does not show it.
+pub struct DigestKey(hmac::Key);
+
+impl fmt::Debug for DigestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DigestKey")
+    }
+}
+
+impl DigestKey {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, bytes))
+    }
+
+    /// One that is forgotten with the process.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn random() -> drover_core::Result<Self> {
+        Ok(Self::new(&crate::seal::new_key()?))
+    }
+
+    /// Digest of inline user data that is stored under this SHA-256.
+    #[must_use]
+    pub fn user_data(&self, sha256: &str) -> String {
+        self.of("user data", sha256.as_bytes())
+    }
+
+    /// Digest of the content of a key of a secret.
+    #[must_use]
+    pub fn secret(&self, content: &[u8]) -> String {
+        self.of("secret", content)
+    }
+
+    /// Equal contents of different kinds have different digests.
+    fn of(&self, kind: &str, data: &[u8]) -> String {
+        let mut context = hmac::Context::with_key(&self.0);
+        context.update(kind.as_bytes());
+        context.update(b"\0");
+        context.update(data);
+        let digits = context.sign();
+        let digits = digits.as_ref().iter().map(|byte| format!("{byte:02x}"));
+        format!("{FORM}{}", digits.collect::<String>())
+    }
+}
+
+/// Whether a text has the form of such a digest.
+#[must_use]
+pub fn is_keyed(text: &str) -> bool {
+    text.strip_prefix(FORM).is_some_and(|rest| {
+        rest.len() == DIGITS && rest.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_contents_have_equal_digests_under_one_key_and_others_under_another() {
+        let (one, two) = (DigestKey::new(&[1; 32]), DigestKey::new(&[2; 32]));
+        assert_eq!(one.secret(b"hush"), one.secret(b"hush"));
+        assert_ne!(one.secret(b"hush"), one.secret(b"hushed"));
+        assert_ne!(one.secret(b"hush"), two.secret(b"hush"));
+        assert_ne!(one.secret(b"hush"), one.user_data("hush"));
+        assert!(is_keyed(&one.secret(b"hush")));
+        assert!(!is_keyed(&drover_core::spec::digest(b"hush")));
+        assert_eq!(format!("{one:?}"), "DigestKey");
+    }
+}

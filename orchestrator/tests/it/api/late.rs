@@ -1,0 +1,268 @@
+//! What platforms say late: of nodes of deleted clusters, and of nodes whose ids others have by now.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use drover_client::{Channel, in_process};
+use drover_platform::identity::Identity;
+use drover_platform_cloud::drivers::simulated::SimulatedSettings;
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{
+        self as wire,
+        platform_service_client::PlatformServiceClient,
+        platform_service_server::{PlatformService, PlatformServiceServer},
+        watch_nodes_response::Event,
+    },
+};
+use futures::{Stream, StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status, service::Routes};
+
+use crate::api::support::{World, document, until};
+
+/// A platform into whose watches a test speaks, and that can be told to refuse removals.
+#[derive(Clone)]
+struct Told {
+    client: PlatformServiceClient<Channel>,
+    says: Arc<Mutex<Option<mpsc::Sender<Event>>>>,
+    /// From 1 on removals fail; it counts them.
+    refused: Arc<AtomicUsize>,
+}
+
+impl Told {
+    /// It stands in the place of the simulated platform of a world.
+    async fn in_front_of(world: &World) -> Self {
+        let told = Self {
+            client: PlatformServiceClient::new(world.site.channel()),
+            says: Arc::default(),
+            refused: Arc::default(),
+        };
+        let channel = in_process(Routes::new(PlatformServiceServer::new(told.clone())));
+        world.sites.put("http://told", channel);
+        world.register("sim", "http://told").await.unwrap();
+        told
+    }
+
+    /// Says these things one after the other, and returns when the orchestrator has heard them.
+    async fn says(&self, world: &World, events: impl IntoIterator<Item = Event>) {
+        let says = self.says.lock().clone().unwrap();
+        for event in events {
+            says.send(event).await.unwrap();
+        }
+        let last = uuid::Uuid::new_v4().to_string();
+        let warning = wire::Warning {
+            message: last.clone(),
+            ..Default::default()
+        };
+        let warnings = vec![warning];
+        let event = Event::Warnings(wire::WatchWarnings { warnings });
+        says.send(event).await.unwrap();
+        until("it was heard", async || {
+            let status = world.platform("sim").await;
+            let mut conditions = status.conditions.iter();
+            conditions
+                .any(|one| one.message.contains(&last))
+                .then_some(())
+        })
+        .await;
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[tonic::async_trait]
+impl PlatformService for Told {
+    type WatchNodesStream =
+        Pin<Box<dyn Stream<Item = Result<wire::WatchNodesResponse, Status>> + Send>>;
+
+    async fn get_platform(
+        &self,
+        request: Request<wire::GetPlatformRequest>,
+    ) -> Answer<wire::GetPlatformResponse> {
+        self.client.clone().get_platform(request.into_inner()).await
+    }
+
+    async fn discover(
+        &self,
+        request: Request<wire::DiscoverRequest>,
+    ) -> Answer<wire::DiscoverResponse> {
+        self.client.clone().discover(request.into_inner()).await
+    }
+
+    async fn watch_nodes(
+        &self,
+        request: Request<wire::WatchNodesRequest>,
+    ) -> Answer<Self::WatchNodesStream> {
+        let answer = self
+            .client
+            .clone()
+            .watch_nodes(request.into_inner())
+            .await?;
+        let (says, said) = mpsc::channel(8);
+        *self.says.lock() = Some(says);
+        let said = stream::unfold(said, |mut said| async {
+            let event = Some(said.recv().await?);
+            Some((Ok(wire::WatchNodesResponse { event }), said))
+        });
+        Ok(Response::new(
+            stream::select(answer.into_inner(), said).boxed(),
+        ))
+    }
+
+    async fn fence(&self, request: Request<wire::FenceRequest>) -> Answer<wire::FenceResponse> {
+        self.client.clone().fence(request.into_inner()).await
+    }
+
+    async fn provision(
+        &self,
+        request: Request<wire::ProvisionRequest>,
+    ) -> Answer<wire::ProvisionResponse> {
+        self.client.clone().provision(request.into_inner()).await
+    }
+
+    async fn deprovision(
+        &self,
+        request: Request<wire::DeprovisionRequest>,
+    ) -> Answer<wire::DeprovisionResponse> {
+        if self.refused.load(Ordering::Relaxed) > 0 {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Status::unavailable("not now"));
+        }
+        self.client.clone().deprovision(request.into_inner()).await
+    }
+
+    async fn update_node(
+        &self,
+        request: Request<wire::UpdateNodeRequest>,
+    ) -> Answer<wire::UpdateNodeResponse> {
+        self.client.clone().update_node(request.into_inner()).await
+    }
+}
+
+fn removal(node: &wire::Node, slot: Option<wire::SlotKey>) -> Event {
+    let removed = wire::NodeRemoved {
+        cluster_id: node.cluster_id.clone(),
+        node_id: node.node_id.clone(),
+        evidence: wire::RemovalEvidence::Confirmed.into(),
+        slot,
+    };
+    Event::Removals(wire::NodeRemovals {
+        nodes: vec![removed],
+    })
+}
+
+async fn ids(world: &World) -> Vec<String> {
+    let nodes = world.nodes("orders").await.into_iter();
+    nodes.map(|node| node.id).collect()
+}
+
+#[tokio::test]
+async fn a_late_word_about_the_one_before_does_not_take_its_successor() {
+    let world = World::new().await;
+    let told = Told::in_front_of(&world).await;
+    world.apply(document("orders", &[("db", 2)])).await.unwrap();
+    world.ready("orders").await;
+    let before = ids(&world).await;
+    let node = world.site.backend().nodes().remove(0);
+
+    let former = wire::SlotKey {
+        request_id: uuid::Uuid::new_v4().to_string(),
+        ..node.slot.clone().unwrap()
+    };
+    told.says(&world, [removal(&node, Some(former))]).await;
+    let pass = pb::ReconcileClusterRequest {
+        name: "orders".into(),
+        ..Default::default()
+    };
+    world.clusters().reconcile_cluster(pass).await.unwrap();
+    assert_eq!(ids(&world).await, before);
+    assert_eq!(world.site.backend().ledger().len(), 2);
+
+    told.says(&world, [removal(&node, node.slot.clone())]).await;
+    until("the one that is meant is replaced", async || {
+        (world.site.backend().ledger().len() == 3).then_some(())
+    })
+    .await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_listed_again_is_there() {
+    let world = World::new().await;
+    let told = Told::in_front_of(&world).await;
+    world.apply(document("orders", &[("db", 2)])).await.unwrap();
+    world.ready("orders").await;
+    let before = ids(&world).await;
+    let node = world.site.backend().nodes().remove(0);
+
+    let mut clusters = world.clusters();
+    let pause = pb::PauseClusterRequest {
+        name: "orders".into(),
+        ..Default::default()
+    };
+    clusters.pause_cluster(pause).await.unwrap();
+    let shown = Event::Upserts(wire::NodeUpserts {
+        nodes: vec![node.clone()],
+    });
+    told.says(&world, [removal(&node, None), shown]).await;
+    let resume = pb::ResumeClusterRequest {
+        name: "orders".into(),
+    };
+    clusters.resume_cluster(resume).await.unwrap();
+    world.ready("orders").await;
+    assert_eq!(ids(&world).await, before);
+    assert_eq!(world.site.backend().ledger().len(), 2);
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_nodes_of_deleted_clusters_wait_for_a_platform_that_fails() {
+    let world = World::with(SimulatedSettings::default()).await;
+    let told = Told::in_front_of(&world).await;
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    let node = world.site.backend().nodes().remove(0);
+    world.delete("orders").await.unwrap();
+    world.gone("orders").await;
+
+    told.refused.store(1, Ordering::Relaxed);
+    let slot = node.slot.clone().unwrap();
+    for index in 0..20 {
+        let late = Identity {
+            owner: slot.owner.clone(),
+            cluster_id: "orders".into(),
+            group: "db".into(),
+            request_id: slot.request_id.clone(),
+            index: 1 + index,
+            sequence: node.sequence,
+            store_id: node.store_id.clone(),
+            ..Identity::default()
+        };
+        world.site.backend().create_as(late).unwrap();
+    }
+    until("the platform is left alone", async || {
+        let status = world.platform("sim").await;
+        let mut conditions = status.conditions.iter();
+        conditions
+            .any(|one| one.r#type == "CallsSuspended")
+            .then_some(())
+    })
+    .await;
+    // One failure more may be under way than are needed for that, for each that was allowed at once.
+    let refused = told.refused.load(Ordering::Relaxed) - 1;
+    assert!(refused < 5 + 8, "{refused} removals were tried in a row");
+
+    told.refused.store(0, Ordering::Relaxed);
+    until("all late nodes are gone", async || {
+        world.site.backend().is_empty().then_some(())
+    })
+    .await;
+    world.stop().await;
+}
