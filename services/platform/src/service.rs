@@ -84,7 +84,12 @@ impl PlatformService for Service {
         request: Request<ProvisionRequest>,
     ) -> Result<Response<ProvisionResponse>, Status> {
         let deadline = drover_server::deadline(&request);
-        answer(self.0.provision(request.into_inner(), deadline).await)
+        let caller = drover_server::caller_name(&request);
+        answer(
+            self.0
+                .provision(request.into_inner(), deadline, &caller)
+                .await,
+        )
     }
 
     async fn deprovision(

@@ -128,7 +128,7 @@ impl Entrance {
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let mut record = Record::start(&self.paths, &request);
         let trace = record.trace();
-        let context = self.grpc.http_context(trace);
+        let mut context = self.grpc.http_context(trace);
         let known = exempt || self.paths.contains(&request.uri().path());
         let (asked, entry) = self
             .grpc
@@ -149,6 +149,7 @@ impl Entrance {
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
         let deadline = context.deadline;
+        context.caller = name;
         request.extensions_mut().insert(context);
         let answer = tower::Service::call(&mut self.http, request);
         let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
