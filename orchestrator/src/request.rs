@@ -55,6 +55,7 @@ pub(crate) fn build(
         bootstrap: spec.bootstrap.as_ref().map(|bootstrap| wire::Bootstrap {
             user_data: None,
             render: bootstrap.render,
+            parse_only: false,
         }),
         storage: spec.storage.as_ref().map(drover_convert::spec::to_storage),
         infrastructure: crate::infrastructure::outputs(&inner.state, &request.platform),
@@ -275,6 +276,7 @@ pub(crate) fn bootstrap(data: &[u8], render: bool) -> wire::Bootstrap {
     wire::Bootstrap {
         user_data: Some(user_data),
         render,
+        parse_only: false,
     }
 }
 

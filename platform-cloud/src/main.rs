@@ -160,6 +160,9 @@ struct Flags {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = drover_templates::worker::enter() {
+        return code;
+    }
     let arguments: Vec<_> = std::env::args_os().collect();
     match arguments
         .get(1)

@@ -169,7 +169,7 @@ impl Creator {
         slot: &Slot,
         identity: &Identity,
     ) -> Result<Vec<Step>> {
-        let rendered = batch.render(slot, plan.place(identity))?;
+        let rendered = batch.render(slot, plan.place(identity)).await?;
         let objects = plan.objects(&rendered, identity)?;
         drop(rendered);
         let mut steps = Vec::with_capacity(objects.len());

@@ -48,6 +48,9 @@ struct Flags {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = drover_templates::worker::enter() {
+        return code;
+    }
     drover_server::run::<Flags, Settings, _>(BINARY, start)
 }
 

@@ -89,7 +89,7 @@ impl Api {
         let document = &self.take_digests(document, cluster, changes).await?;
         let mut checked = self.read(document, cluster, &request.assume_platforms)?;
         let known = self.check_user_data(&mut checked, cluster, changes).await?;
-        self.ask_platforms(document, &mut checked, cluster, &known)
+        self.ask_platforms(document, &mut checked, cluster, &known, changes)
             .await?;
         let Checked {
             resolved, warnings, ..
@@ -394,13 +394,15 @@ impl Api {
         }
     }
 
-    /// Has every platform that can be reached check every group that it may get.
+    /// Has every platform that can be reached check every group that it may get. Who may not change the cluster
+    /// (`changes`) has nothing run that it wrote.
     async fn ask_platforms(
         &self,
         document: &pb::Cluster,
         checked: &mut Checked,
         cluster: Option<&Arc<Cluster>>,
         user_data: &Known,
+        changes: bool,
     ) -> Result<()> {
         // What was accepted before is not asked about again, nor is the same thing twice.
         let mut known: BTreeSet<Sym> = cluster.map_or_else(BTreeSet::new, |cluster| {
@@ -424,10 +426,11 @@ impl Api {
                 };
                 let mut message =
                     self.probe_request(document, &checked.resolved, group, choice, &registered);
+                let handshake = registered.platform.handshake().unwrap_or_default();
                 message.bootstrap = group
                     .bootstrap
                     .as_ref()
-                    .and_then(|bootstrap| user_data.bootstrap(bootstrap));
+                    .and_then(|bootstrap| user_data.bootstrap(bootstrap, &handshake, changes));
                 message.secrets = user_data.secrets(&group.secrets);
                 let source = group.bootstrap.as_ref().map(|own| &own.source);
                 let secret = matches!(source, Some(UserDataSource::Secret(_)));

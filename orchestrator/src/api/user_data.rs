@@ -76,13 +76,19 @@ impl Known {
         self.0.get(digest)
     }
 
-    /// As platforms are told it.
+    /// As a platform is told it that is to check it. For who may not change the cluster (`changes`) nothing of it is run:
+    /// where the platform cannot leave it at parsing, it is not rendered at all.
     pub(super) fn bootstrap(
         &self,
         bootstrap: &drover_core::spec::Bootstrap,
+        platform: &wire::Platform,
+        changes: bool,
     ) -> Option<wire::Bootstrap> {
         let data = self.of(bootstrap)?;
-        Some(request::bootstrap(data, bootstrap.render))
+        let parses = has(platform, wire::Capability::BootstrapParse);
+        let mut told = request::bootstrap(data, bootstrap.render && (changes || parses));
+        told.parse_only = told.render && !changes;
+        Some(told)
     }
 
     /// What templates see of secrets, as platforms are told it.
@@ -401,4 +407,40 @@ fn open_digests(inner: &Inner) -> Result<Vec<String>> {
         .map(|body| Ok(request::decode(body)?.1.user_data))
         .filter(|digest| digest.as_ref().is_ok_and(|digest| !digest.is_empty()) || digest.is_err())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use drover_core::spec::Bootstrap;
+
+    use super::*;
+
+    #[test]
+    fn what_may_not_be_run_is_parsed_or_where_that_cannot_be_asked_for_neither() {
+        let data = Bytes::from_static(b"{{ node.name }}");
+        let digest = digest(&data);
+        let known = Known([(digest.clone(), data)].into(), BTreeMap::new());
+        let bootstrap = Bootstrap {
+            source: UserDataSource::Sha256(digest),
+            render: true,
+        };
+        let platform = |capabilities: &[wire::Capability]| wire::Platform {
+            capabilities: capabilities.iter().map(|it| i32::from(*it)).collect(),
+            ..wire::Platform::default()
+        };
+        let old = platform(&[wire::Capability::BootstrapRender]);
+        let new = platform(&[
+            wire::Capability::BootstrapRender,
+            wire::Capability::BootstrapParse,
+        ]);
+        for (platform, changes, expected) in [
+            (&old, true, (true, false)),
+            (&new, true, (true, false)),
+            (&old, false, (false, false)),
+            (&new, false, (true, true)),
+        ] {
+            let told = known.bootstrap(&bootstrap, platform, changes).unwrap();
+            assert_eq!((told.render, told.parse_only), expected, "{platform:?}");
+        }
+    }
 }

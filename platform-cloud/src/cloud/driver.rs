@@ -238,7 +238,8 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             &facts,
             &self.settings,
             &self.template_validator,
-        );
+        )
+        .await;
         let launches = match launches {
             // A template may need what is not known before the infrastructure is made.
             Err(error) if error.reason() == Reason::Precondition && is_announced(batch) => {

@@ -44,7 +44,7 @@ struct Wanted {
 ///
 /// # Errors
 /// `Precondition` when the template does not fit, `Invalid` for a field of the group.
-pub(super) fn launches(
+pub(super) async fn launches(
     batch: &Batch,
     slots: &[&Slot],
     domain: Option<&str>,
@@ -54,7 +54,7 @@ pub(super) fn launches(
 ) -> Result<Vec<Launch>> {
     let mut launches: Vec<(Vec<u8>, Launch)> = Vec::new();
     for slot in slots {
-        let wanted = wanted(batch, slot, domain, facts, validator)?;
+        let wanted = wanted(batch, slot, domain, facts, validator).await?;
         let node_class = batch
             .request
             .group
@@ -104,7 +104,7 @@ pub(super) fn launches(
         .collect()
 }
 
-fn wanted(
+async fn wanted(
     batch: &Batch,
     slot: &Slot,
     domain: Option<&str>,
@@ -115,7 +115,7 @@ fn wanted(
         failure_domain: domain.unwrap_or_default().to_owned(),
         ..Place::default()
     };
-    let rendered = batch.render(slot, place)?;
+    let rendered = batch.render(slot, place).await?;
     let document: Document = if rendered.document.expose().trim().is_empty() {
         Document::default()
     } else {

@@ -264,7 +264,7 @@ impl Driver for LocalDriver {
     }
 
     async fn check(&self, batch: &Batch) -> Result<()> {
-        self.try_out(batch)
+        self.try_out(batch).await
     }
 
     async fn list(&self) -> Result<Listing> {

@@ -19,3 +19,4 @@ mod local_support;
 mod metal;
 mod replicante;
 mod simulated;
+mod texts;

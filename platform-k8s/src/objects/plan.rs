@@ -436,7 +436,7 @@ mod tests {
         let mut request = request(json!({"namespace": "test"}));
         request.bootstrap = Some(Bootstrap {
             user_data: Some(UserData::Text("x".to_owned())),
-            render: false,
+            ..Bootstrap::default()
         });
         request.group.as_mut().unwrap().node_class = "large".to_owned();
         request.group.as_mut().unwrap().placement = Some(Placement {

@@ -404,7 +404,7 @@ async fn placement_class_storage_and_user_data_reach_the_pod() {
     });
     request.bootstrap = Some(Bootstrap {
         user_data: Some(UserData::Text("hunter2".to_owned())),
-        render: false,
+        ..Bootstrap::default()
     });
     // A claim without a volume would keep the pod from being placed.
     let template = SET.replace("storageClassName: none, ", "").replace(

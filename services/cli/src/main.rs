@@ -24,6 +24,10 @@ use crate::{
 };
 
 fn main() -> ExitCode {
+    // `dev` serves platforms.
+    if let Some(code) = drover_templates::worker::enter() {
+        return code;
+    }
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let name = matches.subcommand_name().unwrap_or_default().to_owned();
         Ok((Cli::from_arg_matches(&matches)?, name))

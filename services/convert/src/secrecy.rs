@@ -54,7 +54,7 @@ mod tests {
             .into(),
             bootstrap: Some(Bootstrap {
                 user_data: Some(UserData::Text("export A=whisper-2\n".to_owned())),
-                render: false,
+                ..Bootstrap::default()
             }),
             ..ProvisionRequest::default()
         };

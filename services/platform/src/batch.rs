@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use drover_core::{Result, secrecy::Hidden};
+use drover_core::{Error, Result, secrecy::Hidden};
 use drover_proto::platform::v1::{ProvisionRequest, Slot};
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
@@ -66,8 +66,22 @@ impl Batch {
     ///
     /// # Errors
     /// `Precondition` when the template does not go with what the request says.
-    pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
-        self.renderer.render(slot, place)
+    pub async fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
+        let mut rendered = self.render_all([(slot, place)]).await;
+        rendered
+            .pop()
+            .unwrap_or_else(|| Err(Error::internal("nothing was rendered")))
+    }
+
+    /// The same for several slots, in their order.
+    pub async fn render_all<'a>(
+        &self,
+        slots: impl IntoIterator<Item = (&'a Slot, Place)>,
+    ) -> Vec<Result<Rendered>> {
+        let slots = slots.into_iter();
+        let slots = slots.map(|(slot, place)| (slot.clone(), place)).collect();
+        let wanted = || self.request.validate_only || self.may_start();
+        self.renderer.render_all(slots, wanted).await
     }
 
     /// What no word about the request may repeat.

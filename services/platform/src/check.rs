@@ -243,6 +243,15 @@ pub(crate) fn provision(request: &ProvisionRequest, description: &Description) -
     {
         check.wrong("bootstrap.render", "only text can be rendered");
     }
+    if let Some(bootstrap) = &request.bootstrap
+        && bootstrap.parse_only
+        && !(bootstrap.render && request.validate_only)
+    {
+        check.wrong(
+            "bootstrap.parse_only",
+            "goes only with render and validate_only",
+        );
+    }
     secrets(&mut check, &request.secrets);
     check.finish()?;
     capabilities(request, description)
@@ -383,6 +392,9 @@ fn capabilities(request: &ProvisionRequest, description: &Description) -> Result
         needed.push(Capability::Bootstrap);
         if bootstrap.render {
             needed.push(Capability::BootstrapRender);
+        }
+        if bootstrap.parse_only {
+            needed.push(Capability::BootstrapParse);
         }
     }
     needed

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_proto::{
     common::v1::ProcessOutput,
     platform::v1::{
@@ -220,6 +220,18 @@ pub enum Outcome {
     Unknown(Error),
     /// The call ended before its create was started.
     NotStarted,
+}
+
+impl Outcome {
+    /// Of a slot that nothing was begun for, because of an error.
+    #[must_use]
+    pub fn not_begun(error: Error) -> Self {
+        if error.class() == Class::Unknown {
+            Self::Unknown(error)
+        } else {
+            Self::Failed(error)
+        }
+    }
 }
 
 /// A node and what it must be for a change to happen.

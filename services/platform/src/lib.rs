@@ -22,6 +22,7 @@ mod server;
 mod service;
 pub mod storage;
 pub mod templates;
+mod texts;
 mod watch;
 
 pub use platform::Platform;

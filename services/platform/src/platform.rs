@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use drover_convert::value::{object, to_struct};
 use drover_core::{Error, Reason, Result, error::Violation};
 use drover_proto::platform::v1::{Capability, Node, NodeRole, NodeTarget, Platform as Handshake};
+use drover_templates::worker;
 use parking_lot::Mutex;
 use prost::Message;
 use prost_types::Struct;
@@ -25,6 +26,7 @@ use crate::{
     observer::Observer,
     provision::{Memory, Requests},
     templates::Templates,
+    texts::Texts,
 };
 
 /// How long a shutdown waits for calls that change something.
@@ -37,6 +39,7 @@ const CATALOGUE_INTERVAL: Duration = Duration::from_secs(2);
 pub struct Platform {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) templates: Templates,
+    pub(crate) texts: Arc<Texts>,
     pub(crate) observer: Arc<Observer>,
     pub(crate) fences: Arc<Fences>,
     pub(crate) requests: Requests,
@@ -58,6 +61,7 @@ impl Platform {
             observer: Observer::new(Arc::clone(&driver), clock),
             driver,
             templates,
+            texts: Arc::default(),
             fences: Fences::new(),
             requests: Requests::default(),
             memory: Memory::default(),
@@ -76,6 +80,20 @@ impl Platform {
         if self.driver.live().is_none() {
             let this = Arc::clone(self);
             self.background(async move { this.poll().await });
+        }
+        let renders = self
+            .driver
+            .description()
+            .capabilities
+            .contains(&Capability::BootstrapRender);
+        if renders && worker::is_itself() {
+            let texts = Arc::clone(&self.texts);
+            self.background(async move {
+                let tried = tokio::task::spawn_blocking(move || texts.try_out()).await;
+                if let Ok(Err(error)) = tried {
+                    tracing::error!("{error}; clusters whose user data is rendered wait");
+                }
+            });
         }
         if let Templates::Catalogue(catalogue) = &self.templates {
             let catalogue = Arc::clone(catalogue);
@@ -143,6 +161,12 @@ impl Platform {
             if !description.capabilities.contains(&capability) {
                 description.capabilities.push(capability);
             }
+        }
+        if description
+            .capabilities
+            .contains(&Capability::BootstrapRender)
+        {
+            description.capabilities.push(Capability::BootstrapParse);
         }
         if self.driver.infrastructure().is_some() {
             description.capabilities.push(Capability::Infrastructure);

@@ -45,11 +45,12 @@ struct Done {
 }
 
 impl Platform {
-    /// Answers a Provision call.
+    /// Answers a Provision call of `caller`.
     pub(crate) async fn provision(
         self: &Arc<Self>,
         request: ProvisionRequest,
         deadline: Option<Instant>,
+        caller: &str,
     ) -> Result<ProvisionResponse> {
         self.meant(
             &request.expected_platform_uid,
@@ -58,7 +59,8 @@ impl Platform {
         )?;
         let description = self.description();
         check::provision(&request, &description)?;
-        let renderer = Arc::new(self.templates.select(&request)?);
+        let renderer = self.templates.select(&request)?;
+        let renderer = Arc::new(renderer.in_turn(&self.texts, caller));
         let properties = request
             .group
             .as_ref()

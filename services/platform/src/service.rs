@@ -88,7 +88,12 @@ impl PlatformService for Service {
         let cluster = cluster.map_or("", |cluster| &cluster.id);
         Caller::of(&request).about("cluster", cluster);
         let deadline = drover_server::deadline(&request);
-        answer(self.0.provision(request.into_inner(), deadline).await)
+        let caller = drover_server::caller_name(&request);
+        answer(
+            self.0
+                .provision(request.into_inner(), deadline, &caller)
+                .await,
+        )
     }
 
     async fn deprovision(

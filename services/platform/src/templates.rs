@@ -1,10 +1,15 @@
 //! From a request to what its template makes of it.
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use drover_convert::value::{object, to_duration, to_struct};
 use drover_core::{
-    Error, Reason, Result,
+    Class, Error, Reason, Result,
     secrecy::{Hidden, placeholder},
 };
 use drover_proto::platform::v1::{
@@ -14,11 +19,20 @@ use drover_proto::platform::v1::{
 };
 use drover_templates::{
     Catalogue, ClusterContext, Context, EndpointContext, Entry, GroupContext, Health, Hook,
-    InfrastructureContext, NodeContext, NodeRole, PeerContext, Port, Probe, Query, Scope, Selected,
-    StorageContext, render_text,
+    InfrastructureContext, NodeContext, NodeRole, NodeScope, PeerContext, Port, Probe, Query,
+    Scope, Selected, StorageContext, worker::sees_secrets,
 };
 use prost_types::Struct;
 use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use crate::texts::{Session, Texts};
+
+/// How user data is called in errors.
+const BOOTSTRAP: &str = "bootstrap";
+
+/// How long one request renders before another may.
+const SLICE: Duration = Duration::from_millis(50);
 
 /// Name of the only entry of [`Templates::Anything`].
 const ANYTHING: &str = "anything";
@@ -69,6 +83,20 @@ pub struct Renderer {
     scope: Scope,
     bootstrap: Option<proto::Bootstrap>,
     hidden: Hidden,
+    texts: Arc<Texts>,
+    caller: String,
+    /// The user data, if it is rendered.
+    session: OnceLock<Result<Session>>,
+    /// What is said of user data that no process survives.
+    fatal: OnceLock<Error>,
+}
+
+/// A rendering that failed.
+enum Failed {
+    /// By user data, and maybe by what it sees of secrets.
+    Text { error: Error, by_content: bool },
+    /// By the template, and maybe by what it sees of secrets and user data.
+    Template(Error),
 }
 
 /// What is rendered, and with what content.
@@ -143,6 +171,10 @@ impl Templates {
             scope: context.into(),
             bootstrap: request.bootstrap.clone(),
             hidden: drover_convert::secrecy::hidden(request),
+            texts: Arc::default(),
+            caller: String::new(),
+            session: OnceLock::new(),
+            fatal: OnceLock::new(),
         })
     }
 }
@@ -170,19 +202,110 @@ impl Renderer {
         &self.hidden
     }
 
-    /// What becomes of one slot in its place.
-    ///
-    /// # Errors
-    /// `Precondition` when the template does not go with what the request says. Nothing in it depends on the content of
-    /// secrets, or repeats any of user data.
-    pub fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
-        let made = self.make(self.scope.clone(), slot, place.clone(), Content::Real);
-        made.map_err(|error| self.without_content(error, slot, place))
+    /// The same with user data rendered by `texts`, when it is the turn of `caller`.
+    pub(crate) fn in_turn(mut self, texts: &Arc<Texts>, caller: &str) -> Self {
+        self.texts = Arc::clone(texts);
+        caller.clone_into(&mut self.caller);
+        self
+    }
+
+    /// What becomes of slots in their places, in their order, as long as they are `wanted`. Errors: `Precondition` when
+    /// the template or the user data does not go with what the request says, `Unavailable` when user data cannot be
+    /// rendered now. Nothing in them depends on the content of secrets, or repeats any of user data.
+    pub(crate) async fn render_all(
+        self: &Arc<Self>,
+        slots: Vec<(Slot, Place)>,
+        wanted: impl Fn() -> bool,
+    ) -> Vec<Result<Rendered>> {
+        let of_caller = self.text().is_some();
+        let mut slots = VecDeque::from(slots);
+        let mut all = Vec::with_capacity(slots.len());
+        while !slots.is_empty() && wanted() {
+            let turn: Option<Box<dyn Send>> = if of_caller {
+                let cluster = &self.scope.context().cluster.id;
+                Some(Box::new(self.texts.turn(&self.caller, cluster).await))
+            } else if self.selected.is_some() {
+                Some(Box::new(self.texts.template_turn().await))
+            } else {
+                None
+            };
+            let Some(turn) = turn else {
+                // Nothing is evaluated.
+                all.extend(
+                    slots
+                        .drain(..)
+                        .map(|(slot, place)| self.render(&slot, &place)),
+                );
+                break;
+            };
+            let (this, rest) = (Arc::clone(self), std::mem::take(&mut slots));
+            let count = rest.len();
+            match tokio::task::spawn_blocking(move || this.slice(rest, turn)).await {
+                Ok((made, rest)) => {
+                    all.extend(made);
+                    slots = rest;
+                }
+                // What a panic says may repeat contents.
+                Err(_) => {
+                    let error = Error::internal("a template could not be rendered: it is a defect");
+                    all.extend(std::iter::repeat_n(Err(error), count));
+                }
+            }
+        }
+        let left = || {
+            Err(Error::new(
+                Reason::Cancelled,
+                "nobody waits for it any more",
+            ))
+        };
+        all.extend(slots.iter().map(|_| left()));
+        all
+    }
+
+    /// Renders until others should have their turn. Answers what is left, too.
+    fn slice(
+        &self,
+        mut slots: VecDeque<(Slot, Place)>,
+        turn: Box<dyn Send>,
+    ) -> (Vec<Result<Rendered>>, VecDeque<(Slot, Place)>) {
+        let began = Instant::now();
+        let mut made = Vec::new();
+        while let Some((slot, place)) = slots.pop_front() {
+            made.push(self.render(&slot, &place));
+            if began.elapsed() >= SLICE {
+                break;
+            }
+        }
+        drop(turn);
+        (made, slots)
+    }
+
+    fn render(&self, slot: &Slot, place: &Place) -> Result<Rendered> {
+        if let Some(error) = self.fatal.get() {
+            return Err(error.clone());
+        }
+        let made = self.make(self.scope.clone(), slot, place, Content::Real);
+        made.map_err(|failed| match failed {
+            Failed::Text { error, by_content } => {
+                let survived = !is_fatal(self.session.get());
+                let error = if by_content {
+                    self.without_content(error, slot, place)
+                } else {
+                    self.hidden.error(error)
+                };
+                if survived {
+                    error
+                } else {
+                    self.fatal.get_or_init(|| error).clone()
+                }
+            }
+            Failed::Template(error) => self.without_content(error, slot, place),
+        })
     }
 
     /// A template may say a content in ways that nobody can list (backwards, or each character by another one), so what
     /// is said is what it says with placeholders.
-    fn without_content(&self, error: Error, slot: &Slot, place: Place) -> Error {
+    fn without_content(&self, error: Error, slot: &Slot, place: &Place) -> Error {
         let mut context = self.scope.context().clone();
         if context.secrets.is_empty() && self.bootstrap.is_none() {
             return error;
@@ -191,7 +314,7 @@ impl Renderer {
             *content = Content::Placeholder.of(content);
         }
         match self.make(context.into(), slot, place, Content::Placeholder) {
-            Err(error) => self.hidden.error(error),
+            Err(Failed::Text { error, .. } | Failed::Template(error)) => self.hidden.error(error),
             Ok(_) => Error::new(
                 Reason::Precondition,
                 "its template fails because of what its secrets or its user data hold, and would not with other \
@@ -200,30 +323,24 @@ impl Renderer {
         }
     }
 
-    fn make(&self, scope: Scope, slot: &Slot, place: Place, content: Content) -> Result<Rendered> {
-        let mut scope = scope.with_node(&NodeContext {
-            id: slot.id.clone(),
-            name: slot.name.clone(),
-            ordinal: slot.ordinal.unwrap_or_default(),
-            role: role(slot.role()),
-            failure_domain: place.failure_domain,
-        });
-        scope = scope.with_platform(&place.platform);
-        if place.storage_path.is_some() {
-            let mut storage = scope.context().storage.clone().unwrap_or_default();
-            storage.path = place.storage_path;
-            scope = scope.with_storage(&storage);
-        }
-        let bootstrap = self.bootstrap(&scope)?;
+    fn make(
+        &self,
+        scope: Scope,
+        slot: &Slot,
+        place: &Place,
+        content: Content,
+    ) -> Result<Rendered, Failed> {
+        let own = own(&scope, slot, place);
+        let bootstrap = self.bootstrap(&scope, &own, content)?;
         // User data that is no text cannot be part of a template; it reaches the node as it is.
         let text = bootstrap
             .as_ref()
             .and_then(|data| str::from_utf8(data).ok())
             .map(|text| content.of(text));
-        let scope = scope.with_bootstrap(text.as_deref());
+        let scope = scope.of_node(&own).with_bootstrap(text.as_deref());
         let document = match &self.selected {
-            Some(selected) => selected.render(&scope)?,
-            None => render_text(ANYTHING, "", &scope)?,
+            Some(selected) => selected.render(&scope).map_err(Failed::Template)?,
+            None => drover_templates::Rendered::default(),
         };
         Ok(Rendered {
             document,
@@ -231,20 +348,72 @@ impl Renderer {
         })
     }
 
-    fn bootstrap(&self, scope: &Scope) -> Result<Option<Vec<u8>>> {
+    /// User data that is rendered.
+    fn text(&self) -> Option<&str> {
+        let bootstrap = self.bootstrap.as_ref().filter(|it| it.render)?;
+        match &bootstrap.user_data {
+            Some(UserData::Text(text)) => Some(text),
+            Some(UserData::Binary(_)) | None => None,
+        }
+    }
+
+    fn bootstrap(
+        &self,
+        scope: &Scope,
+        own: &NodeScope,
+        content: Content,
+    ) -> Result<Option<Vec<u8>>, Failed> {
         let Some(bootstrap) = &self.bootstrap else {
             return Ok(None);
         };
-        Ok(match &bootstrap.user_data {
-            None => None,
-            Some(UserData::Binary(data)) => Some(data.clone()),
-            Some(UserData::Text(text)) if bootstrap.render => Some(
-                render_text("bootstrap", text, scope)?
-                    .into_text()
-                    .into_bytes(),
-            ),
-            Some(UserData::Text(text)) => Some(text.clone().into_bytes()),
-        })
+        let Some(text) = self.text() else {
+            return Ok(match &bootstrap.user_data {
+                Some(UserData::Text(text)) => Some(text.clone().into_bytes()),
+                Some(UserData::Binary(data)) => Some(data.clone()),
+                None => None,
+            });
+        };
+        let begin = || Session::new(BOOTSTRAP, text, scope.context());
+        let rendered = if bootstrap.parse_only {
+            let session = Session::new(BOOTSTRAP, text, &Context::default());
+            let parsed = session.and_then(|session| self.texts.parse(&session));
+            parsed.map(|()| Content::Placeholder.of(text))
+        } else if content == Content::Placeholder {
+            begin().and_then(|session| self.texts.render(&session, own.clone()))
+        } else {
+            let session = self.session.get_or_init(begin).as_ref();
+            let session = session.map_err(Clone::clone);
+            session.and_then(|session| self.texts.render(session, own.clone()))
+        };
+        let text = rendered.map_err(|error| Failed::Text {
+            by_content: error.class() == Class::Cannot
+                && !scope.context().secrets.is_empty()
+                && sees_secrets(text),
+            error,
+        })?;
+        Ok(Some(text.into_bytes()))
+    }
+}
+
+fn is_fatal(session: Option<&Result<Session>>) -> bool {
+    session.is_some_and(|session| session.as_ref().is_ok_and(Session::is_fatal))
+}
+
+/// What a slot in its place has of its own.
+fn own(scope: &Scope, slot: &Slot, place: &Place) -> NodeScope {
+    NodeScope {
+        node: NodeContext {
+            id: slot.id.clone(),
+            name: slot.name.clone(),
+            ordinal: slot.ordinal.unwrap_or_default(),
+            role: role(slot.role()),
+            failure_domain: place.failure_domain.clone(),
+        },
+        platform: place.platform.clone(),
+        storage: place.storage_path.as_ref().map(|path| StorageContext {
+            path: Some(path.clone()),
+            ..scope.context().storage.clone().unwrap_or_default()
+        }),
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Everything that a template can read, under these names.
 ///
 /// Its `Debug` shows no values, because attributes, secrets and user data may be confidential.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
 pub struct Context {
     /// The cluster.
     pub cluster: ClusterContext,
@@ -46,7 +47,8 @@ impl fmt::Debug for Context {
 }
 
 /// `cluster` in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ClusterContext {
     /// Cluster id.
     pub id: String,
@@ -61,7 +63,8 @@ pub struct ClusterContext {
 }
 
 /// `group` in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GroupContext {
     /// Path (data/hot).
     pub path: String,
@@ -78,7 +81,8 @@ pub struct GroupContext {
 }
 
 /// `node` in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct NodeContext {
     /// Id (db-1-x7k2p).
     pub id: String,
@@ -93,7 +97,7 @@ pub struct NodeContext {
 }
 
 /// `active` or `standby`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeRole {
     /// Does the work of its group.
@@ -104,7 +108,8 @@ pub enum NodeRole {
 }
 
 /// One of `peers` in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PeerContext {
     /// Name (db-0).
     pub name: String,
@@ -121,7 +126,8 @@ pub struct PeerContext {
 }
 
 /// `storage` in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StorageContext {
     /// Size in bytes. Absent: the platform's default.
     pub size_bytes: Option<u64>,
@@ -133,7 +139,8 @@ pub struct StorageContext {
 }
 
 /// One of `infrastructure` in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct InfrastructureContext {
     /// Name of the platform that made it.
     pub platform: String,
@@ -146,10 +153,23 @@ pub struct InfrastructureContext {
 }
 
 /// An endpoint in a template.
-#[derive(Clone, Default, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct EndpointContext {
     /// Address or name.
     pub host: String,
     /// TCP port.
     pub port: u32,
+}
+
+/// What a node has of its own in a context.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeScope {
+    /// `node` in a template.
+    pub node: NodeContext,
+    /// `platform` in a template.
+    pub platform: Map<String, Value>,
+    /// `storage` in a template, where it is not that of the context.
+    pub storage: Option<StorageContext>,
 }

@@ -42,6 +42,8 @@
 //! (`{{ value | tojson }}` quotes for YAML and JSON), and time and output are limited. `{{ refuse("why") }}` refuses a
 //! request that the template cannot serve, in these words. Errors name file, line and column and never repeat what was
 //! rendered.
+//!
+//! Templates are files that an operator installed. What a caller wrote is a [`Text`], and goes to a [`worker`].
 
 mod catalogue;
 mod context;
@@ -51,13 +53,14 @@ mod render;
 mod scope;
 pub mod stores;
 mod version;
+pub mod worker;
 
 pub use catalogue::{Catalogue, EmbeddedFile, Entry, Query, Reload, Selected};
 pub use context::{
     ClusterContext, Context, EndpointContext, GroupContext, InfrastructureContext, NodeContext,
-    NodeRole, PeerContext, StorageContext,
+    NodeRole, NodeScope, PeerContext, StorageContext,
 };
 pub use index::{Health, Hook, Lifecycle, ManagementPolicy, Matcher, Port, Probe};
-pub use render::{Rendered, render_text};
+pub use render::{Rendered, Text, render_text};
 pub use scope::Scope;
 pub use version::Requirement;

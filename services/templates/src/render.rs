@@ -14,10 +14,10 @@ use crate::Scope;
 const FUEL: u64 = 5_000_000;
 
 /// Largest result of one rendering in bytes: a message of the API is no larger either.
-const MAX_RENDERED: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_RENDERED: usize = 4 * 1024 * 1024;
 
 /// What a template made. Secret: it has no `Display`, and its `Debug` shows the size only.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Rendered {
     name: String,
     text: String,
@@ -76,17 +76,52 @@ impl fmt::Debug for Rendered {
     }
 }
 
-/// Renders a text that is no file of a catalogue, such as user data, with the rules of the catalogue. `name` stands for
-/// it in errors.
+/// A text that is no file of a catalogue, such as user data, with the rules of the catalogue.
+///
+/// Neither parsing it (constants are worked out then) nor rendering it is bounded in memory, so what a caller wrote is
+/// read by a [`worker`](crate::worker) only.
+pub struct Text {
+    name: String,
+    environment: Environment<'static>,
+}
+
+impl Text {
+    /// Parses it. `name` stands for it in errors.
+    ///
+    /// # Errors
+    /// `Invalid` for a syntax error.
+    pub fn parse(name: &str, source: String) -> Result<Self> {
+        let mut environment = environment();
+        environment
+            .add_template_owned(name.to_owned(), source)
+            .map_err(|error| template_error(name, &error, Reason::Invalid))?;
+        Ok(Self {
+            name: name.to_owned(),
+            environment,
+        })
+    }
+
+    /// Renders it.
+    ///
+    /// # Errors
+    /// As [`Selected::render`](crate::Selected::render).
+    pub fn render(&self, scope: Scope) -> Result<Rendered> {
+        render(&self.environment, &self.name, &self.name, scope)
+    }
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Text({})", self.name)
+    }
+}
+
+/// Parses and renders a [`Text`] here and now, which nothing bounds in memory: never one that a caller wrote.
 ///
 /// # Errors
 /// `Invalid` for a syntax error, otherwise as [`Selected::render`](crate::Selected::render).
 pub fn render_text(name: &str, source: &str, scope: &Scope) -> Result<Rendered> {
-    let mut environment = environment();
-    environment
-        .add_template_owned(name.to_owned(), source.to_owned())
-        .map_err(|error| template_error(name, &error, Reason::Invalid))?;
-    render(&environment, name, name, scope.clone())
+    Text::parse(name, source.to_owned())?.render(scope.clone())
 }
 
 /// An environment with the rules of every catalogue.

@@ -13,7 +13,7 @@ use minijinja::{
 use serde::Serialize;
 use serde_json::Map;
 
-use crate::{Context, NodeContext, StorageContext};
+use crate::{Context, NodeScope};
 
 /// The names at the top of a context.
 const NAMES: &[&str] = &[
@@ -53,22 +53,14 @@ impl Scope {
         &self.common.context
     }
 
-    /// The same with another `node`.
+    /// The same for a node.
     #[must_use]
-    pub fn with_node(self, node: &NodeContext) -> Self {
-        self.with("node", node)
-    }
-
-    /// The same with another `platform`.
-    #[must_use]
-    pub fn with_platform(self, platform: &Map<String, serde_json::Value>) -> Self {
-        self.with("platform", platform)
-    }
-
-    /// The same with another `storage`.
-    #[must_use]
-    pub fn with_storage(self, storage: &StorageContext) -> Self {
-        self.with("storage", storage)
+    pub fn of_node(self, own: &NodeScope) -> Self {
+        let scope = self.with("node", &own.node).with("platform", &own.platform);
+        match &own.storage {
+            Some(storage) => scope.with("storage", storage),
+            None => scope,
+        }
     }
 
     /// The same with another `bootstrap`.

@@ -221,8 +221,7 @@ async fn a_plan_shows_nothing_of_a_secret_to_who_may_only_look() {
     let mut viewer = door.of("viewer");
     for (what, template, more) in tellers() {
         let answer = plan(&mut viewer, telling("orders-p", &template)).await;
-        let shown = format!("{:?}", answer.expect_err(what));
-        silent(&shown, &more, what);
+        silent(&format!("{answer:?}"), &more, what);
     }
     silent(&visible(&door.world, &log).await, &[], "afterwards");
     // What can be made is planned all the same.
@@ -254,6 +253,39 @@ async fn who_may_only_look_learns_no_character_of_a_secret() {
     plan(&mut operator, telling("orders-p", &asks))
         .await
         .unwrap();
+    door.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_written_by_who_may_only_look_is_parsed_and_not_run() {
+    let door = Door::new().await;
+    let rendering = |template: &str| {
+        changed(document("orders", &[("web", 1)]), |spec| {
+            spec.groups[0].bootstrap = Some(pb::BootstrapSource {
+                source: Some(Source::Text(template.to_owned())),
+                render: true,
+            });
+        })
+    };
+    let mut viewer = door.of("viewer");
+    let mut operator = door.of("operator");
+    for runs_into in [
+        "{{ refuse('it ran') }}",
+        "{{ nothing.at.all }}",
+        r#"{{ "a"|indent(10000000000000) }}"#,
+    ] {
+        let seen = plan(&mut viewer, rendering(runs_into)).await;
+        assert!(seen.unwrap().plan.is_some(), "{runs_into}");
+        let run = plan(&mut operator, rendering(runs_into)).await.unwrap_err();
+        assert!(run.message().contains("template bootstrap"), "{run:?}");
+    }
+    let wrong = plan(&mut viewer, rendering("fine\n{% for %}")).await;
+    let wrong = wrong.unwrap_err();
+    assert!(
+        wrong.message().contains("template bootstrap, line 2"),
+        "{wrong:?}"
+    );
+    assert_eq!(crate::api::support::fields(&wrong), ["spec.platforms[0]"]);
     door.stop().await;
 }
 

@@ -88,6 +88,9 @@ pub struct Site {
 
 impl Site {
     pub async fn new(settings: SimulatedSettings) -> Self {
+        let own = std::env::current_exe().unwrap();
+        let target = own.ancestors().nth(2).unwrap();
+        drover_templates::worker::use_program(target.join("examples/orchestrator_texts"));
         Self {
             server: PlatformServer::open(Settings::from(settings))
                 .await

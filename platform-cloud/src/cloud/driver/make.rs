@@ -65,10 +65,12 @@ impl<C: Cloud> CloudDriver<C> {
         let mut launches = Vec::new();
         for (domain, slots) in wave {
             let validator = &self.template_validator;
-            match launch::launches(batch, &slots, domain, facts, &self.settings, validator) {
+            let made =
+                launch::launches(batch, &slots, domain, facts, &self.settings, validator).await;
+            match made {
                 Ok(made) => launches.extend(made),
                 Err(error) => {
-                    let failed = || Outcome::Failed(error.clone());
+                    let failed = || Outcome::not_begun(error.clone());
                     outcomes.extend(slots.iter().map(|slot| (index(slot), failed())));
                 }
             }

@@ -8,7 +8,7 @@ use std::{
     time::SystemTime,
 };
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Class, Error, Reason, Result};
 use drover_proto::platform::v1::{NodeRole, Slot, Storage};
 use prost_types::value::Kind;
 use serde_json::{Map, Value, json};
@@ -39,7 +39,7 @@ pub(super) const ROLE: &str = "role";
 
 impl LocalDriver {
     /// Does everything but making a node.
-    pub(super) fn try_out(&self, batch: &Batch) -> Result<()> {
+    pub(super) async fn try_out(&self, batch: &Batch) -> Result<()> {
         for slot in batch.slots() {
             node_id(&batch.identity(slot))?;
         }
@@ -66,7 +66,7 @@ impl LocalDriver {
             &numbers,
             storage.as_deref(),
         );
-        self.render(batch, slot, &site).map(|_| ())
+        self.render(batch, slot, &site).await.map(|_| ())
     }
 
     pub(super) async fn make(&self, batch: &Batch, slot: &Slot) -> Outcome {
@@ -99,7 +99,8 @@ impl LocalDriver {
             &numbers,
             storage.as_deref(),
         );
-        let process = self.render(batch, slot, &site)?;
+        let rendered = self.render(batch, slot, &site).await;
+        let process = rendered.map_err(Failure::not_begun)?;
         promise.add_ports(&process.ports, &numbers)?;
         let record = Record {
             node_id: node_id.clone(),
@@ -231,17 +232,15 @@ impl LocalDriver {
     }
 
     /// What the template makes of a slot at its site.
-    fn render(&self, batch: &Batch, slot: &Slot, site: &NodeSite) -> Result<spec::Process> {
+    async fn render(&self, batch: &Batch, slot: &Slot, site: &NodeSite) -> Result<spec::Process> {
         let settings = &self.shared.settings;
         let has_storage = batch.request.storage.is_some();
-        let rendered = batch.render(
-            slot,
-            Place {
-                failure_domain: site.domain.clone(),
-                platform: site.facts(settings),
-                storage_path: has_storage.then(|| text(&site.storage)),
-            },
-        )?;
+        let place = Place {
+            failure_domain: site.domain.clone(),
+            platform: site.facts(settings),
+            storage_path: has_storage.then(|| text(&site.storage)),
+        };
+        let rendered = batch.render(slot, place).await?;
         let identity = batch.identity(slot);
         let host = settings.advertised();
         let facts = [
@@ -315,6 +314,17 @@ impl NodeSite {
 enum Failure {
     Final(Error),
     Unknown(Error),
+}
+
+impl Failure {
+    /// What became of a node that nothing was begun for.
+    fn not_begun(error: Error) -> Self {
+        if error.class() == Class::Unknown {
+            Self::Unknown(error)
+        } else {
+            Self::Final(error)
+        }
+    }
 }
 
 impl From<Error> for Failure {

@@ -70,26 +70,21 @@ impl Simulated {
         }
     }
 
-    fn make(&self, batch: &Batch) -> Vec<Outcome> {
+    async fn make(&self, batch: &Batch) -> Vec<Outcome> {
+        let data = self.user_data(batch).await;
         let mut world = self.world.lock();
         let domains = world.failure_domains();
         let mut placer = placement::placer(&world, &domains, &batch.request);
         let mut shared = None;
         let storage = batch.request.storage.as_ref();
         let selector = placement::selector(&batch.request);
-        let mut make = |slot: &Slot| {
+        let mut make = |slot: &Slot, data: Result<Option<Vec<u8>>>| {
             if !batch.may_start() {
                 return Outcome::NotStarted;
             }
-            let data = match batch.request.bootstrap {
-                Some(_) => batch
-                    .render(slot, Place::default())
-                    .map(|rendered| rendered.bootstrap),
-                None => Ok(None),
-            };
             let data = match data {
                 Ok(data) => data,
-                Err(error) => return Outcome::Failed(error),
+                Err(error) => return Outcome::not_begun(error),
             };
             let made = seat(&world, &mut placer, slot, selector).and_then(|(domain, host)| {
                 let (identity, settings) = (batch.identity(slot), &self.settings);
@@ -114,7 +109,18 @@ impl Simulated {
                 Err(error) => Outcome::Failed(error),
             }
         };
-        batch.slots().map(&mut make).collect()
+        let slots = batch.slots().zip(data);
+        slots.map(|(slot, data)| make(slot, data)).collect()
+    }
+
+    /// The user data of the nodes to make.
+    async fn user_data(&self, batch: &Batch) -> Vec<Result<Option<Vec<u8>>>> {
+        if batch.request.bootstrap.is_none() {
+            return batch.slots().map(|_| Ok(None)).collect();
+        }
+        let slots = batch.slots().map(|slot| (slot, Place::default()));
+        let rendered = batch.render_all(slots).await.into_iter();
+        rendered.map(|it| it.map(|it| it.bootstrap)).collect()
     }
 
     fn read(&self, read: impl FnOnce(&super::world::World) -> Vec<Found>) -> Listing {
@@ -246,7 +252,7 @@ impl Driver for Simulated {
             placement::check(&world, &batch.request)?;
         }
         match batch.slots().next() {
-            Some(slot) => batch.render(slot, Place::default()).map(drop),
+            Some(slot) => batch.render(slot, Place::default()).await.map(drop),
             None => Ok(()),
         }
     }
@@ -301,7 +307,7 @@ impl Driver for Simulated {
                 return batch.slots().map(|_| outcome.clone()).collect();
             }
         };
-        let outcomes = self.make(batch);
+        let outcomes = self.make(batch).await;
         self.changed.send_replace(());
         if lost_answer {
             outcomes.iter().map(|_| Outcome::Unknown(lost())).collect()

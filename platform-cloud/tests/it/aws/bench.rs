@@ -373,7 +373,7 @@ pub(crate) fn names(resources: &[Resource]) -> Vec<String> {
 pub(crate) fn user_data(bytes: usize) -> Option<Bootstrap> {
     Some(Bootstrap {
         user_data: Some(bootstrap::UserData::Binary(vec![b'x'; bytes])),
-        render: false,
+        ..Bootstrap::default()
     })
 }
 

@@ -5,7 +5,8 @@ use super::*;
 const SECRETS: [&str; 2] = ["Tr0ub4dor-Zebra-77-Quux!", "Xk9#mmNq_0pLw-55-Vortex?"];
 
 /// What is said of user data that is rendered with a secret.
-fn said(template: &str, secret: &str) -> String {
+async fn said(template: &str, secret: &str) -> String {
+    crate::texts::tests::use_program();
     let request = ProvisionRequest {
         cluster: Some(ClusterContext {
             id: "orders".to_owned(),
@@ -22,17 +23,19 @@ fn said(template: &str, secret: &str) -> String {
         bootstrap: Some(Bootstrap {
             user_data: Some(UserData::Text(template.to_owned())),
             render: true,
+            ..Bootstrap::default()
         }),
         ..ProvisionRequest::default()
     };
-    let renderer = Templates::Anything.select(&request).unwrap();
-    let error = renderer.render(&Slot::default(), Place::default());
-    let error = error.unwrap_err();
+    let renderer = Arc::new(Templates::Anything.select(&request).unwrap());
+    let slots = vec![(Slot::default(), Place::default())];
+    let made = renderer.render_all(slots, || true).await.remove(0);
+    let error = made.unwrap_err();
     format!("{error:?} {:?} {:?}", error.metadata(), error.fields())
 }
 
-#[test]
-fn what_is_said_of_a_template_is_the_same_whatever_its_secrets_hold() {
+#[tokio::test]
+async fn what_is_said_of_a_template_is_the_same_whatever_its_secrets_hold() {
     for template in [
         "{{ refuse(secrets.p) }}",
         "{{ refuse(secrets.p[2:12]) }}",
@@ -42,17 +45,20 @@ fn what_is_said_of_a_template_is_the_same_whatever_its_secrets_hold() {
         "{{ ['a'] | map(secrets.p) | list }}",
         "{% include secrets.p %}",
     ] {
-        let [one, other] = SECRETS.map(|secret| said(template, secret));
+        let [one, other] = [
+            said(template, SECRETS[0]).await,
+            said(template, SECRETS[1]).await,
+        ];
         assert_eq!(one, other, "{template}");
         assert!(!one.contains("Zebra"), "{one}");
     }
 }
 
-#[test]
-fn what_fails_with_some_contents_only_says_nothing_of_them() {
+#[tokio::test]
+async fn what_fails_with_some_contents_only_says_nothing_of_them() {
     let template =
         "{% if 'Zebra' in secrets.p %}\n{{ refuse('it has a zebra: ' ~ secrets.p) }}{% endif %}";
-    let said = said(template, SECRETS[0]);
+    let said = said(template, SECRETS[0]).await;
     assert!(
         said.contains("what its secrets or its user data hold"),
         "{said}"
@@ -62,9 +68,9 @@ fn what_fails_with_some_contents_only_says_nothing_of_them() {
     }
 }
 
-#[test]
-fn what_is_wrong_with_a_template_itself_is_said_with_its_place() {
-    let said = said("fine\n{{ nothing }}", SECRETS[0]);
+#[tokio::test]
+async fn what_is_wrong_with_a_template_itself_is_said_with_its_place() {
+    let said = said("fine\n{{ nothing }}", SECRETS[0]).await;
     for word in ["bootstrap", "line 2", "undefined value"] {
         assert!(said.contains(word), "{word}: {said}");
     }

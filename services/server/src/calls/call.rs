@@ -1,5 +1,7 @@
 //! What a handler can ask of its call.
 
+use std::sync::Arc;
+
 use drover_telemetry::Context as TraceContext;
 use tokio::time::Instant;
 
@@ -14,6 +16,8 @@ pub struct CallContext {
     pub shutdown: Shutdown,
     /// Trace of the caller (W3C `traceparent`), or a new one.
     pub trace_id: TraceId,
+    /// Who calls, as in the audit log.
+    pub caller: Arc<str>,
 }
 
 /// 16 bytes, shown as 32 hexadecimal digits.
@@ -39,6 +43,16 @@ pub fn deadline<T>(request: &tonic::Request<T>) -> Option<Instant> {
         .extensions()
         .get::<CallContext>()
         .and_then(|context| context.deadline)
+}
+
+/// Who sent a request; nobody, if it did not come through a server of this crate.
+#[must_use]
+pub fn caller_name<T>(request: &tonic::Request<T>) -> Arc<str> {
+    request
+        .extensions()
+        .get::<CallContext>()
+        .map(|context| Arc::clone(&context.caller))
+        .unwrap_or_default()
 }
 
 /// Cancelled when the server stops; never for a request that did not come through a server of this crate.

@@ -28,7 +28,7 @@ use tonic::{body::Body, service::Routes, transport::server::TcpConnectInfo};
 use tower::Service;
 use tracing::Instrument;
 
-pub use self::call::{CallContext, deadline, shutdown, trace_id};
+pub use self::call::{CallContext, caller_name, deadline, shutdown, trace_id};
 pub(crate) use self::{body::CallBody, call::TraceId, methods::Methods};
 use self::{
     body::{Limits, Record},
@@ -123,6 +123,7 @@ impl Calls {
             deadline: Instant::now().checked_add(self.0.default_deadline),
             shutdown: self.0.asked.clone(),
             trace_id: trace.into(),
+            caller: Arc::default(),
         }
     }
 
@@ -299,6 +300,7 @@ impl Shared {
             deadline,
             shutdown: self.asked.clone(),
             trace_id,
+            caller: Arc::clone(&name),
         });
         let within = match method.kind {
             Kind::Own { .. } => OPEN_TIMEOUT,

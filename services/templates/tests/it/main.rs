@@ -8,3 +8,4 @@
 
 mod catalogue;
 mod digest;
+mod worker;

@@ -1,0 +1,7 @@
+//! The least program that renders texts of callers: for tests, whose own program cannot.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    drover_templates::worker::enter().unwrap_or(ExitCode::FAILURE)
+}
