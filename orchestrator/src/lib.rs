@@ -159,7 +159,7 @@ impl Orchestrator {
     async fn begin(store: Store, connector: Connector, hooks: Hooks, reach: Reach) -> Result<Self> {
         let shards = store.take_all().await?;
         let shared = Arc::new(Shared {
-            clock: clock::Clock::new(),
+            clock: clock::Clock::new(hooks.wall()),
             store,
             shards,
             interner: codec::Interner::default(),
