@@ -18,9 +18,9 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(wall: Millis) -> Self {
         Self {
-            wall: AtomicU64::new(wall()),
+            wall: AtomicU64::new(wall),
             start: Instant::now(),
         }
     }
@@ -113,7 +113,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_goes_on_from_what_is_recorded_where_the_clock_of_the_machine_is_behind() {
-        let clock = Clock::new();
+        let clock = Clock::new(wall());
         let recorded = clock.now() + 3_600_000;
         let behind = clock.not_before(recorded);
         assert!(behind <= 3_600_000 && behind > 3_590_000, "{behind}");

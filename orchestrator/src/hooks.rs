@@ -51,7 +51,10 @@ pub enum Point {
 
 #[cfg(not(feature = "crash-points"))]
 mod imp {
+    use drover_core::Millis;
+
     use super::Point;
+    use crate::clock::wall;
 
     /// Does nothing.
     #[derive(Clone, Debug, Default)]
@@ -60,29 +63,61 @@ mod imp {
     impl Hooks {
         #[expect(clippy::unused_async, reason = "the same shape as the one for tests")]
         pub(crate) async fn reach(&self, _point: Point) {}
+
+        pub(crate) fn wall(&self) -> Millis {
+            wall()
+        }
     }
 }
 
 #[cfg(feature = "crash-points")]
 mod imp {
-    use std::{fmt, sync::Arc};
+    use std::{
+        fmt,
+        sync::{
+            Arc,
+            atomic::{AtomicI64, Ordering},
+        },
+    };
+
+    use drover_core::Millis;
 
     use super::Point;
+    use crate::clock::wall;
 
     /// Asks at each point whether the process dies there.
     #[derive(Clone, Default)]
-    pub struct Hooks(Option<Arc<dyn Fn(Point) -> bool + Send + Sync>>);
+    pub struct Hooks {
+        dies: Option<Arc<dyn Fn(Point) -> bool + Send + Sync>>,
+        clock_error: Arc<AtomicI64>,
+    }
 
     impl Hooks {
         /// Hooks that ask this. True: what reached the point never gets any further.
         pub fn new(dies: impl Fn(Point) -> bool + Send + Sync + 'static) -> Self {
-            Self(Some(Arc::new(dies)))
+            Self {
+                dies: Some(Arc::new(dies)),
+                clock_error: Arc::default(),
+            }
+        }
+
+        /// The same on a machine whose clock is so many milliseconds off; it may be set while the process runs.
+        #[must_use]
+        pub fn with_clock_error(self, clock_error: Arc<AtomicI64>) -> Self {
+            Self {
+                clock_error,
+                ..self
+            }
         }
 
         pub(crate) async fn reach(&self, point: Point) {
-            if self.0.as_ref().is_some_and(|dies| dies(point)) {
+            if self.dies.as_ref().is_some_and(|dies| dies(point)) {
                 std::future::pending::<()>().await;
             }
+        }
+
+        pub(crate) fn wall(&self) -> Millis {
+            wall().saturating_add_signed(self.clock_error.load(Ordering::Relaxed))
         }
     }
 

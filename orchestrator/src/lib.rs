@@ -172,7 +172,7 @@ impl Orchestrator {
         store.require_keys()?;
         let digests = Arc::new(store.digest_key().await?);
         let shared = Arc::new(Shared {
-            clock: clock::Clock::new(),
+            clock: clock::Clock::new(hooks.wall()),
             store,
             shards,
             interner: codec::Interner::default(),

@@ -339,7 +339,7 @@ const GAP: i128 = 30_000;
 impl Wall {
     fn new(shared: &Shared) -> Self {
         Self {
-            behind: Self::difference(crate::clock::wall(), shared.now()),
+            behind: Self::difference(shared.hooks.wall(), shared.now()),
         }
     }
 
@@ -359,7 +359,7 @@ impl Wall {
     }
 
     fn check(&mut self, shared: &Shared) {
-        if let Some(gap) = self.jumped(crate::clock::wall(), shared.now()) {
+        if let Some(gap) = self.jumped(shared.hooks.wall(), shared.now()) {
             tracing::warn!(gap_ms = %gap, "the clock jumped; platforms are looked at anew");
             for registered in shared.platforms.read().values() {
                 registered.platform.doubt();

@@ -2,7 +2,7 @@
 //! lost, none is made twice, whatever dies in between.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::sim;
+use drover_simulation as sim;
 
 use std::{sync::Arc, time::Duration};
 

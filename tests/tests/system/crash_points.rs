@@ -2,7 +2,7 @@
 //! lost, none is made twice, nothing is left over.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
-use crate::sim;
+use drover_simulation as sim;
 
 use std::{
     collections::BTreeSet,

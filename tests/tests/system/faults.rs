@@ -5,7 +5,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
-use crate::sim;
+use drover_simulation as sim;
 mod files;
 
 use std::{cell::RefCell, fs, os::unix::fs::PermissionsExt, path::Path, time::Duration};

@@ -2,7 +2,7 @@
 //! point that it passes through. Nothing is left over, and nothing is made twice.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::sim;
+use drover_simulation as sim;
 
 use std::{sync::Arc, time::Duration};
 

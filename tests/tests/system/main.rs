@@ -28,7 +28,6 @@ mod real;
 mod resilience;
 mod retention;
 mod rollout;
-mod sim;
 mod standby;
 mod storage;
 mod stores;

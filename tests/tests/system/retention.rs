@@ -2,7 +2,7 @@
 //! it is had, and compares that with the backend and with what the orchestrator lists, after every step.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::sim;
+use drover_simulation as sim;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -3,7 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::real;
-use crate::sim;
+use drover_simulation as sim;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

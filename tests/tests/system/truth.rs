@@ -1,7 +1,7 @@
 //! What is believed of a platform that lies, is another, shows late, or is away: no living node is ever deleted for it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::sim;
+use drover_simulation as sim;
 mod deletion;
 mod many;
 mod records;

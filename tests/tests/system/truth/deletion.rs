@@ -6,7 +6,7 @@ use drover_core::{Error, Reason};
 use drover_platform_cloud::drivers::simulated::{Death, Fault, Operation, SimulatedSettings};
 use drover_proto::orchestrator::v1 as pb;
 
-use crate::sim::{World, immortal, runtime, settings};
+use drover_simulation::{World, immortal, runtime, settings};
 
 /// Brings a cluster into a state, takes the platform away, deletes the cluster, and gives the platform back.
 fn deleted_from(state: &str, by_server: bool, script: impl AsyncFn(&mut World)) {

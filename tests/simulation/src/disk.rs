@@ -5,27 +5,39 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use drover_core::Result;
 use drover_store::{
-    Backend, Lane, Revision,
+    Backend, Keyring, Lane, Revision,
     backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
     history::Watch,
 };
-use drover_testing::store::MemoryBackend;
+use drover_testing::store::{FaultBackend, MemoryBackend};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 /// A store that outlives its owners, whose leases die with them.
 #[derive(Debug)]
 pub struct Disk {
-    inner: Arc<MemoryBackend>,
+    inner: Arc<FaultBackend>,
     leases: Mutex<Vec<LeaseId>>,
+    /// Line of a key file. `None`: its owners keep no secrets.
+    key: Option<String>,
     /// How long a commit waits before it is made, and before it is answered.
     delay: Mutex<(Duration, Duration)>,
 }
 
 impl Disk {
     pub fn new() -> Arc<Self> {
+        Self::with(None)
+    }
+
+    /// One whose owners have a key for secrets.
+    pub fn with_key() -> Arc<Self> {
+        Self::with(Keyring::generate().ok())
+    }
+
+    fn with(key: Option<String>) -> Arc<Self> {
         Arc::new(Self {
-            inner: Arc::new(MemoryBackend::new()),
+            key,
+            inner: Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new()))),
             leases: Mutex::default(),
             delay: Mutex::default(),
         })
@@ -37,6 +49,15 @@ impl Disk {
         for lease in leases {
             self.inner.revoke(lease).await.unwrap();
         }
+    }
+
+    pub(super) fn keyring(&self) -> Option<Keyring> {
+        Keyring::parse(self.key.as_ref()?, "key").ok()
+    }
+
+    /// What can go wrong with commits.
+    pub fn faults(&self) -> &FaultBackend {
+        &self.inner
     }
 
     /// How long commits wait from now on, before they are made and before they are answered.

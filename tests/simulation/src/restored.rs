@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use drover_store::{Store, import};
 
-use super::{Crash, Disk, Site, World, immortal, settings};
+use crate::{Crash, Disk, Site, World, immortal, settings};
 
 /// Node ids at a backend.
 pub fn ids(site: &Site) -> BTreeSet<String> {

@@ -92,11 +92,16 @@ impl Site {
 pub struct Sites(Arc<Mutex<HashMap<String, Arc<Site>>>>);
 
 impl Sites {
+    /// Nobody listens there any more.
+    pub fn remove(&self, endpoint: &str) {
+        self.0.lock().remove(endpoint);
+    }
+
     pub fn put(&self, endpoint: &str, site: &Arc<Site>) {
         self.0.lock().insert(endpoint.to_owned(), site.clone());
     }
 
-    pub(super) fn connector(&self) -> Connector {
+    pub fn connector(&self) -> Connector {
         let sites = self.clone();
         Arc::new(move |spec, _| {
             let endpoint = spec.endpoint.as_str();

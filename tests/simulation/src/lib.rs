@@ -1,18 +1,22 @@
-//! An orchestrator over a store in memory and simulated platforms, in virtual time, that dies where it is told to.
+//! An orchestrator over a store in memory and simulated platforms, in virtual time, that dies where it is told to; and
+//! [`random`], an operator who does anything at all with it.
 
 #![allow(
-    dead_code,
     missing_docs,
-    unreachable_pub,
+    clippy::missing_panics_doc,
+    clippy::missing_errors_doc,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
     reason = "shared by several tests, which fail when they cannot go on"
 )]
 
 mod calls;
 mod checks;
 mod disk;
+pub mod random;
 pub mod restored;
 mod sites;
 
@@ -23,7 +27,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -57,7 +61,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
 /// Where the orchestrator dies.
 pub struct Crash {
     hits: AtomicUsize,
-    at: BTreeSet<usize>,
+    at: Mutex<BTreeSet<usize>>,
     died: Mutex<Vec<(usize, Point)>>,
     dead: watch::Sender<bool>,
 }
@@ -67,7 +71,7 @@ impl Crash {
     pub fn at(hits: impl IntoIterator<Item = usize>) -> Arc<Self> {
         Arc::new(Self {
             hits: AtomicUsize::new(0),
-            at: hits.into_iter().collect(),
+            at: Mutex::new(hits.into_iter().collect()),
             died: Mutex::default(),
             dead: watch::Sender::new(false),
         })
@@ -83,12 +87,23 @@ impl Crash {
             return true;
         }
         let hit = self.hits.fetch_add(1, Ordering::Relaxed) + 1;
-        let dies = self.at.contains(&hit);
+        let dies = self.at.lock().contains(&hit);
         if dies {
             self.died.lock().push((hit, point));
             self.dead.send_replace(true);
         }
         dies
+    }
+
+    /// Dies at the `nth` hit from now on; 1 is the next.
+    pub fn arm(&self, nth: usize) {
+        let hit = self.hits.load(Ordering::Relaxed) + nth;
+        self.at.lock().insert(hit);
+    }
+
+    /// Dies nowhere that is still ahead.
+    pub fn disarm(&self) {
+        self.at.lock().clear();
     }
 
     /// Dies here and now.
@@ -124,6 +139,8 @@ pub struct World {
     /// Infrastructure that every applied cluster asks for.
     pub below: Vec<pb::Infrastructure>,
     pub restarts: usize,
+    /// How many milliseconds the clock of its machine is off.
+    pub clock_error: Arc<AtomicI64>,
     /// How often a node of a slot vanished without a trace.
     vanished: BTreeMap<(String, u32), u32>,
     /// Uids of clusters that are gone.
@@ -149,6 +166,7 @@ impl World {
             wanted: BTreeMap::new(),
             below: Vec::new(),
             restarts: 0,
+            clock_error: Arc::default(),
             vanished: BTreeMap::new(),
             gone: Vec::new(),
         };
@@ -158,11 +176,34 @@ impl World {
     }
 
     async fn start(&mut self) {
-        let store = Store::open(self.disk.clone()).await.unwrap();
+        // Whoever supervises it starts it again when its store was not there.
+        for attempt in 0.. {
+            let Err(error) = self.try_start().await else {
+                return;
+            };
+            assert!(attempt < 20, "it does not start: {error}");
+            if attempt > 10 {
+                // Of so many commits one always fails, or all together take longer than a lease.
+                self.disk.faults().restart();
+                self.disk.delay(Duration::ZERO, Duration::ZERO);
+            }
+            self.disk.bury().await;
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    async fn try_start(&mut self) -> Result<()> {
+        let store = Store::open(self.disk.clone()).await?;
+        if let Some(keys) = self.disk.keyring() {
+            store.unlock(keys).await?;
+        }
+        let connector = self.sites.connector();
+        let hooks = self.crash.hooks();
+        let hooks = hooks.with_clock_error(self.clock_error.clone());
         // Futures without optimisation are large, and a test's thread has 2 MB.
-        let (connector, hooks) = (self.sites.connector(), self.crash.hooks());
-        let orchestrator = Box::pin(Orchestrator::start(store, connector, hooks)).await;
-        self.orchestrator = Some(orchestrator.unwrap());
+        let orchestrator = Box::pin(Orchestrator::start(store, connector, hooks)).await?;
+        self.orchestrator = Some(orchestrator);
+        Ok(())
     }
 
     /// The death of the process, and its next start.

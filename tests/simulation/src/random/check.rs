@@ -1,0 +1,464 @@
+//! What holds after every step, and what has to be in the end.
+
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
+
+use drover_client::OrchestratorClient;
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{Node, NodePhase},
+};
+use tokio::time::Instant;
+
+use super::{
+    Run,
+    model::{NodeKey, Tracked, total},
+    operator::serves,
+    panicked,
+};
+
+/// Virtual time in which everything has to be as wanted once nothing breaks any more: beyond every deadline and back-off.
+const PATIENCE: Duration = Duration::from_secs(6 * 3600);
+
+impl Run {
+    /// What must hold at any time.
+    pub(super) async fn check(&mut self) -> Result<(), String> {
+        if let Some(panic) = panicked() {
+            return Err(format!("a task panicked: {panic}"));
+        }
+        self.nobody_sound_was_removed()?;
+        self.nothing_was_made_twice()?;
+        self.what_is_kept_is_there()?;
+        self.learn_what_was_done_after_all().await;
+        self.meet_who_is_ready().await;
+        Ok(())
+    }
+
+    /// A call whose answer was lost, or that was refused in the middle, may have changed something.
+    async fn learn_what_was_done_after_all(&mut self) {
+        for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
+            self.learn(&name).await;
+        }
+    }
+
+    fn real(&self, key: &NodeKey) -> Option<Node> {
+        let all = self.model.sites[key.0].real.backend.nodes();
+        all.into_iter().find(|node| node.node_id == key.1)
+    }
+
+    /// Nobody who serves is removed but for a reason that the operator gave.
+    fn nobody_sound_was_removed(&mut self) -> Result<(), String> {
+        let mut lost = Vec::new();
+        for (at, site) in self.model.sites.iter().enumerate() {
+            let living: BTreeSet<String> = site
+                .real
+                .backend
+                .nodes()
+                .into_iter()
+                .filter(|node| node.phase() == NodePhase::Running)
+                .map(|node| node.node_id)
+                .collect();
+            let here = self.model.nodes.iter().filter(|(key, _)| key.0 == at);
+            let gone = here.filter(|(key, _)| !living.contains(&key.1));
+            lost.extend(gone.map(|(key, node)| (key.clone(), node.clone())));
+        }
+        for (key, node) in lost {
+            // One that was found may still start.
+            if node.found
+                && self
+                    .real(&key)
+                    .is_some_and(|real| real.phase() == NodePhase::Pending)
+            {
+                continue;
+            }
+            self.model.nodes.remove(&key);
+            self.model.unready.remove(&key);
+            let Some(cluster) = self.model.clusters.get_mut(&node.cluster) else {
+                continue;
+            };
+            if node.sound && !cluster.may_go(&key, &node) {
+                return Err(format!(
+                    "{} of {}/{}{} was removed, and there was no reason to",
+                    key.1,
+                    node.cluster,
+                    node.group,
+                    if node.found {
+                        ", which was there before,"
+                    } else {
+                        ""
+                    }
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// No slot is made while a node of it is there.
+    fn nothing_was_made_twice(&self) -> Result<(), String> {
+        for site in &self.model.sites {
+            for double in site.real.backend.doubles() {
+                let slot = (double.request_id.clone(), double.index);
+                let lost = self.model.vanished.get(&slot).copied().unwrap_or_default();
+                if double.created > 1 + lost {
+                    return Err(format!(
+                        "made {} times on {}: {double:?}",
+                        double.created, site.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn what_is_kept_is_there(&mut self) -> Result<(), String> {
+        let there: BTreeSet<(usize, String)> = self
+            .model
+            .sites
+            .iter()
+            .enumerate()
+            .flat_map(|(at, site)| {
+                let storage = site.real.backend.storage().into_iter();
+                storage.map(move |(storage, _)| (at, storage.id))
+            })
+            .collect();
+        for (name, cluster) in &mut self.model.clusters {
+            if cluster.deleted {
+                // What becomes of storage then is asked of another policy.
+                cluster.kept.clear();
+            }
+            if let Some((volume, why)) = cluster
+                .kept
+                .iter()
+                .find(|(volume, _)| !there.contains(volume))
+            {
+                return Err(format!("storage {} of {name} is gone: {why}", volume.1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Who serves and is recorded as ready is one that nobody may lose.
+    async fn meet_who_is_ready(&mut self) {
+        let now = Instant::now();
+        for name in self.model.wanted() {
+            for record in self.world.records(&name).await {
+                if record.state() != pb::NodeState::Ready {
+                    continue;
+                }
+                let Some(key) = self.key(&record) else {
+                    continue;
+                };
+                if self.model.nodes.contains_key(&key) || self.model.unready.contains(&key) {
+                    continue;
+                }
+                if !self.real(&key).is_some_and(|node| serves(&node)) {
+                    continue;
+                }
+                let node = Tracked {
+                    cluster: name.clone(),
+                    group: record.group.clone(),
+                    since: now,
+                    sound: true,
+                    found: false,
+                };
+                self.model.nodes.insert(key, node);
+            }
+        }
+    }
+
+    /// Everything is mended, and all becomes as it is wanted.
+    pub(super) async fn end(&mut self) -> Result<(), String> {
+        self.note("everything is mended");
+        self.world.crash.disarm();
+        self.world.clock_error.store(0, Ordering::Relaxed);
+        self.world.disk.faults().restart();
+        self.world.disk.delay(Duration::ZERO, Duration::ZERO);
+        for site in &mut self.model.sites {
+            let backend = &site.real.backend;
+            backend.pause_backend(false);
+            backend.freeze_visibility(false);
+            backend.set_capacity(None);
+            if site.impostor {
+                self.world.sites.put(&site.endpoint, &site.real);
+                site.impostor = false;
+                site.real.stop();
+                site.down = true;
+            }
+            if site.down {
+                site.real.start();
+                site.down = false;
+            }
+        }
+        for key in std::mem::take(&mut self.model.unready) {
+            self.model.sites[key.0].real.backend.set_ready(&key.1, true);
+        }
+        for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
+            self.resume(&name).await;
+        }
+        self.trust_all().await?;
+        self.converge().await?;
+        self.check().await
+    }
+
+    /// All platforms are seen, under the uid that they have now.
+    async fn trust_all(&mut self) -> Result<(), String> {
+        for at in 0..self.model.sites.len() {
+            let end = Instant::now() + PATIENCE;
+            while !self.trusted(at).await {
+                if Instant::now() > end {
+                    return Err(format!("{} is never seen", self.model.sites[at].name));
+                }
+                self.check().await?;
+                self.world.pass(Duration::from_secs(5)).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn seen(&mut self, at: usize) -> pb::PlatformStatus {
+        let request = pb::GetPlatformRequest {
+            name: self.model.sites[at].name.clone(),
+            ..pb::GetPlatformRequest::default()
+        };
+        let wait = Duration::from_secs(30);
+        let answer = self
+            .world
+            .call(async |client| client.get_platform(request.clone(), wait).await)
+            .await;
+        let platform = answer
+            .ok()
+            .and_then(|answer| answer.platform)
+            .unwrap_or_default();
+        platform.status.unwrap_or_default()
+    }
+
+    async fn trusted(&mut self, at: usize) -> bool {
+        let status = self.seen(at).await;
+        if status.phase() == pb::PlatformPhase::Ready {
+            return true;
+        }
+        let wait = Duration::from_secs(30);
+        if status.vanished_count > 0 {
+            // They have really vanished.
+            let request = pb::ConfirmNodeLossRequest {
+                platform: self.model.sites[at].name.clone(),
+                vanished_count: status.vanished_count,
+            };
+            let confirm = async |client: OrchestratorClient| {
+                client.confirm_node_loss(request.clone(), wait).await
+            };
+            let _ = self.world.call(confirm).await;
+        }
+        let site = &self.model.sites[at];
+        // At another address it may be waiting for a token that nobody ever wrote.
+        self.world.sites.put(&site.endpoint, &site.real);
+        if status.phase() == pb::PlatformPhase::Refused {
+            let request = pb::RegisterPlatformRequest {
+                platform: Some(pb::Platform {
+                    name: site.name.clone(),
+                    spec: Some(pb::PlatformSpec {
+                        endpoint: site.endpoint.clone(),
+                        ..pb::PlatformSpec::default()
+                    }),
+                    ..pb::Platform::default()
+                }),
+                rebind_uid: Some(site.uid.clone()),
+                ..pb::RegisterPlatformRequest::default()
+            };
+            let _ = self
+                .world
+                .call(async |client| client.register_platform(request.clone(), wait).await)
+                .await;
+        } else if !site.registered || status.phase() == pb::PlatformPhase::Unspecified {
+            self.register_again(at).await;
+        }
+        false
+    }
+
+    async fn converge(&mut self) -> Result<(), String> {
+        let end = Instant::now() + PATIENCE;
+        let mut wait = Duration::from_secs(1);
+        loop {
+            let Some(difference) = self.difference().await else {
+                return Ok(());
+            };
+            if Instant::now() > end {
+                return Err(format!(
+                    "not as wanted after {PATIENCE:?} without faults, and nothing says why: {difference}"
+                ));
+            }
+            self.world.pass(wait).await;
+            self.check().await?;
+            wait = (wait * 3 / 2).min(Duration::from_secs(300));
+        }
+    }
+
+    /// What is not as wanted, and is explained by no condition.
+    async fn difference(&mut self) -> Option<String> {
+        for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
+            let cluster = self.world.cluster(&name).await;
+            let known = &self.model.clusters[&name];
+            let (deleted, spec) = (known.deleted, known.spec.clone());
+            let Some(cluster) = cluster else {
+                if deleted || known.uid.is_empty() {
+                    continue;
+                }
+                return Some(format!("{name} is not there"));
+            };
+            let status = cluster.status.clone().unwrap_or_default();
+            if says_why(&status) {
+                continue;
+            }
+            if deleted {
+                return Some(format!("{name} is being deleted"));
+            }
+            if status.observed_generation != cluster.generation {
+                return Some(format!(
+                    "{name}: generation {} is not taken in",
+                    cluster.generation
+                ));
+            }
+            for group in &spec.groups {
+                let there = self.serving(&name, &group.name).await;
+                if there != total(group) as usize {
+                    return Some(format!(
+                        "{name}/{}: {} wanted, {there} ready",
+                        group.name,
+                        total(group)
+                    ));
+                }
+            }
+            if status.phase() != pb::ClusterPhase::Ready {
+                return Some(format!("{name} has all nodes and is {:?}", status.phase()));
+            }
+        }
+        None
+    }
+
+    /// How many nodes of a group are recorded as ready, and serve.
+    async fn serving(&mut self, name: &str, group: &str) -> usize {
+        let records = self.world.records(name).await;
+        let of = records
+            .iter()
+            .filter(|node| node.group == group && node.state() == pb::NodeState::Ready);
+        of.filter(|record| {
+            let node = self.key(record).and_then(|key| self.real(&key));
+            node.is_some_and(|node| serves(&node))
+        })
+        .count()
+    }
+
+    async fn events(&mut self, name: &str) -> Vec<pb::Event> {
+        let request = pb::ListEventsRequest {
+            cluster: name.to_owned(),
+            page_size: 100,
+            ..pb::ListEventsRequest::default()
+        };
+        let wait = Duration::from_secs(30);
+        let answer = self
+            .world
+            .call(async |client| client.list_events(request.clone(), wait).await)
+            .await;
+        answer.map(|answer| answer.events).unwrap_or_default()
+    }
+
+    /// What is known, for whoever has to find out.
+    pub(super) async fn explain(&mut self) {
+        for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
+            for event in self.events(&name).await {
+                let at = event.event_time.unwrap_or_default();
+                self.note(format!(
+                    "{name} event {}.{:03} {} {}",
+                    at.seconds % 100_000,
+                    at.nanos / 1_000_000,
+                    event.reason,
+                    event.message
+                ));
+            }
+            let Some(cluster) = self.world.cluster(&name).await else {
+                continue;
+            };
+            let status = cluster.status.unwrap_or_default();
+            self.note(format!(
+                "{name} is {:?}: {}",
+                status.phase(),
+                conditions(&status.conditions)
+            ));
+            for group in &status.groups {
+                self.note(format!(
+                    "  {}: {}",
+                    group.path,
+                    conditions(&group.conditions)
+                ));
+            }
+            for node in self.world.records(&name).await {
+                self.note(format!(
+                    "  {} {:?} {} {:?} {} {}",
+                    node.id,
+                    node.state(),
+                    node.platform,
+                    node.platform_node_id,
+                    node.reason,
+                    node.message
+                ));
+            }
+        }
+        for at in 0..self.model.sites.len() {
+            let status = self.seen(at).await;
+            let what = format!(
+                "{} is {:?} {}: {}",
+                self.model.sites[at].name,
+                status.phase(),
+                status.message,
+                conditions(&status.conditions)
+            );
+            self.note(what);
+            for node in self.model.sites[at].real.backend.nodes() {
+                self.note(format!(
+                    "  real {} {} {} {:?} ready {:?}",
+                    node.cluster_id,
+                    node.group,
+                    node.node_id,
+                    node.phase(),
+                    node.ready
+                ));
+            }
+        }
+    }
+}
+
+/// Whether a condition names what a person has to do or to wait for.
+fn says_why(status: &pb::ClusterStatus) -> bool {
+    let groups = status.groups.iter().flat_map(|group| &group.conditions);
+    let mut all = status.conditions.iter().chain(groups);
+    all.any(|condition| {
+        condition.status == Some(true) && EXPLAINS.contains(&condition.r#type.as_str())
+    })
+}
+
+/// Conditions under which a cluster may stay as it is.
+const EXPLAINS: [&str; 11] = [
+    "DeletionBlocked",
+    "Failed",
+    "ForeignNodes",
+    "NoCapacity",
+    "Orphans",
+    "ProbeUnreachable",
+    "PromotionFailed",
+    "Rejected",
+    "RemediationBlocked",
+    "StoreBehind",
+    "UpdateBlocked",
+];
+
+fn conditions(all: &[drover_proto::common::v1::Condition]) -> String {
+    let holding = all
+        .iter()
+        .filter(|condition| condition.status == Some(true));
+    let said = holding.map(|condition| {
+        format!(
+            "{} ({}: {})",
+            condition.r#type, condition.reason, condition.message
+        )
+    });
+    said.collect::<Vec<_>>().join("; ")
+}

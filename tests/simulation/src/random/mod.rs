@@ -1,0 +1,240 @@
+//! A random operator of a whole Drover whose platforms fail in every way that the contract allows.
+//!
+//! One seed is one run: an orchestrator over a store in memory, up to three platforms, some hundred steps. In each step
+//! the operator makes a call or something breaks, then virtual time passes, then what must always hold is checked
+//! ([`check`]): nobody alive is removed without a reason that the operator gave, nothing is made twice, storage that is to
+//! be kept is kept. At the end everything is mended, and every cluster has to become what is wanted or say why it cannot.
+
+mod check;
+mod faults;
+mod model;
+mod operator;
+mod specs;
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    rc::Rc,
+    sync::Once,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{Disk, Sites, World, immortal, runtime};
+use model::Model;
+
+/// What was wrong in a run.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Seed of the run.
+    pub seed: u64,
+    /// Step after which it showed; the number of steps: at the end, when all was mended.
+    pub step: usize,
+    /// What does not hold.
+    pub what: String,
+    /// What was done before, one line a step.
+    pub trace: Vec<String>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}, step {}: {}", self.seed, self.step, self.what)?;
+        for line in &self.trace {
+            writeln!(f, "  {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What happened in a run.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Steps.
+    pub steps: u64,
+    /// Virtual time that passed.
+    pub time: Duration,
+    /// Nodes that were made.
+    pub made: u64,
+    /// How often each thing was done, and how often it was refused.
+    pub done: BTreeMap<&'static str, (u64, u64)>,
+    /// What was done in a single run, one line a step.
+    pub trace: Vec<String>,
+}
+
+impl Summary {
+    /// Adds what happened in another run.
+    pub fn add(&mut self, other: &Self) {
+        self.steps += other.steps;
+        self.time += other.time;
+        self.made += other.made;
+        for (what, (done, refused)) in &other.done {
+            let sum = self.done.entry(what).or_default();
+            sum.0 += done;
+            sum.1 += refused;
+        }
+    }
+}
+
+/// What was done, for whoever has to find out why a run failed.
+#[derive(Default)]
+struct Trace {
+    step: usize,
+    lines: Vec<String>,
+}
+
+/// One run in progress.
+struct Run {
+    random: fastrand::Rng,
+    world: World,
+    model: Model,
+    trace: Rc<RefCell<Trace>>,
+    began: Instant,
+    done: BTreeMap<&'static str, (u64, u64)>,
+}
+
+thread_local! {
+    /// What a task of this thread's runtime panicked with.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Panics of tasks end in nobody's hands otherwise.
+fn watch_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        std::panic::set_hook(Box::new(|info| {
+            PANIC.with(|panic| *panic.borrow_mut() = Some(info.to_string()));
+        }));
+    });
+}
+
+fn panicked() -> Option<String> {
+    PANIC.with(|panic| panic.borrow_mut().take())
+}
+
+/// Runs one seed.
+///
+/// # Errors
+/// What does not hold.
+pub fn run(seed: u64, steps: usize) -> Result<Summary, Box<Failure>> {
+    watch_panics();
+    panicked();
+    // Whatever the orchestrator draws is part of the seed, too.
+    fastrand::seed(seed);
+    let trace = Rc::new(RefCell::new(Trace::default()));
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        runtime().block_on(async {
+            let mut run = Run::new(seed, trace.clone()).await;
+            let result = run.all(steps).await;
+            if result.is_err() {
+                run.explain().await;
+            }
+            result.map(|()| run.summary(steps))
+        })
+    }));
+    let what = match result {
+        Ok(Ok(summary)) => match panicked() {
+            None => return Ok(summary),
+            Some(panic) => format!("a task panicked: {panic}"),
+        },
+        Ok(Err(what)) => what,
+        Err(_) => format!("panicked: {}", panicked().unwrap_or_default()),
+    };
+    let Trace { step, lines } = trace.take();
+    Err(Box::new(Failure {
+        seed,
+        step,
+        what,
+        trace: lines,
+    }))
+}
+
+impl Run {
+    async fn new(seed: u64, trace: Rc<RefCell<Trace>>) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let sites = Sites::default();
+        let model = Model::new(&mut random, &sites);
+        let first = model.sites[0].real.clone();
+        let mut world = World::over(Disk::with_key(), sites, first, immortal()).await;
+        for site in &model.sites[1..] {
+            world.register(&site.name, &site.endpoint).await.unwrap();
+        }
+        Self {
+            random,
+            world,
+            model,
+            trace,
+            began: Instant::now(),
+            done: BTreeMap::new(),
+        }
+    }
+
+    async fn all(&mut self, steps: usize) -> Result<(), String> {
+        for step in 0..steps {
+            self.trace.borrow_mut().step = step;
+            self.step().await;
+            self.check().await?;
+        }
+        self.trace.borrow_mut().step = steps;
+        self.end().await
+    }
+
+    fn note(&mut self, what: impl fmt::Display) {
+        let at = self.began.elapsed().as_secs_f64();
+        self.trace
+            .borrow_mut()
+            .lines
+            .push(format!("{at:10.3} s  {what}"));
+    }
+
+    /// Counts what was done, or refused.
+    fn count(&mut self, what: &'static str, done: bool) {
+        let count = self.done.entry(what).or_default();
+        if done {
+            count.0 += 1;
+        } else {
+            count.1 += 1;
+        }
+    }
+
+    async fn step(&mut self) {
+        if self.random.u8(..100) < 55 {
+            self.operate().await;
+        } else {
+            self.disturb().await;
+        }
+        let time = self.pause();
+        self.world.pass(time).await;
+    }
+
+    /// How long the operator waits: mostly a moment, sometimes long enough for everything to settle.
+    fn pause(&mut self) -> Duration {
+        let millis = match self.random.u8(..100) {
+            0..20 => self.random.u64(..20),
+            20..50 => self.random.u64(..1_000),
+            50..80 => self.random.u64(..10_000),
+            80..96 => self.random.u64(..60_000),
+            _ => self.random.u64(..600_000),
+        };
+        Duration::from_millis(millis)
+    }
+
+    fn summary(&self, steps: usize) -> Summary {
+        let made = self.model.sites.iter().map(|site| {
+            let ledger = site.real.backend.ledger();
+            ledger
+                .values()
+                .map(|slot| u64::from(slot.created))
+                .sum::<u64>()
+        });
+        Summary {
+            steps: steps as u64,
+            time: self.began.elapsed(),
+            made: made.sum(),
+            done: self.done.clone(),
+            trace: self.trace.borrow().lines.clone(),
+        }
+    }
+}

@@ -1,0 +1,696 @@
+//! What the operator does: every call that there is, with arguments that may be right or wrong.
+
+use std::time::Duration;
+
+use drover_client::OrchestratorClient;
+use drover_core::Result;
+use drover_platform::identity::Identity;
+use drover_proto::{orchestrator::v1 as pb, platform::v1::NodePhase};
+
+use super::{
+    Run,
+    model::{ClusterModel, NodeKey, total},
+    specs,
+};
+
+/// Virtual deadline of a call.
+const CALL: Duration = Duration::from_secs(30);
+/// Most clusters at a time.
+const CLUSTERS: usize = 3;
+
+impl Run {
+    pub(super) async fn operate(&mut self) {
+        let wanted = self.model.wanted();
+        if wanted.is_empty() {
+            return self.create().await;
+        }
+        let name = wanted[self.random.usize(..wanted.len())].clone();
+        match self.random.u8(..100) {
+            0..8 if wanted.len() < CLUSTERS => self.create().await,
+            8..12 if wanted.len() < CLUSTERS => self.take_over().await,
+            12..26 => self.change(&name).await,
+            26..44 => self.scale(&name).await,
+            44..48 => self.undo(&name).await,
+            48..52 => self.restart_group(&name).await,
+            52..58 => self.replace(&name).await,
+            58..61 => self.repair(&name).await,
+            61..65 => self.pause_or_resume(&name).await,
+            65..70 => self.delete(&name).await,
+            70..75 => self.abandon(&name).await,
+            75..80 => self.register().await,
+            80..83 => self.unregister().await,
+            83..86 => self.rotate_token().await,
+            86..88 => self.confirm_loss().await,
+            88..91 => self.delete_storage().await,
+            91..94 => self.reconcile(&name).await,
+            _ => self.look(&name).await,
+        }
+    }
+
+    /// A call, counted by whether it was granted.
+    async fn ask<T>(
+        &mut self,
+        what: &'static str,
+        call: impl AsyncFn(OrchestratorClient) -> Result<T>,
+    ) -> Option<T> {
+        let answer = self.world.call(call).await;
+        self.count(what, answer.is_ok());
+        if let Err(error) = &answer {
+            self.note(format!("  refused: {error}"));
+        }
+        answer.ok()
+    }
+
+    /// Reads what is wanted of a cluster now, whatever the answer of the call that changed it was.
+    pub(super) async fn learn(&mut self, name: &str) {
+        let now = self.world.cluster(name).await;
+        let Some(known) = self.model.clusters.get_mut(name) else {
+            return;
+        };
+        match now {
+            Some(cluster) if cluster.uid == known.uid || known.uid.is_empty() => {
+                known.uid = cluster.uid;
+                known.wants(cluster.spec.unwrap_or_default());
+                known.deleted = cluster.delete_time.is_some();
+            }
+            // What was asked for may still become known: its answer may have been lost.
+            _ => known.deleted = true,
+        }
+    }
+
+    fn free_name(&mut self) -> String {
+        self.model.next_name += 1;
+        format!("c{}", self.model.next_name)
+    }
+
+    async fn create(&mut self) {
+        let name = self.free_name();
+        let spec = specs::cluster(&mut self.random, &self.model.platforms());
+        self.note(format!("apply {name}: {}", shown(&spec)));
+        self.apply(&name, spec, false).await;
+    }
+
+    async fn apply(&mut self, name: &str, spec: pb::ClusterSpec, adopt: bool) -> bool {
+        let sent = spec.clone();
+        let remove_groups = match self.model.clusters.get(name) {
+            Some(known) => {
+                let gone = known.spec.groups.iter().map(|group| group.name.clone());
+                gone.filter(|old| spec.groups.iter().all(|group| group.name != *old))
+                    .collect()
+            }
+            None => Vec::new(),
+        };
+        let request = pb::ApplyClusterRequest {
+            cluster: Some(pb::Cluster {
+                name: name.to_owned(),
+                spec: Some(spec),
+                ..pb::Cluster::default()
+            }),
+            adopt,
+            remove_groups,
+            ..pb::ApplyClusterRequest::default()
+        };
+        // Known before it is asked for: who dies over it may have done it.
+        let known = self
+            .model
+            .clusters
+            .entry(name.to_owned())
+            .or_insert_with(ClusterModel::default);
+        known.wants(sent);
+        let granted = self
+            .ask("ApplyCluster", async |client| {
+                client.apply_cluster(request.clone(), CALL).await
+            })
+            .await
+            .is_some();
+        self.learn(name).await;
+        granted
+    }
+
+    /// Nodes that nobody here has made become a cluster.
+    async fn take_over(&mut self) {
+        let name = self.free_name();
+        let mut spec = specs::cluster(&mut self.random, &self.model.platforms());
+        spec.platforms = self.model.platforms().into_iter().map(choice).collect();
+        spec.groups.truncate(1);
+        let group = &mut spec.groups[0];
+        group.platforms.clear();
+        group.storage = None;
+        group.standby = None;
+        let path = group.name.clone();
+        let mut found = 0;
+        for at in 0..self.model.sites.len() {
+            for _ in 0..self.random.u32(..4) {
+                let identity = Identity {
+                    cluster_id: name.clone(),
+                    group: path.clone(),
+                    name: format!("{path}-{found}"),
+                    ordinal: found,
+                    id: format!("{path}-{found}-old{found}"),
+                    ..Identity::default()
+                };
+                if let Ok(node) = self.model.sites[at].real.backend.create_as(identity) {
+                    let tracked = super::model::Tracked {
+                        cluster: name.clone(),
+                        group: path.clone(),
+                        since: tokio::time::Instant::now(),
+                        sound: true,
+                        found: true,
+                    };
+                    self.model.nodes.insert((at, node.node_id), tracked);
+                    found += 1;
+                }
+            }
+        }
+        spec.groups[0].size = Some(found + self.random.u32(..2));
+        self.note(format!("{found} nodes of {name} are there already"));
+        let time = self.pause();
+        self.world.pass(time).await;
+        self.note(format!("apply --adopt {name}: {}", shown(&spec)));
+        self.apply(&name, spec, true).await;
+    }
+
+    async fn change(&mut self, name: &str) {
+        let mut spec = self.model.clusters[name].spec.clone();
+        let platforms = self.model.platforms();
+        let what = specs::change(&mut self.random, &mut spec, &platforms);
+        self.note(format!("apply {name}, which {what}: {}", shown(&spec)));
+        self.apply(name, spec, false).await;
+    }
+
+    async fn scale(&mut self, name: &str) {
+        let groups = self.model.clusters[name].spec.groups.clone();
+        if groups.is_empty() {
+            return;
+        }
+        let group = &groups[self.random.usize(..groups.len())];
+        let size = self.random.u32(..6);
+        let mut remove_nodes = Vec::new();
+        let records = self.world.records(name).await;
+        if size < group.size.unwrap_or(1) && self.random.bool() {
+            let of = records.iter().filter(|node| node.group == group.name);
+            let mut ids: Vec<_> = of.map(|node| node.id.clone()).collect();
+            self.random.shuffle(&mut ids);
+            ids.truncate((group.size.unwrap_or(1) - size) as usize);
+            remove_nodes = ids;
+        }
+        self.note(format!(
+            "scale {name}/{} to {size}, without {remove_nodes:?}",
+            group.name
+        ));
+        let request = pb::ScaleGroupRequest {
+            cluster: name.to_owned(),
+            group: group.name.clone(),
+            size: Some(size),
+            remove_nodes: remove_nodes.clone(),
+            ..pb::ScaleGroupRequest::default()
+        };
+        let granted = self
+            .ask("ScaleGroup", async |client| {
+                client.scale_group(request.clone(), CALL).await
+            })
+            .await
+            .is_some();
+        let keeps = group
+            .storage
+            .as_ref()
+            .is_some_and(|storage| storage.when_scaled() != pb::StorageRetention::Delete);
+        for node in records
+            .iter()
+            .filter(|node| remove_nodes.contains(&node.id))
+        {
+            if granted && keeps {
+                self.must_keep_storage_of(name, node);
+            }
+        }
+        self.learn(name).await;
+    }
+
+    /// A node that is scaled away leaves its storage.
+    fn must_keep_storage_of(&mut self, name: &str, node: &pb::Node) {
+        let Some(key) = self.key(node) else {
+            return;
+        };
+        // Whoever is gone already has left what its end made of it.
+        let storage = self.model.sites[key.0].real.backend.storage();
+        let volume = storage
+            .into_iter()
+            .find(|(_, has)| has.as_deref() == Some(key.1.as_str()));
+        let sound = self.model.nodes.get(&key).is_some_and(|node| node.sound);
+        // Whoever was on its way already goes as was decided then.
+        let stays = !node.marked
+            && !matches!(
+                node.state(),
+                pb::NodeState::Draining | pb::NodeState::Deprovisioning
+            );
+        if let (Some((volume, _)), true, Some(cluster)) =
+            (volume, sound && stays, self.model.clusters.get_mut(name))
+        {
+            let why = format!("{} was scaled away, and whenScaled is Retain", node.id);
+            cluster.kept.insert((key.0, volume.id), why);
+        }
+    }
+
+    /// Where a record's node is.
+    pub(super) fn key(&self, node: &pb::Node) -> Option<NodeKey> {
+        let at = self
+            .model
+            .sites
+            .iter()
+            .position(|site| site.name == node.platform)?;
+        Some((at, node.platform_node_id.clone()?))
+    }
+
+    async fn undo(&mut self, name: &str) {
+        self.note(format!("undo {name}"));
+        let request = pb::UndoClusterRequest {
+            name: name.to_owned(),
+            ..pb::UndoClusterRequest::default()
+        };
+        // If it is done and the answer is lost, nodes may go for it before the next look at what is wanted.
+        self.ask("UndoCluster", async |client| {
+            client.undo_cluster(request.clone(), CALL).await
+        })
+        .await;
+        self.learn(name).await;
+    }
+
+    async fn restart_group(&mut self, name: &str) {
+        self.note(format!("restart {name}"));
+        let request = pb::RestartGroupRequest {
+            cluster: name.to_owned(),
+            group: None,
+        };
+        if let Some(cluster) = self.model.clusters.get_mut(name) {
+            cluster.renews(None);
+        }
+        self.ask("RestartGroup", async |client| {
+            client.restart_group(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    /// One of the cluster's records.
+    async fn any_node(&mut self, name: &str) -> Option<pb::Node> {
+        let records = self.world.records(name).await;
+        if records.is_empty() {
+            return None;
+        }
+        let at = self.random.usize(..records.len());
+        records.into_iter().nth(at)
+    }
+
+    async fn replace(&mut self, name: &str) {
+        let Some(node) = self.any_node(name).await else {
+            return;
+        };
+        self.note(format!("replace {name} {}", node.id));
+        if let (Some(key), Some(cluster)) = (self.key(&node), self.model.clusters.get_mut(name)) {
+            cluster.named.insert(key);
+        }
+        let request = pb::ReplaceNodeRequest {
+            cluster: name.to_owned(),
+            id: node.id,
+        };
+        self.ask("ReplaceNode", async |client| {
+            client.replace_node(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    async fn repair(&mut self, name: &str) {
+        let Some(node) = self.any_node(name).await else {
+            return;
+        };
+        let under_repair = self.random.bool();
+        self.note(format!("repair {name} {}: {under_repair}", node.id));
+        let request = pb::SetNodeRepairRequest {
+            cluster: name.to_owned(),
+            id: node.id,
+            under_repair,
+        };
+        self.ask("SetNodeRepair", async |client| {
+            client.set_node_repair(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    async fn pause_or_resume(&mut self, name: &str) {
+        let paused = self.model.clusters[name].paused;
+        self.note(format!(
+            "{} {name}",
+            if paused { "resume" } else { "pause" }
+        ));
+        let granted = if paused {
+            self.resume(name).await
+        } else {
+            let request = pb::PauseClusterRequest {
+                name: name.to_owned(),
+                reason: "looked at".to_owned(),
+            };
+            self.ask("PauseCluster", async |client| {
+                client.pause_cluster(request.clone(), CALL).await
+            })
+            .await
+            .is_some()
+        };
+        if let (true, Some(cluster)) = (granted, self.model.clusters.get_mut(name)) {
+            cluster.paused = !paused;
+        }
+    }
+
+    pub(super) async fn resume(&mut self, name: &str) -> bool {
+        let request = pb::ResumeClusterRequest {
+            name: name.to_owned(),
+        };
+        self.ask("ResumeCluster", async |client| {
+            client.resume_cluster(request.clone(), CALL).await
+        })
+        .await
+        .is_some()
+    }
+
+    async fn delete(&mut self, name: &str) {
+        self.note(format!("delete {name}"));
+        let request = pb::DeleteClusterRequest {
+            name: name.to_owned(),
+            ..pb::DeleteClusterRequest::default()
+        };
+        if let Some(cluster) = self.model.clusters.get_mut(name) {
+            // Known before it is asked for.
+            cluster.deleted = true;
+        }
+        self.ask("DeleteCluster", async |client| {
+            client.delete_cluster(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    async fn abandon(&mut self, name: &str) {
+        let at = self.random.usize(..self.model.sites.len());
+        let delete_nodes = self.random.u8(..4) == 0;
+        let platform = self.model.sites[at].name.clone();
+        self.note(format!(
+            "abandon {platform} for {name}, delete nodes: {delete_nodes}"
+        ));
+        let request = pb::AbandonPlatformRequest {
+            cluster: name.to_owned(),
+            platform: platform.clone(),
+            platform_uid: None,
+            delete_nodes,
+        };
+        let answer = self
+            .ask("AbandonPlatform", async |client| {
+                client.abandon_platform(request.clone(), CALL).await
+            })
+            .await;
+        if answer.is_some() && delete_nodes {
+            let of = self.model.nodes.iter();
+            let there: Vec<_> = of
+                .filter(|(key, node)| key.0 == at && node.cluster == name)
+                .map(|(key, _)| key.clone())
+                .collect();
+            if let Some(cluster) = self.model.clusters.get_mut(name) {
+                cluster.named.extend(there);
+            }
+        }
+    }
+
+    fn platform(&self, at: usize, token: bool) -> pb::Platform {
+        let site = &self.model.sites[at];
+        pb::Platform {
+            name: site.name.clone(),
+            spec: Some(pb::PlatformSpec {
+                endpoint: site.endpoint.clone(),
+                token_secret: if token {
+                    "door".to_owned()
+                } else {
+                    String::new()
+                },
+                ..pb::PlatformSpec::default()
+            }),
+            ..pb::Platform::default()
+        }
+    }
+
+    /// Registers a platform anew: at another address, with or without a token, or bound to another uid.
+    async fn register(&mut self) {
+        let at = self.random.usize(..self.model.sites.len());
+        let site = &mut self.model.sites[at];
+        if self.random.bool() && !site.impostor {
+            let endpoint = format!("http://{}-{}", site.name, self.random.u8(..10));
+            self.world.sites.put(&endpoint, &site.real);
+            site.endpoint = endpoint;
+        }
+        let token = self.random.bool();
+        let rebind_uid = (self.random.u8(..4) == 0).then(|| self.model.sites[at].uid.clone());
+        let platform = self.platform(at, token);
+        self.note(format!(
+            "register {} at {}, token: {token}, uid {rebind_uid:?}",
+            platform.name, self.model.sites[at].endpoint
+        ));
+        let request = pb::RegisterPlatformRequest {
+            platform: Some(platform),
+            rebind_uid,
+            ..pb::RegisterPlatformRequest::default()
+        };
+        let granted = self
+            .ask("RegisterPlatform", async |client| {
+                client.register_platform(request.clone(), CALL).await
+            })
+            .await
+            .is_some();
+        if granted {
+            self.model.sites[at].registered = true;
+        }
+    }
+
+    /// As it was at first, where that is not so.
+    pub(super) async fn register_again(&mut self, at: usize) -> bool {
+        let request = pb::RegisterPlatformRequest {
+            platform: Some(self.platform(at, false)),
+            ..pb::RegisterPlatformRequest::default()
+        };
+        self.ask("RegisterPlatform", async |client| {
+            client.register_platform(request.clone(), CALL).await
+        })
+        .await
+        .is_some()
+    }
+
+    async fn unregister(&mut self) {
+        let at = self.random.usize(..self.model.sites.len());
+        let name = self.model.sites[at].name.clone();
+        self.note(format!("unregister {name}"));
+        let request = pb::UnregisterPlatformRequest { name };
+        let granted = self
+            .ask("UnregisterPlatform", async |client| {
+                client.unregister_platform(request.clone(), CALL).await
+            })
+            .await
+            .is_some();
+        if granted {
+            self.model.sites[at].registered = false;
+        }
+    }
+
+    async fn rotate_token(&mut self) {
+        self.note("rotates the token of platforms");
+        let token = format!("token-{}", self.random.u64(..));
+        let value = pb::SecretValue {
+            value: Some(pb::secret_value::Value::Text(token)),
+        };
+        let request = pb::ApplySecretRequest {
+            name: "door".to_owned(),
+            data: [("token".to_owned(), value)].into(),
+            purpose: pb::SecretPurpose::Platform.into(),
+            ..pb::ApplySecretRequest::default()
+        };
+        self.ask("ApplySecret", async |client| {
+            client.apply_secret(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    async fn confirm_loss(&mut self) {
+        let at = self.random.usize(..self.model.sites.len());
+        let name = self.model.sites[at].name.clone();
+        let request = pb::GetPlatformRequest {
+            name: name.clone(),
+            ..pb::GetPlatformRequest::default()
+        };
+        let found = self
+            .ask("GetPlatform", async |client| {
+                client.get_platform(request.clone(), CALL).await
+            })
+            .await;
+        let status = found
+            .and_then(|found| found.platform)
+            .and_then(|platform| platform.status);
+        let vanished_count = status.unwrap_or_default().vanished_count;
+        // Nobody sane says that what is there is gone; a wrong number has to be refused.
+        let said = if self.model.sites[at].impostor {
+            vanished_count + 1
+        } else {
+            vanished_count
+        };
+        self.note(format!(
+            "confirm the loss of {said} of {vanished_count} on {name}"
+        ));
+        let request = pb::ConfirmNodeLossRequest {
+            platform: name,
+            vanished_count: said,
+        };
+        self.ask("ConfirmNodeLoss", async |client| {
+            client.confirm_node_loss(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    async fn delete_storage(&mut self) {
+        let request = pb::ListStorageRequest::default();
+        let found = self
+            .ask("ListStorage", async |client| {
+                client.list_storage(request.clone(), CALL).await
+            })
+            .await;
+        let kept = found.map(|found| found.storage).unwrap_or_default();
+        if kept.is_empty() {
+            return;
+        }
+        let one = kept[self.random.usize(..kept.len())].clone();
+        let Some(storage) = one.storage else { return };
+        self.note(format!("delete storage {} on {}", storage.id, one.platform));
+        if let Some(at) = self
+            .model
+            .sites
+            .iter()
+            .position(|site| site.name == one.platform)
+        {
+            for cluster in self.model.clusters.values_mut() {
+                cluster.kept.remove(&(at, storage.id.clone()));
+            }
+        }
+        let request = pb::DeleteStorageRequest {
+            platform: one.platform,
+            id: storage.id,
+            owner: storage.owner,
+            cluster: storage.cluster_id,
+            group: storage.group,
+            ordinal: Some(storage.ordinal),
+        };
+        self.ask("DeleteStorage", async |client| {
+            client.delete_storage(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    async fn reconcile(&mut self, name: &str) {
+        self.note(format!("reconcile {name}"));
+        let request = pb::ReconcileClusterRequest {
+            name: name.to_owned(),
+            reset_back_off: self.random.bool(),
+        };
+        self.ask("ReconcileCluster", async |client| {
+            client.reconcile_cluster(request.clone(), CALL).await
+        })
+        .await;
+    }
+
+    /// Looks at something; nothing may come of it.
+    async fn look(&mut self, name: &str) {
+        match self.random.u8(..5) {
+            0 => {
+                let mut spec = self.model.clusters[name].spec.clone();
+                let platforms = self.model.platforms();
+                specs::change(&mut self.random, &mut spec, &platforms);
+                let request = pb::PlanClusterRequest {
+                    subject: Some(pb::plan_cluster_request::Subject::Cluster(pb::Cluster {
+                        name: name.to_owned(),
+                        spec: Some(spec),
+                        ..pb::Cluster::default()
+                    })),
+                    ..pb::PlanClusterRequest::default()
+                };
+                self.ask("PlanCluster", async |client| {
+                    client.plan_cluster(request.clone(), CALL).await
+                })
+                .await;
+            }
+            1 => {
+                let request = pb::ListRevisionsRequest {
+                    cluster: name.to_owned(),
+                    ..pb::ListRevisionsRequest::default()
+                };
+                self.ask("ListRevisions", async |client| {
+                    client.list_revisions(request.clone(), CALL).await
+                })
+                .await;
+            }
+            2 => {
+                let request = pb::ListEventsRequest {
+                    cluster: name.to_owned(),
+                    ..pb::ListEventsRequest::default()
+                };
+                self.ask("ListEvents", async |client| {
+                    client.list_events(request.clone(), CALL).await
+                })
+                .await;
+            }
+            3 => {
+                let request = pb::ListDiscoveredClustersRequest::default();
+                self.ask("ListDiscoveredClusters", async |client| {
+                    client.list_discovered_clusters(request.clone(), CALL).await
+                })
+                .await;
+            }
+            _ => {
+                let request = pb::ListPlatformsRequest::default();
+                self.ask("ListPlatforms", async |client| {
+                    client.list_platforms(request.clone(), CALL).await
+                })
+                .await;
+            }
+        }
+    }
+}
+
+fn choice(name: String) -> pb::PlatformChoice {
+    pb::PlatformChoice {
+        name,
+        ..pb::PlatformChoice::default()
+    }
+}
+
+/// A spec in one line.
+fn shown(spec: &pb::ClusterSpec) -> String {
+    let names = |choices: &[pb::PlatformChoice]| {
+        let names: Vec<_> = choices.iter().map(|choice| choice.name.as_str()).collect();
+        names.join(",")
+    };
+    let groups = spec.groups.iter().map(|group| {
+        let class = group.node_class.as_deref().unwrap_or_default();
+        let storage = group.storage.as_ref().map_or(String::new(), |storage| {
+            format!(
+                " storage {:?}/{:?}/{:?}",
+                storage.when_replaced(),
+                storage.when_scaled(),
+                storage.when_deleted()
+            )
+        });
+        format!(
+            "{} {} [{}] {class}{storage}",
+            group.name,
+            total(group),
+            names(&group.platforms)
+        )
+    });
+    let groups: Vec<_> = groups.collect();
+    let class = spec.node_class.as_deref().unwrap_or_default();
+    format!("[{}] {class} {}", names(&spec.platforms), groups.join("; "))
+}
+
+/// Whether a node of a backend serves.
+pub(super) fn serves(node: &drover_proto::platform::v1::Node) -> bool {
+    node.phase() == NodePhase::Running && node.ready == Some(true)
+}

@@ -1,0 +1,250 @@
+//! Random platforms and clusters.
+
+use std::time::Duration;
+
+use drover_platform_cloud::drivers::simulated::{
+    Death, DomainSettings, ErrorRate, ErrorRates, SimulatedSettings,
+};
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{ExecProbe, HealthPolicy, ManagementPolicy, health_policy},
+};
+
+/// Names of groups that clusters have.
+pub(super) const GROUPS: [&str; 3] = ["db", "web", "queue"];
+
+/// A backend with some of the ways to be slow, late and unreliable.
+pub(super) fn platform(random: &mut fastrand::Rng, name: &str) -> SimulatedSettings {
+    let seconds =
+        |random: &mut fastrand::Rng, most: u64| Duration::from_millis(random.u64(..=most * 1_000));
+    let rate = |random: &mut fastrand::Rng| ErrorRate {
+        before: random.f64() * 0.03,
+        after: random.f64() * 0.03,
+    };
+    let unreliable = random.u8(..3) == 0;
+    let domains = random.usize(..3);
+    SimulatedSettings {
+        name: name.to_owned(),
+        uid: Some(format!("simulated:{name}")),
+        seed: Some(random.u64(..)),
+        latency: if random.bool() {
+            Duration::ZERO
+        } else {
+            seconds(random, 1) / 4
+        },
+        jitter: if random.bool() {
+            Duration::ZERO
+        } else {
+            seconds(random, 1) / 4
+        },
+        boot_delay: seconds(random, 20),
+        ready_delay: seconds(random, 5),
+        boot_jitter: seconds(random, 5),
+        stop_delay: seconds(random, 5),
+        visibility_delay: if random.bool() {
+            Duration::ZERO
+        } else {
+            seconds(random, 60)
+        },
+        flickering: random.u8(..4) == 0,
+        push: random.u8(..4) != 0,
+        failure_domains: (0..domains)
+            .map(|domain| DomainSettings {
+                name: format!("zone-{domain}"),
+                ..DomainSettings::default()
+            })
+            .collect(),
+        errors: if unreliable {
+            ErrorRates {
+                list: rate(random),
+                create: rate(random),
+                delete: rate(random),
+                update: rate(random),
+            }
+        } else {
+            ErrorRates::default()
+        },
+        boot_failure: if random.u8(..4) == 0 { 0.02 } else { 0.0 },
+        death: Death::Failed,
+        ..SimulatedSettings::default()
+    }
+}
+
+fn retention(random: &mut fastrand::Rng) -> i32 {
+    match random.u8(..3) {
+        0 => pb::StorageRetention::Unspecified,
+        1 => pb::StorageRetention::Retain,
+        _ => pb::StorageRetention::Delete,
+    }
+    .into()
+}
+
+fn duration(seconds: i64) -> Option<prost_types::Duration> {
+    Some(prost_types::Duration { seconds, nanos: 0 })
+}
+
+/// Platforms in a random order of preference, at least one.
+fn choices(random: &mut fastrand::Rng, platforms: &[String]) -> Vec<pb::PlatformChoice> {
+    let mut names = platforms.to_vec();
+    random.shuffle(&mut names);
+    names.truncate(random.usize(1..=platforms.len()));
+    names
+        .into_iter()
+        .map(|name| pb::PlatformChoice {
+            name,
+            max: (random.u8(..6) == 0).then(|| random.u32(1..4)),
+            ..pb::PlatformChoice::default()
+        })
+        .collect()
+}
+
+fn group(random: &mut fastrand::Rng, name: &str, platforms: &[String]) -> pb::GroupSpec {
+    let storage = (random.u8(..2) == 0).then(|| pb::StorageSpec {
+        size: "1Gi".to_owned(),
+        when_replaced: retention(random),
+        when_scaled: retention(random),
+        when_deleted: retention(random),
+        ..pb::StorageSpec::default()
+    });
+    let mut own = if random.u8(..3) == 0 {
+        choices(random, platforms)
+    } else {
+        Vec::new()
+    };
+    if storage.is_some() {
+        // What is kept is on one platform.
+        own = choices(random, platforms);
+        own.truncate(1);
+    }
+    pb::GroupSpec {
+        name: name.to_owned(),
+        size: Some(random.u32(0..5)),
+        standby: (random.u8(..5) == 0).then(|| random.u32(..2)),
+        platforms: own,
+        storage,
+        ..pb::GroupSpec::default()
+    }
+}
+
+fn update(random: &mut fastrand::Rng) -> pb::UpdatePolicy {
+    if random.u8(..6) == 0 {
+        return pb::UpdatePolicy {
+            strategy: pb::UpdateStrategy::OnDelete.into(),
+            ..pb::UpdatePolicy::default()
+        };
+    }
+    pb::UpdatePolicy {
+        strategy: pb::UpdateStrategy::Rolling.into(),
+        max_surge: Some(count(random.u32(..2))),
+        max_unavailable: Some(count(1)),
+        ..pb::UpdatePolicy::default()
+    }
+}
+
+/// A random cluster on these platforms.
+pub(super) fn cluster(random: &mut fastrand::Rng, platforms: &[String]) -> pb::ClusterSpec {
+    let many = random.usize(1..=GROUPS.len());
+    let groups: Vec<_> = GROUPS[..many]
+        .iter()
+        .map(|name| group(random, name, platforms))
+        .collect();
+    let probe = (random.u8(..3) == 0).then(|| ExecProbe {
+        command: vec!["true".to_owned()],
+    });
+    pb::ClusterSpec {
+        platforms: choices(random, platforms),
+        management_policy: match random.u8(..3) {
+            0 => ManagementPolicy::OrderedReady.into(),
+            _ => ManagementPolicy::Parallel.into(),
+        },
+        health: Some(HealthPolicy {
+            probe: probe.map(health_policy::Probe::Exec),
+            interval: duration(random.i64(2..15)),
+            failure_threshold: Some(random.u32(1..4)),
+            startup_timeout: duration(300),
+            ..HealthPolicy::default()
+        }),
+        update: Some(update(random)),
+        remediation: Some(pb::RemediationPolicy {
+            // Storage that is kept can be handed on only when its node is gone.
+            create_first: (random.bool() && groups.iter().all(|group| group.storage.is_none()))
+                .then_some(true),
+            ..pb::RemediationPolicy::default()
+        }),
+        groups,
+        orphan_policy: match random.u8(..5) {
+            0 => pb::OrphanPolicy::Ignore.into(),
+            _ => pb::OrphanPolicy::Delete.into(),
+        },
+        ..pb::ClusterSpec::default()
+    }
+}
+
+fn count(of: u32) -> pb::CountOrPercent {
+    pb::CountOrPercent {
+        amount: Some(pb::count_or_percent::Amount::Count(of)),
+    }
+}
+
+/// Changes something in a spec. Answers what.
+pub(super) fn change(
+    random: &mut fastrand::Rng,
+    spec: &mut pb::ClusterSpec,
+    platforms: &[String],
+) -> &'static str {
+    let at = random
+        .usize(..spec.groups.len().max(1))
+        .min(spec.groups.len().saturating_sub(1));
+    match random.u8(..10) {
+        0 if spec.groups.len() < GROUPS.len() => {
+            let free = GROUPS
+                .iter()
+                .find(|name| spec.groups.iter().all(|group| group.name != **name));
+            if let Some(name) = free {
+                spec.groups.push(group(random, name, platforms));
+            }
+            "adds a group"
+        }
+        1 if spec.groups.len() > 1 => {
+            spec.groups.remove(at);
+            "removes a group"
+        }
+        2 | 3 => {
+            spec.node_class = Some(format!("class-{}", random.u8(..4)));
+            "changes the node class"
+        }
+        4 => {
+            if let Some(group) = spec.groups.get_mut(at) {
+                group.node_class = Some(format!("class-{}", random.u8(..4)));
+            }
+            "changes the node class of a group"
+        }
+        5 => {
+            spec.platforms = choices(random, platforms);
+            "changes the platforms"
+        }
+        6 => {
+            if let Some(storage) = spec
+                .groups
+                .get_mut(at)
+                .and_then(|group| group.storage.as_mut())
+            {
+                storage.when_replaced = retention(random);
+                storage.when_scaled = retention(random);
+            }
+            "changes what becomes of storage"
+        }
+        7 => {
+            if let Some(group) = spec.groups.get_mut(at) {
+                group.standby = Some(random.u32(..3));
+            }
+            "changes the number of standbys"
+        }
+        _ => {
+            if let Some(group) = spec.groups.get_mut(at) {
+                group.size = Some(random.u32(..6));
+            }
+            "changes a size"
+        }
+    }
+}
