@@ -5,7 +5,7 @@ use std::sync::Arc;
 use drover_telemetry::Context as TraceContext;
 use tokio::time::Instant;
 
-use crate::Shutdown;
+use crate::{CallRecord, Shutdown};
 
 /// What a handler can know about its call, beside the message: in the extensions of the request.
 #[derive(Clone, Debug)]
@@ -16,8 +16,6 @@ pub struct CallContext {
     pub shutdown: Shutdown,
     /// Trace of the caller (W3C `traceparent`), or a new one.
     pub trace_id: TraceId,
-    /// Who calls, as in the audit log.
-    pub caller: Arc<str>,
 }
 
 /// 16 bytes, shown as 32 hexadecimal digits.
@@ -45,13 +43,13 @@ pub fn deadline<T>(request: &tonic::Request<T>) -> Option<Instant> {
         .and_then(|context| context.deadline)
 }
 
-/// Who sent a request; nobody, if it did not come through a server of this crate.
+/// Who sent a request, or from where, if nobody had to say who calls; nobody, if it did not come through a server of this crate.
 #[must_use]
 pub fn caller_name<T>(request: &tonic::Request<T>) -> Arc<str> {
     request
         .extensions()
-        .get::<CallContext>()
-        .map(|context| Arc::clone(&context.caller))
+        .get::<CallRecord>()
+        .map(|call| Arc::clone(call.payer()))
         .unwrap_or_default()
 }
 

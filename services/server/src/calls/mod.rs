@@ -123,7 +123,6 @@ impl Calls {
             deadline: Instant::now().checked_add(self.0.default_deadline),
             shutdown: self.0.asked.clone(),
             trace_id: trace.into(),
-            caller: Arc::default(),
         }
     }
 
@@ -300,7 +299,6 @@ impl Shared {
             deadline,
             shutdown: self.asked.clone(),
             trace_id,
-            caller: Arc::clone(&name),
         });
         let within = match method.kind {
             Kind::Own { .. } => OPEN_TIMEOUT,

@@ -128,7 +128,7 @@ impl Entrance {
         let exempt = OWN_PATHS.contains(&request.uri().path());
         let mut record = Record::start(&self.paths, &request);
         let trace = record.trace();
-        let mut context = self.grpc.http_context(trace);
+        let context = self.grpc.http_context(trace);
         let known = exempt || self.paths.contains(&request.uri().path());
         let (asked, entry) = self
             .grpc
@@ -155,7 +155,6 @@ impl Entrance {
         request.extensions_mut().insert(caller);
         request.extensions_mut().insert(call);
         let deadline = context.deadline;
-        context.caller = name;
         request.extensions_mut().insert(context);
         let content = entry.as_ref().and_then(Entry::request);
         let request = request.map(|body| Digested::new(body, content, 0));
