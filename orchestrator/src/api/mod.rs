@@ -9,6 +9,7 @@ mod clusters;
 mod events;
 mod nodes;
 mod paging;
+mod places;
 mod platforms;
 mod probe_tls;
 mod refusal;

@@ -16,6 +16,7 @@ mod certificates;
 mod changes;
 mod events;
 mod fuzz;
+mod grants;
 mod health;
 mod placement;
 mod purposes;

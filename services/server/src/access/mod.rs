@@ -14,6 +14,7 @@
 mod file;
 mod oidc;
 mod permissions;
+mod place;
 mod policy;
 
 use std::{
@@ -36,6 +37,7 @@ pub(crate) use self::{
 };
 pub use self::{
     permissions::{Permission, Role, permission},
+    place::{Part, Place, Refusal},
     policy::{AccessError, Grant},
 };
 use crate::ServerSettings;
