@@ -21,7 +21,7 @@ use super::{
     peers,
     place::{self, Wish},
     ports::{self, PortNumbers},
-    spec::{self, ProcessFile, Site},
+    spec::{self, ProcessFile, Site, User},
     state::{DATA, PEERS, Record, Volume},
 };
 use drover_platform::{
@@ -99,7 +99,10 @@ impl LocalDriver {
             &numbers,
             storage.as_deref(),
         );
-        let process = self.render(batch, slot, &site)?;
+        let mut process = self.render(batch, slot, &site)?;
+        if let Some(own) = self.user(&identity).await? {
+            process.spec.confine(own, &site.data);
+        }
         promise.add_ports(&process.ports, &numbers)?;
         let record = Record {
             node_id: node_id.clone(),
@@ -145,6 +148,17 @@ impl LocalDriver {
         promise.keep();
         self.adopt(Arc::clone(&node));
         Ok(Some(node))
+    }
+
+    /// The user of a cluster, if it has one of its own.
+    async fn user(&self, identity: &Identity) -> Result<Option<User>> {
+        let (tenancy, identity) = (Arc::clone(&self.shared.tenancy), identity.clone());
+        blocking(move || tenancy.user(&identity))
+            .await
+            .map_err(|error| {
+                // As another one it would reach what is not its own, or not its own data.
+                Error::unavailable(format!("the cluster cannot be given a user: {error}"))
+            })
     }
 
     /// Key of the storage that the next node of a place gets.
