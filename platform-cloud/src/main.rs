@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Args, FromArgMatches, ValueEnum};
 use drover_agent::AgentSettings;
-use drover_platform::ReplicanteSettings;
+use drover_platform::{PolicySettings, ReplicanteSettings};
 use drover_platform_cloud::{
     DriverSettings, PlatformServer, Settings,
     drivers::{local, simulated::SimulatedSettings},
@@ -132,6 +132,8 @@ struct FileSettings {
     metal: MetalSettings,
     /// The Replicante Platform API, which every driver has.
     replicante: ReplicanteSettings,
+    /// What callers may set.
+    policy: PolicySettings,
 }
 
 impl Default for FileSettings {
@@ -147,6 +149,7 @@ impl Default for FileSettings {
             digitalocean: DigitalOceanSettings::default(),
             metal: MetalSettings::default(),
             replicante: ReplicanteSettings::default(),
+            policy: PolicySettings::default(),
         }
     }
 }
@@ -225,12 +228,14 @@ async fn start(
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     let templates = settings.templates.clone();
     let replicante = settings.replicante.clone();
+    let policy = settings.policy.clone().read()?;
     let driver = driver(settings)?;
     // The port first: two servers on one port must not both touch the state.
     let listener = drover_server::listen(&server).await?;
     let platform = PlatformServer::open(Settings { driver, templates })
         .await?
-        .with_replicante(replicante);
+        .with_replicante(replicante)
+        .with_policy(policy);
     let running = drover_server::spawn(platform.service(), listener, &server, stop)?;
     tracing::info!(address = %running.address(), "serving");
     running.finished().await;
