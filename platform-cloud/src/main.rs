@@ -10,7 +10,7 @@ use std::{
 
 use clap::{Args, FromArgMatches, ValueEnum};
 use drover_agent::AgentSettings;
-use drover_platform::ReplicanteSettings;
+use drover_platform::{PolicySettings, ReplicanteSettings};
 use drover_platform_cloud::{
     DriverSettings, PlatformServer, Settings,
     drivers::{local, simulated::SimulatedSettings},
@@ -81,6 +81,11 @@ struct LocalSettings {
     insecure: bool,
     /// Most nodes. Default: no limit.
     max_nodes: Option<usize>,
+    /// Whether the nodes of each cluster run as a user of their own, which needs root: `auto` (default) where it is
+    /// possible, otherwise the platform warns; `required` otherwise it does not start; `none`.
+    isolation: local::Isolation,
+    /// First and last of these users. Default 700000 and 765535.
+    user_range: (u32, u32),
 }
 
 impl Default for LocalSettings {
@@ -90,6 +95,8 @@ impl Default for LocalSettings {
             advertise: None,
             insecure: false,
             max_nodes: None,
+            isolation: local::Isolation::default(),
+            user_range: local::USERS,
         }
     }
 }
@@ -101,6 +108,8 @@ impl LocalSettings {
             advertise: self.advertise,
             insecure: self.insecure,
             max_nodes: self.max_nodes,
+            isolation: self.isolation,
+            user_range: self.user_range,
             ..local::Settings::new(state_dir)?
         })
     }
@@ -123,6 +132,8 @@ struct FileSettings {
     metal: MetalSettings,
     /// The Replicante Platform API, which every driver has.
     replicante: ReplicanteSettings,
+    /// What callers may set.
+    policy: PolicySettings,
 }
 
 impl Default for FileSettings {
@@ -138,6 +149,7 @@ impl Default for FileSettings {
             digitalocean: DigitalOceanSettings::default(),
             metal: MetalSettings::default(),
             replicante: ReplicanteSettings::default(),
+            policy: PolicySettings::default(),
         }
     }
 }
@@ -175,12 +187,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// `launch NODE_DIRECTORY`: becomes the process of a local node.
+/// `launch NODE_DIRECTORY`: becomes the process of a local node; with a command, that one, beside it.
 fn launch(arguments: &[std::ffi::OsString]) -> ExitCode {
     let Some(directory) = arguments.get(2) else {
         return ExitCode::from(64);
     };
-    ExitCode::from(u8::try_from(local::launch_main(Path::new(directory))).unwrap_or(1))
+    let directory = Path::new(directory);
+    let code = match arguments.get(3) {
+        None => local::launch_main(directory),
+        Some(program) => local::command_main(directory, program, &arguments[4..]),
+    };
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 /// `agent`: the reference agent, for local nodes that run nothing else.
@@ -214,12 +231,14 @@ async fn start(
 ) -> Result<(), Box<dyn StdError + Send + Sync>> {
     let templates = settings.templates.clone();
     let replicante = settings.replicante.clone();
+    let policy = settings.policy.clone().read()?;
     let driver = driver(settings)?;
     // The port first: two servers on one port must not both touch the state.
     let listener = drover_server::listen(&server).await?;
     let platform = PlatformServer::open(Settings { driver, templates })
         .await?
-        .with_replicante(replicante);
+        .with_replicante(replicante)
+        .with_policy(policy);
     let running = drover_server::spawn(platform.service(), listener, &server, stop)?;
     tracing::info!(address = %running.address(), "serving");
     running.finished().await;

@@ -3,7 +3,9 @@
 use std::{ops::Deref, path::PathBuf, sync::Arc};
 
 use drover_core::Result;
-use drover_platform::{ReplicanteSettings, clock::Clock, driver::Driver, templates::Templates};
+use drover_platform::{
+    ReplicanteSettings, clock::Clock, driver::Driver, policy::Policy, templates::Templates,
+};
 use drover_templates::Catalogue;
 
 use crate::drivers::{
@@ -146,6 +148,13 @@ impl PlatformServer {
     #[must_use]
     pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
         self.served = self.served.with_replicante(settings);
+        self
+    }
+
+    /// With a policy over what callers may set.
+    #[must_use]
+    pub fn with_policy(mut self, policy: Policy) -> Self {
+        self.served = self.served.with_policy(policy);
         self
     }
 

@@ -494,6 +494,7 @@ fn schema() -> Value {
             "runtimeClassName": text("Runtime class of the pods."),
             "serviceAccountName": text("Service account of the pods."),
             "resources": {
+                "x-drover-node-class": true,
                 "type": "object",
                 "additionalProperties": false,
                 "description": "Resources of the first container; they go before those of the node class.",

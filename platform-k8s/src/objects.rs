@@ -34,6 +34,7 @@ mod order;
 mod placement;
 mod plan;
 mod pods;
+mod policy;
 mod properties;
 mod render;
 mod selector;
@@ -53,6 +54,7 @@ pub use self::{
     properties::Properties,
     selector::Selector,
 };
+pub use policy::PodPolicySettings;
 
 /// One object of a node. Its content is secret: `Debug` shows what it is only.
 #[derive(Clone, PartialEq)]

@@ -29,10 +29,11 @@ impl PlatformServer {
         let catalogue = Catalogue::open(CATALOGUE, directory.as_deref())?;
         let templates = Templates::Catalogue(Arc::new(catalogue));
         let replicante = settings.replicante.clone();
+        let policy = settings.policy.common().read()?;
         let driver: Arc<dyn Driver> = Arc::new(KubernetesDriver::open(settings).await?);
         let served = drover_platform::PlatformServer::new(NAME, driver, templates, clock)?;
         Ok(Self {
-            served: served.with_replicante(replicante),
+            served: served.with_replicante(replicante).with_policy(policy),
         })
     }
 }

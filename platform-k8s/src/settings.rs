@@ -6,7 +6,10 @@ use drover_core::{Error, Result};
 use drover_platform::ReplicanteSettings;
 use serde::{Deserialize, Serialize};
 
-use crate::labels::{self, LabelKeys};
+use crate::{
+    labels::{self, LabelKeys},
+    objects::PodPolicySettings,
+};
 
 /// The settings of this platform.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +40,8 @@ pub struct Settings {
     pub kinds: Vec<String>,
     /// Node classes by the names that people write.
     pub node_classes: BTreeMap<String, ClassSettings>,
+    /// What callers may set, and what nodes may be.
+    pub policy: PodPolicySettings,
     /// The Replicante API, and what it may remove.
     pub replicante: ReplicanteSettings,
     /// Directory of a template catalogue, before the built-in one. `None`: only the built-in one.
@@ -93,6 +98,7 @@ impl Default for Settings {
             agent: AgentSettings::default(),
             kinds: DEFAULT_KINDS.iter().map(|&kind| kind.to_owned()).collect(),
             node_classes: BTreeMap::new(),
+            policy: PodPolicySettings::default(),
             replicante: ReplicanteSettings::default(),
             templates: None,
             field_manager: "drover-platform-k8s".to_owned(),
@@ -145,6 +151,7 @@ impl Settings {
                 "must have 1 to 128 characters",
             ));
         }
+        self.policy.check()?;
         self.check_namespaces()
     }
 

@@ -81,12 +81,12 @@ impl Api {
 
     /// Whether the caller may take over what bears this name and is not ours. Errors: `PermissionDenied`.
     pub(super) fn may_adopt(&self, name: &str) -> Result<()> {
-        if self.caller.changes(name, None) {
+        if self.caller.changes_anywhere(name) {
             return Ok(());
         }
         let message = format!(
-            "nobody knows the labels of what is there of cluster {name:?}: to take it over needs a role for clusters of \
-             that name, whatever their labels"
+            "nobody knows the labels of what is there of cluster {name:?}, nor as what it was made: to take it over needs \
+             a role for clusters of that name, whatever their labels, platforms and properties"
         );
         Err(Error::new(Reason::PermissionDenied, message).with_resource("cluster", name))
     }

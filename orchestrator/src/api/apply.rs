@@ -55,7 +55,7 @@ impl Api {
                 field: "cluster.name".to_owned(),
                 description: why,
             }];
-            if let Err(more) = self.read(document, None, &request.assume_platforms) {
+            if let Err(more) = self.read(document, None, &request) {
                 wrong.extend(more.fields().iter().cloned());
             }
             return Err(Error::violations(wrong));
@@ -297,6 +297,11 @@ impl Api {
                     "nobody known"
                 } else {
                     &owner
+                };
+                let platform = if self.caller.sees_platform(platform) {
+                    platform
+                } else {
+                    "a platform"
                 };
                 let message = format!(
                     "{platform} shows nodes of a cluster {name:?} whose owner is {owner}; choose another name, or take \

@@ -87,7 +87,7 @@ impl Api {
     ) -> Result<Checked> {
         let changes = self.may_change_as(document, cluster);
         let document = &self.take_digests(document, cluster, changes).await?;
-        let mut checked = self.read(document, cluster, &request.assume_platforms)?;
+        let mut checked = self.read(document, cluster, request)?;
         let known = self.check_user_data(&mut checked, cluster, changes).await?;
         self.ask_platforms(document, &mut checked, cluster, &known, changes)
             .await?;
@@ -104,8 +104,9 @@ impl Api {
         &self,
         document: &pb::Cluster,
         cluster: Option<&Arc<Cluster>>,
-        assumed: &[String],
+        request: &pb::ApplyClusterRequest,
     ) -> Result<Checked> {
+        let assumed = &request.assume_platforms;
         let mut wrong: Vec<Violation> = Vec::new();
         check_labels("labels", &document.labels, &mut wrong);
         let mut spec = document.spec.clone().unwrap_or_default();
@@ -130,12 +131,15 @@ impl Api {
                     return Err(Error::violations(wrong));
                 }
             };
+        // First, so that a platform that the caller may not use is as one that is not there.
+        self.check_places(document, &spec, &resolved, cluster, request.validate_only)?;
         let mut warnings = Vec::new();
         let known: Vec<String> = self
             .shared
             .platforms
             .read()
             .keys()
+            .filter(|name| self.caller.sees_platform(name))
             .map(ToString::to_string)
             .collect();
         for group in &resolved.groups {

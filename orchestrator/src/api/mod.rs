@@ -10,6 +10,7 @@ mod digests;
 mod events;
 mod nodes;
 mod paging;
+mod places;
 mod platforms;
 mod probe_tls;
 mod refusal;

@@ -237,7 +237,7 @@ impl Api {
         request: pb::GetPlatformRequest,
     ) -> Result<pb::GetPlatformResponse> {
         self.shared.reach(request.min_revision).await?;
-        let registered = self.shared.require_platform(&request.name)?;
+        let registered = self.find_platform(&request.name)?;
         let platform = self.seen_of(&registered.platform);
         Ok(pb::GetPlatformResponse {
             platform: Some(platform),
@@ -254,7 +254,9 @@ impl Api {
         let mut page = Page::new(request.page_size)?;
         let revision = self.shared.revision();
         for (name, registered) in self.registered() {
-            if after.as_deref().is_some_and(|after| *name <= *after) {
+            if after.as_deref().is_some_and(|after| *name <= *after)
+                || !self.caller.sees_platform(&name)
+            {
                 continue;
             }
             if !page.push(&*name, self.seen_of(&registered.platform)) {
@@ -272,7 +274,7 @@ impl Api {
         &self,
         request: pb::ListHostsRequest,
     ) -> Result<pb::ListHostsResponse> {
-        let registered = self.shared.require_platform(&request.platform)?;
+        let registered = self.find_platform(&request.platform)?;
         paging::size(request.page_size)?;
         let unreachable =
             || Error::unavailable(format!("platform {} does not answer", request.platform));
@@ -332,7 +334,7 @@ impl Api {
         request: pb::ListDiscoveredClustersRequest,
     ) -> Result<pb::ListDiscoveredClustersResponse> {
         if let Some(name) = &request.platform {
-            self.shared.require_platform(name)?;
+            self.find_platform(name)?;
         }
         let after = paging::start(&request.page_token)?;
         let mut page = Page::new(request.page_size)?;
@@ -342,6 +344,7 @@ impl Api {
                 .platform
                 .as_deref()
                 .is_some_and(|wanted| *wanted != **name)
+                || !self.caller.sees_platform(name)
             {
                 continue;
             }

@@ -67,11 +67,12 @@ impl Api {
         cluster: &str,
     ) -> Result<(Vec<(Sym, wire::KeptStorage)>, Vec<String>)> {
         let asked: Vec<(Sym, std::sync::Arc<Registered>)> = match platform {
-            Some(name) => vec![(name.into(), self.shared.require_platform(name)?)],
+            Some(name) => vec![(name.into(), self.find_platform(name)?)],
             None => {
                 let platforms = self.shared.platforms.read();
                 platforms
                     .iter()
+                    .filter(|(name, _)| self.caller.sees_platform(name))
                     .map(|(name, registered)| (name.clone(), registered.clone()))
                     .collect()
             }
@@ -115,6 +116,7 @@ impl Api {
         self.caller.about("cluster", &request.cluster);
         let labels = self.labels_of(&request.cluster, &request.owner);
         self.may_change(&request.cluster, labels.as_ref())?;
+        self.may_change_on(&request.platform, &request.cluster, labels.as_ref())?;
         let owner: Uuid = request
             .owner
             .parse()

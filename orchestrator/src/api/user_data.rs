@@ -423,6 +423,7 @@ mod tests {
         let bootstrap = Bootstrap {
             source: UserDataSource::Sha256(digest),
             render: true,
+            known_as: String::new(),
         };
         let platform = |capabilities: &[wire::Capability]| wire::Platform {
             capabilities: capabilities.iter().map(|it| i32::from(*it)).collect(),

@@ -18,6 +18,7 @@ mod changes;
 mod claims;
 mod events;
 mod fuzz;
+mod grants;
 mod health;
 mod late;
 mod placement;

@@ -11,7 +11,8 @@
 //! arguments: ["--port", "{{ platform.ports.client }}"]
 //! environment: {TERM: dumb}        # beside PATH, HOME, LANG and the variables below
 //! workingDirectory: work           # below the node's directory; default: that directory
-//! user: redis                      # used only where the platform runs as root; default: the platform's user
+//! user: redis                      # used only where the platform runs as root; default: that of the cluster, or else
+//!                                  # the platform's
 //! ports: {admin: 7000}             # fixed port numbers, beside or instead of those that are allocated
 //! files:                           # written before the start, below the node's directory
 //!   - {path: redis.conf, content: "dir .", mode: "0600"}
@@ -44,6 +45,14 @@
 //!
 //! `env`: variables of the group, over those of the template.
 //!
+//! # Users
+//!
+//! A platform that runs as root has the nodes of each cluster run as a user that no other cluster has, a number of
+//! `local.user_range`, without capabilities and without a way to new privileges; so do commands in them. A node's directory
+//! and storage are open to that user only. `user` of a template goes before it, and is then shared by the clusters whose
+//! templates name it. Nodes from before there were such users stay as they are. Where that is not possible, clusters share
+//! the platform's user, and the platform warns of it.
+//!
 //! # Crashes
 //!
 //! A node exists from the moment when its directory is renamed into place; its process is started by a launcher that
@@ -51,9 +60,11 @@
 //! what was not started, watches what runs and goes on with what was being removed. Nodes live on without it.
 
 mod clean;
+mod confine;
 mod crash;
 mod exec;
 mod files;
+mod give;
 mod launch;
 mod logs;
 mod make;
@@ -66,6 +77,7 @@ mod settings;
 mod spec;
 mod state;
 mod storage;
+mod users;
 
 use std::{
     collections::BTreeMap,
@@ -92,6 +104,7 @@ use self::{
     node::{Node, blocking, unix_millis},
     place::Seat,
     state::{NODE, REMOVAL, Record, Removal, StateDir},
+    users::Tenancy,
 };
 use drover_platform::{
     driver::{
@@ -103,8 +116,8 @@ use drover_platform::{
 
 pub use self::{
     clean::{Removed, remove_all},
-    launch::launch_main,
-    settings::{CATALOGUE, Settings},
+    launch::{command_main, launch_main},
+    settings::{CATALOGUE, Isolation, Settings, USERS},
 };
 
 /// Nodes of one request that are written at once. Each waits for the disk most of the time.
@@ -124,6 +137,7 @@ struct Shared {
     settings: Settings,
     state: Arc<StateDir>,
     host_name: String,
+    tenancy: Arc<Tenancy>,
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
     /// What nodes have, and what those that are being made are promised.
     seats: Mutex<BTreeMap<String, Seat>>,
@@ -176,7 +190,9 @@ impl LocalDriver {
         };
         state.sweep().map_err(unusable)?;
         let ids = state.node_ids().map_err(unusable)?;
+        let tenancy = Tenancy::open(&settings, &state)?;
         let shared = Arc::new(Shared {
+            tenancy: Arc::new(tenancy),
             settings,
             state: Arc::new(state),
             host_name: process::host_name().unwrap_or_else(|_| "localhost".to_owned()),
@@ -457,7 +473,12 @@ impl Driver for LocalDriver {
         start: ExecStart,
         input: ExecInput,
     ) -> Result<ExecOutput> {
-        exec::run(&self.known(node)?, start, input)
+        exec::run(
+            &self.shared.settings.launcher,
+            &self.known(node)?,
+            start,
+            input,
+        )
     }
 
     fn live(&self) -> Option<&dyn Live> {

@@ -4,6 +4,7 @@ mod durable;
 mod inside;
 mod life;
 mod making;
+mod tenants;
 
 use std::collections::BTreeMap;
 

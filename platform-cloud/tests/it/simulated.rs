@@ -21,6 +21,49 @@ use uuid::Uuid;
 use world::{World, by_zone, placed, zones};
 
 #[tokio::test(start_paused = true)]
+async fn what_the_policy_does_not_allow_is_refused_with_its_field_when_it_is_tried_and_when_it_is_asked_for()
+ {
+    let world = World::new(SimulatedSettings::default()).await.with_policy(
+        r#"{"properties": {"identity": ["nodes-*"], "groups": ["sg-1"], "template": []}}"#,
+    );
+    let asking = |properties: serde_json::Value, validate_only: bool| {
+        let mut request = world.request("a", 0, 1);
+        let properties = drover_convert::value::to_struct(properties.as_object().unwrap());
+        request.group.as_mut().unwrap().properties = Some(properties);
+        request.validate_only = validate_only;
+        request
+    };
+    for (properties, field) in [
+        (serde_json::json!({"identity": "admin"}), "identity"),
+        (serde_json::json!({"groups": ["sg-1", "sg-2"]}), "groups[1]"),
+        (serde_json::json!({"template": {"id": "lt-1"}}), "template"),
+    ] {
+        for validate_only in [true, false] {
+            let request = asking(properties.clone(), validate_only);
+            let patience = Duration::from_secs(10);
+            let error = world
+                .provision_within(&request, patience)
+                .await
+                .unwrap_err();
+            assert_eq!(error.reason(), Reason::Invalid, "{error}");
+            assert_eq!(error.fields()[0].field, format!("group.properties.{field}"));
+            assert!(
+                error.fields()[0]
+                    .description
+                    .contains("policy of the platform")
+            );
+        }
+    }
+    assert!(world.simulated().is_empty());
+    let allowed = serde_json::json!({"identity": "nodes-a", "groups": ["sg-1"], "other": 1});
+    let patience = Duration::from_secs(10);
+    world
+        .provision_within(&asking(allowed, false), patience)
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_create_starts_after_the_deadline() {
     let settings = SimulatedSettings {
         latency: Duration::from_secs(1),

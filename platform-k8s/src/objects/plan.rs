@@ -195,6 +195,7 @@ impl<'a> Plan<'a> {
             constraints: &self.constraints,
         };
         pods.apply(&mut objects)?;
+        self.settings.policy.allows(&objects, &pods)?;
         claims::apply(
             &mut objects,
             self.storage.as_ref(),

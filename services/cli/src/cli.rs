@@ -223,6 +223,9 @@ pub(crate) enum Command {
     Launch {
         /// Directory of the node
         directory: PathBuf,
+        /// A command to become beside its process
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<std::ffi::OsString>,
     },
 }
 

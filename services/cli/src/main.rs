@@ -76,8 +76,12 @@ fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {
             drover_agent::run_blocking(*settings)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Launch { directory } => {
-            let code = drover_platform_cloud::drivers::local::launch_main(&directory);
+        Command::Launch { directory, command } => {
+            use drover_platform_cloud::drivers::local::{command_main, launch_main};
+            let code = match command.split_first() {
+                None => launch_main(&directory),
+                Some((program, arguments)) => command_main(&directory, program, arguments),
+            };
             Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
         }
         command => {

@@ -2,6 +2,7 @@
 //!
 //! Pure: no I/O, no clock, no async runtime, no gRPC.
 
+pub mod allow;
 pub mod error;
 pub mod infrastructure;
 pub mod name;

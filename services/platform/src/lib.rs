@@ -15,6 +15,7 @@ pub mod infrastructure;
 mod limits;
 mod observer;
 mod platform;
+pub mod policy;
 mod provision;
 mod remove;
 pub mod replicante;
@@ -26,5 +27,6 @@ mod texts;
 mod watch;
 
 pub use platform::Platform;
+pub use policy::PolicySettings;
 pub use replicante::ReplicanteSettings;
 pub use server::PlatformServer;

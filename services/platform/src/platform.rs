@@ -1,6 +1,9 @@
 //! One platform: its driver and everything that its calls share.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use drover_convert::value::{object, to_struct};
 use drover_core::{Error, Reason, Result, error::Violation};
@@ -24,6 +27,7 @@ use crate::{
     infrastructure::Working,
     limits,
     observer::Observer,
+    policy::Policy,
     provision::{Memory, Requests},
     templates::Templates,
     texts::Texts,
@@ -49,6 +53,8 @@ pub struct Platform {
     /// Calls that change something run here, so that a caller who goes away does not leave them half done.
     pub(crate) tasks: TaskTracker,
     pub(crate) shutdown: CancellationToken,
+    /// What callers may set. Not set: anything.
+    pub(crate) policy: OnceLock<Policy>,
     instance_id: String,
     validator: Mutex<Option<(Arc<Value>, Arc<jsonschema::Validator>)>>,
 }
@@ -69,6 +75,7 @@ impl Platform {
             working: Working::default(),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
+            policy: OnceLock::new(),
             instance_id: Uuid::new_v4().to_string(),
             validator: Mutex::new(None),
         });
@@ -242,11 +249,14 @@ impl Platform {
         Ok(())
     }
 
-    /// Checks properties with the driver's JSON Schema.
+    /// Checks properties with the policy and the driver's JSON Schema.
     pub(crate) fn check_properties(&self, properties: Option<&Struct>) -> Result<()> {
         let properties = properties.map_or(Ok(Map::new()), |properties| {
             object("group.properties", properties)
         })?;
+        if let Some(policy) = self.policy.get() {
+            policy.check(&properties)?;
+        }
         let Some(schema) = self.driver.description().properties_schema else {
             return Ok(());
         };

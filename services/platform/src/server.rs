@@ -15,6 +15,7 @@ use crate::{
     clock::Clock,
     driver::Driver,
     platform::Platform,
+    policy::Policy,
     replicante::{Door, ReplicanteSettings},
     service::Service,
     templates::Templates,
@@ -55,6 +56,13 @@ impl PlatformServer {
     #[must_use]
     pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
         self.replicante = Door::new(Arc::clone(&self.platform), settings);
+        self
+    }
+
+    /// With a policy over what callers may set. The first one counts.
+    #[must_use]
+    pub fn with_policy(self, policy: Policy) -> Self {
+        self.platform.policy.get_or_init(|| policy);
         self
     }
 

@@ -13,6 +13,10 @@ pub(in crate::api) struct Origin {
     pub(super) storage: String,
     pub(super) health: String,
     pub(super) lifecycle: String,
+    /// Where properties are said, outermost first, and which.
+    properties: Vec<(String, Vec<String>)>,
+    /// Which of the choices say properties themselves, and which.
+    own_properties: Vec<Vec<String>>,
 }
 
 impl Origin {
@@ -20,6 +24,10 @@ impl Origin {
     pub(in crate::api) fn of(spec: &pb::ClusterSpec, field: &str) -> Self {
         let own_class = |choices: &[pb::PlatformChoice]| {
             choices.iter().map(|c| c.node_class.is_some()).collect()
+        };
+        let own_properties = |choices: &[pb::PlatformChoice]| {
+            let said = choices.iter().map(|c| names(c.properties.as_ref()));
+            said.collect()
         };
         let top = || "spec".to_owned();
         let mut origin = Self {
@@ -31,6 +39,8 @@ impl Origin {
             storage: top(),
             health: top(),
             lifecycle: top(),
+            properties: vec![(top(), names(spec.properties.as_ref()))],
+            own_properties: own_properties(&spec.platforms),
         };
         let (mut at, mut groups) = (top(), &spec.groups);
         for part in field.split(".groups[").skip(1) {
@@ -42,7 +52,10 @@ impl Origin {
             if !group.platforms.is_empty() {
                 origin.platforms.clone_from(&at);
                 origin.own_class = own_class(&group.platforms);
+                origin.own_properties = own_properties(&group.platforms);
             }
+            let said = names(group.properties.as_ref());
+            origin.properties.push((at.clone(), said));
             if group.node_class.is_some() {
                 origin.class.clone_from(&at);
             }
@@ -70,14 +83,30 @@ impl Origin {
         format!("{}.bootstrap", self.bootstrap)
     }
 
-    pub(super) fn choice(&self, index: usize) -> String {
+    pub(in crate::api) fn choice(&self, index: usize) -> String {
         format!("{}.platforms[{index}]", self.platforms)
     }
 
-    pub(super) fn node_class(&self, index: usize) -> String {
+    pub(in crate::api) fn node_class(&self, index: usize) -> String {
         if self.own_class.get(index).copied().unwrap_or(false) {
             return format!("{}.node_class", self.choice(index));
         }
         format!("{}.node_class", self.class)
     }
+    /// Where a choice gets a property from (`securityGroups[1]`); itself, if it is said nowhere.
+    pub(in crate::api) fn property(&self, index: usize, property: &str) -> String {
+        let name = property.split('[').next().unwrap_or_default();
+        let says = |said: &[String]| said.iter().any(|one| one == name);
+        let own = self.own_properties.get(index).is_some_and(|it| says(it));
+        let outer = || self.properties.iter().rev().find(|(_, said)| says(said));
+        match outer().filter(|_| !own) {
+            Some((at, _)) => format!("{at}.properties.{property}"),
+            None => format!("{}.properties.{property}", self.choice(index)),
+        }
+    }
+}
+
+/// Names of the properties that are said.
+fn names(properties: Option<&prost_types::Struct>) -> Vec<String> {
+    properties.map_or_else(Vec::new, |it| it.fields.keys().cloned().collect())
 }

@@ -48,10 +48,15 @@ pub(crate) fn token(name: &str) -> String {
 
 impl Door {
     pub(crate) async fn new() -> Self {
-        let world = World::with(SimulatedSettings::default()).await;
+        Self::with(SimulatedSettings::default(), RULES).await
+    }
+
+    /// With an access file of its own.
+    pub(crate) async fn with(settings: SimulatedSettings, text: &str) -> Self {
+        let world = World::with(settings).await;
         let directory = TempDir::new().unwrap();
         let rules = directory.path().join("access.yaml");
-        std::fs::write(&rules, RULES).unwrap();
+        std::fs::write(&rules, text).unwrap();
         let settings = ServerSettings {
             access: Some(rules),
             audit_log: Some(directory.path().join("audit.jsonl")),

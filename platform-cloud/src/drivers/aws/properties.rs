@@ -161,11 +161,11 @@ pub(super) fn schema() -> Value {
         "properties": {
             "image": image(),
             "instanceType": {
-                "type": "string", "minLength": 1,
+                "type": "string", "minLength": 1, "x-drover-node-class": true,
                 "description": "Instance type (t3.small), or an alias of the platform. The same as the group's nodeClass."
             },
             "memory": {
-                "type": "number", "exclusiveMinimum": 0,
+                "type": "number", "exclusiveMinimum": 0, "x-drover-node-class": true,
                 "description": "Memory in GiB. Without an instance type: the smallest current one that has as much."
             },
             "key": {

@@ -138,6 +138,7 @@ pub(super) fn schema() -> Value {
         "additionalProperties": false,
         "properties": {
             "instanceType": {
+                "x-drover-node-class": true,
                 "type": "string",
                 "minLength": 1,
                 "description": "Size by its slug (s-1vcpu-1gb), or a line of sizes (standard, cpu-optimized, \
@@ -145,11 +146,13 @@ pub(super) fn schema() -> Value {
                     is taken. nodeClass says the same.",
             },
             "memory": {
+                "x-drover-node-class": true,
                 "type": "number",
                 "exclusiveMinimum": 0,
                 "description": "Memory in GiB that a droplet must have at least.",
             },
             "vcpus": {
+                "x-drover-node-class": true,
                 "type": "integer",
                 "minimum": 1,
                 "maximum": 1024,

@@ -66,19 +66,20 @@ impl Properties {
 pub(super) fn schema() -> Value {
     let text =
         |description: &str| json!({ "type": "string", "minLength": 1, "description": description });
+    let size = |description: &str| json!({ "type": "string", "minLength": 1, "description": description, "x-drover-node-class": true });
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
         "additionalProperties": false,
         "properties": {
-            "instanceType": text("Machine type (e2-small, n2-standard-4, e2-custom-2-4096), or a name that the platform's \
+            "instanceType": size("Machine type (e2-small, n2-standard-4, e2-custom-2-4096), or a name that the platform's \
                 settings map to one. The same as the group's nodeClass; both may be given if they agree."),
             "cpus": {
-                "type": "integer", "minimum": 1, "maximum": 32,
+                "x-drover-node-class": true, "type": "integer", "minimum": 1, "maximum": 32,
                 "description": "vCPUs, instead of instanceType: the smallest E2 machine type with as many and with the memory."
             },
             "memory": {
-                "type": "number", "exclusiveMinimum": 0, "maximum": 128,
+                "x-drover-node-class": true, "type": "number", "exclusiveMinimum": 0, "maximum": 128,
                 "description": "Memory in GiB, instead of instanceType: the smallest E2 machine type with as much."
             },
             "image": text("Image: debian, ubuntu, rocky, centos, cos, fedora-coreos, a name that the platform's settings map, \

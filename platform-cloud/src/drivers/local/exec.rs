@@ -50,7 +50,12 @@ const QUEUE: usize = 16;
 const DRAIN: Duration = Duration::from_millis(250);
 
 /// Runs a command. It is killed, with what it has started, when the stream is dropped or the node ends.
-pub(super) fn run(node: &Arc<Node>, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
+pub(super) fn run(
+    launcher: &Path,
+    node: &Arc<Node>,
+    start: ExecStart,
+    input: ExecInput,
+) -> Result<ExecOutput> {
     if start.tty {
         return Err(Error::new(
             Reason::Unimplemented,
@@ -67,7 +72,7 @@ pub(super) fn run(node: &Arc<Node>, start: ExecStart, input: ExecInput) -> Resul
             )
         })?;
     let (send, receive) = mpsc::channel(QUEUE);
-    let child = match spawn(&node.directory, &start) {
+    let child = match spawn(launcher, &node.directory, &start) {
         Ok(child) => Some(child),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -106,21 +111,34 @@ pub(super) fn run(node: &Arc<Node>, start: ExecStart, input: ExecInput) -> Resul
     })))
 }
 
-fn spawn(directory: &Path, start: &ExecStart) -> io::Result<Running> {
+fn spawn(launcher: &Path, directory: &Path, start: &ExecStart) -> io::Result<Running> {
     let spec: ProcessSpec = files::read_json(&directory.join(SPEC))?
         .ok_or_else(|| io::Error::other("the node is being removed"))?;
     let [program, arguments @ ..] = start.command.as_slice() else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no command"));
     };
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env_clear()
-        .envs(&spec.environment)
-        .current_dir(
+    let mut command = if spec.confined {
+        // What it gives up, only a program of ours can give up for it.
+        let mut command = Command::new(launcher);
+        command
+            .arg("launch")
+            .arg(directory)
+            .arg(program)
+            .env_clear();
+        command
+    } else {
+        let mut command = Command::new(program);
+        command.env_clear().envs(&spec.environment).current_dir(
             spec.working_directory
                 .unwrap_or_else(|| directory.join(DATA)),
-        )
+        );
+        if let Some(user) = spec.user {
+            command.uid(user.uid).gid(user.gid);
+        }
+        command
+    };
+    command
+        .args(arguments)
         .stdin(if start.stdin {
             Stdio::piped()
         } else {
@@ -129,9 +147,6 @@ fn spawn(directory: &Path, start: &ExecStart) -> io::Result<Running> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
-    if let Some(user) = spec.user {
-        command.uid(user.uid).gid(user.gid);
-    }
     let child = command.spawn()?;
     let pid = child.id().unwrap_or_default();
     let group = i32::try_from(pid).ok().and_then(Pid::from_raw);

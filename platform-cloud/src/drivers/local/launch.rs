@@ -4,6 +4,7 @@
 //! records itself, and only then becomes the node's program. A second launcher finds the record and leaves.
 
 use std::{
+    ffi::{OsStr, OsString},
     fs::{self, OpenOptions},
     io::{self, Write},
     os::{
@@ -17,10 +18,11 @@ use std::{
 };
 
 use super::{
+    confine::confine,
     crash::{self, Point},
     files,
     process::ProcessId,
-    spec::ProcessSpec,
+    spec::{ProcessSpec, look_up},
     state::{DATA, LOCK, LOG, PROCESS, SPEC},
 };
 
@@ -33,6 +35,8 @@ pub(super) const REFUSED: u8 = b'E';
 
 /// Exit code of a launcher that could not start its node.
 const EXIT_REFUSED: i32 = 126;
+/// Exit code of a launcher that found no command, as of a shell.
+const EXIT_NOT_FOUND: i32 = 127;
 
 /// How often a launcher looks whether the one that holds the lock has recorded itself, which takes it a few
 /// milliseconds.
@@ -113,20 +117,10 @@ fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error
     let mut command = Command::new(&spec.program);
     command
         .args(&spec.arguments)
-        .env_clear()
-        .envs(&spec.environment)
-        .current_dir(
-            spec.working_directory
-                .as_deref()
-                .unwrap_or(&directory.join(DATA)),
-        )
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(stderr);
-    if let Some(user) = &spec.user {
-        command.uid(user.uid).gid(user.gid);
-    }
-    let error = command.exec();
+    let error = become_command(&mut command, directory, spec);
     match &spec.user {
         Some(user) if error.kind() == io::ErrorKind::PermissionDenied => io::Error::other(format!(
             "{error}: user {} must be able to enter {} and all directories above it",
@@ -135,6 +129,59 @@ fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error
         )),
         _ => error,
     }
+}
+
+/// What the hidden subcommand `launch NODE_DIRECTORY PROGRAM ARGUMENT…` does: becomes a command beside the process of a
+/// node. Its environment comes from the node, not from this process, whose loader it would reach with the privileges of
+/// the platform. Returns, with the exit code, only if it does not become the command.
+pub fn command_main(directory: &Path, program: &OsStr, arguments: &[OsString]) -> i32 {
+    let spec = files::read_json::<ProcessSpec>(&directory.join(SPEC));
+    let mut path = None;
+    let error = match spec {
+        Ok(Some(spec)) => {
+            path = spec.environment.get("PATH").map(OsString::from);
+            let mut command = Command::new(program);
+            command.args(arguments);
+            become_command(&mut command, directory, &spec)
+        }
+        Ok(None) => io::Error::other("the node is being removed"),
+        Err(error) => error,
+    };
+    let mut said = io::stderr();
+    // Nobody may be listening any more.
+    if error.kind() == io::ErrorKind::NotFound || is_nowhere(program, path) {
+        let _ = writeln!(said, "{}: not found", program.display());
+        return EXIT_NOT_FOUND;
+    }
+    let _ = writeln!(said, "{}: {error}", program.display());
+    EXIT_REFUSED
+}
+
+/// Whether a name is on no part of a path. Of parts that its user may not enter, the system says that it is forbidden.
+fn is_nowhere(program: &OsStr, path: Option<OsString>) -> bool {
+    let program = program.to_string_lossy();
+    !program.contains('/') && look_up(&program, path).is_none()
+}
+
+/// As the user of a node, in its environment and directory. Returns only with an error.
+fn become_command(command: &mut Command, directory: &Path, spec: &ProcessSpec) -> io::Error {
+    let data = directory.join(DATA);
+    command
+        .env_clear()
+        .envs(&spec.environment)
+        .current_dir(spec.working_directory.as_deref().unwrap_or(&data));
+    match spec.user {
+        Some(user) if spec.confined => {
+            if let Err(error) = confine(command, user) {
+                return error;
+            }
+        }
+        Some(user) => {
+            command.uid(user.uid).gid(user.gid);
+        }
+        None => {}
+    }
+    command.exec()
 }
 
 fn write(to: &OwnedFd, bytes: &[u8]) -> io::Result<()> {

@@ -21,7 +21,7 @@ use super::{
     peers,
     place::{self, Wish},
     ports::{self, PortNumbers},
-    spec::{self, ProcessFile, Site},
+    spec::{self, ProcessFile, Site, User},
     state::{DATA, PEERS, Record, Volume},
 };
 use drover_platform::{
@@ -100,7 +100,10 @@ impl LocalDriver {
             storage.as_deref(),
         );
         let rendered = self.render(batch, slot, &site).await;
-        let process = rendered.map_err(Failure::not_begun)?;
+        let mut process = rendered.map_err(Failure::not_begun)?;
+        if let Some(own) = self.user(&identity).await? {
+            process.spec.confine(own, &site.data);
+        }
         promise.add_ports(&process.ports, &numbers)?;
         let record = Record {
             node_id: node_id.clone(),
@@ -146,6 +149,17 @@ impl LocalDriver {
         promise.keep();
         self.adopt(Arc::clone(&node));
         Ok(Some(node))
+    }
+
+    /// The user of a cluster, if it has one of its own.
+    async fn user(&self, identity: &Identity) -> Result<Option<User>> {
+        let (tenancy, identity) = (Arc::clone(&self.shared.tenancy), identity.clone());
+        blocking(move || tenancy.user(&identity))
+            .await
+            .map_err(|error| {
+                // As another one it would reach what is not its own, or not its own data.
+                Error::unavailable(format!("the cluster cannot be given a user: {error}"))
+            })
     }
 
     /// Key of the storage that the next node of a place gets.

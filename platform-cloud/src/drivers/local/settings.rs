@@ -11,6 +11,7 @@ use std::{
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{Capability, FailureDomain, Limits};
 use drover_templates::{EmbeddedFile, stores};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{Shared, make::text, place};
@@ -47,11 +48,32 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
 /// Ports for nodes, unless the settings say otherwise: below those that Linux hands out for outgoing connections.
 const PORTS: (u16, u16) = (20_000, 29_999);
 
+/// Users for clusters, unless the settings say otherwise: above accounts, and above what is usually set aside for those of
+/// containers.
+pub const USERS: (u32, u32) = (700_000, 765_535);
+
+/// Lowest user that a cluster may have: below are those of the system.
+const LOWEST_USER: u32 = 1000;
+
 /// Time that a node has to stop, unless the settings or the call say otherwise.
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Most slots in one request.
 const MAX_BATCH: u32 = 100;
+
+/// Whether the nodes of each cluster run as a user of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// Where it is possible: as root, with a state directory and a program that other users may enter. Otherwise the
+    /// platform warns.
+    #[default]
+    Auto,
+    /// Otherwise the platform does not start.
+    Required,
+    /// They run as the platform does.
+    None,
+}
 
 /// How the local platform works.
 #[derive(Clone, Debug)]
@@ -73,6 +95,10 @@ pub struct Settings {
     /// Names of failure domains over which nodes are spread, to try out what cannot be had on one machine. Each is a
     /// `zone`. Default: none.
     pub failure_domains: Vec<String>,
+    /// Whether each cluster has a user of its own. Default: where that is possible.
+    pub isolation: Isolation,
+    /// First and last of these users. Default: 700000 to 765535.
+    pub user_range: (u32, u32),
     /// Time that a node has to stop when a call does not say. Default: 10 s.
     pub grace_period: Duration,
 }
@@ -98,6 +124,8 @@ impl Settings {
             port_range: PORTS,
             max_nodes: None,
             failure_domains: Vec::new(),
+            isolation: Isolation::default(),
+            user_range: USERS,
             grace_period: GRACE_PERIOD,
         })
     }
@@ -108,6 +136,17 @@ impl Settings {
             return Err(Error::invalid(
                 "port_range",
                 "expected a first port from 1 and a last one that is not smaller",
+            ));
+        }
+        if self.user_range.0 < LOWEST_USER
+            || self.users().is_empty()
+            || self.user_range.1 == u32::MAX
+        {
+            return Err(Error::invalid(
+                "local.user_range",
+                format!(
+                    "expected a first user from {LOWEST_USER} and a last one that is not smaller"
+                ),
             ));
         }
         if !self.host.is_loopback() && !self.insecure {
@@ -142,6 +181,10 @@ impl Settings {
             .unwrap_or_else(|| self.host.to_string())
     }
 
+    pub(super) fn users(&self) -> RangeInclusive<u32> {
+        self.user_range.0..=self.user_range.1
+    }
+
     pub(super) fn ports(&self) -> RangeInclusive<u16> {
         self.port_range.0..=self.port_range.1
     }
@@ -161,6 +204,7 @@ impl Shared {
             settings,
             state,
             host_name,
+            tenancy,
             ..
         } = self;
         let domains = &settings.failure_domains;
@@ -223,6 +267,7 @@ impl Shared {
                 },
             }))),
             properties_example: Some(Arc::new(json!({"env": {"TZ": "Europe/Berlin"}}))),
+            warnings: tenancy.warning().into_iter().collect(),
             ..Description::default()
         }
     }

@@ -115,6 +115,28 @@ pub(super) struct ProcessSpec {
     pub(super) working_directory: Option<PathBuf>,
     /// `None`: that of the platform.
     pub(super) user: Option<User>,
+    /// Whether it runs without any privilege beside its user. Absent for nodes from before there were users of clusters.
+    #[serde(default)]
+    pub(super) confined: bool,
+}
+
+/// Variables of the platform's own environment that mean its own user.
+const OF_USER: [&str; 3] = ["USER", "LOGNAME", "TMPDIR"];
+
+impl ProcessSpec {
+    /// Has it run as the user of its cluster, unless its template names one.
+    pub(super) fn confine(&mut self, own: User, home: &Path) {
+        self.user.get_or_insert(own);
+        self.confined = true;
+        let inherited = |name: &str, value: &String| env::var(name).as_ref() == Ok(value);
+        self.environment
+            .retain(|name, value| !OF_USER.contains(&&**name) || !inherited(name, value));
+        if let Some(value) = self.environment.get_mut("HOME")
+            && inherited("HOME", value)
+        {
+            *value = home.display().to_string();
+        }
+    }
 }
 
 /// A user and its group.
@@ -264,6 +286,7 @@ impl ProcessFile {
             environment,
             working_directory,
             user,
+            confined: false,
         };
         Ok(Process {
             spec,
@@ -401,7 +424,7 @@ fn find(command: &str, path: Option<OsString>) -> Result<PathBuf> {
         .ok_or_else(|| missing("install it, or start the platform with a PATH that has it"))
 }
 
-fn look_up(command: &str, path: Option<OsString>) -> Option<PathBuf> {
+pub(super) fn look_up(command: &str, path: Option<OsString>) -> Option<PathBuf> {
     env::split_paths(&path.unwrap_or_default())
         .filter(|directory| directory.is_absolute())
         .map(|directory| directory.join(command))

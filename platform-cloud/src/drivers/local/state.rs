@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! uuid                     identity of the directory
+//! users.json               which cluster runs as which user
 //! lock                     held by the platform that uses it; holds its process id
 //! nodes/NODE_ID/
 //!   node.json              identity, ports, place: everything that Discover shows
@@ -24,7 +25,7 @@ use std::{
     net::IpAddr,
     os::{
         fd::OwnedFd,
-        unix::fs::{DirBuilderExt, chown},
+        unix::fs::{DirBuilderExt, PermissionsExt, chown},
     },
     path::{Path, PathBuf},
     thread,
@@ -37,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::{
-    files,
+    files, give,
     process::ProcessId,
     spec::{File, ProcessSpec, User},
 };
@@ -377,6 +378,11 @@ impl StateDir {
         fs::DirBuilder::new()
             .mode(0o711)
             .create(&prepared.temporary)?;
+        if let Some(user) = spec.user.filter(|_| spec.confined) {
+            // Nobody else enters, not even to look whether something is there.
+            chown(&prepared.temporary, None, Some(user.gid))?;
+            fs::set_permissions(&prepared.temporary, fs::Permissions::from_mode(0o710))?;
+        }
         let data = prepared.temporary.join(DATA);
         make_owned(&data, spec.user)?;
         for file in content {
@@ -405,6 +411,9 @@ impl StateDir {
                 prepared.new_storage = Some(storage.clone());
                 make_owned(&storage, spec.user)?;
                 files::sync_parent(&storage)?;
+            } else if let Some(user) = spec.user.filter(|_| spec.confined) {
+                // Of a node from before, or of another owner that it was adopted from.
+                give::tree(&storage, user)?;
             }
         }
         files::write_new(

@@ -379,6 +379,7 @@ pub(super) fn is_ip(text: &str) -> bool {
 pub(super) fn schema() -> Value {
     let word =
         |description: &str| json!({ "type": "string", "minLength": 1, "description": description });
+    let size = |description: &str| json!({ "type": "string", "minLength": 1, "description": description, "x-drover-node-class": true });
     let words = |description: &str| json!({ "type": "array", "items": { "type": "string", "minLength": 1 }, "description": description });
     let mut properties = Map::new();
     let mut add = |name: &str, schema: Value| properties.insert(name.to_owned(), schema);
@@ -390,13 +391,13 @@ pub(super) fn schema() -> Value {
     );
     add(
         "size",
-        word("Size of the machine, where nodeClass does not say it."),
+        size("Size of the machine, where nodeClass does not say it."),
     );
-    add("instanceType", word("The same as size."));
+    add("instanceType", size("The same as size."));
     add(
         "memory",
         json!({
-            "type": "number", "exclusiveMinimum": 0,
+            "x-drover-node-class": true, "type": "number", "exclusiveMinimum": 0,
             "description": "Memory in GiB: the smallest size that has it, where nothing else says the size.",
         }),
     );

@@ -44,6 +44,14 @@ impl World {
         world
     }
 
+    pub(super) fn with_policy(self, policy: &str) -> Self {
+        let policy: drover_platform::PolicySettings = serde_json::from_str(policy).unwrap();
+        Self {
+            server: self.server.with_policy(policy.read().unwrap()),
+            ..self
+        }
+    }
+
     pub(super) fn client(&self) -> PlatformServiceClient<Channel> {
         PlatformServiceClient::new(drover_client::in_process(self.server.routes()))
     }

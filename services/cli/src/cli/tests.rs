@@ -110,7 +110,7 @@ fn the_hidden_commands_keep_their_own_flags() {
         ("web-0-abcde", "1.2")
     );
     assert!(
-        matches!(command("drover launch /x/y"), Command::Launch { directory } if directory.as_os_str() == "/x/y")
+        matches!(command("drover launch /x/y"), Command::Launch { directory, command } if command.is_empty() && directory.as_os_str() == "/x/y")
     );
 }
 

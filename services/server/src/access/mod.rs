@@ -15,6 +15,7 @@ mod deny;
 mod file;
 mod oidc;
 mod permissions;
+mod place;
 mod policy;
 
 use std::{
@@ -37,6 +38,7 @@ pub(crate) use self::{
 };
 pub use self::{
     permissions::{Permission, Role, permission},
+    place::{Part, Place, Refusal},
     policy::{AccessError, Grant},
 };
 use crate::ServerSettings;

@@ -1,0 +1,195 @@
+//! Where and as what the nodes of a document would be, and whether the caller may have them there.
+//!
+//! What is there already stays allowed: whoever may change a cluster may scale, restart and edit groups that somebody
+//! with more rights has placed. A choice whose platform, class or properties are other ones than before is a new one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use drover_convert::value::object;
+use drover_core::{
+    Error, Reason, Result,
+    error::Violation,
+    spec::{Choice, Object},
+};
+use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
+use drover_server::access::{Part, Permission, Place};
+use prost::Message;
+use prost_types::value::Kind;
+
+use super::{Api, check::Origin};
+use crate::{
+    cluster::{Cluster, Resolved},
+    shared::Registered,
+};
+
+/// The property that names a namespace, where a platform has any.
+const NAMESPACE: &str = "namespace";
+/// By this keyword of its schema a platform says that a property chooses what a node class chooses.
+const SIZE_KEYWORD: &str = "x-drover-node-class";
+
+/// What the schema of a platform says of its properties.
+#[derive(Default)]
+struct Properties {
+    namespaced: bool,
+    sizes: Vec<String>,
+}
+
+impl Properties {
+    /// Of a platform. Of one that has never answered nothing is known, so its nodes may well be in a namespace.
+    fn of(registered: Option<&Arc<Registered>>) -> Self {
+        let Some(registered) = registered else {
+            return Self::default();
+        };
+        let Some(handshake) = registered.platform.handshake() else {
+            return Self {
+                namespaced: true,
+                ..Self::default()
+            };
+        };
+        let schema = handshake.properties_schema.as_ref();
+        let Some(Kind::StructValue(properties)) = schema
+            .and_then(|schema| schema.fields.get("properties"))
+            .and_then(|properties| properties.kind.as_ref())
+        else {
+            return Self::default();
+        };
+        let chooses_size = |property: &prost_types::Value| match &property.kind {
+            Some(Kind::StructValue(property)) => property
+                .fields
+                .get(SIZE_KEYWORD)
+                .is_some_and(|said| said.kind == Some(Kind::BoolValue(true))),
+            _ => false,
+        };
+        Self {
+            namespaced: properties.fields.contains_key(NAMESPACE),
+            sizes: properties
+                .fields
+                .iter()
+                .filter(|(_, property)| chooses_size(property))
+                .map(|(name, _)| name.clone())
+                .collect(),
+        }
+    }
+}
+
+impl Api {
+    /// Refuses what the document would place where, or as what, the caller may not have it.
+    ///
+    /// # Errors
+    /// `PermissionDenied` with the fields.
+    pub(super) fn check_places(
+        &self,
+        document: &pb::Cluster,
+        spec: &pb::ClusterSpec,
+        resolved: &Resolved,
+        cluster: Option<&Arc<Cluster>>,
+        validate_only: bool,
+    ) -> Result<()> {
+        let permission = if validate_only {
+            Permission::Read
+        } else {
+            Permission::Change
+        };
+        let before = cluster.map(|cluster| cluster.inner.lock().spec.clone());
+        let before = before.as_deref();
+        let refusals = |platform: &str, class: Option<&str>, properties: &Object| {
+            let known = Properties::of(self.shared.platform(platform).as_ref());
+            let place = Place {
+                platform,
+                node_class: class,
+                properties,
+                namespaced: known.namespaced,
+                sizes: &known.sizes,
+            };
+            self.caller
+                .refusals(permission, &document.name, &document.labels, &place)
+        };
+        let mut wrong = BTreeSet::new();
+        for group in &resolved.groups {
+            let origin = Origin::of(spec, &group.field);
+            for (index, choice) in group.choices.iter().enumerate() {
+                if before.is_some_and(|before| is_placed(before, &group.path, choice)) {
+                    continue;
+                }
+                for one in refusals(&choice.platform, Some(&choice.class), &choice.properties) {
+                    let field = match &one.part {
+                        Part::Platform => origin.choice(index),
+                        Part::NodeClass => origin.node_class(index),
+                        Part::Property(property) => origin.property(index, property),
+                    };
+                    wrong.insert((field, one.why));
+                }
+            }
+        }
+        for (index, wanted) in resolved.infrastructure.iter().enumerate() {
+            if before.is_some_and(|before| before.infrastructure.contains(wanted)) {
+                continue;
+            }
+            let body = wire::InfrastructureSpec::decode(&*wanted.body)
+                .map_err(|_| Error::internal("an encoded spec cannot be read"))?;
+            let at = format!("spec.infrastructure[{index}]");
+            let properties = body.properties.as_ref();
+            let properties = properties.map(|it| object(&format!("{at}.properties"), it));
+            let properties = properties.transpose()?.unwrap_or_default();
+            let class = body.firewall.as_ref().map(|it| it.node_class.as_str());
+            for one in refusals(&wanted.platform, class, &properties) {
+                let field = match &one.part {
+                    Part::Platform => format!("{at}.platform"),
+                    Part::NodeClass => format!("{at}.firewall.node_class"),
+                    Part::Property(property) => format!("{at}.properties.{property}"),
+                };
+                wrong.insert((field, one.why));
+            }
+        }
+        denied(&document.name, wrong)
+    }
+
+    /// A platform to look at. Errors: `NotFound`, also if no grant of the caller names it.
+    pub(super) fn find_platform(&self, name: &str) -> Result<Arc<Registered>> {
+        if !self.caller.sees_platform(name) {
+            return Err(Error::not_found("platform", name));
+        }
+        self.shared.require_platform(name)
+    }
+
+    /// Whether the caller may change what a cluster has on a platform. Errors: `PermissionDenied`.
+    pub(super) fn may_change_on(
+        &self,
+        platform: &str,
+        cluster: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> Result<()> {
+        if self.caller.changes_on(platform, cluster, labels) {
+            return Ok(());
+        }
+        let why = format!("platform {platform:?} is outside of what the caller may use");
+        denied(cluster, BTreeSet::from([("platform".to_owned(), why)]))
+    }
+}
+
+/// Whether a group has nodes by a choice like this one already.
+fn is_placed(before: &Resolved, path: &str, choice: &Choice) -> bool {
+    let group = before.groups.iter().find(|group| *group.path == *path);
+    let same = |old: &Choice| {
+        (&old.platform, &old.class, &old.properties)
+            == (&choice.platform, &choice.class, &choice.properties)
+    };
+    group.is_some_and(|group| group.choices.iter().any(same))
+}
+
+fn denied(cluster: &str, wrong: BTreeSet<(String, String)>) -> Result<()> {
+    let Some((field, why)) = wrong.first() else {
+        return Ok(());
+    };
+    let message = format!("{field}: {why}");
+    let error = Error::new(Reason::PermissionDenied, message).with_resource("cluster", cluster);
+    let wrong = wrong
+        .into_iter()
+        .map(|(field, description)| Violation { field, description });
+    Err(wrong.fold(error, |error, one| {
+        error.with_violation(one.field, one.description)
+    }))
+}

@@ -1,0 +1,266 @@
+//! Who the nodes of a cluster run as: a user of its own, if the platform is root.
+//!
+//! Users are numbers of a range that no account of the machine has. Which cluster has which is written down before
+//! anything is made under it. One is given again only when all others were, and when nothing of its cluster exists: no
+//! directory of a node, no storage, no process.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    ops::RangeInclusive,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use drover_core::{Error, Reason, Result};
+use drover_platform::identity::Identity;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    files,
+    settings::{Isolation, Settings},
+    spec::User,
+    state::{DATA, StateDir},
+};
+
+/// Which cluster has which user.
+const USERS: &str = "users.json";
+
+/// How clusters are kept from each other.
+pub(super) enum Tenancy {
+    /// Each has a user.
+    Separate(Users),
+    /// They share one, and why.
+    Shared(String),
+}
+
+impl Tenancy {
+    /// As the settings say, and as this machine lets it.
+    ///
+    /// # Errors
+    /// `Precondition` if it is required and not possible, or if the users cannot be read.
+    pub(super) fn open(settings: &Settings, state: &StateDir) -> Result<Self> {
+        if settings.isolation == Isolation::None {
+            return Ok(Self::Shared("local.isolation is none".to_owned()));
+        }
+        let obstacle = match obstacle(state.root(), &settings.launcher) {
+            Ok(obstacle) => obstacle,
+            Err(error) => Some(error.to_string()),
+        };
+        match obstacle {
+            None => Users::open(state, settings.users())
+                .map(Self::Separate)
+                .map_err(|error| {
+                    let path = state.root().join(USERS);
+                    Error::new(Reason::Precondition, format!("{}: {error}", path.display()))
+                }),
+            Some(why) if settings.isolation == Isolation::Required => Err(Error::new(
+                Reason::Precondition,
+                format!("local.isolation is required, and clusters would share one user: {why}"),
+            )),
+            Some(why) => Ok(Self::Shared(why)),
+        }
+    }
+
+    /// What who looks at the platform is told.
+    pub(super) fn warning(&self) -> Option<String> {
+        match self {
+            Self::Separate(_) => None,
+            Self::Shared(why) => Some(format!(
+                "clusters share one user, so whoever runs something in a node of one reaches the files and processes of \
+                 all: {why}"
+            )),
+        }
+    }
+
+    /// The user of a cluster. `None`: it has none of its own. Blocks while it is written down.
+    pub(super) fn user(&self, identity: &Identity) -> io::Result<Option<User>> {
+        match self {
+            Self::Shared(_) => Ok(None),
+            Self::Separate(users) => users.of(identity).map(Some),
+        }
+    }
+}
+
+/// Why clusters cannot have users of their own.
+fn obstacle(state: &Path, launcher: &Path) -> io::Result<Option<String>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Some("the platform does not run as root".to_owned()));
+    }
+    for (path, what) in [
+        (state, "its state directory"),
+        (launcher, "the program that starts nodes"),
+    ] {
+        let path = fs::canonicalize(path)?;
+        // The kernel asks each of them.
+        for part in path.ancestors() {
+            if fs::metadata(part)?.permissions().mode() & 0o001 == 0 {
+                return Ok(Some(format!(
+                    "{what} is below {}, which other users may not enter",
+                    part.display()
+                )));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Users by cluster.
+pub(super) struct Users {
+    root: PathBuf,
+    range: RangeInclusive<u32>,
+    assigned: Mutex<Assigned>,
+}
+
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Assigned {
+    /// By owner and id of the cluster.
+    users: BTreeMap<String, u32>,
+    /// The last one that was given. 0: none was.
+    last: u32,
+}
+
+impl Users {
+    fn open(state: &StateDir, range: RangeInclusive<u32>) -> io::Result<Self> {
+        let root = state.root().to_owned();
+        let assigned = files::read_json(&root.join(USERS))?.unwrap_or_default();
+        // Names in them tell of other clusters.
+        for directory in ["nodes", "storage", "volumes"] {
+            fs::set_permissions(root.join(directory), fs::Permissions::from_mode(0o711))?;
+        }
+        Ok(Self {
+            root,
+            range,
+            assigned: Mutex::new(assigned),
+        })
+    }
+
+    fn of(&self, identity: &Identity) -> io::Result<User> {
+        let cluster = format!("{}/{}", identity.owner, identity.cluster_id);
+        let mut assigned = self.assigned.lock();
+        let uid = match assigned.users.get(&cluster) {
+            Some(uid) => *uid,
+            None => {
+                let mut next = assigned.clone();
+                let uid = self.choose(&mut next)?;
+                next.users.insert(cluster, uid);
+                next.last = uid;
+                // Durable before anything is made under it.
+                files::replace(&self.root.join(USERS), &files::to_json(&next)?, 0o600)?;
+                *assigned = next;
+                uid
+            }
+        };
+        Ok(User { uid, gid: uid })
+    }
+
+    /// The next user that nobody has. When all were given, those of which nothing exists are free again.
+    fn choose(&self, assigned: &mut Assigned) -> io::Result<u32> {
+        let used = self.used()?;
+        let free = |taken: &BTreeMap<String, u32>| {
+            let taken: BTreeSet<u32> = taken.values().copied().collect();
+            let (first, last) = (*self.range.start(), *self.range.end());
+            let after = match assigned.last {
+                given if (first..last).contains(&given) => given + 1,
+                _ => first,
+            };
+            let mut order = (after..=last).chain(first..after);
+            order.find(|uid| !taken.contains(uid) && !used.contains(uid))
+        };
+        if let Some(uid) = free(&assigned.users) {
+            return Ok(uid);
+        }
+        let mut kept = assigned.users.clone();
+        kept.retain(|_, uid| used.contains(uid));
+        let found = free(&kept);
+        assigned.users = kept;
+        found.ok_or_else(|| {
+            io::Error::other(format!(
+                "all users from {} to {} are in use; local.user_range has more",
+                self.range.start(),
+                self.range.end()
+            ))
+        })
+    }
+
+    /// Users of which something exists, whoever it was given to.
+    fn used(&self) -> io::Result<BTreeSet<u32>> {
+        let mut used = BTreeSet::new();
+        let mut add = |path: &Path| match fs::symlink_metadata(path) {
+            Ok(meta) => {
+                used.insert(meta.uid());
+                Ok(())
+            }
+            // It went while it was looked at.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        };
+        for entry in fs::read_dir(self.root.join("nodes"))? {
+            add(&entry?.path().join(DATA))?;
+        }
+        for entry in fs::read_dir(self.root.join("storage"))? {
+            add(&entry?.path())?;
+        }
+        for entry in fs::read_dir("/proc")? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes()[0].is_ascii_digit() {
+                // What cannot be read any more is on its way out.
+                let _ = add(&entry.path());
+            }
+        }
+        Ok(used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(owner: &str, cluster: &str) -> Identity {
+        Identity {
+            owner: owner.to_owned(),
+            cluster_id: cluster.to_owned(),
+            ..Identity::default()
+        }
+    }
+
+    fn users(root: &Path, range: RangeInclusive<u32>) -> Users {
+        let state = StateDir::open(root).unwrap();
+        let users = Users::open(&state, range).unwrap();
+        state.release();
+        users
+    }
+
+    #[test]
+    fn a_cluster_keeps_its_user_over_starts_and_another_owner_of_the_name_has_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let before = users(directory.path(), 700_000..=700_009);
+        let first = before.of(&identity("a", "orders")).unwrap();
+        let second = before.of(&identity("b", "orders")).unwrap();
+        assert_ne!(first, second);
+        let after = users(directory.path(), 700_000..=700_009);
+        assert_eq!(after.of(&identity("a", "orders")).unwrap(), first);
+        assert_eq!(after.of(&identity("b", "orders")).unwrap(), second);
+        assert_ne!(after.of(&identity("c", "orders")).unwrap(), second);
+    }
+
+    #[test]
+    fn a_user_is_given_again_only_when_all_were_and_nothing_of_its_cluster_exists() {
+        let directory = tempfile::tempdir().unwrap();
+        let users = users(directory.path(), 4_100_000_000..=4_100_000_001);
+        let uid = |cluster: &str| users.of(&identity("a", cluster)).unwrap().uid;
+        assert_eq!(uid("one"), 4_100_000_000);
+        assert_eq!(uid("two"), 4_100_000_001);
+        assert_eq!(uid("three"), 4_100_000_000);
+    }
+
+    #[test]
+    fn a_user_that_something_runs_as_is_not_given_to_a_cluster() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = rustix::process::getuid().as_raw();
+        let users = users(directory.path(), own..=own);
+        let error = users.of(&identity("a", "one")).unwrap_err();
+        assert!(error.to_string().contains("local.user_range"), "{error}");
+    }
+}

@@ -1,0 +1,390 @@
+//! Where and as what a grant lets nodes be: on which platforms, in which namespaces, of which classes, with which
+//! properties. One grant has to allow all of a place; two that allow a half each allow nothing.
+
+use std::collections::BTreeMap;
+
+use drover_core::{
+    allow::{AllowList, describe, matches},
+    spec::Object,
+};
+use serde_json::Value;
+
+use super::{Caller, Grant, Permission};
+
+/// The property by which platforms are told a namespace.
+const NAMESPACE: &str = "namespace";
+
+/// What a binding of an access file says of places.
+pub(super) struct LimitsFile {
+    pub(super) platforms: Vec<String>,
+    pub(super) namespaces: Vec<String>,
+    pub(super) node_classes: Vec<String>,
+    pub(super) properties: BTreeMap<String, Vec<Value>>,
+}
+
+/// Where and as what nodes may be. What is empty says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Limits {
+    platforms: Vec<String>,
+    namespaces: Vec<String>,
+    node_classes: Vec<String>,
+    properties: AllowList,
+}
+
+/// Where, and as what, nodes are to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Name of the platform.
+    pub platform: &'a str,
+    /// Class of the nodes, empty for the platform's default. None: it is no node, and has none.
+    pub node_class: Option<&'a str>,
+    /// For the platform, merged.
+    pub properties: &'a Object,
+    /// Whether what is on the platform is in a namespace.
+    pub namespaced: bool,
+    /// Names of the properties that choose what a class chooses.
+    pub sizes: &'a [String],
+}
+
+/// A part of a place.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The platform.
+    Platform,
+    /// The class of the nodes.
+    NodeClass,
+    /// A property (`securityGroups[1]`).
+    Property(String),
+}
+
+/// What of a place is not allowed, and why.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Refusal {
+    /// What.
+    pub part: Part,
+    /// Why, to stand behind the name of its field.
+    pub why: String,
+}
+
+impl LimitsFile {
+    pub(super) fn read(self) -> Result<Limits, String> {
+        for (name, patterns) in [
+            ("platforms", &self.platforms),
+            ("namespaces", &self.namespaces),
+            ("node_classes", &self.node_classes),
+        ] {
+            if patterns.iter().any(String::is_empty) {
+                return Err(format!("{name}: a pattern is empty"));
+            }
+        }
+        Ok(Limits {
+            platforms: self.platforms,
+            namespaces: self.namespaces,
+            node_classes: self.node_classes,
+            properties: AllowList::new(self.properties)
+                .map_err(|(property, why)| format!("properties.{property}: {why}"))?,
+        })
+    }
+}
+
+impl Limits {
+    pub(super) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn names(&self, platform: &str) -> bool {
+        self.platforms.is_empty() || any(&self.platforms, platform)
+    }
+
+    fn refusals(&self, place: &Place<'_>) -> Vec<Refusal> {
+        if !self.names(place.platform) {
+            let why = format!(
+                "platform {:?} is outside of what the caller may use",
+                place.platform
+            );
+            let part = Part::Platform;
+            return vec![Refusal { part, why }];
+        }
+        let mut refused: Vec<Refusal> = self.class(place).into_iter().collect();
+        refused.extend(self.namespace(place));
+        let properties = self.properties.refusals(place.properties);
+        refused.extend(properties.into_iter().map(|(property, why)| Refusal {
+            part: Part::Property(property),
+            why: format!("{why} for the caller"),
+        }));
+        refused.sort();
+        refused.dedup_by(|a, b| a.part == b.part);
+        refused
+    }
+
+    fn class(&self, place: &Place<'_>) -> Option<Refusal> {
+        let class = place.node_class.filter(|_| !self.node_classes.is_empty())?;
+        let why = || format!("{} for the caller", allowed(&self.node_classes));
+        let mut chosen = !class.is_empty();
+        for property in place.sizes {
+            match place.properties.get(property) {
+                None | Some(Value::Null) => {}
+                Some(Value::String(name)) if any(&self.node_classes, name) => chosen = true,
+                Some(_) => {
+                    let part = Part::Property(property.clone());
+                    return Some(Refusal { part, why: why() });
+                }
+            }
+        }
+        let fits = if class.is_empty() && chosen {
+            true
+        } else {
+            any(&self.node_classes, class)
+        };
+        let part = Part::NodeClass;
+        (!fits).then(|| Refusal { part, why: why() })
+    }
+
+    fn namespace(&self, place: &Place<'_>) -> Option<Refusal> {
+        if self.namespaces.is_empty() {
+            return None;
+        }
+        let fits = match place.properties.get(NAMESPACE) {
+            // Which one the platform would take is its own affair.
+            None | Some(Value::Null) => !place.namespaced,
+            Some(Value::String(name)) => any(&self.namespaces, name),
+            Some(_) => false,
+        };
+        let part = Part::Property(NAMESPACE.to_owned());
+        let why = format!("{} for the caller", allowed(&self.namespaces));
+        (!fits).then_some(Refusal { part, why })
+    }
+}
+
+fn any(patterns: &[String], text: &str) -> bool {
+    patterns.iter().any(|pattern| matches(pattern, text))
+}
+
+fn allowed(patterns: &[String]) -> String {
+    let patterns: Vec<Value> = patterns.iter().cloned().map(Value::String).collect();
+    describe(&patterns)
+}
+
+impl Caller {
+    /// Why a cluster of this name and with these labels may not have nodes at a place. Empty: it may.
+    ///
+    /// `Permission::Read` asks whether it may be planned, `Permission::Change` whether it may be done.
+    #[must_use]
+    pub fn refusals(
+        &self,
+        permission: Permission,
+        cluster: &str,
+        labels: &BTreeMap<String, String>,
+        place: &Place<'_>,
+    ) -> Vec<Refusal> {
+        let Some(grants) = &self.grants else {
+            return Vec::new();
+        };
+        let refusals = covering(grants, permission, cluster, Some(labels))
+            .map(|grant| grant.limits.refusals(place));
+        // The one that is nearest to allowing it says what is missing.
+        let platform = |one: &Vec<Refusal>| one.iter().any(|it| it.part == Part::Platform);
+        let nearest = refusals.min_by_key(|one| (platform(one), one.len()));
+        nearest.unwrap_or_else(|| {
+            let why = "is outside of what the caller may use".to_owned();
+            let part = Part::Platform;
+            vec![Refusal { part, why }]
+        })
+    }
+
+    /// Whether it may change what a cluster has on a platform. Labels: none if nobody knows them.
+    #[must_use]
+    pub fn changes_on(
+        &self,
+        platform: &str,
+        cluster: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            covering(grants, Permission::Change, cluster, labels)
+                .any(|grant| grant.limits.names(platform))
+        })
+    }
+
+    /// Whether it may change a cluster of which nobody knows where its nodes are, nor as what.
+    #[must_use]
+    pub fn changes_anywhere(&self, cluster: &str) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            covering(grants, Permission::Change, cluster, None).any(|grant| grant.limits.is_none())
+        })
+    }
+
+    /// Whether it sees a platform.
+    #[must_use]
+    pub fn sees_platform(&self, platform: &str) -> bool {
+        self.grants.as_ref().is_none_or(|grants| {
+            grants
+                .iter()
+                .any(|grant| grant.role.has(Permission::Read) && grant.limits.names(platform))
+        })
+    }
+}
+
+fn covering<'a>(
+    grants: &'a [Grant],
+    permission: Permission,
+    cluster: &'a str,
+    labels: Option<&'a BTreeMap<String, String>>,
+) -> impl Iterator<Item = &'a Grant> {
+    grants
+        .iter()
+        .filter(move |grant| grant.role.has(permission) && grant.covers(cluster, labels))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Role;
+
+    fn grant(limits: &str) -> Grant {
+        let file: serde_json::Value = serde_saphyr::from_str(limits).unwrap();
+        let list = |name: &str| serde_json::from_value(file[name].clone()).unwrap_or_default();
+        let limits = LimitsFile {
+            platforms: list("platforms"),
+            namespaces: list("namespaces"),
+            node_classes: list("node_classes"),
+            properties: serde_json::from_value(file["properties"].clone()).unwrap_or_default(),
+        };
+        let mut grant = Grant::whole(Role::Operator);
+        grant.limits = limits.read().unwrap();
+        grant
+    }
+
+    fn refused(grants: &[&str], platform: &str, class: &str, properties: Value) -> Vec<Part> {
+        let caller = Caller::new(grants.iter().map(|limits| grant(limits)).collect());
+        let Value::Object(properties) = properties else {
+            panic!("an object")
+        };
+        let place = Place {
+            platform,
+            node_class: Some(class),
+            properties: &properties,
+            namespaced: platform.starts_with("k8s"),
+            sizes: &["instanceType".to_owned(), "memory".to_owned()],
+        };
+        let refusals = caller.refusals(Permission::Change, "orders", &BTreeMap::new(), &place);
+        refusals.into_iter().map(|refusal| refusal.part).collect()
+    }
+
+    fn property(name: &str) -> Part {
+        Part::Property(name.to_owned())
+    }
+
+    #[test]
+    fn a_grant_without_limits_allows_every_place() {
+        assert!(refused(&["{}"], "k8s", "huge", json!({"namespace": "kube-system"})).is_empty());
+    }
+
+    #[test]
+    fn a_namespace_has_to_be_named_where_there_are_some() {
+        let grants = &["{namespaces: ['shop-*']}"];
+        for (platform, properties, fits) in [
+            ("k8s", json!({"namespace": "shop-a"}), true),
+            ("k8s", json!({"namespace": "bank"}), false),
+            ("k8s", json!({"namespace": null}), false),
+            ("k8s", json!({"namespace": ["shop-a"]}), false),
+            ("k8s", json!({}), false),
+            ("aws", json!({}), true),
+        ] {
+            let wrong = refused(grants, platform, "", properties.clone());
+            let wanted = if fits {
+                vec![]
+            } else {
+                vec![property("namespace")]
+            };
+            assert_eq!(wrong, wanted, "{platform} {properties}");
+        }
+    }
+
+    #[test]
+    fn a_class_is_neither_left_out_nor_chosen_by_a_property_instead() {
+        let grants = &["{node_classes: [small, 't3.*']}"];
+        for (class, properties, wanted) in [
+            ("small", json!({}), vec![]),
+            ("huge", json!({}), vec![Part::NodeClass]),
+            ("", json!({}), vec![Part::NodeClass]),
+            ("", json!({"instanceType": "t3.nano"}), vec![]),
+            (
+                "",
+                json!({"instanceType": "m7i.48xlarge"}),
+                vec![property("instanceType")],
+            ),
+            (
+                "small",
+                json!({"instanceType": "m7i.48xlarge"}),
+                vec![property("instanceType")],
+            ),
+            ("small", json!({"memory": 512}), vec![property("memory")]),
+        ] {
+            assert_eq!(
+                refused(grants, "aws", class, properties.clone()),
+                wanted,
+                "{class} {properties}"
+            );
+        }
+        assert!(refused(&["{node_classes: ['*']}"], "aws", "", json!({})).is_empty());
+    }
+
+    #[test]
+    fn one_grant_has_to_allow_all_of_a_place() {
+        let grants = &[
+            "{platforms: [dev]}",
+            "{platforms: [prod], node_classes: [small]}",
+        ];
+        assert!(refused(grants, "dev", "huge", json!({})).is_empty());
+        assert!(refused(grants, "prod", "small", json!({})).is_empty());
+        assert_eq!(
+            refused(grants, "prod", "huge", json!({})),
+            [Part::NodeClass]
+        );
+        assert_eq!(
+            refused(grants, "other", "small", json!({})),
+            [Part::Platform]
+        );
+    }
+
+    #[test]
+    fn properties_are_those_that_are_listed() {
+        let grants = &["{properties: {iamInstanceProfile: ['orders-*'], securityGroups: []}}"];
+        assert!(
+            refused(
+                grants,
+                "aws",
+                "",
+                json!({"iamInstanceProfile": "orders-db"})
+            )
+            .is_empty()
+        );
+        assert_eq!(
+            refused(
+                grants,
+                "aws",
+                "",
+                json!({"iamInstanceProfile": "admin", "securityGroups": ["a"]})
+            ),
+            [
+                property("iamInstanceProfile"),
+                property("securityGroups[0]")
+            ]
+        );
+    }
+
+    #[test]
+    fn a_platform_that_no_grant_names_is_not_seen_and_nothing_of_unknown_place_is_taken_over() {
+        let caller = |limits: &str| Caller::new([grant(limits)].into());
+        assert!(caller("{platforms: ['dev-*']}").sees_platform("dev-a"));
+        assert!(!caller("{platforms: ['dev-*']}").sees_platform("prod"));
+        assert!(!caller("{platforms: ['dev-*']}").sees_all());
+        assert!(!caller("{platforms: ['dev-*']}").changes_anywhere("orders"));
+        assert!(caller("{}").changes_anywhere("orders") && caller("{}").sees_all());
+        assert!(caller("{platforms: [dev]}").changes_on("dev", "orders", None));
+        assert!(!caller("{platforms: [dev]}").changes_on("prod", "orders", None));
+    }
+}
