@@ -292,6 +292,7 @@ async fn the_platform_runs_in_the_cluster_that_it_manages() {
         ca: Some(certs.join("ca.pem")),
         cert: Some(certs.join("orchestrator.pem")),
         key: Some(certs.join("orchestrator.key")),
+        ..PlatformTlsSettings::default()
     };
     let world = World::calling(tls).await;
     let name = format!("{NAME}.drover-system.svc");
