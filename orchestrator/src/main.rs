@@ -100,7 +100,7 @@ struct PlatformFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     ca: Option<PathBuf>,
     /// Lists of revoked certificates of platforms (CRL), PEM; read again when they change
-    #[arg(long = "platform-crl", value_name = "FILE")]
+    #[arg(id = "platform_crl", long = "platform-crl", value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     crl: Option<PathBuf>,
     /// Refuse a platform whose certificate does not say that it is one (spiffe://drover/platform/NAME)

@@ -10,7 +10,9 @@ use crate::root;
 
 /// Links that lead nowhere: file, line, target.
 pub(crate) fn broken() -> Vec<String> {
-    let mut pages = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
+    let mut pages = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+        .map(|page| root().join(page))
+        .to_vec();
     for folder in [
         "docs",
         "tests/emulators",
