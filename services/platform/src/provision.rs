@@ -189,10 +189,19 @@ impl Platform {
                 lifetime,
             );
             // A part of the request may exist already; then nothing is wrong with it as a whole.
-            if outcomes.is_empty() {
-                self.check(&batch).await?;
-            }
-            let mut made = self.driver.create(&batch).await.into_iter();
+            let checked = match outcomes.is_empty() {
+                true => self.check(&batch).await,
+                false => Ok(()),
+            };
+            let made = match checked {
+                Ok(()) => self.driver.create(&batch).await,
+                // Another caller may have come meanwhile, and is told nothing of that.
+                Err(error) if is_given_up(&error) => {
+                    missing.iter().map(|_| Outcome::NotStarted).collect()
+                }
+                Err(error) => return Err(error),
+            };
+            let mut made = made.into_iter();
             for index in missing {
                 let silent = || {
                     Outcome::Unknown(Error::internal("the driver did not say what became of it"))
@@ -277,6 +286,11 @@ impl Platform {
     }
 }
 
+/// Whether something was not rendered because nobody waited for it any more, so that nothing was begun.
+fn is_given_up(error: &Error) -> bool {
+    error.reason() == Reason::Cancelled
+}
+
 /// What became of a slot, in words that repeat nothing of secrets and user data: a backend may repeat what it was sent.
 fn clean(hidden: &Hidden, outcome: Outcome) -> Outcome {
     match outcome {
@@ -287,6 +301,7 @@ fn clean(hidden: &Hidden, outcome: Outcome) -> Outcome {
             Outcome::Made(node)
         }
         Outcome::Failed(error) => Outcome::Failed(hidden.error(error)),
+        Outcome::Unknown(error) if is_given_up(&error) => Outcome::NotStarted,
         Outcome::Unknown(error) => Outcome::Unknown(hidden.error(error)),
         Outcome::NotStarted => Outcome::NotStarted,
     }

@@ -13,16 +13,13 @@ use std::{
 use drover_simulation::random::{self, Summary};
 use parking_lot::Mutex;
 
-/// Seeds of each test: together with the release run of `simulate` in CONTRIBUTING.md, enough to find what was found before.
-const SEEDS: u64 = 125;
+/// The same ones in each run; `simulate` runs others, and forty times as many.
+const SEEDS: u64 = 500;
 const STEPS: usize = 200;
 
-/// Others than the last time, unless DROVER_SEED says which.
 fn first() -> u64 {
-    let given = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(|| fastrand::u64(..1 << 40))
+    let given = std::env::var("DROVER_SEED").ok();
+    given.and_then(|seed| seed.parse().ok()).unwrap_or(0)
 }
 
 /// Runs seeds, two at a time.
