@@ -472,7 +472,10 @@ fn is_of(meta: &Meta, identity: &Identity) -> bool {
 
 /// The outcome of a slot of which nothing was begun.
 fn ended(error: Error) -> Outcome {
-    if is_final(&error) {
+    if error.reason() == Reason::Cancelled {
+        // Nobody waited for it any more.
+        Outcome::NotStarted
+    } else if is_final(&error) {
         Outcome::Failed(error)
     } else {
         Outcome::Unknown(error)

@@ -283,11 +283,11 @@ impl Store {
     /// Removes a secret. `expected`: its present revision, `None` for any.
     pub async fn delete_secret(&self, name: &str, expected: Option<Revision>) -> Result<Revision> {
         let key: Key = Name::Secret(name.into()).into();
-        let keys = self.keys()?;
         for _ in 0..TRIES {
             let Some(present) = self.backend.get(&key).await? else {
                 return Err(Error::not_found("secret", name));
             };
+            let keys = self.keys()?;
             let expected = expected.unwrap_or(present.revision);
             let meta = self.present_meta().await?;
             let mut numbers = Numbers::of(keys, &meta.value)?;
