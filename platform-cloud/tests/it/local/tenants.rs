@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::{inside::exec, text};
 use crate::local_support::{
-    PROGRAM, World, adoption, pid, request, settings, stored, target, until,
+    World, adoption, pid, program_in, request, settings, stored, target, until,
 };
 
 fn is_root() -> bool {
@@ -306,21 +306,16 @@ async fn a_server_that_is_not_root_warns_that_clusters_share_its_user() {
     let state = directory.path().join("state");
     fs::create_dir(&state).unwrap();
     std::os::unix::fs::chown(&state, Some(65534), Some(65534)).unwrap();
+    let program = program_in(directory.path());
     let warning = async |dropped: bool| {
         let log = directory.path().join(format!("log-{dropped}"));
         let mut command = if dropped {
             let mut command = Command::new("setpriv");
-            command.args([
-                "--reuid",
-                "65534",
-                "--regid",
-                "65534",
-                "--clear-groups",
-                PROGRAM,
-            ]);
+            command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+            command.arg(&program);
             command
         } else {
-            Command::new(PROGRAM)
+            Command::new(&program)
         };
         let state = if dropped {
             state.clone()

@@ -311,8 +311,18 @@ impl Drop for World {
 
 pub(crate) fn settings(directory: &Path) -> Settings {
     let mut settings = Settings::new(state(directory)).unwrap();
-    settings.launcher = PathBuf::from(PROGRAM);
+    settings.launcher = program_in(directory);
     settings
+}
+
+/// The program in a place that users of nodes may enter if they may enter this directory: a target directory may be below
+/// somebody's home.
+pub(crate) fn program_in(directory: &Path) -> PathBuf {
+    let there = directory.join("drover-platform-cloud");
+    if !there.exists() && fs::hard_link(PROGRAM, &there).is_err() {
+        fs::copy(PROGRAM, &there).unwrap();
+    }
+    there
 }
 
 /// The state directory within a temporary one.

@@ -125,7 +125,7 @@ impl Run {
                 // What becomes of storage then is asked of another policy.
                 cluster.kept.clear();
             }
-            if let Some((volume, why)) = cluster
+            if let Some((volume, (_, why))) = cluster
                 .kept
                 .iter()
                 .find(|(volume, _)| !there.contains(volume))

@@ -58,8 +58,8 @@ pub(super) struct ClusterModel {
     pub(super) gone: BTreeSet<String>,
     /// Nodes that the operator named.
     pub(super) named: BTreeSet<NodeKey>,
-    /// Volumes that have to be there, with the reason.
-    pub(super) kept: BTreeMap<(usize, String), String>,
+    /// Volumes that have to be there: of which group, and why.
+    pub(super) kept: BTreeMap<(usize, String), (String, String)>,
 }
 
 impl ClusterModel {
@@ -78,6 +78,10 @@ impl ClusterModel {
                 }
                 Some(new) => {
                     let less = total(old).saturating_sub(total(new));
+                    if total(new) > total(old) {
+                        // It may be handed on, and goes with whoever has it then.
+                        self.kept.retain(|_, (group, _)| *group != old.name);
+                    }
                     *self.surplus.entry(old.name.clone()).or_default() += less;
                     // Who is active and who stands by changes among those that are there.
                     if old.standby.unwrap_or(0) != new.standby.unwrap_or(0) {

@@ -247,7 +247,9 @@ impl Run {
             (volume, sound && stays, self.model.clusters.get_mut(name))
         {
             let why = format!("{} was scaled away, and whenScaled is Retain", node.id);
-            cluster.kept.insert((key.0, volume.id), why);
+            cluster
+                .kept
+                .insert((key.0, volume.id), (node.group.clone(), why));
         }
     }
 
