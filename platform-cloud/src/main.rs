@@ -13,7 +13,10 @@ use drover_agent::AgentSettings;
 use drover_platform::{PolicySettings, ReplicanteSettings};
 use drover_platform_cloud::{
     DriverSettings, PlatformServer, Settings,
-    drivers::{local, simulated::SimulatedSettings},
+    drivers::{
+        local::{self, Isolation},
+        simulated::SimulatedSettings,
+    },
 };
 use drover_server::{Binary, ServerSettings, Shutdown};
 use serde::{Deserialize, Serialize};
@@ -83,7 +86,7 @@ struct LocalSettings {
     max_nodes: Option<usize>,
     /// Whether the nodes of each cluster run as a user of their own, which needs root: `auto` (default) where it is
     /// possible, otherwise the platform warns; `required` otherwise it does not start; `none`.
-    isolation: local::Isolation,
+    isolation: Isolation,
     /// First and last of these users. Default 700000 and 765535.
     user_range: (u32, u32),
 }
@@ -95,7 +98,7 @@ impl Default for LocalSettings {
             advertise: None,
             insecure: false,
             max_nodes: None,
-            isolation: local::Isolation::default(),
+            isolation: Isolation::default(),
             user_range: local::USERS,
         }
     }

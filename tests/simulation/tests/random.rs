@@ -13,8 +13,8 @@ use std::{
 use drover_simulation::random::{self, Summary};
 use parking_lot::Mutex;
 
-/// The same ones in each run; `simulate` runs others, and forty times as many.
-const SEEDS: u64 = 500;
+/// The same ones in each run; `simulate` runs others, and as many as one likes.
+const SEEDS: u64 = 100;
 const STEPS: usize = 200;
 
 fn first() -> u64 {

@@ -62,6 +62,14 @@ const ALIASES: &[(&str, &str, &str)] = &[
 /// Flags whose name does not follow from the setting's.
 const FLAGS: &[(&str, &str)] = &[
     ("platform_tls.ca", "platform-ca"),
+    ("platform_tls.crl", "platform-crl"),
+    ("platform_tls.require_role", "platform-require-role"),
+    ("limits.watch_bytes_per_caller", "watch-bytes-per-caller"),
+    ("limits.plans_per_caller", "plans-per-caller"),
+    (
+        "limits.plans_per_second_per_caller",
+        "plans-per-second-per-caller",
+    ),
     ("namespaces", "namespace"),
     ("allowed_hosts", "allowed-host"),
     ("excluded_namespaces", "excluded-namespace"),
@@ -282,6 +290,7 @@ impl Page {
             "bool" => "true or false".to_owned(),
             "f64" | "f32" => "number".to_owned(),
             "u8" | "u16" | "u32" | "u64" | "usize" => "whole number".to_owned(),
+            "(u32, u32)" => "two whole numbers".to_owned(),
             "PathBuf" => "path".to_owned(),
             "Duration" => "duration (`30s`)".to_owned(),
             "SocketAddr" => "address:port".to_owned(),

@@ -521,7 +521,7 @@ async fn a_template_that_may_not_be_read_is_named_and_the_last_good_one_makes_no
     world
         .until("nothing warns of the file", async |world| {
             let status = world.platform_status("local").await;
-            let warned = |it: &Platform| it.warnings.iter().any(|it| is_named(&it.message));
+            let warned = |it: &Platform| it.warnings.iter().any(|it| is_named(it));
             status.phase() == pb::PlatformPhase::Ready
                 && status.handshake.is_some_and(|it| !warned(&it))
         })

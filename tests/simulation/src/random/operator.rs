@@ -224,6 +224,12 @@ impl Run {
             }
         }
         self.learn(name).await;
+        if group.storage.is_some() && !remove_nodes.is_empty() {
+            // Who stays beyond the size makes room for a place below it, where storage waits.
+            for _ in 0..size {
+                self.model.one_too_many(name, &group.name);
+            }
+        }
     }
 
     /// A node that is scaled away leaves its storage.
