@@ -5,12 +5,13 @@ use std::{
     process::ExitCode,
     sync::atomic::{AtomicU64, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Parser;
 use drover_simulation::random::{self, Failure, Summary};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// Simulates a whole Drover under a random operator and random faults, and checks that nothing is lost.
 #[derive(Parser)]

@@ -9,7 +9,7 @@ use drover_proto::{orchestrator::v1 as pb, platform::v1::NodePhase};
 
 use super::{
     Run,
-    model::{ClusterModel, NodeKey, total},
+    model::{NodeKey, total},
     specs,
 };
 
@@ -111,11 +111,7 @@ impl Run {
             ..pb::ApplyClusterRequest::default()
         };
         // Known before it is asked for: who dies over it may have done it.
-        let known = self
-            .model
-            .clusters
-            .entry(name.to_owned())
-            .or_insert_with(ClusterModel::default);
+        let known = self.model.clusters.entry(name.to_owned()).or_default();
         known.wants(sent);
         let granted = self
             .ask("ApplyCluster", async |client| {
