@@ -12,7 +12,7 @@ mod operator;
 mod specs;
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -96,7 +96,9 @@ struct Run {
 }
 
 thread_local! {
-    /// What a task of this thread's runtime panicked with.
+    /// Whether a run is under way here.
+    static RUNS: Cell<bool> = const { Cell::new(false) };
+    /// What a task of its runtime panicked with.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -104,8 +106,13 @@ thread_local! {
 fn watch_panics() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
-        std::panic::set_hook(Box::new(|info| {
-            PANIC.with(|panic| *panic.borrow_mut() = Some(info.to_string()));
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if RUNS.get() {
+                PANIC.with(|panic| *panic.borrow_mut() = Some(info.to_string()));
+            } else {
+                usual(info);
+            }
         }));
     });
 }
@@ -124,6 +131,7 @@ pub fn run(seed: u64, steps: usize) -> Result<Summary, Box<Failure>> {
     // Whatever the orchestrator draws is part of the seed, too.
     fastrand::seed(seed);
     let trace = Rc::new(RefCell::new(Trace::default()));
+    RUNS.set(true);
     let result = catch_unwind(AssertUnwindSafe(|| {
         runtime().block_on(async {
             let mut run = Run::new(seed, trace.clone()).await;
@@ -134,6 +142,7 @@ pub fn run(seed: u64, steps: usize) -> Result<Summary, Box<Failure>> {
             result.map(|()| run.summary(steps))
         })
     }));
+    RUNS.set(false);
     let what = match result {
         Ok(Ok(summary)) => match panicked() {
             None => return Ok(summary),
