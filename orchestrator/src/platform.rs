@@ -211,6 +211,8 @@ impl Platform {
         inner.urgent = Arc::new(Semaphore::new(urgent));
         inner.client = Some(client);
         inner.fenced = false;
+        // What it shows is counted from here, or it could never show few enough again.
+        inner.strangers = 0;
         // Its clock may be another one.
         inner.observe_time = None;
         inner.phase = Phase::Ready;

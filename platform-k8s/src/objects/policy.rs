@@ -170,7 +170,8 @@ impl PodPolicySettings {
         }
         let user = spec
             .get("securityContext")
-            .and_then(|context| context.get("runAsUser"));
+            .and_then(|context| context.get("runAsUser"))
+            .filter(|user| !user.is_null());
         if let Some(user) = user {
             add("run_as_users", "securityContext.runAsUser".to_owned(), user);
         }

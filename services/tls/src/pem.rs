@@ -1,13 +1,16 @@
 //! Files of certificates and keys.
 
-use std::{fmt, path::Path, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, fmt, path::Path, path::PathBuf, sync::Arc};
 
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, pem::PemObject},
 };
 
-use x509_parser::{prelude::FromDer, revocation_list::CertificateRevocationList};
+use x509_parser::{
+    oid_registry::OID_X509_EXT_ISSUER_DISTRIBUTION_POINT as DISTRIBUTION_POINT, prelude::FromDer,
+    revocation_list::CertificateRevocationList,
+};
 
 use zeroize::Zeroize;
 
@@ -124,6 +127,7 @@ pub(crate) fn revoked(what: &'static str, source: &Source) -> Result<Revoked, Tl
         ));
     }
     let mut expires = i64::MAX;
+    let mut of = BTreeSet::new();
     for list in &lists {
         let (_, read) = CertificateRevocationList::from_der(list)
             .map_err(|_| source.wrong(what, "holds a list that cannot be read"))?;
@@ -132,6 +136,16 @@ pub(crate) fn revoked(what: &'static str, source: &Source) -> Result<Revoked, Tl
             .next_update()
             .ok_or_else(|| source.wrong(what, "holds a list that does not say when it ends"))?;
         expires = expires.min(end.timestamp());
+        // Of two, only the first would be looked at, which may be the older one.
+        let points = read
+            .extensions()
+            .iter()
+            .find(|it| it.oid == DISTRIBUTION_POINT);
+        let points = points.map(|it| it.value.to_vec());
+        if !of.insert((read.issuer().as_raw().to_vec(), points)) {
+            let why = format!("holds two lists of {}; keep the newest only", read.issuer());
+            return Err(source.wrong(what, why));
+        }
     }
     Ok(Revoked { lists, expires })
 }

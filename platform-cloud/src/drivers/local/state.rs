@@ -371,18 +371,15 @@ impl StateDir {
         let mut prepared = Prepared {
             temporary,
             place: self.node(&record.node_id),
+            user: spec.user.filter(|_| spec.confined),
             new_storage: None,
             committed: false,
         };
-        // Searchable for a node that runs as another user; what is secret inside has its own mode.
+        // While it is written nobody else enters: what is written there already belongs to the node's user, who could put
+        // a link in the way of what follows.
         fs::DirBuilder::new()
-            .mode(0o711)
+            .mode(0o700)
             .create(&prepared.temporary)?;
-        if let Some(user) = spec.user.filter(|_| spec.confined) {
-            // Nobody else enters, not even to look whether something is there.
-            chown(&prepared.temporary, None, Some(user.gid))?;
-            fs::set_permissions(&prepared.temporary, fs::Permissions::from_mode(0o710))?;
-        }
         let data = prepared.temporary.join(DATA);
         make_owned(&data, spec.user)?;
         for file in content {
@@ -496,6 +493,8 @@ fn take(lock: &Path) -> io::Result<std::result::Result<OwnedFd, String>> {
 pub(super) struct Prepared {
     temporary: PathBuf,
     place: PathBuf,
+    /// Who alone may enter it, beside the platform. `None`: everybody may.
+    user: Option<User>,
     /// Storage that was made for it.
     new_storage: Option<PathBuf>,
     committed: bool,
@@ -509,6 +508,15 @@ impl Prepared {
 
     /// From now on the node exists.
     pub(super) fn commit(mut self) -> io::Result<()> {
+        // Searchable for a node that runs as another user; what is secret inside has its own mode.
+        let mode = match self.user {
+            Some(user) => {
+                chown(&self.temporary, None, Some(user.gid))?;
+                0o710
+            }
+            None => 0o711,
+        };
+        fs::set_permissions(&self.temporary, fs::Permissions::from_mode(mode))?;
         fs::rename(&self.temporary, &self.place)?;
         self.committed = true;
         files::sync_parent(&self.place)
