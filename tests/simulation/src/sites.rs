@@ -40,9 +40,6 @@ impl Site {
 
     /// Starts the server.
     pub fn start(&self) {
-        let own = std::env::current_exe().unwrap();
-        let target = own.ancestors().nth(2).unwrap();
-        drover_templates::worker::use_program(target.join("examples/system_texts"));
         let server = PlatformServer::with_driver(self.driver.clone(), Templates::Anything).unwrap();
         *self.server.lock() = Some(Arc::new(server));
     }

@@ -374,6 +374,9 @@ fn named_machines_are_claimed_used_again_and_freed() {
 
 #[test]
 fn user_data_is_the_same_whatever_dies() {
+    let own = std::env::current_exe().unwrap();
+    let target = own.ancestors().nth(2).unwrap();
+    drover_templates::worker::use_program(target.join("examples/system_texts"));
     in_all_variants("user data", 100, async |world| {
         let with = |text: &'static str| {
             move |spec: &mut pb::ClusterSpec| {

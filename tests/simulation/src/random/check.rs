@@ -251,25 +251,11 @@ impl Run {
         let site = &self.model.sites[at];
         // At another address it may be waiting for a token that nobody ever wrote.
         self.world.sites.put(&site.endpoint, &site.real);
+        let (uid, registered) = (site.uid.clone(), site.registered);
         if status.phase() == pb::PlatformPhase::Refused {
-            let request = pb::RegisterPlatformRequest {
-                platform: Some(pb::Platform {
-                    name: site.name.clone(),
-                    spec: Some(pb::PlatformSpec {
-                        endpoint: site.endpoint.clone(),
-                        ..pb::PlatformSpec::default()
-                    }),
-                    ..pb::Platform::default()
-                }),
-                rebind_uid: Some(site.uid.clone()),
-                ..pb::RegisterPlatformRequest::default()
-            };
-            let _ = self
-                .world
-                .call(async |client| client.register_platform(request.clone(), wait).await)
-                .await;
-        } else if !site.registered || status.phase() == pb::PlatformPhase::Unspecified {
-            self.register_again(at).await;
+            self.enroll(at, false, Some(uid)).await;
+        } else if !registered || status.phase() == pb::PlatformPhase::Unspecified {
+            self.enroll(at, false, None).await;
         }
         false
     }

@@ -9,6 +9,7 @@ mod check;
 mod faults;
 mod model;
 mod operator;
+mod registry;
 mod specs;
 
 use std::{
