@@ -92,6 +92,7 @@ impl World {
         let directory = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(directory.path()).unwrap();
         run(drover(&here).args(["certs", "init", "--user", "viewer/prometheus"]));
+        run(drover(&here).args(["certs", "crl"]));
         let port = free_port();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let mut platform = secure("drover-platform-cloud", "platform-cloud", &here);
@@ -218,10 +219,11 @@ fn drover(here: &Path) -> Command {
 /// A server with its certificate, an audit log, and a collector that is not there.
 fn secure(program: &'static str, name: &str, here: &Path) -> Server {
     let file = |name: String| here.join("certs").join(name).to_str().unwrap().to_owned();
-    let (cert, key, ca) = (
+    let (cert, key, ca, crl) = (
         file(format!("{name}.pem")),
         file(format!("{name}.key")),
         file("ca.pem".to_owned()),
+        file("crl.pem".to_owned()),
     );
     let audit = here
         .join(format!("{name}.audit"))
@@ -236,6 +238,8 @@ fn secure(program: &'static str, name: &str, here: &Path) -> Server {
         &key,
         "--tls-client-ca",
         &ca,
+        "--tls-crl",
+        &crl,
         "--audit-log",
         &audit,
         "--otlp-endpoint",

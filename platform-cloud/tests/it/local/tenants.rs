@@ -5,7 +5,7 @@ use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
-    process::{Command, Stdio},
+    process::Stdio,
     sync::Arc,
 };
 
@@ -310,12 +310,12 @@ async fn a_server_that_is_not_root_warns_that_clusters_share_its_user() {
     let warning = async |dropped: bool| {
         let log = directory.path().join(format!("log-{dropped}"));
         let mut command = if dropped {
-            let mut command = Command::new("setpriv");
+            let mut command = drover_testing::processes::program("setpriv");
             command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
             command.arg(&program);
             command
         } else {
-            Command::new(&program)
+            drover_testing::processes::program(&program)
         };
         let state = if dropped {
             state.clone()
@@ -337,8 +337,8 @@ async fn a_server_that_is_not_root_warns_that_clusters_share_its_user() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let _server = Server(server);
-        let address = until_address(&log).await;
+        let mut server = Server(server);
+        let address = until_address(&mut server, &log).await;
         let target = format!("http://{address}").parse().unwrap();
         let client = drover_client::PlatformClient::new(drover_client::connect(&target));
         let wait = std::time::Duration::from_secs(20);
@@ -350,12 +350,18 @@ async fn a_server_that_is_not_root_warns_that_clusters_share_its_user() {
     assert_eq!(warning(false).await, "");
 }
 
-async fn until_address(log: &Path) -> String {
+async fn until_address(server: &mut Server, log: &Path) -> String {
+    let said = || fs::read_to_string(log).unwrap();
     let address = || {
-        let text = fs::read_to_string(log).unwrap_or_default();
+        let text = said();
         let (_, rest) = text.split_once("\"address\":\"")?;
         rest.split_once('"').map(|(address, _)| address.to_owned())
     };
-    until("the server listens", async || address().is_some()).await;
+    until("the server listens", async || {
+        let ended = server.0.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?}: {}", said());
+        address().is_some()
+    })
+    .await;
     address().unwrap()
 }
