@@ -18,7 +18,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::{
     AccessError, Caller, Grant, Identity,
     oidc::Oidc,
-    policy::{Left, Policy, StaticToken, read_text},
+    policy::{Policy, StaticToken, read_text},
 };
 
 /// How often the access file is looked at. A change counts when two looks in a row find the same.
@@ -137,14 +137,14 @@ impl AccessFile {
 pub(super) enum Proof {
     /// TLS has verified it, or there is none.
     Connection,
-    /// A static token by its digest, as it was in the rules, and how long it still held then.
-    Token([u8; 32], StaticToken, Left),
+    /// A static token by its digest, as it was in the rules, and when it ends.
+    Token([u8; 32], StaticToken, Option<Instant>),
     /// A token of a provider, until it expires.
     Provider(Arc<Oidc>, Instant),
 }
 
-/// On what terms a stream may be opened.
-#[derive(Debug)]
+/// On what terms a call may be begun.
+#[derive(Clone, Debug)]
 pub(crate) struct Terms {
     file: Arc<AccessFile>,
     who: Identity,
@@ -173,12 +173,13 @@ impl Terms {
         }
     }
 
-    /// The stream begins.
+    /// The call begins.
     pub(crate) fn begin(self) -> Lease {
         let expiry = match &self.proof {
-            Proof::Provider(_, until) => Some(Box::pin(tokio::time::sleep_until(*until))),
-            Proof::Token(_, _, Left::For(left)) => Some(Box::pin(tokio::time::sleep(*left))),
-            Proof::Connection | Proof::Token(_, _, Left::Forever) => None,
+            Proof::Provider(_, until) | Proof::Token(_, _, Some(until)) => {
+                Some(Box::pin(tokio::time::sleep_until(*until)))
+            }
+            Proof::Connection | Proof::Token(_, _, None) => None,
         };
         Lease {
             file: self.file,
@@ -192,7 +193,7 @@ impl Terms {
     }
 }
 
-/// The right of a stream to go on. It ends when other rules hold for who opened it, or when its token expires.
+/// The right of a call to go on. It ends when other rules hold for who made it, or when its token expires.
 pub(crate) struct Lease {
     file: Arc<AccessFile>,
     who: Identity,

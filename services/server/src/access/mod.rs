@@ -27,10 +27,11 @@ use std::{
 use drover_core::{Error, Reason};
 use drover_tls::Peer;
 use http::{HeaderMap, header};
+use tokio::time::Instant;
 
 use self::{
     file::{AccessFile, Proof},
-    policy::Policy,
+    policy::{Left, Policy},
 };
 pub(crate) use self::{
     file::{Lease, Terms},
@@ -208,7 +209,7 @@ pub(crate) enum Access {
 pub(crate) struct Judgement {
     pub(crate) who: Identity,
     pub(crate) outcome: Result<Caller, Error>,
-    /// On what terms a stream may go on. None: as long as it likes.
+    /// On what terms a call may go on. None: as long as it likes.
     pub(crate) lease: Option<Terms>,
 }
 
@@ -329,7 +330,12 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identit
             let left = token
                 .left()
                 .ok_or_else(|| refused("the token has expired; call again with a new one"))?;
-            let proof = Proof::Token(digest, token.clone(), left);
+            let until = match left {
+                Left::Forever => None,
+                // One too far to be represented never comes.
+                Left::For(left) => Instant::now().checked_add(left),
+            };
+            let proof = Proof::Token(digest, token.clone(), until);
             return Ok((Identity::token(token.subject.clone()), proof));
         }
         return match &policy.oidc {

@@ -29,11 +29,15 @@ use tower::Service;
 use tracing::Instrument;
 
 pub use self::call::{CallContext, caller_name, deadline, shutdown, trace_id};
-pub(crate) use self::{body::CallBody, call::TraceId, methods::Methods};
+pub(crate) use self::{
+    body::CallBody,
+    call::TraceId,
+    methods::Methods,
+    prompt::{Due, Prompt, Rights},
+};
 use self::{
     body::{Limits, Record},
     methods::{Kind, Method},
-    prompt::Prompt,
 };
 use crate::{
     ServerSettings, Shutdown,
@@ -49,8 +53,8 @@ use crate::{
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
 /// Bytes before a message: whether it is compressed, and its length.
 const GRPC_HEADER: usize = 5;
-/// How long the one message of a request may take to arrive: the largest one over a bad line.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the first message of a request may take to arrive: the largest one over a bad line.
+pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for calls that anybody may make, and their deadline: a few bytes.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -132,7 +136,10 @@ impl Calls {
         request: &Request<B>,
         known: bool,
         trace_id: TraceId,
-    ) -> (Result<(Caller, CallRecord), Error>, Option<Entry>)
+    ) -> (
+        Result<(Caller, CallRecord, Option<Terms>), Error>,
+        Option<Entry>,
+    )
     where
         B: Sync,
     {
@@ -144,7 +151,11 @@ impl Calls {
             headers: request.headers(),
             permission: Some(permission),
         };
-        let Judgement { who, outcome, .. } = self.0.access.judge(asked).await;
+        let Judgement {
+            who,
+            outcome,
+            lease,
+        } = self.0.access.judge(asked).await;
         let sums = path == "/metrics" && permission != Permission::Open;
         let outcome = outcome.and_then(|caller| {
             if sums && !caller.sees_all() {
@@ -161,7 +172,7 @@ impl Calls {
             audit.entry(who.clone(), peer, what, Some(permission), caller, trace_id)
         });
         let call = CallRecord::new(&who, peer, entry.clone());
-        (outcome.map(|caller| (caller, call)), entry)
+        (outcome.map(|caller| (caller, call, lease)), entry)
     }
 
     /// What a request of plain HTTP that may go on holds: a place like a call with one answer, and its connection.
@@ -304,10 +315,18 @@ impl Shared {
             Kind::Own { .. } => OPEN_TIMEOUT,
             Kind::Unary | Kind::Stream => MESSAGE_TIMEOUT,
         };
-        let within = method.one_message.then_some(within);
+        let due = if method.one_message {
+            Due::Whole(within)
+        } else {
+            Due::First(within)
+        };
+        let rights = Rights {
+            terms: lease.clone(),
+            certificate: certificate.clone(),
+        };
         let request = request.map(|body| {
             let body = Digested::new(body, content, GRPC_HEADER);
-            Prompt::new(body, within)
+            Prompt::new(body, due, rights)
         });
 
         let answer = AssertUnwindSafe(context::scope(Some(at), async move {

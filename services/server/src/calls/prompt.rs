@@ -1,4 +1,5 @@
-//! A request that has to arrive in time: who sends a byte a minute holds a place as long as who works.
+//! A request that has to arrive in time, from who still may make it: who sends a byte a minute holds a place as long as who
+//! works, and what is begun and held back must not be ended by somebody who was locked out meanwhile.
 
 use std::{
     future::Future,
@@ -12,29 +13,94 @@ use drover_convert::error::to_status;
 use drover_core::{Error, Reason};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Sleep;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::{
+    access::{Lease, Terms},
+    ending::Ending,
+};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// By when a request has to be here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Due {
+    /// All of it.
+    Whole(Duration),
+    /// The first of its messages; others come when they like.
+    First(Duration),
+}
+
+/// What gives a caller the right to go on with a request.
+#[derive(Debug, Default)]
+pub(crate) struct Rights {
+    pub(crate) terms: Option<Terms>,
+    pub(crate) certificate: Option<Ending>,
+}
+
+/// Looked at while a request is waited for.
+struct Waiting {
+    lease: Option<Lease>,
+    certificate: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Ending)>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
 pin_project_lite::pin_project! {
-    /// The message of a call that has one.
-    pub(super) struct Prompt<B> {
+    /// The messages of a request.
+    pub(crate) struct Prompt<B> {
         #[pin]
         inner: B,
-        // None: nothing has to be here by a time.
-        within: Option<Duration>,
-        // Most messages are there when they are asked for, and need no timer.
-        sleep: Option<Pin<Box<Sleep>>>,
+        due: Due,
+        rights: Rights,
+        // Most messages are there when they are asked for: who has just been judged is not looked at again, and no timer set.
+        waiting: Option<Box<Waiting>>,
     }
 }
 
 impl<B> Prompt<B> {
-    /// `within`: how long the whole message may take from now on; none for calls with a message at any time.
-    pub(super) fn new(inner: B, within: Option<Duration>) -> Self {
+    /// Time counts from when the request is first waited for.
+    pub(crate) fn new(inner: B, due: Due, rights: Rights) -> Self {
         Self {
             inner,
-            within,
-            sleep: None,
+            due,
+            rights,
+            waiting: None,
         }
+    }
+}
+
+impl Waiting {
+    fn new(due: Due, rights: &mut Rights) -> Self {
+        let (Due::Whole(within) | Due::First(within)) = due;
+        let certificate = rights.certificate.take();
+        Self {
+            lease: rights.terms.take().map(Terms::begin),
+            certificate: certificate.map(|it| (Box::pin(it.over()), it)),
+            sleep: Some(Box::pin(tokio::time::sleep(within))),
+        }
+    }
+
+    /// Ready when nothing of the request may reach its handler any more.
+    fn poll(&mut self, due: Due, cx: &mut Context<'_>) -> Poll<Error> {
+        if let Some((over, certificate)) = &mut self.certificate
+            && over.as_mut().poll(cx).is_ready()
+            && let Some(error) = certificate.error()
+        {
+            return Poll::Ready(error);
+        }
+        if let Some(lease) = &mut self.lease
+            && let Poll::Ready(error) = lease.poll(cx)
+        {
+            return Poll::Ready(error);
+        }
+        if let Some(sleep) = &mut self.sleep
+            && sleep.as_mut().poll(cx).is_ready()
+        {
+            let (Due::Whole(within) | Due::First(within)) = due;
+            let message = format!("the request did not arrive within {within:?}");
+            return Poll::Ready(Error::new(Reason::DeadlineExceeded, message));
+        }
+        Poll::Pending
     }
 }
 
@@ -51,20 +117,26 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.project();
+        // What has arrived meanwhile, too.
+        if let Some(waiting) = this.waiting
+            && let Poll::Ready(error) = waiting.poll(*this.due, cx)
+        {
+            return Poll::Ready(Some(Err(to_status(&error).into())));
+        }
         if let Poll::Ready(frame) = this.inner.poll_frame(cx) {
+            if let (Due::First(_), Some(waiting)) = (*this.due, this.waiting) {
+                waiting.sleep = None;
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        let Some(within) = *this.within else {
+        if this.waiting.is_some() {
             return Poll::Pending;
-        };
-        let sleep = this
-            .sleep
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(within)));
-        sleep.as_mut().poll(cx).map(|()| {
-            let message = format!("the request did not arrive within {within:?}");
-            let error = Error::new(Reason::DeadlineExceeded, message);
-            Some(Err(to_status(&error).into()))
-        })
+        }
+        let waiting = this
+            .waiting
+            .insert(Box::new(Waiting::new(*this.due, this.rights)));
+        let over = waiting.poll(*this.due, cx);
+        over.map(|error| Some(Err(to_status(&error).into())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -18,7 +18,7 @@ use tracing::Instrument;
 use super::hosts::{Hosts, Wrong};
 use crate::{
     audit::{Audit, Digested, Entry},
-    calls::Calls,
+    calls::{Calls, Due, MESSAGE_TIMEOUT, Prompt, Rights},
     crowd::Visitor,
     encryption::Shown,
     http::{OWN_PATHS, Record},
@@ -138,7 +138,7 @@ impl Entrance {
             record.audit(entry.clone());
         }
         // Before places are taken: strangers keep nobody out.
-        let (caller, call) = match asked {
+        let (caller, call, terms) = match asked {
             Ok(asked) => asked,
             Err(error) => return record.end(denied(&error)),
         };
@@ -157,7 +157,14 @@ impl Entrance {
         let deadline = context.deadline;
         request.extensions_mut().insert(context);
         let content = entry.as_ref().and_then(Entry::request);
-        let request = request.map(|body| Digested::new(body, content, 0));
+        let rights = Rights {
+            terms,
+            certificate: busy.as_ref().map(|busy| busy.ending().clone()),
+        };
+        let request = request.map(|body| {
+            let body = Digested::new(body, content, 0);
+            Prompt::new(body, Due::Whole(MESSAGE_TIMEOUT), rights)
+        });
         let answer = tower::Service::call(&mut self.http, request);
         let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
             .catch_unwind()

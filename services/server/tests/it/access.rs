@@ -8,6 +8,7 @@
 
 use crate::common;
 mod audit;
+mod held;
 mod provider;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};

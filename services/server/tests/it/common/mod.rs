@@ -29,11 +29,16 @@ use futures::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, Semaphore};
 use tonic::{Request, Response, Status, Streaming};
 
+/// Metadata of a command that waits for its first message.
+pub const WAITS: &str = "waits";
+
 /// What the handlers saw.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub entered: Notify,
     pub running: AtomicUsize,
+    /// Requests that arrived whole.
+    pub ran: AtomicUsize,
     /// Bytes that endless streams have given away.
     pub given: AtomicUsize,
     pub deadline: parking_lot::Mutex<Option<Option<Duration>>>,
@@ -88,6 +93,7 @@ impl InventoryService for Demo {
         request: Request<ListHostsRequest>,
     ) -> Result<Response<ListHostsResponse>, Status> {
         let _inside = self.enter(&request);
+        self.seen.ran.fetch_add(1, Ordering::SeqCst);
         match request.get_ref().cluster_id.as_str() {
             "wait" => drop(self.gate.acquire().await.unwrap()),
             "panic" => panic!("the secret is hunter2"),
@@ -153,8 +159,14 @@ impl NodeAccessService for Demo {
 
     async fn exec(
         &self,
-        _: Request<Streaming<ExecRequest>>,
+        request: Request<Streaming<ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
+        // As real ones do: nothing is answered before it is known what to run.
+        if request.metadata().contains_key(WAITS) {
+            let _inside = self.enter(&request);
+            request.into_inner().message().await?;
+            self.seen.ran.fetch_add(1, Ordering::SeqCst);
+        }
         Ok(Response::new(stream::pending().boxed()))
     }
 }
