@@ -10,7 +10,7 @@ use std::{
 
 use drover_tls::{Peer, explain};
 use parking_lot::Mutex;
-use rustls::pki_types::CertificateDer;
+use rustls::{CertificateError, pki_types::CertificateDer};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -42,6 +42,9 @@ const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
 const EXPIRED: &str = "the client certificate has expired; connect again with a new one";
 /// The same of one that is not believed any more.
 const WITHDRAWN: &str = "the client certificate was revoked, or its authority is not trusted any more; connect again with another one";
+/// The same when nobody can know whether it is.
+const UNKNOWN: &str =
+    "the server's list of revoked certificates has ended; connect again when it has a new one";
 /// Clients with trouble that are remembered.
 const MAX_SAID: usize = 256;
 
@@ -69,38 +72,61 @@ impl Credential {
         &self.who
     }
 
-    /// Ends when it holds no longer: it expires, it is revoked, or its authority is trusted no more.
+    /// Ends when it holds no longer: it expires, it is revoked, its authority is trusted no more, or the list by which that
+    /// is known ends.
     pub(crate) async fn over(mut self) -> Over {
         loop {
-            let left = match &*self.who {
-                Ok(peer) => left_of(peer),
-                // It opens nothing that its end could close.
-                Err(_) => CLOCK_INTERVAL,
-            };
+            let left = self.left();
             if left.is_zero() {
                 return Over {
                     told: EXPIRED,
                     why: "it has expired".to_owned(),
                 };
             }
+            let list = self.tls.list_expires().map(left_until);
+            // One that has ended is looked at again like the clock.
+            let list = list.filter(|left| !left.is_zero());
+            let nap = left.min(CLOCK_INTERVAL).min(list.unwrap_or(CLOCK_INTERVAL));
             tokio::select! {
-                () = tokio::time::sleep(left.min(CLOCK_INTERVAL)) => {}
-                Ok(()) = self.trust.changed() => {
-                    if let Err(why) = self.tls.still_trusts(&self.chain) {
-                        return Over { told: WITHDRAWN, why };
-                    }
-                }
+                () = tokio::time::sleep(nap) => {}
+                Ok(()) = self.trust.changed() => {}
             }
+            // What has expired is not trusted either, and is told so above.
+            if let Err(error) = self.tls.still_trusts(&self.chain)
+                && !self.left().is_zero()
+            {
+                return Over {
+                    told: told(&error),
+                    why: explain::to_server(&error).1,
+                };
+            }
+        }
+    }
+
+    /// How long it still holds by itself.
+    fn left(&self) -> Duration {
+        match &*self.who {
+            Ok(peer) => left_until(peer.expires()),
+            // It opens nothing that its end could close.
+            Err(_) => CLOCK_INTERVAL,
         }
     }
 }
 
-/// How long a certificate still holds.
-fn left_of(peer: &Peer) -> Duration {
+fn told(error: &rustls::Error) -> &'static str {
+    match error {
+        rustls::Error::InvalidCertificate(
+            CertificateError::ExpiredRevocationList
+            | CertificateError::ExpiredRevocationListContext { .. },
+        ) => UNKNOWN,
+        _ => WITHDRAWN,
+    }
+}
+
+/// How long something holds that ends then, in seconds since 1970.
+fn left_until(end: i64) -> Duration {
     // The last valid second is one.
-    let end = u64::try_from(peer.expires())
-        .unwrap_or_default()
-        .saturating_add(1);
+    let end = u64::try_from(end).unwrap_or_default().saturating_add(1);
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::{
     TlsError,
-    explain::{self, utc},
+    explain::utc,
     peer::Certificate,
     pem::{self, Source},
     provider,
@@ -170,14 +170,14 @@ impl Server {
     }
 
     /// Changes when other authorities are trusted, or other certificates are revoked: [`Server::still_trusts`] may answer
-    /// something else then.
+    /// something else then, and once a list of revoked certificates ends.
     #[must_use]
     pub fn trust(&self) -> watch::Receiver<u64> {
         self.trust.subscribe()
     }
 
     /// Whether a client would be let in now that was let in with these certificates, its own first. Errors: why not.
-    pub fn still_trusts(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+    pub fn still_trusts(&self, chain: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let clients = self.state.lock().made.clients.clone();
         let (Some(clients), Some((own, between))) = (clients, chain.split_first()) else {
             return Ok(());
@@ -185,7 +185,6 @@ impl Server {
         clients
             .verify_client_cert(own, between, UnixTime::now())
             .map(drop)
-            .map_err(|error| explain::to_server(&error).1)
     }
 
     /// Looks at the files once. Connections that are there are left alone.

@@ -181,6 +181,27 @@ async fn with_lists_nobody_is_let_in_of_whom_none_says_anything_and_nobody_once_
 }
 
 #[tokio::test]
+async fn what_is_open_ends_with_the_list_by_which_it_is_known() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let bundle = ours.path("bundle.pem");
+    replace(&bundle, &format!("{}{}", ours.pem, theirs.pem));
+    let crl = ours.path("crl.pem");
+    replace(&crl, &(ours.revoke(&[], DAY) + &theirs.revoke(&[], 3)));
+    let (ann, bob) = (ours.client("ann", ANN), theirs.client("bob", BOB));
+    let running = start(&settings(&ours.server(), bundle, Some(crl))).await;
+    let [of_ann, of_bob] = [&ann, &bob].map(|own| by(&ours, running.address(), own));
+    let (watch_of_ann, watch_of_bob) = (open(&of_ann).await, open(&of_bob).await);
+
+    let told = ended(watch_of_bob).await;
+    assert!(
+        told.contains("list of revoked certificates has ended"),
+        "{told}"
+    );
+    goes_on(watch_of_ann).await;
+    call(&of_ann).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_list_that_cannot_be_read_keeps_a_server_from_starting() {
     let authority = Authority::new("ours");
     let server = authority.server();

@@ -88,7 +88,9 @@ fn a_list_of_revoked_certificates_that_cannot_be_read_leaves_the_last_one_in_use
     let trusts = |pair: &certs::Pair| {
         let pem = std::fs::read(&pair.cert).unwrap();
         let der = CertificateDer::from_pem_slice(&pem).unwrap();
-        server.still_trusts(&[der])
+        server
+            .still_trusts(&[der])
+            .map_err(|error| drover_tls::explain::to_server(&error).1)
     };
     let changes = server.trust();
     for broken in ["no list", ""] {
@@ -144,4 +146,14 @@ fn a_certificate_is_read_as_it_was_made() {
     assert_eq!(read.common_name.as_deref(), Some("somebody"));
     assert!(read.issuer.contains("ours"), "{}", read.issuer);
     assert!(!read.is_authority && read.not_before < read.not_after);
+}
+
+#[test]
+fn a_certificate_is_of_the_authority_whose_key_has_signed_it() {
+    let (ours, namesake) = (Authority::new("ours"), Authority::new("ours"));
+    let read = |path: std::path::PathBuf| Certificate::read_file(&path).unwrap().remove(0);
+    let own = read(ours.client("ann", "spiffe://drover/admin/ann").cert);
+    assert!(own.is_signed_by(&read(ours.ca())));
+    assert!(!own.is_signed_by(&read(namesake.ca())));
+    assert!(!own.is_signed_by(&own));
 }
