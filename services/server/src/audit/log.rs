@@ -95,8 +95,9 @@ impl LogFile {
             .create(true)
             .mode(MODE)
             .open(path)?;
-        // Two would each name lines that are not before theirs.
-        match file.try_lock() {
+        // Two would each name lines that are not before theirs. Nobody owns a device.
+        let held = file.metadata()?.is_file().then(|| file.try_lock());
+        match held.unwrap_or(Ok(())) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(io::Error::new(
@@ -267,6 +268,8 @@ impl Log {
             if let Err(error) = file.file.sync_data() {
                 tracing::warn!(%error, "the end of the audit log that was moved away may not be durable");
             }
+            // Never again, whether the new one can be opened or not: nobody looks for lines there.
+            self.open = None;
             self.open = Some(LogFile::open(&self.path)?);
         }
         if self.open.is_none() {

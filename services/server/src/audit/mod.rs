@@ -112,6 +112,8 @@ struct Call {
     /// Number of the line that was durable before it began.
     asked: OnceLock<u64>,
     begun: AtomicBool,
+    /// Its handler is asked: nothing was against it.
+    let_in: AtomicBool,
     start: Instant,
 }
 
@@ -281,6 +283,7 @@ impl Audit {
             command: OnceLock::new(),
             asked: OnceLock::new(),
             begun: AtomicBool::new(false),
+            let_in: AtomicBool::new(false),
             start: Instant::now(),
         }))
     }
@@ -375,6 +378,12 @@ impl Entry {
 
     /// Before a call has any effect: waits until it is written down, where it has to be. Errors: `Unavailable`.
     pub(crate) async fn ask(&self) -> Result<()> {
+        self.asked().await?;
+        self.0.let_in.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn asked(&self) -> Result<()> {
         if !self.0.audit.required || self.0.open || !self.is_wanted() {
             return Ok(());
         }
@@ -409,7 +418,8 @@ impl Entry {
             return;
         }
         let audit = &self.0.audit;
-        let omitted = if denied {
+        // What is turned away costs its caller nothing.
+        let omitted = if denied || !self.0.let_in.load(Ordering::Relaxed) {
             match audit.allow(self.0.who.is_anonymous()) {
                 Some(omitted) => omitted,
                 None => return,

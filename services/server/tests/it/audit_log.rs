@@ -298,6 +298,32 @@ async fn where_the_log_is_required_nothing_is_done_that_cannot_be_written_down()
 }
 
 #[tokio::test]
+async fn where_the_log_is_required_nothing_goes_to_a_file_that_was_moved_away() {
+    let directory = TempDir::new().unwrap();
+    let log = directory.path().join("audit.jsonl");
+    let old = directory.path().join("audit.jsonl.1");
+    let mut fixture = start(required(&log)).await;
+    fixture.hosts.list_hosts(ask("")).await.unwrap();
+    std::fs::rename(&log, &old).unwrap();
+    std::fs::create_dir(&log).unwrap();
+    let mut hosts = fixture.hosts.clone();
+    eventually("the new file is missed", async || {
+        hosts.list_hosts(ask("")).await.is_err()
+    })
+    .await;
+    let moved = lines(&old);
+    for _ in 0..3 {
+        fixture.hosts.list_hosts(ask("")).await.unwrap_err();
+    }
+    assert_eq!(lines(&old), moved);
+    std::fs::remove_dir(&log).unwrap();
+    fixture.hosts.list_hosts(ask("")).await.unwrap();
+    fixture.running.shutdown().await;
+    assert_eq!(lines(&old), moved);
+    assert_eq!(check(&[old, log]).problem, None);
+}
+
+#[tokio::test]
 async fn where_the_log_is_required_a_call_is_in_it_before_it_has_an_effect() {
     let directory = TempDir::new().unwrap();
     let log = directory.path().join("audit.jsonl");
@@ -343,6 +369,35 @@ async fn where_the_log_is_not_required_calls_go_on_and_the_log_says_how_many_lin
     fixture.running.shutdown().await;
     assert!(values(&log)[0]["lost"].as_u64() >= Some(3));
     assert_eq!(check(&[log]).problem, None);
+}
+
+#[tokio::test]
+async fn calls_for_which_there_is_no_place_fill_no_log() {
+    const CALLS: usize = 300;
+    let directory = TempDir::new().unwrap();
+    let log = directory.path().join("audit.jsonl");
+    let settings = ServerSettings {
+        max_concurrent_requests: 1,
+        ..audited(&log)
+    };
+    let mut fixture = start(settings).await;
+    let mut hosts = fixture.hosts.clone();
+    let waiting = tokio::spawn(async move { hosts.list_hosts(ask("wait")).await });
+    fixture.demo.seen.entered.notified().await;
+    for _ in 0..CALLS {
+        let refused = fixture.hosts.list_hosts(ask("")).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
+    }
+    fixture.demo.gate.add_permits(1);
+    waiting.await.unwrap().unwrap();
+    let (_, text) = crate::common::get(&fixture.running, "/metrics").await;
+    fixture.running.shutdown().await;
+    let written = values(&log)
+        .iter()
+        .filter(|line| line["code"] == "RESOURCE_EXHAUSTED")
+        .count();
+    assert!((1..CALLS).contains(&written), "{written}");
+    assert!(!text.contains("drover_audit_omitted_total 0"), "{text}");
 }
 
 #[tokio::test]
