@@ -206,11 +206,18 @@ fn authority(directory: &Path) -> anyhow::Result<(Option<Issuer<'static, KeyPair
         return Ok((authority_there(directory)?, Made::Kept));
     }
     let mut params = CertificateParams::new(Vec::<String>::new())?;
-    params.distinguished_name = named("Drover development authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     validity(&mut params, AUTHORITY_DAYS);
     let pair = KeyPair::generate()?;
+    // Whose a certificate or a list is, is told by the authority's name: no two have one.
+    let id = params.key_identifier(&pair);
+    let id: String = id
+        .iter()
+        .take(4)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    params.distinguished_name = named(&format!("Drover development authority {id}"));
     let made = params.self_signed(&pair)?;
     write_new(&key, &pair.serialize_pem(), KEY_MODE)?;
     write_new(&cert, &made.pem(), CERT_MODE)?;

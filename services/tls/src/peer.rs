@@ -25,6 +25,7 @@ pub struct Certificate {
     pub is_authority: bool,
     /// Number that its authority gave it.
     pub serial: Vec<u8>,
+    der: CertificateDer<'static>,
 }
 
 impl Certificate {
@@ -58,7 +59,21 @@ impl Certificate {
             issuer: parsed.issuer().to_string(),
             is_authority: parsed.is_ca(),
             serial: parsed.tbs_certificate.raw_serial().to_vec(),
+            der: der.clone().into_owned(),
         })
+    }
+
+    /// Whether an authority has signed it with its key, whatever their names say.
+    #[must_use]
+    pub fn is_signed_by(&self, authority: &Self) -> bool {
+        let (Ok((_, own)), Ok((_, authority))) = (
+            X509Certificate::from_der(&self.der),
+            X509Certificate::from_der(&authority.der),
+        ) else {
+            return false;
+        };
+        own.issuer() == authority.subject()
+            && own.verify_signature(Some(authority.public_key())).is_ok()
     }
 
     /// Reads all certificates of a file. Errors: it cannot be read, or holds none.

@@ -133,9 +133,7 @@ pub(super) fn revoke(certificates: &[String], args: &CertsListArgs) -> Outcome {
             .first()
             .or(certificate.common_name.as_ref());
         let whose = whose.cloned().unwrap_or_default();
-        let ours = authority
-            .iter()
-            .any(|ours| ours.issuer == certificate.issuer);
+        let ours = authority.iter().any(|ours| certificate.is_signed_by(ours));
         if certificate.is_authority || !ours {
             return Err(Failure::failed(format!(
                 "{} is not a certificate that the authority in {} has made",

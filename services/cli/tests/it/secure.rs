@@ -165,6 +165,20 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
         let (code, text) = drover(here, &["certs", "revoke", wrong]).await;
         assert!(code == 1 && text.contains(words), "{text}");
     }
+    // Nor what another authority has made, which is told from ours by its name, too.
+    let (code, text) = drover(here, &["certs", "init", "--dir", "other"]).await;
+    assert_eq!(code, 0, "{text}");
+    let (code, text) = drover(here, &["certs", "revoke", "other/admin.pem"]).await;
+    let words = "is not a certificate that the authority in certs has made";
+    assert!(code == 1 && text.contains(words), "{text}");
+    let [ours, theirs] = ["certs", "other"].map(|directory| {
+        let path = here.join(directory).join("ca.pem");
+        drover_tls::Certificate::read_file(&path)
+            .unwrap()
+            .remove(0)
+            .issuer
+    });
+    assert_ne!(ours, theirs);
     // Once more changes nothing, and a new list says the same.
     let (_, text) = drover(here, &["certs", "revoke", "certs/vera.pem"]).await;
     assert!(text.contains("1 revoked"), "{text}");
