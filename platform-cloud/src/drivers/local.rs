@@ -80,7 +80,7 @@ mod storage;
 mod users;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     sync::{Arc, OnceLock},
     time::SystemTime,
@@ -103,7 +103,8 @@ use self::{
     make::cannot_write,
     node::{Node, blocking, unix_millis},
     place::Seat,
-    state::{NODE, REMOVAL, Record, Removal, StateDir},
+    spec::ProcessSpec,
+    state::{NODE, REMOVAL, Record, Removal, SPEC, StateDir},
     users::Tenancy,
 };
 use drover_platform::{
@@ -141,6 +142,8 @@ struct Shared {
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
     /// What nodes have, and what those that are being made are promised.
     seats: Mutex<BTreeMap<String, Seat>>,
+    /// Nodes that were started with all that the platform may do.
+    unconfined: Mutex<BTreeSet<String>>,
     changes: OnceLock<Changes>,
     /// Whose siblings are to be told something.
     news: peers::News,
@@ -160,6 +163,7 @@ impl Shared {
             self.news.of(&node.cluster_id());
         }
         self.seats.lock().remove(node_id);
+        self.unconfined.lock().remove(node_id);
     }
 
     fn node(&self, cluster_id: &str, node_id: &str) -> Option<Arc<Node>> {
@@ -198,6 +202,7 @@ impl LocalDriver {
             host_name: process::host_name().unwrap_or_else(|_| "localhost".to_owned()),
             nodes: Mutex::default(),
             seats: Mutex::default(),
+            unconfined: Mutex::default(),
             changes: OnceLock::new(),
             news: peers::News::default(),
         });
@@ -242,6 +247,10 @@ impl LocalDriver {
             ));
         }
         let removal = files::read_json(&directory.join(REMOVAL))?;
+        let spec: Option<ProcessSpec> = files::read_json(&directory.join(SPEC))?;
+        if spec.is_some_and(|spec| !spec.confined) {
+            self.shared.unconfined.lock().insert(node_id.to_owned());
+        }
         self.shared
             .seats
             .lock()

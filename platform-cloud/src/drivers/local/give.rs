@@ -1,6 +1,8 @@
 //! Storage that becomes another user's.
 
 use std::{
+    collections::BTreeMap,
+    ffi::CStr,
     fs, io,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::Path,
@@ -10,25 +12,64 @@ use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, openat, statat,
 };
 
+use tracing::warn;
+
 use super::spec::User;
 
 /// Directories inside each other. Deeper ones are nobody's data, but a way to use up descriptors.
 const MAX_DEPTH: usize = 200;
 
-/// Gives a directory, and what in it belongs to its owner, to a user. What belongs to somebody else stays so: it may have
-/// been put there to be given away. The directory itself comes last, so that what was broken off goes on.
+/// Gives a directory, and what in it belongs to its owner, to a user. What belongs to somebody else stays so, as does a file
+/// with a name outside: it may have been put there to be given away. The directory itself comes last, so that what was broken
+/// off goes on.
 pub(super) fn tree(path: &Path, user: User) -> io::Result<()> {
     let before = fs::symlink_metadata(path)?.uid();
     if before == user.uid {
         return Ok(());
     }
     let directory = open(CWD, path)?;
-    inside(&directory, before, user, 0)?;
+    let mut names = BTreeMap::new();
+    walk(&directory, 0, &mut |_, _, stat| {
+        if stat.st_nlink > 1 {
+            *names.entry((stat.st_dev, stat.st_ino)).or_insert(0) += 1;
+        }
+        Ok(())
+    })?;
+    let mut left = 0_u64;
+    walk(&directory, 0, &mut |directory, name, stat| {
+        let is_inside = stat.st_nlink == 1
+            || is_directory(stat)
+            || names.get(&(stat.st_dev, stat.st_ino)) == Some(&stat.st_nlink);
+        if stat.st_uid != before {
+            return Ok(());
+        }
+        if !is_inside {
+            left += 1;
+            return Ok(());
+        }
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        Ok(chownat(
+            directory,
+            name,
+            Some(uid(user)),
+            Some(gid(user)),
+            flags,
+        )?)
+    })?;
+    if left > 0 {
+        let path = path.display();
+        warn!(%path, left, "files in storage also have a name elsewhere; they stay whose they are");
+    }
     fchown(&directory, Some(uid(user)), Some(gid(user)))?;
     Ok(())
 }
 
-fn inside(directory: &OwnedFd, before: u32, user: User, depth: usize) -> io::Result<()> {
+/// Visits all in a directory; what is in one comes before it.
+fn walk(
+    directory: &OwnedFd,
+    depth: usize,
+    visit: &mut impl FnMut(&OwnedFd, &CStr, &Stat) -> io::Result<()>,
+) -> io::Result<()> {
     if depth > MAX_DEPTH {
         return Err(io::Error::other(format!(
             "storage has more than {MAX_DEPTH} directories inside each other"
@@ -41,21 +82,16 @@ fn inside(directory: &OwnedFd, before: u32, user: User, depth: usize) -> io::Res
             continue;
         }
         let stat = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if is_directory {
-            inside(&open(directory, name)?, before, user, depth + 1)?;
+        if is_directory(&stat) {
+            walk(&open(directory, name)?, depth + 1, visit)?;
         }
-        // Another name of a file may be anywhere.
-        if stat.st_uid == before && (is_directory || only(&stat)) {
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            chownat(directory, name, Some(uid(user)), Some(gid(user)), flags)?;
-        }
+        visit(directory, name, &stat)?;
     }
     Ok(())
 }
 
-fn only(stat: &Stat) -> bool {
-    stat.st_nlink == 1
+fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
 fn open<Fd: std::os::fd::AsFd, P: rustix::path::Arg>(at: Fd, path: P) -> io::Result<OwnedFd> {
@@ -91,17 +127,24 @@ mod tests {
         fs::write(storage.join("a/b/file"), "data").unwrap();
         symlink(&outside, storage.join("a/link")).unwrap();
         fs::hard_link(&outside, storage.join("a/name")).unwrap();
+        fs::hard_link(storage.join("a/b/file"), storage.join("snapshot")).unwrap();
+        // Of the old owner, too.
+        let escaped = directory.path().join("escaped");
+        fs::write(storage.join("a/escaped"), "shared").unwrap();
+        fs::hard_link(storage.join("a/escaped"), &escaped).unwrap();
+        let owner = fs::metadata(&escaped).unwrap().uid();
         let user = User {
             uid: 700_002,
             gid: 700_002,
         };
         for _ in 0..2 {
             tree(&storage, user).unwrap();
-            for inner in ["", "a", "a/b", "a/b/file", "a/link"] {
+            for inner in ["", "a", "a/b", "a/b/file", "a/link", "snapshot"] {
                 let meta = fs::symlink_metadata(storage.join(inner)).unwrap();
                 assert_eq!((meta.uid(), meta.gid()), (700_002, 700_002), "{inner}");
             }
             assert_eq!(fs::metadata(&outside).unwrap().uid(), 700_001);
+            assert_eq!(fs::metadata(&escaped).unwrap().uid(), owner);
         }
     }
 }

@@ -267,7 +267,7 @@ impl Shared {
                 },
             }))),
             properties_example: Some(Arc::new(json!({"env": {"TZ": "Europe/Berlin"}}))),
-            warnings: tenancy.warning().into_iter().collect(),
+            warnings: tenancy.warnings(&self.unconfined.lock()),
             ..Description::default()
         }
     }

@@ -10,6 +10,7 @@ use std::{
     ops::RangeInclusive,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use drover_core::{Error, Reason, Result};
@@ -26,6 +27,11 @@ use super::{
 
 /// Which cluster has which user.
 const USERS: &str = "users.json";
+
+/// Nodes that a warning names.
+const NAMED: usize = 5;
+/// How long a call that was told a user may take until something of that user exists.
+const UNDER_WAY: Duration = Duration::from_secs(15 * 60);
 
 /// How clusters are kept from each other.
 pub(super) enum Tenancy {
@@ -63,14 +69,29 @@ impl Tenancy {
         }
     }
 
-    /// What who looks at the platform is told.
-    pub(super) fn warning(&self) -> Option<String> {
+    /// What who looks at the platform is told. `unconfined`: nodes that run as the platform does.
+    pub(super) fn warnings(&self, unconfined: &BTreeSet<String>) -> Vec<String> {
         match self {
-            Self::Separate(_) => None,
-            Self::Shared(why) => Some(format!(
+            Self::Shared(why) => vec![format!(
                 "clusters share one user, so whoever runs something in a node of one reaches the files and processes of \
                  all: {why}"
-            )),
+            )],
+            Self::Separate(_) if unconfined.is_empty() => Vec::new(),
+            Self::Separate(_) => {
+                let mut ids: Vec<&str> = unconfined.iter().map(String::as_str).collect();
+                let more = ids.len().saturating_sub(NAMED);
+                ids.truncate(NAMED);
+                let ids = ids.join(", ");
+                let more = if more > 0 {
+                    format!(" and {more} more")
+                } else {
+                    String::new()
+                };
+                vec![format!(
+                    "nodes from before each cluster had a user of its own run as root, and whoever runs something in them \
+                     reaches all clusters; replace them: {ids}{more}"
+                )]
+            }
         }
     }
 
@@ -111,6 +132,8 @@ pub(super) struct Users {
     root: PathBuf,
     range: RangeInclusive<u32>,
     assigned: Mutex<Assigned>,
+    /// When each was told to somebody last.
+    told: Mutex<BTreeMap<u32, Instant>>,
 }
 
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -133,6 +156,7 @@ impl Users {
             root,
             range,
             assigned: Mutex::new(assigned),
+            told: Mutex::default(),
         })
     }
 
@@ -152,6 +176,7 @@ impl Users {
                 uid
             }
         };
+        self.told.lock().insert(uid, Instant::now());
         Ok(User { uid, gid: uid })
     }
 
@@ -171,8 +196,10 @@ impl Users {
         if let Some(uid) = free(&assigned.users) {
             return Ok(uid);
         }
+        let mut told = self.told.lock();
+        told.retain(|_, at| at.elapsed() < UNDER_WAY);
         let mut kept = assigned.users.clone();
-        kept.retain(|_, uid| used.contains(uid));
+        kept.retain(|_, uid| used.contains(uid) || told.contains_key(uid));
         let found = free(&kept);
         assigned.users = kept;
         found.ok_or_else(|| {
@@ -206,11 +233,20 @@ impl Users {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes()[0].is_ascii_digit() {
                 // What cannot be read any more is on its way out.
-                let _ = add(&entry.path());
+                let status = fs::read_to_string(entry.path().join("status"));
+                used.extend(status.iter().flat_map(|status| users_of(status)));
             }
         }
         Ok(used)
     }
+}
+
+/// The users of a process, real and others. The owner of its directory is root where it may not be looked into.
+fn users_of(status: &str) -> impl Iterator<Item = u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    line.into_iter()
+        .flat_map(str::split_whitespace)
+        .filter_map(|uid| uid.parse().ok())
 }
 
 #[cfg(test)]
@@ -249,10 +285,27 @@ mod tests {
     fn a_user_is_given_again_only_when_all_were_and_nothing_of_its_cluster_exists() {
         let directory = tempfile::tempdir().unwrap();
         let users = users(directory.path(), 4_100_000_000..=4_100_000_001);
-        let uid = |cluster: &str| users.of(&identity("a", cluster)).unwrap().uid;
-        assert_eq!(uid("one"), 4_100_000_000);
-        assert_eq!(uid("two"), 4_100_000_001);
-        assert_eq!(uid("three"), 4_100_000_000);
+        let uid = |cluster: &str| {
+            let given = users.of(&identity("a", cluster));
+            given
+                .map(|user| user.uid)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(uid("one"), Ok(4_100_000_000));
+        assert_eq!(uid("two"), Ok(4_100_000_001));
+        // Who was told one may be about to make something.
+        assert!(uid("three").unwrap_err().contains("local.user_range"));
+        let long_ago = Instant::now().checked_sub(2 * UNDER_WAY).unwrap();
+        users.told.lock().insert(4_100_000_000, long_ago);
+        assert_eq!(uid("three"), Ok(4_100_000_000));
+        assert_eq!(uid("two"), Ok(4_100_000_001));
+    }
+
+    #[test]
+    fn the_users_of_a_process_are_read_though_nobody_may_look_into_it() {
+        let status = "Name:\tx\nUid:\t1000\t1001\t1002\t1003\nGid:\t5\t5\t5\t5\n";
+        assert!(users_of(status).eq([1000, 1001, 1002, 1003]));
+        assert_eq!(users_of("Name:\tx\n").count(), 0);
     }
 
     #[test]

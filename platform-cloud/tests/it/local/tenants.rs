@@ -217,9 +217,18 @@ async fn a_node_from_before_goes_on_as_it_was_and_the_next_one_on_its_storage_ha
     });
     let found = world.ready(&old.node_id).await;
     assert_eq!(pid(&found), running);
+    let warnings = world.driver.description().warnings.join(" ");
+    assert!(
+        warnings.contains("run as root") && warnings.contains(&old.node_id),
+        "{warnings}"
+    );
     let (said, code) = shell(&world, &found, "id -u; echo data > $DROVER_STORAGE/rows").await;
     assert_eq!((said.as_str(), code), ("0\n", 0));
     let key = world.retire(&found).await;
+    until("nobody is warned of a node that is gone", async || {
+        world.driver.description().warnings.is_empty()
+    })
+    .await;
 
     let new = world.start(&stored("owner-1", "r2", 0)).await.remove(0);
     let storage = world.state().join("storage").join(key);
