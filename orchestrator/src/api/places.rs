@@ -31,22 +31,21 @@ const NAMESPACE: &str = "namespace";
 const SIZE_KEYWORD: &str = "x-drover-node-class";
 
 /// What the schema of a platform says of its properties.
-#[derive(Default)]
 struct Properties {
     namespaced: bool,
-    sizes: Vec<String>,
+    /// None: nobody knows.
+    sizes: Option<Vec<String>>,
 }
 
 impl Properties {
-    /// Of a platform. Of one that has never answered nothing is known, so its nodes may well be in a namespace.
+    /// Of a platform. Of one that is not there, or has not answered yet, nothing is known: its nodes may well be in a
+    /// namespace, and whatever is said of them be another word for a class.
     fn of(registered: Option<&Arc<Registered>>) -> Self {
-        let Some(registered) = registered else {
-            return Self::default();
-        };
-        let Some(handshake) = registered.platform.handshake() else {
+        let handshake = registered.and_then(|registered| registered.platform.handshake());
+        let Some(handshake) = handshake else {
             return Self {
                 namespaced: true,
-                ..Self::default()
+                sizes: None,
             };
         };
         let schema = handshake.properties_schema.as_ref();
@@ -54,7 +53,10 @@ impl Properties {
             .and_then(|schema| schema.fields.get("properties"))
             .and_then(|properties| properties.kind.as_ref())
         else {
-            return Self::default();
+            return Self {
+                namespaced: false,
+                sizes: Some(Vec::new()),
+            };
         };
         let chooses_size = |property: &prost_types::Value| match &property.kind {
             Some(Kind::StructValue(property)) => property
@@ -63,14 +65,14 @@ impl Properties {
                 .is_some_and(|said| said.kind == Some(Kind::BoolValue(true))),
             _ => false,
         };
+        let sizes = properties
+            .fields
+            .iter()
+            .filter(|(_, property)| chooses_size(property))
+            .map(|(name, _)| name.clone());
         Self {
             namespaced: properties.fields.contains_key(NAMESPACE),
-            sizes: properties
-                .fields
-                .iter()
-                .filter(|(_, property)| chooses_size(property))
-                .map(|(name, _)| name.clone())
-                .collect(),
+            sizes: Some(sizes.collect()),
         }
     }
 }
@@ -102,7 +104,7 @@ impl Api {
                 node_class: class,
                 properties,
                 namespaced: known.namespaced,
-                sizes: &known.sizes,
+                sizes: known.sizes.as_deref(),
             };
             self.caller
                 .refusals(permission, &document.name, &document.labels, &place)

@@ -224,6 +224,31 @@ async fn every_grant_places_what_it_names_and_is_refused_the_rest_with_its_field
 }
 
 #[tokio::test]
+async fn on_a_platform_that_has_not_answered_yet_no_property_may_choose_a_class() {
+    let door = door().await;
+    door.world.register("late", "http://late").await.unwrap();
+    for (who, class, of, wanted) in [
+        ("free", "small", &[("size", "huge")][..], None),
+        ("small", "small", &[], None),
+        (
+            "small",
+            "small",
+            &[("size", "huge")],
+            Some(".properties.size"),
+        ),
+        ("small", "huge", &[], Some(".node_class")),
+        ("space", "small", &[], Some(".properties.namespace")),
+    ] {
+        let answer = apply(&door, who, at("orders", choice("late", class, of)), true).await;
+        match wanted {
+            Some(wanted) => assert_eq!(denied(answer, who), [field(wanted)], "{who}"),
+            None => drop(answer.unwrap_or_else(|status| panic!("{who}: {status:?}"))),
+        }
+    }
+    door.stop().await;
+}
+
+#[tokio::test]
 async fn what_somebody_else_has_placed_stays_and_is_changed_only_by_who_may_place_it() {
     let door = door().await;
     let space = [("namespace", "shared")];

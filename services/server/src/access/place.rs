@@ -42,8 +42,8 @@ pub struct Place<'a> {
     pub properties: &'a Object,
     /// Whether what is on the platform is in a namespace.
     pub namespaced: bool,
-    /// Names of the properties that choose what a class chooses.
-    pub sizes: &'a [String],
+    /// Names of the properties that choose what a class chooses. None: nobody knows, so each of them may.
+    pub sizes: Option<&'a [String]>,
 }
 
 /// A part of a place.
@@ -121,7 +121,10 @@ impl Limits {
         let class = place.node_class.filter(|_| !self.node_classes.is_empty())?;
         let why = || format!("{} for the caller", allowed(&self.node_classes));
         let mut chosen = !class.is_empty();
-        for property in place.sizes {
+        let Some(sizes) = place.sizes else {
+            return self.class_of_unknown(class, place.properties);
+        };
+        for property in sizes {
             match place.properties.get(property) {
                 None | Some(Value::Null) => {}
                 Some(Value::String(name)) if any(&self.node_classes, name) => chosen = true,
@@ -138,6 +141,27 @@ impl Limits {
         };
         let part = Part::NodeClass;
         (!fits).then(|| Refusal { part, why: why() })
+    }
+
+    /// Where any property may be another word for the class.
+    fn class_of_unknown(&self, class: &str, properties: &Object) -> Option<Refusal> {
+        if self.node_classes.iter().any(|pattern| pattern == "*") {
+            return None;
+        }
+        if !any(&self.node_classes, class) {
+            let why = format!("{} for the caller", allowed(&self.node_classes));
+            let part = Part::NodeClass;
+            return Some(Refusal { part, why });
+        }
+        let mut set = properties
+            .iter()
+            .filter(|(name, value)| *name != NAMESPACE && !value.is_null());
+        set.next().map(|(name, _)| Refusal {
+            part: Part::Property(name.clone()),
+            why: "may choose what a node class chooses, to which the caller is held; nobody knows before the platform has \
+                  answered once since the orchestrator started"
+                .to_owned(),
+        })
     }
 
     fn namespace(&self, place: &Place<'_>) -> Option<Refusal> {
@@ -258,6 +282,17 @@ mod tests {
     }
 
     fn refused(grants: &[&str], platform: &str, class: &str, properties: Value) -> Vec<Part> {
+        let sizes = ["instanceType".to_owned(), "memory".to_owned()];
+        refused_at(grants, platform, class, properties, Some(&sizes))
+    }
+
+    fn refused_at(
+        grants: &[&str],
+        platform: &str,
+        class: &str,
+        properties: Value,
+        sizes: Option<&[String]>,
+    ) -> Vec<Part> {
         let caller = Caller::new(grants.iter().map(|limits| grant(limits)).collect());
         let Value::Object(properties) = properties else {
             panic!("an object")
@@ -267,7 +302,7 @@ mod tests {
             node_class: Some(class),
             properties: &properties,
             namespaced: platform.starts_with("k8s"),
-            sizes: &["instanceType".to_owned(), "memory".to_owned()],
+            sizes,
         };
         let refusals = caller.refusals(Permission::Change, "orders", &BTreeMap::new(), &place);
         refusals.into_iter().map(|refusal| refusal.part).collect()
@@ -330,6 +365,23 @@ mod tests {
             );
         }
         assert!(refused(&["{node_classes: ['*']}"], "aws", "", json!({})).is_empty());
+    }
+
+    #[test]
+    fn while_nobody_knows_which_properties_choose_a_class_each_may() {
+        let unknown = |grants: &[&str], class: &str, properties: Value| {
+            refused_at(grants, "k8s", class, properties, None)
+        };
+        let grants = &["{node_classes: [small]}"];
+        assert!(unknown(grants, "small", json!({"namespace": "shop", "image": null})).is_empty());
+        assert_eq!(
+            unknown(grants, "small", json!({"instanceType": "huge"})),
+            [property("instanceType")]
+        );
+        assert_eq!(unknown(grants, "", json!({})), [Part::NodeClass]);
+        for grant in ["{node_classes: ['*']}", "{}"] {
+            assert!(unknown(&[grant], "", json!({"instanceType": "huge"})).is_empty());
+        }
     }
 
     #[test]
