@@ -211,8 +211,12 @@ impl Platform {
         inner.urgent = Arc::new(Semaphore::new(urgent));
         inner.client = Some(client);
         inner.fenced = false;
-        // What it shows is counted from here, or it could never show few enough again.
+        // What it shows is counted from here, or it could never show few enough again. What it showed before stays only as long
+        // as it is not too much: it could come again and again with other ones.
         inner.strangers = 0;
+        if inner.foreign.values().map(BTreeMap::len).sum::<usize>() > MAX_ITEMS {
+            inner.foreign.clear();
+        }
         // Its clock may be another one.
         inner.observe_time = None;
         inner.phase = Phase::Ready;

@@ -9,16 +9,36 @@ fn platform() -> Platform {
         ..Registration::default()
     };
     let platform = Platform::new("p".into(), registration, 0);
+    connect(&platform);
+    platform
+}
+
+fn connect(platform: &Platform) {
     let routes = tonic::service::Routes::default();
     let client = PlatformClient::new(drover_client::in_process(routes));
-    platform.connected(
-        client,
-        wire::Platform {
-            uid: "u".into(),
-            ..wire::Platform::default()
-        },
-    );
-    platform
+    let handshake = wire::Platform {
+        uid: "u".into(),
+        ..wire::Platform::default()
+    };
+    platform.connected(client, handshake);
+}
+
+#[test]
+fn a_platform_that_comes_again_and_again_with_other_nodes_fills_no_memory() {
+    let platform = platform();
+    let kept = || -> u32 { platform.foreign().values().flat_map(BTreeMap::values).sum() };
+    for round in 0..5 {
+        let mut shown = 0_usize;
+        while platform.refuse_flood().is_ok() {
+            platform.add_foreign("theirs", &format!("{round}-{shown}"), String::new());
+            shown += 1;
+            assert!(shown <= 2 * MAX_ITEMS);
+        }
+        assert!(kept() as usize <= 2 * MAX_ITEMS + 2, "{round}: {}", kept());
+        // Who shows few again is heard again.
+        connect(&platform);
+        platform.refuse_flood().unwrap();
+    }
 }
 
 fn time(seconds: i64) -> Option<prost_types::Timestamp> {

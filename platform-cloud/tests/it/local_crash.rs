@@ -158,6 +158,37 @@ async fn remove_everything(world: &World) {
     );
 }
 
+/// What is written there belongs to the node's user already, who could put a link in the way of the rest.
+#[cfg(feature = "crash-points")]
+#[test]
+fn the_directory_of_a_node_is_entered_by_nobody_else_before_all_of_it_is_written() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let modes = |point: &str| -> Vec<(bool, u32)> {
+        run_platform(directory.path(), "create", point);
+        let nodes = local_support::state(directory.path()).join("nodes");
+        let found = fs::read_dir(nodes).unwrap().map(Result::unwrap).map(|it| {
+            let is_new = it.file_name().to_string_lossy().starts_with('.');
+            (is_new, it.metadata().unwrap().permissions().mode() & 0o077)
+        });
+        found.collect()
+    };
+    let written = modes("IntentWritten");
+    assert!(written.contains(&(true, 0)), "{written:?}");
+    assert!(
+        written
+            .iter()
+            .all(|(is_new, others)| !is_new || *others == 0)
+    );
+    let committed = modes("IntentDurable");
+    assert!(
+        committed
+            .iter()
+            .any(|(is_new, others)| !is_new && *others != 0),
+        "{committed:?}"
+    );
+}
+
 #[cfg(feature = "crash-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_crash_while_nodes_are_made_each_slot_has_exactly_one_process() {

@@ -275,6 +275,27 @@ mod tests {
             refused("{run_as_users: ['1000']}", pod),
             ["spec.containers[0].securityContext.runAsUser"]
         );
+        // What is null is not there, for Kubernetes too: the pod's holds, or nobody has said it.
+        for (pod, fields) in [
+            (
+                "{securityContext: {runAsUser: 999}, containers: [{name: a, securityContext: {runAsUser: null}}]}",
+                vec![
+                    "spec.securityContext.runAsUser",
+                    "spec.containers[0].securityContext.runAsUser",
+                ],
+            ),
+            (
+                "{securityContext: {runAsUser: null}, containers: [{name: a, securityContext: {runAsUser: null}}]}",
+                vec!["spec.containers[0].securityContext.runAsUser"],
+            ),
+            (
+                "{securityContext: {runAsUser: null}, containers: [{name: a, securityContext: {runAsUser: 1000}}]}",
+                vec![],
+            ),
+        ] {
+            let pod = format!("{{apiVersion: v1, kind: Pod, metadata: {{name: a}}, spec: {pod}}}");
+            assert_eq!(refused("{run_as_users: ['1000']}", &pod), fields, "{pod}");
+        }
         let job = "{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: a}, spec: {template: {spec: {containers: [{name: a, image: evil}]}}}}";
         assert_eq!(
             refused("{images: ['good/*']}", job),

@@ -207,12 +207,18 @@ async fn a_list_that_cannot_be_read_keeps_a_server_from_starting() {
     let server = authority.server();
     let crl = authority.path("crl.pem");
     let settings = settings(&server, authority.ca(), Some(crl.clone()));
+    let twice = authority.revoke(&[&server], DAY) + &authority.revoke(&[], DAY);
     for (text, words) in [
         (None, "No such file"),
         (Some("no list"), "holds no list of revoked certificates"),
         (
             Some("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"),
             "holds a list that cannot be read",
+        ),
+        // Only one of them would be asked, which may be the older one.
+        (
+            Some(&*twice),
+            "holds two lists of CN=ours; keep the newest only",
         ),
     ] {
         if let Some(text) = text {
