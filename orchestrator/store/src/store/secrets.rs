@@ -22,14 +22,17 @@ const LOOK: usize = 8;
 /// How often a secret is tried to be written while others are: each time one of them got through.
 const TRIES: usize = 64;
 
+/// Secrets of a store: the numbers of all of them are one value, which is written together with each.
+const MAX_SECRETS: usize = 4000;
+
 impl Store {
     /// Takes the keys that secrets and user data are encrypted with. What another key encrypted, or none, is encrypted
     /// anew with the first one; who is cut off there goes on at the next start. Answers how many values that were. Once,
     /// before anybody works on the store.
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION`, before anything is changed, if something is encrypted with a key that is not among them;
-    /// the message names the file.
+    /// `FAILED_PRECONDITION`, before anything is changed, if something is encrypted with a key that is not among them
+    /// (the message names the file), or if there are more than 4000 secrets.
     pub async fn unlock(&self, keys: Keyring) -> Result<usize> {
         let first = keys.first();
         let meta = self.present_meta().await?;
@@ -39,6 +42,16 @@ impl Store {
             let other = self
                 .sealed_otherwise(&keys, &Numbers::of(&keys, &meta.value)?)
                 .await?;
+            let count = self.secrets().await?.len();
+            if count > MAX_SECRETS {
+                return Err(Error::new(
+                    Reason::Precondition,
+                    format!(
+                        "the store holds {count} secrets, and at most {MAX_SECRETS} are possible; delete some with the version \
+                         that wrote them"
+                    ),
+                ));
+            }
             let begun = Meta {
                 format: SEALED_FORMAT,
                 sealed: true,
@@ -149,6 +162,14 @@ impl Store {
         for _ in 0..TRIES {
             let meta = self.present_meta().await?;
             let mut numbers = Numbers::of(keys, &meta.value)?;
+            if numbers.of.of.len() >= MAX_SECRETS && !numbers.of.of.contains_key(name) {
+                return Err(Error::new(
+                    Reason::Precondition,
+                    format!(
+                        "there are {MAX_SECRETS} secrets already, which is all that are possible; delete one that nobody names"
+                    ),
+                ));
+            }
             let value = keys.seal_numbered(&key, numbers.next(name), plain)?;
             let marker = Marker {
                 key: key.clone(),
@@ -269,7 +290,7 @@ impl Store {
     /// Stores a secret, encrypted. `expected` as of [`Store::put_platform`].
     ///
     /// # Errors
-    /// `FAILED_PRECONDITION` without keys; `REVISION_MISMATCH`.
+    /// `FAILED_PRECONDITION` without keys, and beyond 4000 secrets; `REVISION_MISMATCH`.
     pub async fn put_secret(
         &self,
         name: &str,
@@ -410,13 +431,94 @@ mod tests {
     const LINE: &str = "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
 
     /// What a store of format 2 has of a secret.
-    async fn put_old(backend: &dyn Backend, keys: &Keyring, name: &str, plain: &[u8]) {
+    fn old_row(keys: &Keyring, name: &str, plain: &[u8]) -> (Key, Bytes) {
         let key: Key = Name::Secret(name.into()).into();
         let row = SecretRow {
             value: keys.seal(&key, plain).unwrap(),
         };
-        let txn = Txn::default().put(key, marked(&row, &new_txn_id()));
+        (key, marked(&row, &new_txn_id()))
+    }
+
+    async fn put_old(backend: &dyn Backend, keys: &Keyring, name: &str, plain: &[u8]) {
+        let (key, row) = old_row(keys, name, plain);
+        let txn = Txn::default().put(key, row);
         backend.commit(txn, Lane::Bulk).await.unwrap();
+    }
+
+    fn longest(number: usize) -> String {
+        format!("{number:-<63}")
+    }
+
+    #[tokio::test]
+    async fn one_secret_more_than_are_possible_is_refused_and_those_that_are_there_are_written_and_read()
+     {
+        let directory = tempfile::tempdir().unwrap();
+        let backend: Arc<dyn Backend> = Arc::new(SqliteBackend::open(directory.path()).unwrap());
+        let keys = || Keyring::parse(LINE, "keys").unwrap();
+        let store = Store::open(backend).await.unwrap();
+        store.unlock(keys()).await.unwrap();
+        let meta = store.present_meta().await.unwrap();
+        let mut numbers = Numbers::of(&keys(), &meta.value).unwrap();
+        for number in 1..MAX_SECRETS {
+            numbers.next(&longest(number));
+        }
+        let full = Meta {
+            secrets: numbers.sealed(&keys()).unwrap(),
+            ..meta.value
+        };
+        store
+            .put_record(Name::Meta.into(), full, Some(meta.revision))
+            .await
+            .unwrap();
+        // The largest one, too.
+        let large = Bytes::from(vec![7; 256 * 1024]);
+        let last = longest(0);
+        for _ in 0..2 {
+            store.put_secret(&last, large.clone(), None).await.unwrap();
+        }
+        assert_eq!(store.secret(&last).await.unwrap().unwrap().value, large);
+        let refused = store.put_secret("more", large.clone(), None).await;
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.reason(), Reason::Precondition);
+        assert!(refused.message().contains("4000 secrets"), "{refused}");
+        assert!(store.secret("more").await.unwrap().is_none());
+        store.delete_secret(&last, None).await.unwrap();
+        store.put_secret("more", large, None).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_store_with_more_secrets_than_are_possible_is_not_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let backend: Arc<dyn Backend> = Arc::new(SqliteBackend::open(directory.path()).unwrap());
+        let keys = || Keyring::parse(LINE, "keys").unwrap();
+        let store = Store::open(backend.clone()).await.unwrap();
+        let meta = store.present_meta().await.unwrap();
+        let old = Meta {
+            format: OLD_FORMAT,
+            sealed: true,
+            sealed_with: Bytes::copy_from_slice(&keys().first()),
+            ..meta.value
+        };
+        store
+            .put_record(Name::Meta.into(), old, Some(meta.revision))
+            .await
+            .unwrap();
+        let numbers: Vec<usize> = (0..=MAX_SECRETS).collect();
+        for some in numbers.chunks(100) {
+            let txn = some.iter().fold(Txn::default(), |txn, number| {
+                let (key, row) = old_row(&keys(), &longest(*number), b"x");
+                txn.put(key, row)
+            });
+            backend.commit(txn, Lane::Bulk).await.unwrap();
+        }
+        let before = store.present_meta().await.unwrap();
+        let refused = store.unlock(keys()).await.unwrap_err();
+        assert_eq!(refused.reason(), Reason::Precondition);
+        assert!(refused.message().contains("4001 secrets"), "{refused}");
+        assert_eq!(
+            store.present_meta().await.unwrap().revision,
+            before.revision
+        );
     }
 
     #[tokio::test]
