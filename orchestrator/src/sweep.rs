@@ -1,14 +1,17 @@
 //! Deleted clusters: what shows up of them late is still ours to remove.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
 
 use drover_core::{Class, Millis, Phase, Sym};
 use drover_proto::platform::v1 as wire;
-use futures::{StreamExt, stream};
+use futures::{
+    StreamExt,
+    stream::{self, FuturesUnordered},
+};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::time::MissedTickBehavior;
@@ -34,7 +37,7 @@ const FORGET_INTERVAL: Duration = Duration::from_secs(3600);
 const SAFETY_SWEEP: Duration = Duration::from_secs(300);
 /// Removals under way at once on one platform, of those that it lets in.
 const AT_ONCE: usize = 8;
-/// Most removals on one platform before all platforms are looked at again.
+/// Most removals on one platform before it is looked at again which are due.
 const MOST_AT_A_TIME: usize = 64;
 /// Deadline of a removal.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,6 +62,8 @@ struct Late {
     owner: Uuid,
     node: wire::Node,
     since: Millis,
+    /// When its platform was asked last to remove it. 0: never.
+    asked: Millis,
 }
 
 impl Tombstones {
@@ -158,13 +163,16 @@ impl Tombstones {
         }
         let key = (platform.name.clone(), node.node_id.clone());
         let mut late = self.late.lock();
-        let since = late.get(&key).map_or(now, |late| late.since);
+        let (since, asked) = late
+            .get(&key)
+            .map_or((now, 0), |late| (late.since, late.asked));
         late.insert(
             key,
             Late {
                 owner,
                 node: node.clone(),
                 since,
+                asked,
             },
         );
         true
@@ -177,12 +185,28 @@ impl Tombstones {
         }
     }
 
-    fn due(&self, now: Millis) -> Vec<((Sym, String), Late)> {
-        let late = self.late.lock();
-        late.iter()
-            .filter(|(_, late)| late.since + GRACE <= now)
-            .map(|(k, v)| (k.clone(), v.clone()))
-            .collect()
+    /// What is to be removed now, by platform. Whoever was asked for longest ago is first, so that those whose removal does
+    /// not come on keep nobody else from being asked for.
+    fn due(&self, now: Millis) -> BTreeMap<Sym, Vec<(String, Late)>> {
+        let mut due: BTreeMap<Sym, Vec<(String, Late)>> = BTreeMap::new();
+        for ((platform, node_id), late) in &*self.late.lock() {
+            if late.since + GRACE <= now {
+                let own = due.entry(platform.clone()).or_default();
+                own.push((node_id.clone(), late.clone()));
+            }
+        }
+        for own in due.values_mut() {
+            own.sort_by_key(|(_, late)| (late.asked, late.since));
+            own.truncate(MOST_AT_A_TIME);
+        }
+        due
+    }
+
+    fn asked(&self, platform: &Sym, node_id: &str, now: Millis) {
+        let mut late = self.late.lock();
+        if let Some(late) = late.get_mut(&(platform.clone(), node_id.to_owned())) {
+            late.asked = now;
+        }
     }
 }
 
@@ -214,39 +238,42 @@ fn visit_some(shared: &Shared) {
     }
 }
 
-/// Removes what shows up late, until the orchestrator stops. By itself, since platforms may take their time.
+/// Removes what shows up late, until the orchestrator stops. By itself, since platforms may take their time; each takes it
+/// for itself.
 pub(crate) async fn remove_late(shared: Arc<Shared>) {
     let mut look = tokio::time::interval(INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut rounds = FuturesUnordered::new();
+    let mut busy: BTreeSet<Sym> = BTreeSet::new();
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return,
-            _ = look.tick() => {}
-        }
-        tokio::select! {
-            () = shared.stop.cancelled() => return,
-            () = sweep(&shared) => {}
+            Some(platform) = rounds.next() => {
+                busy.remove(&platform);
+            }
+            _ = look.tick() => {
+                if shared.store.restored_hold() {
+                    continue;
+                }
+                for (platform, late) in shared.tombstones.due(shared.now()) {
+                    if busy.insert(platform.clone()) {
+                        rounds.push(round(&shared, platform, late));
+                    }
+                }
+            }
         }
     }
 }
 
-async fn sweep(shared: &Arc<Shared>) {
-    if shared.store.restored_hold() {
-        return;
-    }
-    let mut due: BTreeMap<Sym, Vec<(String, Late)>> = BTreeMap::new();
-    for ((platform, node_id), late) in shared.tombstones.due(shared.now()) {
-        due.entry(platform).or_default().push((node_id, late));
-    }
-    let platforms = due.into_iter().map(|(platform, late)| async move {
-        let late = late.into_iter().take(MOST_AT_A_TIME);
-        let removals = late.map(|(node_id, late)| remove(shared, platform.clone(), node_id, late));
-        stream::iter(removals)
-            .buffer_unordered(AT_ONCE)
-            .collect::<()>()
-            .await;
-    });
-    futures::future::join_all(platforms).await;
+/// Has one platform remove these. Answers which one it was.
+async fn round(shared: &Arc<Shared>, platform: Sym, late: Vec<(String, Late)>) -> Sym {
+    let late = late.into_iter();
+    let removals = late.map(|(node_id, late)| remove(shared, platform.clone(), node_id, late));
+    stream::iter(removals)
+        .buffer_unordered(AT_ONCE)
+        .collect::<()>()
+        .await;
+    platform
 }
 
 /// Removes one of them, as every call to a platform is made: when it is its turn, and unless it is left alone.
@@ -281,6 +308,7 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
         ..wire::DeprovisionRequest::default()
     };
     tracing::info!(%platform, %node_id, cluster = %late.node.cluster_id, "removing a late node of a deleted cluster");
+    shared.tombstones.asked(&platform, &node_id, shared.now());
     let answer = client.deprovision(message, TIMEOUT).await;
     drop(permit);
     judged(shared, &registered, answer.as_ref().err());

@@ -1,11 +1,14 @@
 //! What platforms say late: of nodes of deleted clusters, and of nodes whose ids others have by now.
 
 use std::{
+    collections::BTreeSet,
+    future::pending,
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use drover_client::{Channel, in_process};
@@ -25,15 +28,30 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, service::Routes};
 
-use crate::api::support::{World, document, until};
+use crate::api::support::{Site, World, document, until};
 
-/// A platform into whose watches a test speaks, and that can be told to refuse removals.
+/// What a platform does of a removal that it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Removes {
+    It,
+    /// It says that it is about to, and does not.
+    Nothing,
+    /// It never answers.
+    Hangs,
+}
+
+/// A platform into whose watches a test speaks, and that can be told what to do of removals.
 #[derive(Clone)]
 struct Told {
     client: PlatformServiceClient<Channel>,
     says: Arc<Mutex<Option<mpsc::Sender<Event>>>>,
     /// From 1 on removals fail; it counts them.
     refused: Arc<AtomicUsize>,
+    removes: Arc<Mutex<Removes>>,
+    /// Ids whose removal was asked for.
+    asked: Arc<Mutex<BTreeSet<String>>>,
+    /// How often it was asked for a removal and did not answer.
+    hangs: Arc<AtomicUsize>,
 }
 
 impl Told {
@@ -43,6 +61,9 @@ impl Told {
             client: PlatformServiceClient::new(world.site.channel()),
             says: Arc::default(),
             refused: Arc::default(),
+            removes: Arc::new(Mutex::new(Removes::It)),
+            asked: Arc::default(),
+            hangs: Arc::default(),
         };
         let channel = in_process(Routes::new(PlatformServiceServer::new(told.clone())));
         world.sites.put("http://told", channel);
@@ -134,6 +155,22 @@ impl PlatformService for Told {
         if self.refused.load(Ordering::Relaxed) > 0 {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(Status::unavailable("not now"));
+        }
+        let removes = *self.removes.lock();
+        self.asked.lock().insert(request.get_ref().node_id.clone());
+        match removes {
+            Removes::It => {}
+            Removes::Nothing => {
+                let state = wire::DeprovisionState::Deprovisioning.into();
+                return Ok(Response::new(wire::DeprovisionResponse {
+                    state,
+                    ..Default::default()
+                }));
+            }
+            Removes::Hangs => {
+                self.hangs.fetch_add(1, Ordering::Relaxed);
+                pending::<()>().await;
+            }
         }
         self.client.clone().deprovision(request.into_inner()).await
     }
@@ -233,20 +270,7 @@ async fn late_nodes_of_deleted_clusters_wait_for_a_platform_that_fails() {
     world.gone("orders").await;
 
     told.refused.store(1, Ordering::Relaxed);
-    let slot = node.slot.clone().unwrap();
-    for index in 0..20 {
-        let late = Identity {
-            owner: slot.owner.clone(),
-            cluster_id: "orders".into(),
-            group: "db".into(),
-            request_id: slot.request_id.clone(),
-            index: 1 + index,
-            sequence: node.sequence,
-            store_id: node.store_id.clone(),
-            ..Identity::default()
-        };
-        world.site.backend().create_as(late).unwrap();
-    }
+    show_late(&world.site, &node, 20);
     until("the platform is left alone", async || {
         let status = world.platform("sim").await;
         let mut conditions = status.conditions.iter();
@@ -264,5 +288,82 @@ async fn late_nodes_of_deleted_clusters_wait_for_a_platform_that_fails() {
         world.site.backend().is_empty().then_some(())
     })
     .await;
+    world.stop().await;
+}
+
+/// A backend shows so many nodes like one that a cluster had before it was deleted.
+fn show_late(site: &Site, like: &wire::Node, count: u32) {
+    let slot = like.slot.clone().unwrap();
+    for index in 0..count {
+        let late = Identity {
+            owner: slot.owner.clone(),
+            cluster_id: like.cluster_id.clone(),
+            group: "db".into(),
+            request_id: slot.request_id.clone(),
+            index: 1 + index,
+            sequence: like.sequence,
+            store_id: like.store_id.clone(),
+            ..Identity::default()
+        };
+        site.backend().create_as(late).unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_late_node_is_asked_for_although_the_first_ones_do_not_go() {
+    const COUNT: u32 = 150;
+    let world = World::with(SimulatedSettings::default()).await;
+    let told = Told::in_front_of(&world).await;
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    let node = world.site.backend().nodes().remove(0);
+    world.delete("orders").await.unwrap();
+    world.gone("orders").await;
+    told.asked.lock().clear();
+
+    *told.removes.lock() = Removes::Nothing;
+    show_late(&world.site, &node, COUNT);
+    until("each of them is asked for", async || {
+        (told.asked.lock().len() == COUNT as usize).then_some(())
+    })
+    .await;
+
+    *told.removes.lock() = Removes::It;
+    until("all late nodes are gone", async || {
+        world.site.backend().is_empty().then_some(())
+    })
+    .await;
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_platform_that_does_not_answer_holds_up_no_late_node_of_another_one() {
+    let world = World::with(SimulatedSettings::default()).await;
+    let told = Told::in_front_of(&world).await;
+    let other = Site::new(SimulatedSettings::default()).await;
+    world.sites.put("http://other", other.channel());
+    world.register("other", "http://other").await.unwrap();
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    let node = world.site.backend().nodes().remove(0);
+    world.delete("orders").await.unwrap();
+    world.gone("orders").await;
+
+    *told.removes.lock() = Removes::Hangs;
+    show_late(&world.site, &node, 1);
+    // That of the other platform is due when this one is being asked already, and long before that call is given up.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    show_late(&other, &node, 1);
+    until("the first platform is asked", async || {
+        (told.hangs.load(Ordering::Relaxed) == 1).then_some(())
+    })
+    .await;
+    assert_eq!(other.backend().len(), 1, "it is not due yet");
+    until("what the other one shows is gone", async || {
+        other.backend().is_empty().then_some(())
+    })
+    .await;
+    let asked = told.hangs.load(Ordering::Relaxed);
+    assert_eq!(asked, 1, "nobody waited for the first call to be given up");
     world.stop().await;
 }
