@@ -14,7 +14,7 @@ use drover_core::{
         SecretRef, Settings, UserDataSource,
     },
 };
-use drover_planner::{Leaving, State};
+use drover_planner::{Leaving, Skipped, State};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
 use drover_store::{ClusterRow, Desired, DigestKey, Head, Versioned};
 use parking_lot::Mutex;
@@ -279,8 +279,13 @@ pub(crate) fn stored_spec(bytes: &[u8]) -> Result<pb::ClusterSpec> {
 }
 
 impl Cluster {
-    /// From the store, at the start.
-    pub(crate) fn load(row: ClusterRow, interner: &Interner, digests: &DigestKey) -> Result<Self> {
+    /// From the store. Its requests count on from `first`, above those that a lost store may have made.
+    pub(crate) fn load(
+        row: ClusterRow,
+        first: u64,
+        interner: &Interner,
+        digests: &DigestKey,
+    ) -> Result<Self> {
         let ClusterRow {
             uid,
             desired,
@@ -300,6 +305,8 @@ impl Cluster {
         };
         state.next_slot = head.value.next_slot;
         state.next_sequence = head.value.next_sequence;
+        state.skipped = Skipped::of(&head.value.skipped);
+        state.count_from(first);
         state.observed_generation = head.value.observed_generation;
         codec::decode_head(&head.value.state, &mut state, interner)?;
         crate::infrastructure::codec::load(resources, &mut state, interner)?;

@@ -265,7 +265,7 @@ async fn load(shared: &Arc<Shared>) -> Result<()> {
     let mut loader = shared.store.load().await?;
     let mut latest = 0;
     while let Some(row) = loader.next().await? {
-        let cluster = cluster::Cluster::load(row, &shared.interner, &shared.digests)?;
+        let cluster = shared.read(row)?;
         latest = latest.max(clock::latest(&cluster.inner.lock().state));
         shared.add(cluster);
     }

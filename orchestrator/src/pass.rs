@@ -388,9 +388,7 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
         tally::count(shared, gone, tally::Tally::new());
         return Ok(());
     };
-    let fresh = Cluster::load(row, &shared.interner, &shared.digests)?
-        .inner
-        .into_inner();
+    let fresh = shared.read(row)?.inner.into_inner();
     let mut inner = cluster.inner.lock();
     let old = std::mem::replace(&mut inner.state, fresh.state);
     inner.head = fresh.head;
@@ -505,6 +503,7 @@ fn remembered(inner: &Inner) -> (codec::UsedList, u64) {
     let kept = codec::UsedList {
         used: used.collect(),
         generation: inner.desired.value.generation,
+        skipped: inner.state.skipped.bounds(),
     };
     (kept, inner.state.next_sequence)
 }

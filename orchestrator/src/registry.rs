@@ -249,7 +249,7 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
     let left = shared
         .leaks
         .user(name)
-        .and_then(|owner| Some(shared.tombstones.last(owner)?.0));
+        .and_then(|owner| shared.tombstones.name(owner));
     if let Some(cluster) = shared.tombstones.user(name).or(left) {
         let message = format!(
             "{name} still shows something of {cluster}, which is deleted; it is about to be removed"

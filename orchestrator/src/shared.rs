@@ -11,7 +11,7 @@ use drover_client::{Channel, Identity};
 use drover_core::{Error, Millis, Result, Sym, spec::Group};
 use drover_planner::PlatformView;
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
-use drover_store::{DigestKey, Revision, Shards, Store};
+use drover_store::{ClusterRow, DigestKey, Revision, Shards, Store};
 use parking_lot::{Mutex, RwLock};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
@@ -103,6 +103,12 @@ impl Shared {
         let uid = self.names.read().get(name).copied();
         uid.and_then(|uid| self.cluster(uid))
             .ok_or_else(|| Error::not_found("cluster", name))
+    }
+
+    /// A cluster as the store has it.
+    pub(crate) fn read(&self, row: ClusterRow) -> Result<Cluster> {
+        let first = self.shards.of(row.uid).first_sequence();
+        Cluster::load(row, first, &self.interner, &self.digests)
     }
 
     pub(crate) fn add(&self, cluster: Cluster) -> Arc<Cluster> {

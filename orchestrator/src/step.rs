@@ -85,6 +85,7 @@ pub(crate) fn encode_step(
         observed_generation: state.observed_generation,
         next_slot: state.next_slot,
         next_sequence: state.next_sequence,
+        skipped: state.skipped.clone(),
         nodes: slots
             .iter()
             .filter_map(|slot| state.node(*slot))
@@ -117,6 +118,7 @@ pub(crate) fn encode_step(
     let mut head = inner.head.value.clone();
     head.next_slot = touched.next_slot;
     head.next_sequence = touched.next_sequence;
+    head.skipped = touched.skipped.bounds();
     head.observed_generation = touched.observed_generation;
     head.state = codec::encode_head(&touched);
     let mut step = Step {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use drover_core::{Class, Millis, Phase, Sym};
+use drover_planner::Skipped;
 use drover_proto::platform::v1 as wire;
 use futures::{
     StreamExt,
@@ -55,6 +56,12 @@ struct Tombstone {
     next_sequence: u64,
     deleted: Millis,
     used: UsedList,
+}
+
+impl Tombstone {
+    fn gave_out(&self, sequence: u64) -> bool {
+        sequence < self.next_sequence && !Skipped::of(&self.used.skipped).has(sequence)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -113,12 +120,15 @@ impl Tombstones {
             .unwrap_or(0)
     }
 
-    /// The name of a deleted cluster, and the sequence after the last that it gave out.
-    pub(crate) fn last(&self, uid: Uuid) -> Option<(String, u64)> {
+    /// The name of a deleted cluster.
+    pub(crate) fn name(&self, uid: Uuid) -> Option<String> {
+        self.clusters.lock().get(&uid).map(|t| t.name.clone())
+    }
+
+    /// Whether a deleted cluster had a request of this sequence.
+    pub(crate) fn gave_out(&self, uid: Uuid, sequence: u64) -> bool {
         let clusters = self.clusters.lock();
-        clusters
-            .get(&uid)
-            .map(|t| (t.name.clone(), t.next_sequence))
+        clusters.get(&uid).is_some_and(|t| t.gave_out(sequence))
     }
 
     /// When a cluster was deleted.
@@ -149,7 +159,7 @@ impl Tombstones {
         let Some(tombstone) = clusters.get(&owner) else {
             return false;
         };
-        if node.sequence >= tombstone.next_sequence {
+        if !tombstone.gave_out(node.sequence) {
             tracing::error!(
                 platform = %platform.name,
                 cluster = %tombstone.name,

@@ -144,6 +144,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 .used
                 .insert((node.platform.clone(), node.platform_uid.clone()));
             state.next_sequence = state.next_sequence.max(node.sequence + 1);
+            state.skipped.take(node.sequence);
             if let Some(id) = &node.node_id {
                 state.orphans.remove(&(node.platform.clone(), id.clone()));
             }

@@ -23,6 +23,7 @@ mod remove;
 mod requests;
 mod rollout;
 mod scale;
+mod skipped;
 mod small;
 mod spread;
 mod standby;
@@ -40,6 +41,7 @@ pub use infrastructure::{BackendKey, DRIFT_INTERVAL, InfrastructureChange, RELEA
 pub use order::Leaving;
 pub use plan::{Call, Input, Note, Op, Plan, Renewal, Sizes};
 pub use platform::{Domains, Limits, PlatformView, Shortage, is_troubled, most_troubled};
+pub use skipped::Skipped;
 pub use small::SmallMap;
 pub use state::{
     BackOff, BackOffKey, BackOffKind, Condition, ConditionKey, ConditionKind, Foreign, Orphan,

@@ -27,7 +27,7 @@ impl Planner<'_> {
             .state
             .orphans
             .iter()
-            .find(|(_, orphan)| orphan.sequence >= self.state.next_sequence);
+            .find(|(_, orphan)| !self.state.gave_out(orphan.sequence));
         self.behind = behind.is_some();
         // What is made while a platform cannot be seen would be too many once it shows what is to be taken in.
         self.adopting = self.state.adopts()
@@ -36,11 +36,10 @@ impl Planner<'_> {
                 && self.hidden().is_none());
         if let Some(((platform, _), orphan)) = behind {
             let message = format!(
-                "{platform} shows request number {} of this cluster, and this store never gave out more than {}: the \
-                 store is older than reality, and nothing is made or deleted. Restore a newer backup, or keep what is \
-                 there: drover apply --adopt",
+                "{platform} shows request number {} of this cluster, and this store never gave it out: the store is older \
+                 than reality, and nothing is made or deleted. Restore a newer backup, or keep what is there: drover \
+                 apply --adopt",
                 orphan.sequence,
-                self.state.next_sequence.saturating_sub(1),
             );
             self.hold(
                 ConditionKey {

@@ -10,7 +10,7 @@ use drover_core::{
 };
 use uuid::Uuid;
 
-use crate::{SmallMap, infrastructure::BackendKey};
+use crate::{Skipped, SmallMap, infrastructure::BackendKey};
 
 /// What is recorded of a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +29,8 @@ pub struct State {
     pub next_slot: u64,
     /// Sequence of the next request.
     pub next_sequence: u64,
+    /// Sequences below it that were never given out.
+    pub skipped: Skipped,
     /// Nodes, by slot.
     pub nodes: Vec<Node>,
     /// Slots of nodes on which somebody works: they are not replaced for being sick.

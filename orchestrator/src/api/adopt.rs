@@ -60,7 +60,7 @@ impl Api {
             nodes.retain(|node| {
                 let owner = node.slot.as_ref().map(|slot| slot.owner.as_str());
                 let owner = owner.and_then(|owner| Uuid::parse_str(owner).ok());
-                owner.is_none_or(|owner| self.shared.tombstones.last(owner).is_none())
+                owner.is_none_or(|owner| self.shared.tombstones.name(owner).is_none())
             });
             others.push((platform, uid, nodes));
         }

@@ -169,11 +169,7 @@ impl Api {
         };
         if let Some(row) = self.shared.store.load_cluster(uid).await? {
             self.shared.wrote(row.desired.revision);
-            let cluster = self.shared.add(Cluster::load(
-                row,
-                &self.shared.interner,
-                &self.shared.digests,
-            )?);
+            let cluster = self.shared.add(self.shared.read(row)?);
             self.shared.changed(&cluster, &mut cluster.inner.lock());
             self.shared.queue.push(uid, Urgency::Bulk);
         }

@@ -237,11 +237,14 @@ pub(crate) struct Used {
     pub(crate) uid: String,
 }
 
-/// What is kept of a deleted cluster: backends that it used, and its last generation.
+/// What is kept of a deleted cluster: backends that it used, its last generation, and the sequences that no
+/// request of it has, in bounds of ranges.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct UsedList {
     #[prost(message, repeated, tag = "1")]
     pub(crate) used: Vec<Used>,
     #[prost(uint64, tag = "2")]
     pub(crate) generation: u64,
+    #[prost(uint64, repeated, tag = "3")]
+    pub(crate) skipped: Vec<u64>,
 }

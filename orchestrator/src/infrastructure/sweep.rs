@@ -174,12 +174,12 @@ fn sort(shared: &Shared, platform: &Sym, resources: &[wire::Resource]) -> Sorted
         if owner.is_some_and(|owner| shared.cluster(owner).is_some()) {
             continue;
         }
-        let known = owner.and_then(|owner| Some((owner, shared.tombstones.last(owner)?)));
-        let Some((owner, (name, next_sequence))) = known else {
+        let known = owner.and_then(|owner| Some((owner, shared.tombstones.name(owner)?)));
+        let Some((owner, name)) = known else {
             sorted.foreign = sorted.foreign.saturating_add(1);
             continue;
         };
-        if one.sequence >= next_sequence {
+        if !shared.tombstones.gave_out(owner, one.sequence) {
             tracing::error!(
                 %platform, cluster = %name, sequence = one.sequence, kind = %one.kind, resource = %one.name,
                 "a deleted cluster has infrastructure of a request that this store never gave out; left alone"
@@ -214,7 +214,7 @@ async fn client(
 
 /// Releases what is left of a deleted cluster. Its tombstone is the durable intent; the owner decides what is freed.
 async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, owner: Uuid) -> Result<()> {
-    let Some((name, _)) = shared.tombstones.last(owner) else {
+    let Some(name) = shared.tombstones.name(owner) else {
         return Ok(());
     };
     let (uid, instance) = registered.platform.identity();

@@ -98,6 +98,9 @@ pub struct Head {
     /// Conditions, back-offs and what else belongs to the whole cluster, encoded by the orchestrator.
     #[prost(bytes = "bytes", tag = "6")]
     pub state: Bytes,
+    /// Counters below the next one that no request has: in turns the first of a range, and the one after its last.
+    #[prost(uint64, repeated, tag = "7")]
+    pub skipped: Vec<u64>,
 }
 
 impl Head {
@@ -325,6 +328,7 @@ impl fmt::Debug for Head {
             .field("first_seq", &self.first_seq)
             .field("next_slot", &self.next_slot)
             .field("next_sequence", &self.next_sequence)
+            .field("skipped", &self.skipped)
             .field("observed_generation", &self.observed_generation)
             .field("state_bytes", &self.state.len())
             .finish_non_exhaustive()

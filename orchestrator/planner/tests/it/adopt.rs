@@ -11,7 +11,7 @@ use drover_core::{
     spec::{Group, Health, OrphanPolicy, Probe},
     storage::{Policy, Retention},
 };
-use drover_planner::{Call, ConditionKey, ConditionKind, Op};
+use drover_planner::{Call, ConditionKey, ConditionKind, Op, Skipped};
 use uuid::Uuid;
 use world::{
     Crash, World,
@@ -262,6 +262,48 @@ fn an_older_store_takes_in_what_it_does_not_know_and_counts_above() {
 }
 
 #[test]
+fn an_older_store_that_has_made_more_than_the_lost_one_deletes_nothing_of_that() {
+    for seed in 0..20 {
+        println!("seed {seed}");
+        let mut world = World::new(seed, &["a", "b"]);
+        let on_b = |size| {
+            let mut group = group("side", size, &["b"]);
+            group.max_in_flight = Some(1);
+            group
+        };
+        let wanted = |a, b| vec![group("data", a, &["a"]), on_b(b)];
+        world.want(wanted(1, 1));
+        world.settle();
+        let old = world.durable.clone();
+        world.restart();
+        world.want(wanted(1, 4));
+        world.settle();
+        let living: BTreeSet<String> = world.platforms["b"].things.keys().cloned().collect();
+        assert_eq!(living.len(), 4);
+        world.durable = old;
+        world.durable.generation = world.state.generation;
+        world.set_reachable(&"b".into(), false);
+        for size in 2..8 {
+            world.restart();
+            world.want(wanted(size, 1));
+            world.run_for(HOUR);
+        }
+        assert_eq!(world.living("data").len(), 7, "what can be made is made");
+        world.set_reachable(&"b".into(), true);
+        world.run_for(HOUR);
+        assert!(holds(&world, ConditionKind::StoreBehind));
+        let now: BTreeSet<String> = world.platforms["b"].things.keys().cloned().collect();
+        assert_eq!(now, living);
+        assert!(world.platforms["b"].asked.is_empty());
+        order(&mut world);
+        world.want(wanted(7, 4));
+        world.settle();
+        world.assert_converged();
+        assert!(world.platforms["b"].things.keys().eq(&living));
+    }
+}
+
+#[test]
 fn two_of_our_own_in_one_place_get_places_of_their_own() {
     let (mut world, living) = behind(3);
     // The lost store had replaced a node that the copy knows, and the copy did not see it go.
@@ -283,8 +325,11 @@ fn two_of_our_own_in_one_place_get_places_of_their_own() {
 #[test]
 fn an_orphan_is_kept_where_the_cluster_wants_that_and_not_while_orphans_are_held() {
     let (mut world, living) = behind(5);
-    world.state.next_sequence += 100;
-    world.durable.next_sequence += 100;
+    // It was restored, and somebody confirmed that.
+    for state in [&mut world.state, &mut world.durable] {
+        state.skipped = Skipped::default();
+        state.next_sequence += 100;
+    }
     world.orphans = OrphanPolicy::Adopt;
     world.orphan_hold = true;
     world.want(vec![group("data", 3, &["a"])]);

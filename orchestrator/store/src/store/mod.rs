@@ -206,8 +206,11 @@ impl Store {
             }
         }
         for (uid, Versioned { value, revision }) in heads {
+            // No process of the lost store has begun later than now.
+            let next_sequence = value.next_sequence.saturating_add(LOST);
             let value = Head {
-                next_sequence: value.next_sequence.saturating_add(LOST),
+                next_sequence: next_sequence.max(own::first_sequence(own::now_ms() + 1)),
+                skipped: Vec::new(),
                 ..value
             };
             self.put_record(Name::Head(uid).into(), value, Some(revision))

@@ -33,6 +33,15 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// Where nobody else can take the shards, a pause of this process must not lose them.
 const EXCLUSIVE_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
+/// Requests of one cluster that a process may make for each ms that it lives, and not have numbers as high as those of
+/// the next one. All fit into what a double can hold, for those who read them as such, for two centuries.
+const REQUESTS: u64 = 1 << 10;
+
+/// Number of the first request that the owner of an epoch makes.
+pub(super) fn first_sequence(epoch: u64) -> u64 {
+    epoch.saturating_mul(REQUESTS)
+}
+
 /// Shard of a cluster. FNV-1a, because it must be the same in every version.
 #[must_use]
 pub fn shard_of(uid: Uuid) -> u8 {
@@ -83,6 +92,13 @@ impl Owned {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Number of the first request that is made under it: above those of every claim before, also of those that a copy of
+    /// the store does not know.
+    #[must_use]
+    pub fn first_sequence(&self) -> u64 {
+        first_sequence(self.epoch)
     }
 
     /// Whether something new may be begun with it. The store itself decides at each write.

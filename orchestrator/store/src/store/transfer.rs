@@ -292,7 +292,7 @@ fn show(name: &Name, bytes: &[u8], decoder: Decoder<'_>) -> Option<Value> {
             let h = Head::decode(bytes).ok()?;
             json!({
                 "firstSeq": h.first_seq(), "lastSeq": h.last_seq, "nextSlot": h.next_slot,
-                "nextSequence": h.next_sequence, "observedGeneration": h.observed_generation, "state": opaque(&h.state),
+                "nextSequence": h.next_sequence, "skipped": h.skipped, "observedGeneration": h.observed_generation, "state": opaque(&h.state),
             })
         }
         Name::Node(..) | Name::Request(..) | Name::Resource(..) => opaque(bytes),

@@ -1,10 +1,12 @@
 //! The process dies and starts again over the same directory.
 
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
 use drover_platform_cloud::drivers::simulated::SimulatedSettings;
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::Store;
 
-use crate::api::support::{World, document, until};
+use crate::api::support::{Site, World, changed, document, until};
 
 #[tokio::test]
 async fn state_events_and_counters_go_on() {
@@ -181,5 +183,105 @@ async fn registrations_and_their_uids_survive() {
         (status.phase() == pb::PlatformPhase::Ready && status.uid == uid).then_some(())
     })
     .await;
+    world.stop().await;
+}
+
+fn ids(site: &Site) -> BTreeSet<String> {
+    let nodes = site.backend().nodes().into_iter();
+    nodes.map(|node| node.node_id).collect()
+}
+
+/// Groups of so many nodes: `db` on the platform `sim`, `web` on `other`.
+fn on_two_platforms(db: u32, web: u32) -> pb::Cluster {
+    changed(document("orders", &[("db", db), ("web", web)]), |spec| {
+        let on = |name: &str| {
+            vec![pb::PlatformChoice {
+                name: name.to_owned(),
+                ..Default::default()
+            }]
+        };
+        spec.platforms = Vec::new();
+        (spec.groups[0].platforms, spec.groups[1].platforms) = (on("sim"), on("other"));
+        let grace = Duration::from_millis(1);
+        spec.orphan_grace = Some(grace.try_into().unwrap());
+    })
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+}
+
+async fn is_behind(world: &World) -> Option<String> {
+    let status = world.get("orders").await.unwrap().status.unwrap();
+    let mut conditions = status.conditions.into_iter();
+    let behind = conditions.find(|one| one.r#type == "StoreBehind" && one.status == Some(true))?;
+    Some(behind.message)
+}
+
+#[tokio::test]
+async fn a_store_that_somebody_put_back_knows_what_it_never_made_however_much_it_has_made_since() {
+    let (directory, kept) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    let other = Site::new(SimulatedSettings::default()).await;
+    world.sites.put("http://other", other.channel());
+    world.register("sim", "http://sim").await.unwrap();
+    world.register("other", "http://other").await.unwrap();
+    world.apply(on_two_platforms(1, 1)).await.unwrap();
+    world.ready("orders").await;
+    world.orchestrator.take().unwrap().kill().await;
+    let store = crate::api::support::open_again(directory.path()).await;
+    store.close().await.unwrap();
+    copy(directory.path(), kept.path());
+
+    // Life goes on, and then the older files are put back, without a word to anybody.
+    world.start(directory.path()).await;
+    world.apply(on_two_platforms(1, 4)).await.unwrap();
+    world.ready("orders").await;
+    let living = ids(&other);
+    assert_eq!(living.len(), 4);
+    world.sites.remove("http://other");
+    world.orchestrator.take().unwrap().kill().await;
+    let store = crate::api::support::open_again(directory.path()).await;
+    store.close().await.unwrap();
+    copy(kept.path(), directory.path());
+    world.start(directory.path()).await;
+
+    // It counts on while the platform with the newer nodes cannot be seen, and starts again.
+    for size in 2..7 {
+        world.apply(on_two_platforms(size, 1)).await.unwrap();
+        until("what can be made is made", async || {
+            (world.site.backend().len() == size as usize).then_some(())
+        })
+        .await;
+    }
+    world.restart(directory.path()).await;
+    assert_eq!(is_behind(&world).await, None);
+
+    world.sites.put("http://other", other.channel());
+    let message = until("it says that it is behind", async || {
+        assert_eq!(ids(&other), living);
+        is_behind(&world).await
+    })
+    .await;
+    assert!(message.contains("never gave it out"), "{message}");
+
+    let request = pb::ApplyClusterRequest {
+        cluster: Some(on_two_platforms(6, 4)),
+        adopt: true,
+        ..Default::default()
+    };
+    world.clusters().apply_cluster(request).await.unwrap();
+    world.ready("orders").await;
+    until("its nodes are those that are there", async || {
+        (world.nodes("orders").await.len() == 10 && is_behind(&world).await.is_none()).then_some(())
+    })
+    .await;
+    assert_eq!(ids(&other), living);
+    assert_eq!(world.site.backend().len(), 6);
     world.stop().await;
 }

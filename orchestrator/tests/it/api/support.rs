@@ -159,6 +159,11 @@ impl World {
     /// The death of the process, and its next start over the same directory.
     pub async fn restart(&mut self, directory: &Path) {
         self.orchestrator.take().unwrap().kill().await;
+        self.start(directory).await;
+    }
+
+    /// The next start over a directory of whose orchestrator nothing is left.
+    pub async fn start(&mut self, directory: &Path) {
         let store = open_again(directory).await;
         let orchestrator = Orchestrator::start(store, self.sites.connector(), Hooks::default())
             .await

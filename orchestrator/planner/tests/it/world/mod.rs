@@ -32,6 +32,9 @@ use uuid::Uuid;
 /// Passes without an event or a wake in between, before a plan counts as going round in circles.
 const MAX_ROUNDS: usize = 200;
 
+/// Sequences that a process has for itself.
+const EPOCH: u64 = 1_000_000;
+
 /// What a plan removes, and why.
 pub fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
     let ops = planned.ops.iter();
@@ -354,6 +357,7 @@ impl World {
     pub fn restart(&mut self) {
         self.epoch += 1;
         self.state = self.durable.clone();
+        self.state.count_from(self.epoch * EPOCH);
         for node in &mut self.state.nodes {
             node.seen = Seen::default();
             node.probe = ProbeResult::default();
@@ -426,6 +430,10 @@ impl World {
         if crash == Some(Crash::BeforeCommit) {
             self.restart();
             return planned;
+        }
+        if !planned.ops.is_empty() {
+            self.durable.next_sequence = self.state.next_sequence;
+            self.durable.skipped = self.state.skipped.clone();
         }
         apply(&mut self.durable, &planned.ops, self.now);
         apply(&mut self.state, &planned.ops, self.now);
