@@ -43,9 +43,7 @@ impl Planner<'_> {
         if group == NO_GROUP || !self.state.nodes[at].storage || reason == RemovalReason::Surplus {
             return false;
         }
-        let spec = &self.input.groups[usize::from(group)];
-        let policy = spec.storage.as_ref().map(|storage| storage.policy);
-        let kept = policy.is_some_and(|policy| policy.scaled == Retention::Retain);
+        let kept = self.keeps_scaled(&self.state.nodes[at].group);
         let waiting = self.waiting_surplus(usize::from(group)) > 0;
         match self.owed.get_mut(&usize::from(group)) {
             Some(owed) if *owed > 0 => {
@@ -65,9 +63,13 @@ impl Planner<'_> {
         if group == NO_GROUP || !node.storage || self.state.deleting {
             return false;
         }
-        let storage = self.input.groups[usize::from(group)].storage.as_ref();
-        let kept = storage.is_some_and(|storage| storage.policy.scaled == Retention::Retain);
-        kept && self.state.scaled_away.contains(&node.slot)
+        self.keeps_scaled(&node.group) && self.state.scaled_away.contains(&node.slot)
+    }
+
+    /// Whether a group keeps what is scaled away, as it says or said last.
+    fn keeps_scaled(&self, group: &str) -> bool {
+        let policy = self.policy(group);
+        policy.is_some_and(|policy| policy.scaled == Retention::Retain)
     }
 
     /// Those of whom it is known that they go without a successor, and that have to wait.

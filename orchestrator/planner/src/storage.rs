@@ -13,7 +13,14 @@ impl Planner<'_> {
     /// Whether the storage of a node that is to be removed now is kept.
     pub(crate) fn retains(&self, at: usize, reason: RemovalReason) -> bool {
         let node = &self.state.nodes[at];
-        node.storage && self.retention(&node.group, reason, self.is_unwanted(at))
+        let unwanted = self.is_unwanted(at);
+        let kept = |reason| self.retention(&node.group, reason, unwanted);
+        // Where nothing is said of storage any more successors stand beside those who have it, and who is too many then
+        // may stand for one that was replaced.
+        let spec = self.paths.get(&*node.group);
+        let said = spec.is_some_and(|&at| self.input.groups[usize::from(at)].storage.is_some());
+        let stands = reason == RemovalReason::Surplus && !said;
+        node.storage && (kept(reason) || stands && kept(RemovalReason::Outdated))
     }
 
     /// What becomes of storage in a group. What is not known any more is kept.
@@ -23,7 +30,7 @@ impl Planner<'_> {
     }
 
     /// What the group says now, or said last.
-    fn policy(&self, group: &str) -> Option<Policy> {
+    pub(crate) fn policy(&self, group: &str) -> Option<Policy> {
         let wanted = self
             .paths
             .get(group)

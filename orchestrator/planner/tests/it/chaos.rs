@@ -143,7 +143,7 @@ fn disturb(world: &mut World) {
         .collect();
     let one = (!ids.is_empty()).then(|| ids[world.rng.usize(0..ids.len())].clone());
     let platform = ["a", "b"][world.rng.usize(0..2)].into();
-    match (world.rng.u8(0..14), one) {
+    match (world.rng.u8(0..15), one) {
         (0 | 1, _) => {
             let groups = random_groups(world);
             world.want(groups);
@@ -168,8 +168,30 @@ fn disturb(world: &mut World) {
             let capacity = world.rng.usize(0..8);
             world.platforms.get_mut(&platform).unwrap().capacity = capacity;
         }
+        (14, _) if !world.state.nodes.is_empty() => scale_one_away(world),
         _ => {}
     }
+}
+
+/// A user makes a group smaller by one, and names who is to go.
+fn scale_one_away(world: &mut World) {
+    let at = world.rng.usize(0..world.state.nodes.len());
+    let (slot, path) = {
+        let node = &world.state.nodes[at];
+        (node.slot, node.group.clone())
+    };
+    let mut groups = world.groups.clone();
+    let group = groups.iter_mut().find(|group| group.path == path);
+    let Some(group) = group.filter(|group| group.size > Some(0)) else {
+        return;
+    };
+    group.size = group.size.map(|size| size - 1);
+    // A share of so few may be nobody.
+    if group.budget().surge + group.budget().unavailable == 0 {
+        group.update = Update::default();
+    }
+    world.scale_away(slot);
+    world.want(groups);
 }
 
 fn troubled_world(seed: u64) -> World {

@@ -403,6 +403,33 @@ fn who_is_scaled_away_leaves_its_storage_whatever_it_goes_for_in_the_end() {
 }
 
 #[test]
+fn who_is_scaled_away_leaves_what_was_said_last_also_when_nothing_is_said_of_storage_any_more() {
+    let mut world = world(SCALED_IS_KEPT);
+    let named = slot_of(&world, 1);
+    world.scale_away(named);
+    let mut bare = wanted(3, SCALED_IS_KEPT);
+    bare.storage = None;
+    world.want(vec![bare]);
+    let (removed, _) = run(&mut world);
+    assert_eq!(removed, [(1, RemovalReason::User, true)]);
+}
+
+#[test]
+fn who_is_too_many_where_nothing_is_said_of_storage_any_more_leaves_what_is_replaced() {
+    let policy = Policy {
+        scaled: Retention::Delete,
+        ..KEEP
+    };
+    let mut world = world(policy);
+    // Successors stand beside those who have storage: who is too many may stand for one that was replaced.
+    let mut bare = wanted(2, policy);
+    bare.storage = None;
+    world.want(vec![bare]);
+    let (removed, _) = run(&mut world);
+    assert_eq!(removed, [(2, RemovalReason::Surplus, true)]);
+}
+
+#[test]
 fn those_who_are_named_are_scaled_away_also_where_one_goes_at_a_time() {
     let policy = Policy {
         replaced: Retention::Delete,

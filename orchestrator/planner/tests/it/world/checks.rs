@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 
 use drover_core::{
-    Node, NodeState, Phase,
+    NodeState, Phase,
     node::{RemovalReason, Role},
     spec::{Management, UpdateStrategy},
-    storage::Retention,
 };
 use drover_planner::{Call, Op, Plan};
 
@@ -62,37 +61,6 @@ impl World {
         );
         let places: BTreeSet<u32> = living.iter().map(|t| t.ordinal).collect();
         assert_eq!(places.len(), living.len(), "two of {group} in one place");
-    }
-
-    /// Storage is kept as its group says, or said last.
-    fn check_storage(&self, node: &Node, reason: RemovalReason, retain: bool) {
-        let wanted = self.groups.iter().find(|g| g.path == node.group);
-        let said = self.state.storage.get(&node.group).copied();
-        let own = wanted.and_then(|g| g.storage.as_ref()).map(|it| it.policy);
-        let policy = own.or(said).unwrap_or_default();
-        let gone = self.state.deleting || wanted.is_none();
-        let expected = match reason {
-            _ if gone => policy.deleted,
-            RemovalReason::Surplus => policy.scaled,
-            _ => policy.replaced,
-        };
-        let expected = node.storage && expected == Retention::Retain;
-        // Who makes room for a place below the size was not scaled away: its data is kept.
-        let size = wanted.and_then(|g| g.size).unwrap_or(1);
-        let moves = reason == RemovalReason::Surplus
-            && policy.replaced == Retention::Retain
-            && node.ordinal >= size;
-        // While its group gets smaller nobody can say who has a successor.
-        let shrunk = (self
-            .sizes
-            .iter()
-            .filter(|(_, path, ..)| *path == node.group))
-        .any(|(_, _, most, _)| *most > size as usize);
-        let shrinks = shrunk && policy.scaled == Retention::Retain;
-        if (moves || shrinks) && retain && node.storage {
-            return;
-        }
-        assert_eq!(retain, expected, "{reason:?} of {node:?}");
     }
 
     /// An ordered group comes and goes one node at a time, and not before those that it depends on.
@@ -173,7 +141,7 @@ impl World {
             assert!(!self.state.paused, "nothing is removed while paused");
             assert!(leaving.insert(*slot), "an intent is recorded once");
             let node = self.state.node(*slot).unwrap();
-            self.check_storage(node, *reason, *retain);
+            self.check_storage(node, *retain);
             let kept = self.groups.iter().find(|g| g.path == node.group);
             let Some(group) = kept.filter(|_| !self.state.deleting) else {
                 assert_eq!(*reason, RemovalReason::User);
@@ -256,7 +224,8 @@ impl World {
     }
 
     /// As many as wanted live, nothing else is there or recorded, and nothing more is planned.
-    pub fn assert_converged(&self) {
+    pub fn assert_converged(&mut self) {
+        self.check_scaled();
         let mut wanted = 0;
         for group in &self.groups {
             let size = group.total() as usize;

@@ -11,6 +11,7 @@ mod checks;
 pub mod infrastructure;
 mod roles;
 pub mod steps;
+mod storage;
 
 mod events;
 
@@ -131,6 +132,7 @@ pub struct World {
     pub actives: Vec<(Millis, Sym, usize)>,
     /// Nodes of this group on its way to Ready die after so long.
     pub lifetime: Option<Millis>,
+    asked: storage::Asked,
     queue: BTreeMap<(Millis, u64), Event>,
     process_start: Millis,
     epoch: u64,
@@ -176,6 +178,7 @@ impl World {
             sizes: Vec::new(),
             actives: Vec::new(),
             lifetime: None,
+            asked: storage::Asked::default(),
             queue: BTreeMap::new(),
             process_start: now,
             epoch: 0,
@@ -191,11 +194,13 @@ impl World {
             for g in &groups {
                 let hash = g.choices.first().map(|c| &*c.spec_hash);
                 eprintln!(
-                    "at {}: want {} x{:?} {hash:?} {:?}",
+                    "at {}: want {} x{:?}+{} {hash:?} {:?}, kept: {:?}",
                     self.now - 1_000_000_000,
                     g.path,
                     g.size,
-                    g.budget()
+                    g.standby,
+                    g.budget(),
+                    g.storage.as_ref().map(|storage| storage.policy)
                 );
             }
         }
@@ -221,6 +226,7 @@ impl World {
             self.actives.push((self.now, group.path.clone(), actives));
         }
         for group in &groups {
+            self.ask_size(group);
             if let Some(storage) = &group.storage {
                 for state in [&mut self.state, &mut self.durable] {
                     state.storage.insert(group.path.clone(), storage.policy);
@@ -431,6 +437,7 @@ impl World {
             self.restart();
             return planned;
         }
+        self.note_storage(&planned);
         if !planned.ops.is_empty() {
             self.durable.next_sequence = self.state.next_sequence;
             self.durable.skipped = self.state.skipped.clone();
