@@ -19,6 +19,7 @@ use crate::{
     clock,
     cluster::{Cluster, Inner},
     exec,
+    heard::Heard,
     hooks::Point,
     infrastructure, intake, order,
     platform::Verdict,
@@ -187,6 +188,7 @@ async fn provision(
         }
         Err(error) => Err(error),
     };
+    let shown = Heard::of(shared, shown).await;
     note_capacity(shared, &platform, &pool, &outcome, now);
     let mut inner = cluster.inner.lock();
     if let Some(witness) = &inner.witness {

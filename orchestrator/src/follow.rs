@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     connect,
+    heard::Heard,
     intake::{self, Foreign},
     platform::{Registration, has},
     queue::Urgency,
@@ -201,7 +202,8 @@ async fn take(
     match event {
         Event::Started(_) => {}
         Event::Upserts(upserts) => {
-            intake::upserts(shared, registered, &upserts.nodes, &mut state.foreign)?;
+            let nodes = Heard::of(shared, upserts.nodes).await;
+            intake::upserts(shared, registered, &nodes, &mut state.foreign)?;
             if state.complete {
                 // The platform has them by now; a watch may last for months.
                 state.foreign.clear();
@@ -287,7 +289,8 @@ async fn poll(
         };
         let read = client.discover_all(message, DISCOVER_TIMEOUT).await?;
         let mut foreign = Foreign::new();
-        intake::upserts(shared, registered, &read.nodes, &mut foreign)?;
+        let nodes = Heard::of(shared, read.nodes).await;
+        intake::upserts(shared, registered, &nodes, &mut foreign)?;
         registered.platform.set_warnings(read.warnings);
         registered
             .platform

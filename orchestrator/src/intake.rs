@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::{
     cluster::{Cluster, Inner},
+    heard::Heard,
     queue::Urgency,
     shared::{Registered, Shared},
 };
@@ -23,7 +24,7 @@ pub(crate) type Foreign = BTreeMap<String, BTreeMap<String, String>>;
 pub(crate) fn upserts(
     shared: &Shared,
     registered: &Registered,
-    nodes: &[wire::Node],
+    nodes: &[Heard],
     foreign: &mut Foreign,
 ) -> Result<()> {
     let source = Source {
@@ -106,7 +107,7 @@ pub(crate) fn show(
     cluster: &Cluster,
     inner: &mut Inner,
     source: Source<'_>,
-    node: &wire::Node,
+    node: &Heard,
     (as_of, now): (Millis, Millis),
     listed: bool,
 ) -> Option<Urgency> {

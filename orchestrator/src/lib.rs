@@ -18,6 +18,7 @@ mod figures;
 #[cfg(test)]
 mod fixture;
 mod follow;
+mod heard;
 mod hooks;
 mod infrastructure;
 mod intake;

@@ -39,6 +39,7 @@ use crate::{
     clock,
     cluster::{Cluster, Inner},
     queue::Urgency,
+    secrets,
     shared::Shared,
 };
 
@@ -78,6 +79,7 @@ struct Schedule {
 /// What to ask, and where.
 struct Target {
     cluster: Uuid,
+    group: Sym,
     health: Health,
     /// The platform itself says that it is not ready yet: no need to ask.
     early: bool,
@@ -269,6 +271,7 @@ fn target_of(shared: &Shared, cluster: &Cluster, inner: &mut Inner, slot: u64) -
     let early = is_early(node);
     Some(Target {
         cluster: cluster.uid,
+        group: path,
         health,
         early,
         address,
@@ -325,6 +328,21 @@ fn no_address(health: &Health) -> String {
     }
 }
 
+/// A failure without what the node and its platform may repeat of what its group was given. Of other probes than these
+/// nobody's words are told but ours.
+async fn hidden(shared: &Shared, target: &Target, failed: Failed) -> Failed {
+    let tells = matches!(target.health.probe, Probe::Exec { .. } | Probe::Grpc { .. });
+    let Some(cluster) = shared.cluster(target.cluster).filter(|_| tells) else {
+        return failed;
+    };
+    let hidden = secrets::hidden(shared, &cluster, &target.group).await;
+    let clean = |why: String| hidden.text(&why).into_owned();
+    match failed {
+        Failed::Node(why) => Failed::Node(clean(why)),
+        Failed::Way(why) => Failed::Way(clean(why)),
+    }
+}
+
 async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
     let Some(target) = target(shared, uid, slot) else {
         return;
@@ -334,7 +352,10 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
         return;
     }
     let began = tokio::time::Instant::now();
-    let outcome = outcome(shared, &target).await;
+    let outcome = match outcome(shared, &target).await {
+        Err(failed) => Err(hidden(shared, &target, failed).await),
+        Ok(()) => Ok(()),
+    };
     metrics::histogram!("drover_probe_duration_seconds").record(began.elapsed().as_secs_f64());
     let Some(cluster) = shared.cluster(uid) else {
         shared.probes.drop(uid, slot);

@@ -263,8 +263,7 @@ pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     key.ok_or_else(|| not_there(of))
 }
 
-/// An error of a call about a node without what its group was given: platforms may repeat what they were sent. What a
-/// secret held before it was changed is not known any more.
+/// An error of a call about a node without what its group was given: platforms may repeat what they were sent.
 pub(crate) async fn hide<T>(
     shared: &Shared,
     cluster: &Cluster,
@@ -277,31 +276,47 @@ pub(crate) async fn hide<T>(
     };
     let group = {
         let inner = cluster.inner.lock();
-        let node = inner.state.node(slot);
-        let mut groups = inner.spec.groups.iter();
-        let group = node.and_then(|node| groups.find(|group| group.path == node.group));
-        group.map(|group| (group.secrets.clone(), group.bootstrap.clone()))
+        inner.state.node(slot).map(|node| node.group.clone())
     };
-    let Some((seen, bootstrap)) = group else {
-        return Err(error);
-    };
-    let mut hidden = Hidden::default();
-    let mut named: Vec<SecretRef> = seen.into_values().collect();
-    match bootstrap.map(|own| own.source) {
-        Some(UserDataSource::Secret(of)) => named.push(of),
-        Some(UserDataSource::Sha256(digest)) => {
-            if let Ok(Some(data)) = shared.store.user_data(cluster.uid, &digest).await {
-                hidden = hidden.script(&data);
+    match group {
+        Some(group) => Err(hidden(shared, cluster, &group).await.error(error)),
+        None => Err(error),
+    }
+}
+
+/// What no text about a node of a group may repeat: what the group was given, or what any was if there is no such group
+/// any more. What a secret held before it was changed is not known any more.
+pub(crate) async fn hidden(shared: &Shared, cluster: &Cluster, group: &str) -> Hidden {
+    let (mut named, mut digests) = (BTreeSet::new(), BTreeSet::new());
+    {
+        let inner = cluster.inner.lock();
+        let groups = &inner.spec.groups;
+        let known = groups.iter().any(|one| *one.path == *group);
+        for one in groups.iter().filter(|one| !known || *one.path == *group) {
+            named.extend(one.secrets.values().cloned());
+            match one.bootstrap.as_ref().map(|own| &own.source) {
+                Some(UserDataSource::Secret(of)) => {
+                    named.insert(of.clone());
+                }
+                Some(UserDataSource::Sha256(digest)) => {
+                    digests.insert(digest.clone());
+                }
+                None => {}
             }
         }
-        None => {}
+    }
+    let mut hidden = Hidden::default();
+    for digest in digests {
+        if let Ok(Some(data)) = shared.store.user_data(cluster.uid, &digest).await {
+            hidden = hidden.script(&data);
+        }
     }
     for of in named {
         if let Ok(found) = read(&shared.store, &of).await {
             hidden = hidden.secret(&found.content);
         }
     }
-    Err(hidden.error(error))
+    hidden
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.

@@ -9,6 +9,7 @@ use drover_telemetry::span;
 use super::{heard, judged, retry_later, turn_at};
 use crate::{
     cluster::{Cluster, Inner},
+    heard::Heard,
     hooks::Point,
     intake,
     queue::Urgency,
@@ -48,19 +49,23 @@ pub(super) async fn adopt(
     })
     .await;
     trace::called(traced, answer.as_ref().err());
+    let answer = match answer {
+        Ok(answer) => Ok(Heard::of(shared, answer.node.into_iter().collect()).await),
+        Err(error) => Err(error),
+    };
     let now = shared.now();
     let mut inner = cluster.inner.lock();
     let node = heard(&mut inner, slot, answer.as_ref().err())?;
     match answer {
         Ok(answer) => {
             node.call = Attempt::default();
-            if let Some(shown) = answer.node {
+            for shown in &answer {
                 let at = (began, now);
                 let source = intake::Source {
                     platform: &platform,
                     uid: &uid,
                 };
-                intake::show(shared, cluster, &mut inner, source, &shown, at, false);
+                intake::show(shared, cluster, &mut inner, source, shown, at, false);
             }
         }
         Err(error) => {

@@ -10,6 +10,7 @@ use drover_telemetry::span;
 use super::{judged, not_sent, retry_later};
 use crate::{
     cluster::{Cluster, Inner},
+    heard::Heard,
     hooks::Point,
     intake, probes,
     queue::Urgency,
@@ -58,7 +59,7 @@ struct Read {
     uid: String,
     /// Since when it was made, by our clock.
     as_of: Millis,
-    nodes: Vec<wire::Node>,
+    nodes: Vec<Heard>,
     /// So many of them, the first ones, were listed; the others were found by id.
     listed: usize,
     warnings: Vec<wire::Warning>,
@@ -135,7 +136,7 @@ async fn read(
     Ok(Read {
         uid,
         as_of: since,
-        nodes,
+        nodes: Heard::of(shared, nodes).await,
         listed,
         warnings,
         alive,

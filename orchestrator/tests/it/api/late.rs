@@ -42,7 +42,7 @@ enum Removes {
 
 /// A platform into whose watches a test speaks, and that can be told what to do of removals.
 #[derive(Clone)]
-struct Told {
+pub(super) struct Told {
     client: PlatformServiceClient<Channel>,
     says: Arc<Mutex<Option<mpsc::Sender<Event>>>>,
     /// From 1 on removals fail; it counts them.
@@ -56,7 +56,12 @@ struct Told {
 
 impl Told {
     /// It stands in the place of the simulated platform of a world.
-    async fn in_front_of(world: &World) -> Self {
+    pub(super) async fn in_front_of(world: &World) -> Self {
+        Self::beside(world, |routes| routes).await
+    }
+
+    /// The same with other services beside it.
+    pub(super) async fn beside(world: &World, more: impl FnOnce(Routes) -> Routes) -> Self {
         let told = Self {
             client: PlatformServiceClient::new(world.site.channel()),
             says: Arc::default(),
@@ -65,14 +70,15 @@ impl Told {
             asked: Arc::default(),
             hangs: Arc::default(),
         };
-        let channel = in_process(Routes::new(PlatformServiceServer::new(told.clone())));
+        let routes = Routes::new(PlatformServiceServer::new(told.clone()));
+        let channel = in_process(more(routes));
         world.sites.put("http://told", channel);
         world.register("sim", "http://told").await.unwrap();
         told
     }
 
     /// Says these things one after the other, and returns when the orchestrator has heard them.
-    async fn says(&self, world: &World, events: impl IntoIterator<Item = Event>) {
+    pub(super) async fn says(&self, world: &World, events: impl IntoIterator<Item = Event>) {
         let says = self.says.lock().clone().unwrap();
         for event in events {
             says.send(event).await.unwrap();

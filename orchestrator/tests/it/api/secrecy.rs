@@ -1,13 +1,24 @@
 //! What templates make of secrets is read by nobody, however they say it.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{collections::BTreeMap, fmt::Write as _, pin::Pin};
 
 use drover_core::{Error, Reason, secrecy::HIDDEN};
 use drover_platform_cloud::drivers::simulated::{Fault, Operation};
-use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value};
+use drover_proto::{
+    orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value},
+    platform::v1::{
+        self as wire,
+        health_policy::Probe,
+        node_access_service_server::{NodeAccessService, NodeAccessServiceServer},
+        watch_nodes_response::Event,
+    },
+};
+use futures::Stream;
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::api::{
     access::Door,
+    late::Told,
     support::{Clusters, Log, World, changed, document, refused, until},
 };
 
@@ -412,5 +423,79 @@ async fn what_a_platform_repeats_is_hidden_whichever_call_it_answers() {
         &[encoded],
         "afterwards",
     );
+    world.stop().await;
+}
+
+/// A platform that runs nothing in nodes, and says too much of why.
+struct Tells;
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl NodeAccessService for Tells {
+    type StreamLogsStream = Answers<wire::StreamLogsResponse>;
+    type ExecStream = Answers<wire::ExecResponse>;
+
+    async fn stream_logs(
+        &self,
+        _: Request<wire::StreamLogsRequest>,
+    ) -> Result<Response<Self::StreamLogsStream>, Status> {
+        Err(Status::unimplemented("no logs"))
+    }
+
+    async fn exec(
+        &self,
+        _: Request<Streaming<wire::ExecRequest>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
+        let said = format!("cannot run in an environment of PASSWORD={CONTENT}");
+        Err(Status::failed_precondition(said))
+    }
+}
+
+#[tokio::test]
+async fn what_a_platform_says_of_nodes_and_of_commands_in_them_is_heard_without_secrets() {
+    let (log, _logged) = logged();
+    let world =
+        World::bare(drover_platform_cloud::drivers::simulated::SimulatedSettings::default()).await;
+    let access =
+        |routes: tonic::service::Routes| routes.add_service(NodeAccessServiceServer::new(Tells));
+    let told = Told::beside(&world, access).await;
+    put(&world, "orders-p", CONTENT).await;
+    let cluster = telling("orders-p", "{{ secrets.p }}");
+    world.apply(cluster.clone()).await.unwrap();
+    world.ready("orders").await;
+
+    let mut node = world.site.backend().nodes().remove(0);
+    node.message = format!(
+        "back-off: PASSWORD={CONTENT}, {}",
+        base64(CONTENT.as_bytes())
+    );
+    let nodes = vec![node];
+    told.says(&world, [Event::Upserts(wire::NodeUpserts { nodes })])
+        .await;
+    let encoded = base64(CONTENT.as_bytes())[..24].to_owned();
+    let shown = visible(&world, &Log::default()).await;
+    assert!(shown.contains("back-off: PASSWORD"), "{shown}");
+    silent(&shown, &[encoded], "of a node");
+
+    let probed = changed(cluster, |spec| {
+        let command = vec!["true".to_owned()];
+        spec.health = Some(wire::HealthPolicy {
+            probe: Some(Probe::Exec(wire::ExecProbe { command })),
+            ..Default::default()
+        });
+    });
+    world.apply(probed).await.unwrap();
+    let shown = until("what is wrong with the probe is told", async || {
+        let shown = visible(&world, &Log::default()).await;
+        shown.contains("in an environment of").then_some(shown)
+    })
+    .await;
+    silent(&shown, &[], "of a command");
+    let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();
+    let ours = logged
+        .lines()
+        .filter(|line| line.contains("drover_orchestrator"));
+    silent(&ours.collect::<Vec<_>>().join("\n"), &[], "in the log");
     world.stop().await;
 }
