@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, secrecy::Hidden};
 use http::HeaderValue;
 use tokio::{io::AsyncReadExt, sync::Mutex};
 use zeroize::{Zeroize, Zeroizing};
@@ -107,6 +107,12 @@ async fn read_at_most(path: &Path, most: u64) -> std::io::Result<Zeroizing<Strin
         return Err(Error::new(ErrorKind::InvalidData, message));
     }
     Ok(text)
+}
+
+/// What no answer to a call with this header may repeat.
+pub(crate) fn hidden(header: &HeaderValue) -> Hidden {
+    let token = header.as_bytes().strip_prefix(b"Bearer ");
+    Hidden::default().secret(token.unwrap_or_default())
 }
 
 fn header(token: &str) -> Result<HeaderValue> {

@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Error, Reason};
+use drover_convert::secrecy::clean_status;
+use drover_core::{Error, Reason, secrecy::Hidden};
 use drover_tls::{Client, ClientSettings};
 use futures::{FutureExt, future::BoxFuture};
 use http::{Request, Response, Uri, header, uri::Scheme};
@@ -19,7 +20,7 @@ use tonic::{Status, TimeoutExpired, body::Body, service::Routes, transport::Endp
 use tower::Service;
 
 use crate::{
-    bearer::{Bearer, Header},
+    bearer::{self, Bearer, Header},
     dial::{Dial, Trouble},
     observe::{Observed, Peer},
     role::{Role, Wanted},
@@ -334,8 +335,10 @@ impl Channel {
                 let mut channel = std::mem::replace(channel, fresh);
                 async move {
                     let value = bearer.value().await.map_err(TransportError::of)?;
+                    let token = bearer::hidden(&value);
                     request.headers_mut().insert(header::AUTHORIZATION, value);
-                    outcome(channel.call(request).await, &trouble)
+                    let answer = outcome(channel.call(request).await, &trouble)?;
+                    Ok(without(token, answer))
                 }
                 .boxed()
             }
@@ -356,6 +359,19 @@ impl Channel {
             }
         }
     }
+}
+
+/// An answer that does not repeat the token that it was asked with.
+fn without(token: Hidden, answer: Response<Body>) -> Response<Body> {
+    let (mut head, body) = answer.into_parts();
+    clean_status(&token, &mut head.headers);
+    let body = body.map_frame(move |mut frame| {
+        if let Some(trailers) = frame.trailers_mut() {
+            clean_status(&token, trailers);
+        }
+        frame
+    });
+    Response::from_parts(head, Body::new(body))
 }
 
 fn outcome(

@@ -2,8 +2,9 @@
 
 use drover_core::secrecy::Hidden;
 use drover_proto::platform::v1::{ProvisionRequest, ProvisionResponse, bootstrap::UserData};
+use tonic::{Code, Status, codegen::http::HeaderMap};
 
-use crate::error::{from_rpc_status, to_rpc_status};
+use crate::error::{from_rpc_status, from_status, to_rpc_status, to_status};
 
 /// The secrets and the user data that a request brings.
 #[must_use]
@@ -33,6 +34,23 @@ pub fn clean(hidden: &Hidden, mut answer: ProvisionResponse) -> ProvisionRespons
         }
     }
     answer
+}
+
+/// Frees how a call ended, in headers or trailers, of what it repeats.
+pub fn clean_status(hidden: &Hidden, headers: &mut HeaderMap) {
+    let failed = Status::from_header_map(headers).filter(|status| status.code() != Code::Ok);
+    let Some(said) = failed.map(|status| from_status(&status)) else {
+        return;
+    };
+    let clean = hidden.error(said.clone());
+    if clean == said {
+        return;
+    }
+    for header in [Status::GRPC_MESSAGE, Status::GRPC_STATUS_DETAILS] {
+        headers.remove(header);
+    }
+    // Without them it says too little rather than too much.
+    let _ = to_status(&clean).add_header(headers);
 }
 
 #[cfg(test)]
@@ -81,6 +99,27 @@ mod tests {
                 (error.reason(), error.message()),
                 (Reason::Precondition, &*wanted)
             );
+        }
+    }
+    #[test]
+    fn how_a_call_ended_is_said_without_the_token_and_what_does_not_repeat_it_stays_as_it_was() {
+        let token = Hidden::default().secret(b"hush-hush-1");
+        let ended = |message: &str| {
+            let error = Error::new(Reason::Unauthenticated, message).with_metadata("who", message);
+            let mut headers = HeaderMap::new();
+            to_status(&error).add_header(&mut headers).unwrap();
+            headers
+        };
+        let mut headers = ended("no token hush-hush-1 here");
+        clean_status(&token, &mut headers);
+        let error = from_status(&Status::from_header_map(&headers).unwrap());
+        assert_eq!(error.reason(), Reason::Unauthenticated);
+        assert_eq!(error.message(), format!("no token {HIDDEN} here"));
+        assert!(!format!("{error:?}").contains("hush-1"), "{error:?}");
+        for mut other in [ended("nothing of it"), HeaderMap::new()] {
+            let before = other.clone();
+            clean_status(&token, &mut other);
+            assert_eq!(other, before);
         }
     }
 }
