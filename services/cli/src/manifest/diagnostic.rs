@@ -70,12 +70,41 @@ impl Diagnostic {
     }
 }
 
-/// Keys of manifests whose values are secret.
-const SECRET_KEYS: [&str; 3] = ["stringData", "userData", "userDataBase64"];
+/// Keys whose values are secret, as [`plain`] has them: those of manifests, and those that hands write who have it wrong.
+const SECRET_KEYS: [&str; 16] = [
+    "stringdata",
+    "userdata",
+    "userdatabase64",
+    "accesskey",
+    "apikey",
+    "apitoken",
+    "bearer",
+    "bearertoken",
+    "clientkey",
+    "clientsecret",
+    "passphrase",
+    "password",
+    "privatekey",
+    "secretkey",
+    "tlskey",
+    "token",
+];
+
+/// A key however it is written.
+fn plain(key: &str) -> String {
+    let letters = key.chars().filter(|c| c.is_alphanumeric());
+    letters.flat_map(char::to_lowercase).collect()
+}
+
+fn is_secret_key(key: &str) -> bool {
+    let key = plain(key);
+    SECRET_KEYS.contains(&&*key)
+}
 
 /// Whether a line has a key whose value is secret. A damaged file may have it where no secret is expected.
 fn names_secret(line: &str) -> bool {
-    ["stringData", "userData"]
+    let line = plain(line);
+    ["stringdata", "userdata"]
         .iter()
         .any(|key| line.contains(key))
 }
@@ -121,7 +150,7 @@ impl Diagnostics {
                 .for_each(|item| self.hide_secrets(source, item)),
             Value::Map(entries) => {
                 for entry in entries {
-                    if SECRET_KEYS.contains(&entry.key.as_str()) {
+                    if is_secret_key(&entry.key) {
                         self.hide(source, entry.span.line..=entry.value.span.last_line);
                     } else {
                         self.hide_secrets(source, &entry.value);
