@@ -3,6 +3,7 @@
 use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message;
+use protox::prost_reflect::{DescriptorPool, FieldDescriptor};
 
 /// Every file that holds a service; the others are imported by these.
 const ROOTS: &[&str] = &[
@@ -21,16 +22,20 @@ const ROOTS: &[&str] = &[
     "google/rpc/status.proto",
 ];
 
-/// Messages that may hold secrets. prost ignores `debug_redact`, so they get a hand-written `Debug`.
-const SECRET: &[&str] = &[
-    ".drover.common.v1.Chunk",
-    ".drover.orchestrator.v1.BootstrapSource",
-    ".drover.orchestrator.v1.ExecNodeStart",
-    ".drover.orchestrator.v1.SecretValue",
-    ".drover.platform.v1.Bootstrap",
-    ".drover.platform.v1.TemplateSecret",
-    ".drover.platform.v1.ExecStart",
-];
+/// Messages with a field that is marked `debug_redact`, which prost ignores: they have no `Debug` but a hand-written one,
+/// and without it nothing that holds them compiles.
+fn redacted(pool: &DescriptorPool) -> Vec<String> {
+    let marked = |field: FieldDescriptor| {
+        let options = field.options();
+        let mark = options.get_field_by_name("debug_redact");
+        mark.is_some_and(|mark| mark.as_bool() == Some(true))
+    };
+    let messages = pool.all_messages();
+    let messages = messages.filter(|message| message.fields().any(marked));
+    messages
+        .map(|message| format!(".{}", message.full_name()))
+        .collect()
+}
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=drover");
@@ -48,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     debug_assert!(descriptors.encoded_len() > 0);
 
     let mut prost = tonic_prost_build::Config::new();
-    prost.skip_debug(SECRET);
+    prost.skip_debug(redacted(&compiler.descriptor_pool()));
     prost.enable_type_names();
     prost.btree_map(["."]);
     tonic_prost_build::configure()
