@@ -3,6 +3,8 @@
 pub mod certs;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+#[cfg(feature = "needles")]
+pub mod needles;
 pub mod platform;
 pub mod processes;
 pub mod store;

@@ -28,6 +28,7 @@ mod real;
 mod resilience;
 mod retention;
 mod rollout;
+mod secrecy;
 mod standby;
 mod storage;
 mod stores;

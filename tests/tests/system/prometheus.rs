@@ -14,7 +14,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use real::{PATIENCE, Server, binary, free_port};
+use real::{PATIENCE, Server, free_port, secure};
 use serde_json::Value;
 use tokio::time::{Duration, Instant, sleep};
 
@@ -91,8 +91,7 @@ impl World {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let here = fs::canonicalize(directory.path()).unwrap();
-        run(drover(&here).args(["certs", "init", "--user", "viewer/prometheus"]));
-        run(drover(&here).args(["certs", "crl"]));
+        secure::authority(&here, &["viewer/prometheus"]);
         let port = free_port();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let mut platform = secure("drover-platform-cloud", "platform-cloud", &here);
@@ -146,14 +145,7 @@ impl World {
     }
 
     fn client(&self) -> Command {
-        let mut command = drover(&self.here());
-        let server = format!("https://{}", self.orchestrator.address);
-        command
-            .env("DROVER_SERVER", server)
-            .env("DROVER_CA", "certs/ca.pem")
-            .env("DROVER_CERT", "certs/admin.pem")
-            .env("DROVER_KEY", "certs/admin.key");
-        command
+        secure::administrator(&self.here(), &self.orchestrator)
     }
 
     /// What the API answers, once it does.
@@ -208,44 +200,14 @@ impl World {
     }
 }
 
-fn drover(here: &Path) -> Command {
-    let mut command = drover_testing::processes::program(binary("drover"));
-    command
-        .current_dir(here)
-        .env("XDG_CONFIG_HOME", here.join("config"));
-    command
-}
-
 /// A server with its certificate, an audit log, and a collector that is not there.
 fn secure(program: &'static str, name: &str, here: &Path) -> Server {
-    let file = |name: String| here.join("certs").join(name).to_str().unwrap().to_owned();
-    let (cert, key, ca, crl) = (
-        file(format!("{name}.pem")),
-        file(format!("{name}.key")),
-        file("ca.pem".to_owned()),
-        file("crl.pem".to_owned()),
-    );
-    let audit = here
-        .join(format!("{name}.audit"))
-        .to_str()
-        .unwrap()
-        .to_owned();
-    let otlp = format!("http://127.0.0.1:{}", free_port());
-    let arguments = [
-        "--tls-cert",
-        &cert,
-        "--tls-key",
-        &key,
-        "--tls-client-ca",
-        &ca,
-        "--tls-crl",
-        &crl,
-        "--audit-log",
-        &audit,
+    let mut server = secure::server(program, name, here);
+    server.add(&[
         "--otlp-endpoint",
-        &otlp,
-    ];
-    Server::new(program, here, free_port(), &arguments)
+        &format!("http://127.0.0.1:{}", free_port()),
+    ]);
+    server
 }
 
 /// The body of an answer without an error of its own. None: nobody answers yet.

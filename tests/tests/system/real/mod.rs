@@ -12,6 +12,7 @@
 
 pub mod disk;
 pub mod look;
+pub mod secure;
 
 use std::{
     collections::BTreeMap,
