@@ -10,13 +10,14 @@ use std::{
     ops::RangeInclusive,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use drover_core::{Error, Reason, Result};
 use drover_platform::identity::Identity;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::{
     files,
