@@ -317,8 +317,7 @@ async fn cleaning_up_after_a_crash_leaves_no_process_and_no_file() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_at_random_moments_neither_double_nor_lose_a_node() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = drover_testing::seed::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     for action in ["create", "remove"] {
         let mut directory = Arc::new(tempfile::tempdir().unwrap());

@@ -7,5 +7,6 @@ pub mod kubernetes;
 pub mod needles;
 pub mod platform;
 pub mod processes;
+pub mod seed;
 pub mod store;
 pub mod wait;

@@ -22,15 +22,6 @@ use embedded::{World, emulated_ec2, group_on};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-fn seed() -> u64 {
-    let seed = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("DROVER_SEED={seed}");
-    seed
-}
-
 fn properties(value: &Value) -> Option<prost_types::Struct> {
     value.as_object().map(to_struct)
 }
@@ -122,7 +113,7 @@ async fn spot_first_and_on_demand_where_there_is_none_evenly_over_the_zones() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_servers_and_a_faulty_cloud_lose_and_double_nothing() {
-    let mut random = fastrand::Rng::with_seed(seed());
+    let mut random = fastrand::Rng::with_seed(drover_testing::seed::seed());
     let mut settings = Ec2Settings::default();
     settings.common.pending_delay = Duration::from_millis(100);
     settings.common.stopping_delay = Duration::from_millis(100);

@@ -545,13 +545,9 @@ async fn anything(world: &mut World, seed: u64) {
     }
 }
 
-/// Seeds that begin at `DROVER_SEED` instead, if that is set.
 fn seeds(seeds: std::ops::Range<u64>) {
-    let seeds = match std::env::var("DROVER_SEED").map(|seed| seed.parse::<u64>()) {
-        Ok(Ok(seed)) => seed..seed + (seeds.end - seeds.start),
-        Ok(Err(error)) => panic!("DROVER_SEED: {error}"),
-        Err(_) => seeds,
-    };
+    let first = drover_testing::seed::seeds(seeds.end).start;
+    let seeds = first + seeds.start..first + seeds.end;
     let mut points = 0;
     for seed in seeds.clone() {
         let mut random = fastrand::Rng::with_seed(seed ^ 0xdead);

@@ -25,9 +25,7 @@ enum Victim {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_killed_at_any_moment_lose_and_double_nothing() {
-    let seed = std::env::var("DROVER_SEED")
-        .map_or_else(|_| fastrand::u64(..), |seed| seed.parse().unwrap());
-    println!("seed {seed} (set DROVER_SEED to repeat it)");
+    let seed = drover_testing::seed::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut world = World::new().await;
     world.apply("prey", "", 3).await.unwrap();

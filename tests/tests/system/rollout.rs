@@ -173,11 +173,9 @@ fn spec(bounds: Bounds, version: usize, min_ready: u64) -> impl Fn(&mut pb::Clus
 
 #[test]
 fn floor_and_ceiling_hold_on_the_platform_through_updates_deaths_and_crashes() {
-    let base = std::env::var("DROVER_SEED").map_or(0, |seed| seed.parse().unwrap());
-    let scenarios = if base > 0 { 1 } else { SCENARIOS };
     let (mut updates, mut deaths, mut crashes, mut looks) = (0, 0, 0, 0);
-    for seed in base..base + scenarios {
-        println!("seed {seed} (DROVER_SEED={seed} repeats it)");
+    for seed in drover_testing::seed::seeds(SCENARIOS) {
+        println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
         let settings = SimulatedSettings {
             seed: Some(seed),

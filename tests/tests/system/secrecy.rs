@@ -295,11 +295,7 @@ async fn store(world: &World, line: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_secret_is_found_nowhere_but_where_it_belongs() {
-    let seed = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|it| it.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("DROVER_SEED={seed}");
+    let seed = drover_testing::seed::seed();
     let planted = Planted::new(&mut fastrand::Rng::with_seed(seed));
     let mut world = World::start(&planted).await;
     let needles = planted.needles(&world.here());

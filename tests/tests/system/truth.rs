@@ -24,7 +24,7 @@ fn ids(site: &Site, cluster: &str) -> BTreeSet<String> {
 
 #[test]
 fn a_lost_answer_of_ten_with_deaths_and_a_scale_in_between_makes_each_slot_once() {
-    for seed in 0..20 {
+    for seed in drover_testing::seed::seeds(20) {
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
         let visibility_delay = Duration::from_secs(60 * (seed % 2));

@@ -23,7 +23,7 @@ use world::{
 
 fn scenarios(default: u64) -> std::ops::Range<u64> {
     let var = |name: &str| std::env::var(name).ok().and_then(|v| v.parse().ok());
-    let from = var("PLANNER_SEED").unwrap_or(0);
+    let from = var("DROVER_SEED").unwrap_or(0);
     from..from + var("PLANNER_SCENARIOS").unwrap_or(default)
 }
 
@@ -31,7 +31,7 @@ fn scenarios(default: u64) -> std::ops::Range<u64> {
 fn for_seeds(default: u64, scenario: fn(u64)) {
     for seed in scenarios(default) {
         if let Err(failure) = std::panic::catch_unwind(|| scenario(seed)) {
-            eprintln!("seed {seed}: PLANNER_SEED={seed} PLANNER_SCENARIOS=1 repeats it");
+            eprintln!("seed {seed}: DROVER_SEED={seed} PLANNER_SCENARIOS=1 repeats it");
             std::panic::resume_unwind(failure);
         }
     }

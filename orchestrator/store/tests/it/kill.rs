@@ -50,8 +50,7 @@ async fn child_that_writes_until_it_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_writer_leaves_all_of_a_step_or_nothing() {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = drover_testing::seed::seed();
     let mut rng = fastrand::Rng::with_seed(seed);
     let directory = tempfile::tempdir().unwrap();
     let mut told: HashMap<Uuid, u64> = HashMap::new();

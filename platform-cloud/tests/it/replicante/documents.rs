@@ -251,11 +251,7 @@ fn mutate(random: &mut fastrand::Rng, value: &mut Value) {
 
 #[tokio::test]
 async fn random_documents_never_get_more_than_a_refusal() {
-    let seed = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("seed {seed}");
+    let seed = drover_testing::seed::seed();
     let mut random = fastrand::Rng::with_seed(seed);
     let site = Site::new().await;
     for _ in 0..500 {

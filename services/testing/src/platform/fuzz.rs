@@ -23,12 +23,7 @@ use super::{
 
 /// A seed, printed so that a failure can be had again with `DROVER_SEED`.
 fn random() -> fastrand::Rng {
-    let seed = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok())
-        .unwrap_or_else(|| fastrand::u64(..));
-    println!("DROVER_SEED={seed}");
-    fastrand::Rng::with_seed(seed)
+    fastrand::Rng::with_seed(crate::seed::seed())
 }
 
 fn text(random: &mut fastrand::Rng) -> String {

@@ -166,8 +166,7 @@ pub async fn a_full_store_refuses_writes_and_serves_reads(make: Make<'_>) {
 
 /// Sixteen writers, each of a cluster, over a store of which a quarter of the commits fails in one way or another.
 pub async fn random_faults_leave_no_gap_and_no_repeat(make: Make<'_>) {
-    let seed = fastrand::u64(..);
-    println!("seed {seed}");
+    let seed = crate::seed::seed();
     let Subject { backend, _keep } = make();
     let faulty = Arc::new(FaultBackend::new(backend));
     let store = Arc::new(open(&(Arc::clone(&faulty) as Arc<dyn Backend>)).await);
