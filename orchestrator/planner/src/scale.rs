@@ -19,9 +19,17 @@ impl Planner<'_> {
         let dead = |at: &usize| self.marks[*at].dead && !self.marks[*at].leaving;
         let dead = self.own(group).filter(dead).count();
         let most = (certain.len() + dead).saturating_sub(Self::size(spec));
-        let surplus = match self.rollout(&spec.path) {
-            Some(rollout) => self.surplus_of(group, &rollout, most),
-            None => most.saturating_sub(self.made_ahead(group)),
+        let ahead = self.made_ahead(group);
+        // Those who are not seen now may be too many, which is to be known when they are seen again.
+        let (surplus, unseen) = match self.rollout(&spec.path) {
+            Some(rollout) => (self.surplus_of(group, &rollout, most), 0),
+            None => {
+                let there = |at: &usize| !self.marks[*at].dead && !self.marks[*at].leaving;
+                let there = self.own(group).filter(there).count() + dead;
+                let at_most = there.saturating_sub(Self::size(spec) + ahead);
+                let surplus = most.saturating_sub(ahead);
+                (surplus, at_most.saturating_sub(surplus))
+            }
         };
         // Of some it may not be known yet whether they are there.
         let goes = surplus.min(beyond);
@@ -33,7 +41,7 @@ impl Planner<'_> {
             self.remove_surplus(group, beyond - goes);
         }
         let left = order.iter().filter(|&&at| self.marks[at].leaving).count();
-        self.owed.insert(group, surplus.saturating_sub(left));
+        (self.owed).insert(group, (surplus + unseen).saturating_sub(left));
     }
 
     /// Whether the storage of a node that is removed for another reason is kept as that of one that is scaled away: while

@@ -430,6 +430,23 @@ fn who_is_too_many_where_nothing_is_said_of_storage_any_more_leaves_what_is_repl
 }
 
 #[test]
+fn whom_nobody_sees_when_its_group_is_changed_and_gets_smaller_is_scaled_away_all_the_same() {
+    for size in [0, 1, 2] {
+        let mut world = world(SCALED_IS_KEPT);
+        world.views.get_mut("a").unwrap().visible = false;
+        let update = world.groups[0].update;
+        let mut next = at_version(wanted(size, SCALED_IS_KEPT), "v2");
+        next.update = update;
+        world.want(vec![next]);
+        world.step();
+        world.views.get_mut("a").unwrap().visible = true;
+        let (removed, _) = run(&mut world);
+        let kept = removed.iter().filter(|(.., retain)| *retain).count();
+        assert_eq!(kept, 3 - size as usize, "{size}: {removed:?}");
+    }
+}
+
+#[test]
 fn those_who_are_named_are_scaled_away_also_where_one_goes_at_a_time() {
     let policy = Policy {
         replaced: Retention::Delete,

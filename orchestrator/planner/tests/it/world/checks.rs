@@ -95,9 +95,16 @@ impl World {
                         .all(|n| {
                             n.state != NodeState::Requested && n.state != NodeState::Provisioning
                         });
+                    // Those who stand by may not become Ready without one that acts: its place is filled first.
+                    let acts = |to: &BTreeSet<u32>| to.contains(&ordinal);
+                    let acts = self.state.vacated.get(&group.path).is_some_and(acts)
+                        || planned.ops.iter().any(|op| {
+                            matches!(op, Op::Vacated { group: path, to }
+                                if *path == group.path && acts(to))
+                        });
                     let waits = planned.ops.iter().any(|op| matches!(op, Op::Enter { .. }));
                     assert!(
-                        ready || waits,
+                        ready || waits || acts,
                         "{} comes before those below it",
                         nodes[0].name()
                     );
