@@ -125,8 +125,9 @@ enum Fate {
     Stays,
     Kept,
     Deleted,
-    /// Its node had two reasons to go, of which one keeps it.
-    Either,
+    /// Its group got smaller while nodes of it died, and what is scaled away has another fate than what is replaced: of
+    /// all of its group as many are scaled away as it got smaller by.
+    Counted,
 }
 
 /// All storage by its id: its owner, group and ordinal, and the node that has it.
@@ -161,6 +162,8 @@ struct Had {
     killed: bool,
     /// Another node of its group was.
     beside_killed: bool,
+    /// By so many its group got smaller.
+    fewer: usize,
     lives: bool,
 }
 
@@ -173,11 +176,13 @@ fn fate(step: &Step, had: &Had) -> Fate {
         Step::Delete => of(policy.deleted),
         _ if !had.group_is_wanted => of(policy.deleted),
         Step::Roll | Step::Die { .. } => of(policy.replaced),
-        // A dead node that is not replaced was scaled away, or died before it was.
-        Step::Scale { .. } if had.killed && policy.replaced != policy.scaled => Fate::Either,
-        // It was scaled away, or made room for the place of the dead one, which keeps its data.
-        Step::Scale { .. } if had.beside_killed && policy.replaced && !policy.scaled => {
-            Fate::Either
+        // Nobody asked for fewer: who died is replaced, and who lived made room for a place below the size at most.
+        Step::Scale { .. } if had.fewer == 0 && had.killed => of(policy.replaced),
+        Step::Scale { .. } if had.fewer == 0 => Fate::Kept,
+        Step::Scale { .. }
+            if policy.replaced != policy.scaled && (had.killed || had.beside_killed) =>
+        {
+            Fate::Counted
         }
         Step::Scale { .. } => of(policy.scaled),
         // Nobody asked for anything to go: at most it made room for a place below the size.
@@ -204,7 +209,8 @@ async fn judge(
             Fate::Stays => now.is_some_and(|(_, now)| now == node),
             Fate::Kept => now.is_some(),
             Fate::Deleted => now.is_none(),
-            Fate::Either => true,
+            // With the others of its group.
+            Fate::Counted => true,
         };
         let what = format!("{id} of {owner}/{group}/{ordinal}, had by {node:?}");
         assert!(right, "{what}: it should be {wanted:?}, and it is {now:?}");
@@ -240,6 +246,51 @@ async fn judge(
         .collect();
     assert_eq!(listed, free, "what is listed is what nobody has");
     judged
+}
+
+/// Of a group that got smaller while nodes of it died, no more is deleted than its user and its deaths account for, and
+/// no less is kept.
+fn count(
+    before: &Storage,
+    after: &Storage,
+    fates: impl Fn(&str, &str) -> Fate,
+    old: &BTreeMap<&'static str, (u32, Policy)>,
+    wanted: &Wanted,
+    killed: &BTreeSet<String>,
+) {
+    for (name, (was, policy)) in old {
+        let Some((now, _)) = wanted.groups.get(name) else {
+            continue;
+        };
+        let fewer = was.saturating_sub(*now) as usize;
+        let gone: Vec<bool> = before
+            .iter()
+            .filter(|(_, ((_, group, _), node))| {
+                let counted = |node: &String| fates(group, node) == Fate::Counted;
+                group == name && node.as_ref().is_some_and(counted)
+            })
+            .map(|(id, _)| after.contains_key(id))
+            .collect();
+        if gone.is_empty() {
+            continue;
+        }
+        let died = before
+            .values()
+            .filter(|((_, group, _), node)| {
+                group == name && node.as_ref().is_some_and(|node| killed.contains(node))
+            })
+            .count();
+        let kept = gone.iter().filter(|kept| **kept).count();
+        let deleted = gone.len() - kept;
+        let told = format!("{name} from {was} to {now} with {policy:?}, {died} died: {gone:?}");
+        if policy.replaced {
+            // Who is scaled away is deleted, and nobody else.
+            assert!(deleted <= fewer, "lost: {told}");
+        } else {
+            // Who is scaled away is kept. Who died may have been on its way out as somebody to be replaced before.
+            assert!(kept + died >= fewer.min(gone.len()), "lost: {told}");
+        }
+    }
 }
 
 async fn step(world: &mut World, wanted: &mut Wanted, random: &mut fastrand::Rng) -> usize {
@@ -302,17 +353,22 @@ async fn step(world: &mut World, wanted: &mut Wanted, random: &mut fastrand::Rng
         .filter(|(_, node)| node.as_ref().is_some_and(|node| killed.contains(node)))
         .map(|((_, group, _), _)| group)
         .collect();
-    let judged = Box::pin(judge(world, &before, &after, |group, node| {
+    let fates = |group: &str, node: &str| {
         let had = Had {
             policy: old[group].1,
             group_is_wanted: wanted.groups.contains_key(group),
             killed: killed.contains(node),
             beside_killed: of_killed.iter().any(|of| *of == group),
+            fewer: match wanted.groups.get(group) {
+                Some((now, _)) => old[group].0.saturating_sub(*now) as usize,
+                None => 0,
+            },
             lives: lives.contains(node),
         };
         fate(&step, &had)
-    }))
-    .await;
+    };
+    count(&before, &after, &fates, &old, wanted, &killed);
+    let judged = Box::pin(judge(world, &before, &after, fates)).await;
     if matches!(step, Step::Delete) {
         *wanted = Wanted::random(random);
         Box::pin(wanted.apply(world)).await;
