@@ -47,7 +47,10 @@ fn check(request: &pb::ApplySecretRequest) -> Result<()> {
     let mut size = 0;
     for (key, value) in &request.data {
         use pb::secret_value::Value;
-        let field = || format!("data.{key}");
+        let field = || match name::shown_secret_key(key) {
+            Some(key) => format!("data.{key}"),
+            None => "data".to_owned(),
+        };
         if let Err(why) = name::check_secret_key(key) {
             refuse(field(), why);
         }

@@ -58,6 +58,14 @@ pub fn check_secret_key(name: &str) -> Result<(), String> {
     ))
 }
 
+/// A key of a secret as errors may repeat it. `None`: it is none, and may be a content that stands where its key should.
+#[must_use]
+pub fn shown_secret_key(key: &str) -> Option<&str> {
+    /// Parts of contents that are shorter are not looked for in other texts either.
+    const SHORT: usize = 8;
+    (key.len() < SHORT || check_secret_key(key).is_ok()).then_some(key)
+}
+
 /// Whether templates can call something by this name.
 ///
 /// # Errors

@@ -1,5 +1,6 @@
 //! What a document of ours is, and the parts that all of them have.
 
+use drover_core::name;
 use drover_proto::orchestrator::v1::{
     ApplySecretRequest, Cluster, Platform, PlatformSpec, SecretPurpose, SecretValue,
     secret_value::Value as SecretContent,
@@ -216,7 +217,11 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
             continue;
         };
         for entry in decoder.map(values, section, expected) {
-            let path = join(section, &entry.key);
+            // A content without a key stands where its key should.
+            let is_key =
+                !matches!(&entry.value.value, Value::Scalar { .. }) || entry.value.text().is_some();
+            let key = name::shown_secret_key(&entry.key).filter(|_| is_key);
+            let path = key.map_or_else(|| section.to_owned(), |key| join(section, key));
             let Some(content) = secret_value(decoder, section, entry, &path) else {
                 continue;
             };
@@ -233,7 +238,7 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
                 decoder.error(
                     entry.span,
                     &path,
-                    format!("key `{}` stands here twice", entry.key),
+                    "a key stands here twice",
                     "expected it once",
                 );
             }

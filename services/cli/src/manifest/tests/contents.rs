@@ -157,6 +157,20 @@ fn no_error_shows_what_a_secret_says() {
     }
     let text = errors("kind: Secret\nstringData: {a: hunter2\n");
     assert!(!text.contains("hunter2"), "{text}");
+    // Where its key should be, where nothing should, and under names that nobody has.
+    for rest in [
+        "kind: Secret\nmetadata: {name: s}\nstringData: {\"hunter2 and more\"}",
+        "kind: Secret\nmetadata: {name: s}\nstringData: {hunter2-and-more}",
+        "kind: Platform\nmetadata: {name: s}\nspec: {endpoint: \"https://x\", token: hunter2}",
+        "kind: Platform\nmetadata: {name: s}\nspec: {endpoint: \"https://x\", API_TOKEN: hunter2}",
+        "kind: Platform\nmetadata: {name: s}\nspec:\n  endpoint: https://x\n  tls: {client-key: hunter2}",
+    ] {
+        let text = errors(&format!("apiVersion: drover.dev/v1\n{rest}\n"));
+        assert!(
+            text.contains("1 error") && !text.contains("hunter2"),
+            "{text}"
+        );
+    }
     let text = errors(&group("bootstrap: {userData: hunter2, rendr: true}"));
     assert!(
         text.contains("rendr") && !text.contains("hunter2"),
