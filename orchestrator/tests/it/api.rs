@@ -17,7 +17,6 @@ mod certificates;
 mod changes;
 mod claims;
 mod events;
-mod fuzz;
 mod grants;
 mod health;
 mod late;

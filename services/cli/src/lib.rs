@@ -1,0 +1,121 @@
+//! The command line of Drover, as a library for what tests it.
+
+#[macro_use]
+mod output;
+
+mod certs;
+mod cli;
+mod client;
+mod commands;
+mod context;
+mod convert;
+mod dev;
+mod failure;
+mod manifest;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, error::ErrorKind};
+
+use crate::{
+    cli::{Cli, Command},
+    failure::{Exit, Failure},
+};
+
+/// Does what the command line of this process says.
+#[must_use]
+pub fn main() -> ExitCode {
+    // `dev` serves platforms.
+    if let Some(code) = drover_templates::worker::enter() {
+        return code;
+    }
+    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        let name = matches.subcommand_name().unwrap_or_default().to_owned();
+        Ok((Cli::from_arg_matches(&matches)?, name))
+    });
+    let (cli, name) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            // Help and the version are asked for, all else is wrong usage.
+            let exit = if error.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Done
+            };
+            if error.kind() == ErrorKind::MissingSubcommand
+                && let Some(help) = help()
+            {
+                eprint!("{help}");
+                return exit.into();
+            }
+            let _ = error.print();
+            return exit.into();
+        }
+    };
+    match run(cli, &name) {
+        Ok(code) => code,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                complain!("{failure}");
+            }
+            failure.exit.into()
+        }
+    }
+}
+
+/// What is wrong with a manifest, as `drover validate` says it. Empty: nothing is. Files that it names are read from below
+/// `base`.
+#[must_use]
+pub fn objections(text: &str, base: &std::path::Path) -> String {
+    let mut manifests = manifest::Manifests::default();
+    manifests.add_text("manifest.yaml", base.to_owned(), text.to_owned());
+    let objects = manifests.decode(None);
+    if objects.diagnostics.is_empty() {
+        return String::new();
+    }
+    objects.diagnostics.render("")
+}
+
+/// The clusters that a manifest describes, whatever else is wrong with it.
+#[must_use]
+pub fn clusters(text: &str) -> Vec<drover_proto::orchestrator::v1::Cluster> {
+    let mut manifests = manifest::Manifests::default();
+    manifests.add_text("manifest.yaml", ".".into(), text.to_owned());
+    let clusters = manifests.decode(None).clusters.into_iter();
+    clusters.map(|document| document.object).collect()
+}
+
+/// The help of the command that lacks its subcommand, as of a command line that ends in `--help`. clap itself shows it
+/// only where no setting comes from the environment.
+fn help() -> Option<clap::Error> {
+    let arguments = std::env::args_os().chain(["--help".into()]);
+    let help = Cli::command().try_get_matches_from(arguments).err()?;
+    (help.kind() == ErrorKind::DisplayHelp).then_some(help)
+}
+
+fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {
+    match cli.command {
+        Command::Agent(settings) => {
+            drover_agent::run_blocking(*settings)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Launch { directory, command } => {
+            use drover_platform_cloud::drivers::local::{command_main, launch_main};
+            let code = match command.split_first() {
+                None => launch_main(&directory),
+                Some((program, arguments)) => command_main(&directory, program, arguments),
+            };
+            Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+        }
+        command => {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .enable_all()
+                .build()?;
+            let code = runtime.block_on(trace::traced(&cli.global, name, command));
+            // A thread that still waits for a line of standard input must not hold the process.
+            runtime.shutdown_background();
+            code
+        }
+    }
+}
