@@ -301,24 +301,33 @@ impl Worker {
         let mut mixed = fastrand::Rng::with_seed(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let rng = mixed.fork();
         let began = Instant::now();
-        let answer = tokio::time::timeout(longest, self.ask(rng, number));
+        let answer = tokio::time::timeout(longest + longest, self.ask(rng, number, longest));
         let answer = answer
             .await
             .map_err(|_| format!("no answer within {longest:?}"))??;
         let took = began.elapsed();
+        // What waits for nothing is not cut off.
+        if took > longest {
+            return Err(format!("{answer} took {took:?}"));
+        }
         if took > longest {
             return Err(format!("{answer} took {took:?}"));
         }
         Ok((answer, took))
     }
 
-    async fn ask(&mut self, rng: fastrand::Rng, number: u64) -> Result<String, String> {
+    async fn ask(
+        &mut self,
+        rng: fastrand::Rng,
+        number: u64,
+        longest: Duration,
+    ) -> Result<String, String> {
         match self.surface {
             Surface::Calls => {
                 if number.is_multiple_of(TEND) {
                     self.world.tend().await;
                 }
-                self.call(rng).await
+                self.call(rng, longest).await
             }
             Surface::Manifests => self.manifest(rng),
             Surface::Templates => self.template(rng).await,
@@ -326,7 +335,7 @@ impl Worker {
         }
     }
 
-    async fn call(&self, rng: fastrand::Rng) -> Result<String, String> {
+    async fn call(&self, rng: fastrand::Rng, longest: Duration) -> Result<String, String> {
         let world = &self.world;
         let mut random = Random::new(rng, &world.words);
         let method = random.pick(&world.methods);
@@ -344,7 +353,9 @@ impl Worker {
                 hexadecimal(&input.body)
             )
         };
-        let answer = method.call(input.body.clone(), &world.needles).await;
+        let answer = method.call(input.body.clone(), &world.needles);
+        let answer = tokio::time::timeout(longest, answer).await;
+        let answer = answer.map_err(|_| format!("no answer within {longest:?}: {}", what()))?;
         let answer = answer.map_err(|error| format!("{error}: {}", what()))?;
         if let Some(told) = answer.told {
             return Err(format!("a secret is told: {told}: {}", what()));
