@@ -1,12 +1,16 @@
 //! A store that outlives its owners.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use drover_core::Result;
 use drover_store::{
     Backend, Keyring, Lane, Revision,
-    backend::{CommitError, Info, Lease, LeaseId, Range, Scan, Txn},
+    backend::{CommitError, Info, Lease, LeaseId, Op, Range, Scan, Txn},
     history::Watch,
 };
 use drover_testing::store::{FaultBackend, MemoryBackend};
@@ -22,6 +26,8 @@ pub struct Disk {
     key: Option<String>,
     /// How long a commit waits before it is made, and before it is answered.
     delay: Mutex<(Duration, Duration)>,
+    /// Of everything that it was asked to write.
+    asked: Mutex<DefaultHasher>,
 }
 
 impl Disk {
@@ -40,6 +46,7 @@ impl Disk {
             inner: Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new()))),
             leases: Mutex::default(),
             delay: Mutex::default(),
+            asked: Mutex::default(),
         })
     }
 
@@ -65,6 +72,24 @@ impl Disk {
         *self.delay.lock() = (before, after);
     }
 
+    /// A digest of all that it was ever asked to write: two runs in which it is the same have done the same.
+    pub fn digest(&self) -> u64 {
+        self.asked.lock().finish()
+    }
+
+    fn note(&self, txn: &Txn) {
+        let mut asked = self.asked.lock();
+        for op in &txn.ops {
+            match op {
+                Op::Put { key, value } | Op::PutLeased { key, value, .. } => {
+                    (key, value).hash(&mut *asked)
+                }
+                Op::Delete { key } => key.hash(&mut *asked),
+                Op::DeleteBelow { from, below } => (from, below).hash(&mut *asked),
+            }
+        }
+    }
+
     /// All keys, as text.
     pub async fn keys(&self) -> Vec<String> {
         let all = self
@@ -86,6 +111,7 @@ impl Backend for Disk {
     }
 
     async fn commit(&self, txn: Txn, lane: Lane) -> Result<Revision, CommitError> {
+        self.note(&txn);
         let (before, after) = *self.delay.lock();
         if (before, after) == (Duration::ZERO, Duration::ZERO) {
             return self.inner.commit(txn, lane).await;

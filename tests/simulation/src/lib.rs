@@ -18,6 +18,7 @@ mod checks;
 mod disk;
 pub mod random;
 pub mod restored;
+pub mod runs;
 mod sites;
 
 pub use disk::Disk;

@@ -1,16 +1,13 @@
 //! Runs seeds of the random operator, as many at once as there are processors.
 #![allow(clippy::print_stdout, reason = "it is a program that reports")]
 
-use std::{
-    process::ExitCode,
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-    time::Duration,
-};
+use std::{env, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use drover_simulation::random::{self, Failure, Summary};
-use parking_lot::Mutex;
+use drover_simulation::{
+    random::Summary,
+    runs::{Report, Runs, alone},
+};
 use tokio::time::Instant;
 
 /// Simulates a whole Drover under a random operator and random faults, and checks that nothing is lost.
@@ -25,7 +22,7 @@ struct Arguments {
     /// Steps of each.
     #[arg(long, default_value_t = 200)]
     steps: usize,
-    /// Threads. Default: one a processor.
+    /// Processes at a time. Default: one a processor.
     #[arg(long)]
     jobs: Option<usize>,
     /// Prints what was done in each.
@@ -34,68 +31,72 @@ struct Arguments {
     /// Ends after so many failures.
     #[arg(long, default_value_t = 1)]
     failures: usize,
+    /// Ends after so many seconds; seeds under way end first.
+    #[arg(long)]
+    within: Option<u64>,
+    /// Runs the first seed in this process, and answers as the process that runs many of them reads it.
+    #[arg(long, hide = true)]
+    alone: bool,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let jobs = arguments
-        .jobs
-        .unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into));
-    let (next, sum) = (AtomicU64::new(0), Mutex::new(Summary::default()));
-    let failures = Mutex::new(Vec::<Failure>::new());
-    let began = Instant::now();
-    thread::scope(|scope| {
-        for _ in 0..jobs {
-            scope.spawn(|| {
-                while failures.lock().len() < arguments.failures {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    if at >= arguments.seeds {
-                        return;
-                    }
-                    match random::run(arguments.first + at, arguments.steps) {
-                        Ok(summary) => {
-                            if arguments.trace {
-                                println!(
-                                    "seed {}\n{}",
-                                    arguments.first + at,
-                                    summary.trace.join("\n")
-                                );
-                            }
-                            sum.lock().add(&summary);
-                        }
-                        Err(failure) => {
-                            println!("{failure}");
-                            failures.lock().push(*failure);
-                        }
-                    }
-                }
-            });
-        }
-    });
-    report(&sum.into_inner(), began.elapsed());
-    let failures = failures.into_inner();
-    if failures.is_empty() {
-        return ExitCode::SUCCESS;
+    if arguments.alone {
+        return exit_code(alone(arguments.first, arguments.steps));
     }
-    for failure in &failures {
+    let program = match env::current_exe() {
+        Ok(program) => program,
+        Err(error) => {
+            println!("where is this program? {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut runs = Runs::new(&program, arguments.first, arguments.seeds, arguments.steps);
+    runs.jobs = arguments.jobs.unwrap_or(runs.jobs);
+    runs.failures = arguments.failures;
+    runs.within = arguments.within.map_or(runs.within, Duration::from_secs);
+    let began = Instant::now();
+    let report = runs.run(|seed, result| match result {
+        Ok(summary) if arguments.trace => {
+            println!("seed {seed}\n{}", summary.trace.join("\n"));
+        }
+        Ok(_) => {}
+        Err(failure) => println!("{failure}"),
+    });
+    print(&report, began.elapsed());
+    exit_code(report.failures.is_empty())
+}
+
+fn exit_code(holds: bool) -> ExitCode {
+    if holds {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn print(report: &Report, took: Duration) {
+    let Summary {
+        done,
+        steps,
+        made,
+        time,
+        ..
+    } = &report.sum;
+    println!("{:40} {:>9} {:>9}", "", "done", "refused");
+    for (what, (done, refused)) in done {
+        println!("{what:40} {done:>9} {refused:>9}");
+    }
+    println!(
+        "{} seeds, {steps} steps, {made} nodes made, {:.0} h of virtual time in {:.1} s",
+        report.seeds,
+        time.as_secs_f64() / 3600.0,
+        took.as_secs_f64()
+    );
+    for failure in &report.failures {
         println!(
             "seed {}, step {}: {}",
             failure.seed, failure.step, failure.what
         );
     }
-    ExitCode::FAILURE
-}
-
-fn report(sum: &Summary, took: Duration) {
-    println!("{:40} {:>9} {:>9}", "", "done", "refused");
-    for (what, (done, refused)) in &sum.done {
-        println!("{what:40} {done:>9} {refused:>9}");
-    }
-    println!(
-        "{} steps, {} nodes made, {:.0} h of virtual time in {:.1} s",
-        sum.steps,
-        sum.made,
-        sum.time.as_secs_f64() / 3600.0,
-        took.as_secs_f64()
-    );
 }

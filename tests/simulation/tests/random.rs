@@ -5,52 +5,52 @@
     reason = "a test that cannot go on fails"
 )]
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    thread,
-};
+use std::path::Path;
 
-use drover_simulation::random::{self, Summary};
-use parking_lot::Mutex;
+use drover_simulation::runs::{self, Runs};
 
 /// The same ones in each run; `simulate` runs others, and as many as one likes.
 const SEEDS: u64 = 40;
 const STEPS: usize = 200;
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_simulate"))
+}
 
 fn first() -> u64 {
     let given = std::env::var("DROVER_SEED").ok();
     given.and_then(|seed| seed.parse().ok()).unwrap_or(0)
 }
 
-/// Runs seeds, two at a time.
-fn simulate(first: u64, seeds: u64) -> Summary {
-    println!("DROVER_SEED={first} ({seeds} seeds from there)");
-    let (next, sum) = (AtomicU64::new(first), Mutex::new(Summary::default()));
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + seeds {
-                        return;
-                    }
-                    match random::run(seed, STEPS) {
-                        Ok(summary) => sum.lock().add(&summary),
-                        Err(failure) => panic!("{failure}"),
-                    }
-                }
-            });
-        }
-    });
-    sum.into_inner()
-}
-
 #[test]
 fn nobody_is_lost_and_nothing_is_made_twice_whatever_an_operator_does_and_whatever_breaks() {
-    let sum = simulate(first(), SEEDS);
+    let first = first();
+    println!("DROVER_SEED={first} ({SEEDS} seeds from there)");
+    let report = Runs::new(program(), first, SEEDS, STEPS).run(|_, _| {});
+    if let Some(failure) = report.failures.first() {
+        panic!("{failure}");
+    }
+    let sum = report.sum;
     assert_eq!(sum.steps, SEEDS * STEPS as u64);
     // Where every call is refused, nothing is tried.
     let granted = sum.done.values().filter(|(done, _)| *done > 0).count();
     assert!(granted > 25, "{:?}", sum.done);
     assert!(sum.made > sum.steps / 20, "{} nodes were made", sum.made);
+}
+
+/// Also what is drawn by libraries, the orders of hash maps, and in which order tasks run.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[test]
+fn a_seed_does_the_same_again_step_for_step() {
+    for seed in first()..first() + 4 {
+        let [once, again] = [(); 2].map(|()| match runs::one(program(), seed, STEPS) {
+            Ok(summary) => summary.trace,
+            Err(failure) => panic!("{failure}"),
+        });
+        assert!(once.len() > STEPS, "{once:?}");
+        for (one, other) in once.iter().zip(&again) {
+            assert_eq!(one, other, "seed {seed}");
+        }
+        assert_eq!(once.len(), again.len(), "seed {seed}");
+    }
 }

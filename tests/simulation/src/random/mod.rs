@@ -22,13 +22,14 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::{Disk, Sites, World, immortal, runtime};
 use model::Model;
 
 /// What was wrong in a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
     /// Seed of the run.
     pub seed: u64,
@@ -51,7 +52,7 @@ impl fmt::Display for Failure {
 }
 
 /// What happened in a run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
     /// Steps.
     pub steps: u64,
@@ -60,7 +61,7 @@ pub struct Summary {
     /// Nodes that were made.
     pub made: u64,
     /// How often each thing was done, and how often it was refused.
-    pub done: BTreeMap<&'static str, (u64, u64)>,
+    pub done: BTreeMap<String, (u64, u64)>,
     /// What was done in a single run, one line a step.
     pub trace: Vec<String>,
 }
@@ -72,7 +73,7 @@ impl Summary {
         self.time += other.time;
         self.made += other.made;
         for (what, (done, refused)) in &other.done {
-            let sum = self.done.entry(what).or_default();
+            let sum = self.done.entry(what.clone()).or_default();
             sum.0 += done;
             sum.1 += refused;
         }
@@ -185,6 +186,8 @@ impl Run {
         for step in 0..steps {
             self.trace.borrow_mut().step = step;
             self.step().await;
+            let digest = self.world.disk.digest();
+            self.note(format_args!("-- step {step}, {digest:016x} written"));
             self.check().await?;
         }
         self.trace.borrow_mut().step = steps;
@@ -239,11 +242,13 @@ impl Run {
                 .map(|slot| u64::from(slot.created))
                 .sum::<u64>()
         });
+        let done = self.done.iter();
+        let done = done.map(|(what, count)| ((*what).to_owned(), *count));
         Summary {
             steps: steps as u64,
             time: self.began.elapsed(),
             made: made.sum(),
-            done: self.done.clone(),
+            done: done.collect(),
             trace: self.trace.borrow().lines.clone(),
         }
     }
