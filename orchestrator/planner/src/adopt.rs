@@ -10,7 +10,7 @@ use drover_core::{
 };
 use uuid::Uuid;
 
-use crate::{Call, Foreign, Op, Orphan, Planner};
+use crate::{Call, ConditionKey, ConditionKind, Foreign, Op, Orphan, Planner};
 
 /// Where a node is put: position of the group in the input, and of the choice in the group.
 type Place = (usize, usize);
@@ -47,7 +47,8 @@ impl Planner<'_> {
         let mut left = self.take_own(&mut free, new_id);
         left |= self.take_foreign(&mut free, new_id);
         let pending = self.state.nodes.iter().any(Node::is_adopting);
-        if left || pending || !self.sees_all() || self.full() {
+        let sees_all = self.sees_all();
+        if left || pending || !sees_all || self.full() {
             return;
         }
         self.op(Op::Adopted {
@@ -150,6 +151,13 @@ impl Planner<'_> {
         let message = format!(
             "{platform} has to be seen before the adoption is over; nothing is made until then"
         );
+        for group in self.input.groups {
+            let key = ConditionKey {
+                group: group.path.clone(),
+                kind: ConditionKind::PlatformUnavailable,
+            };
+            self.hold(key, "PlatformUnavailable", &message);
+        }
         self.note("", None, false, "PlatformUnavailable", || message);
         false
     }

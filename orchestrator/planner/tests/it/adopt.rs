@@ -163,6 +163,39 @@ fn nothing_is_made_while_nodes_are_taken_over_and_nothing_without_being_told() {
 }
 
 #[test]
+fn an_adoption_that_waits_for_a_platform_says_so_of_each_group_that_waits_with_it() {
+    let mut world = World::new(1, &["a", "b"]);
+    world.set_reachable(&"b".into(), false);
+    world.want(vec![
+        group("data", 1, &["a", "b"]),
+        group("more", 1, &["a"]),
+    ]);
+    order(&mut world);
+    world.run_for(HOUR);
+    assert!(
+        world.requested.is_empty(),
+        "b may show what is to be taken in"
+    );
+    let says = |world: &World, path: &str| {
+        let key = ConditionKey {
+            group: path.into(),
+            kind: ConditionKind::PlatformUnavailable,
+        };
+        let condition = world.state.conditions.get(&key);
+        condition.map(|condition| condition.message.to_string())
+    };
+    for path in ["data", "more"] {
+        let said = says(&world, path).unwrap_or_default();
+        assert!(said.contains("b has to be seen"), "{path}: {said:?}");
+    }
+    world.set_reachable(&"b".into(), true);
+    world.settle();
+    world.assert_converged();
+    assert_eq!(says(&world, "data"), None);
+    assert_eq!(says(&world, "more"), None);
+}
+
+#[test]
 fn a_platform_that_cannot_hand_nodes_over_is_left_alone() {
     let mut world = World::new(1, &["a"]);
     world.views.get_mut("a").unwrap().adopts = false;
