@@ -92,7 +92,7 @@ async fn connection(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Resul
     let instance = handshake.instance_id.clone();
     let uid = handshake.uid.clone();
     registered.platform.connected(client.clone(), handshake);
-    if fenced {
+    if fenced && !registered.platform.is_fenced() {
         fence(shared, &client, &uid, &instance).await?;
         registered.platform.fenced();
     }

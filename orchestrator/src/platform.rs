@@ -68,6 +68,8 @@ struct Inner {
     visible_since: Millis,
     /// Calls of earlier processes of ours have ended there.
     fenced: bool,
+    /// The uid and the start of its server for which they have: it remembers them as long as it runs.
+    fenced_at: Option<(String, String)>,
     /// A snapshot is complete and newer than any doubt.
     snapshot: bool,
     /// How old an observation may be.
@@ -126,6 +128,7 @@ impl Platform {
                 observe_time: None,
                 visible_since: 0,
                 fenced: false,
+                fenced_at: None,
                 snapshot: false,
                 patience: 15_000,
                 failures: 0,
@@ -210,7 +213,7 @@ impl Platform {
         inner.normal = Arc::new(Semaphore::new((most - urgent).max(1)));
         inner.urgent = Arc::new(Semaphore::new(urgent));
         inner.client = Some(client);
-        inner.fenced = false;
+        inner.fenced = inner.is_fenced_at(&handshake);
         // What it shows is counted from here, or it could never show few enough again. What it showed before stays only as long
         // as it is not too much: it could come again and again with other ones.
         inner.strangers = 0;
@@ -244,7 +247,15 @@ impl Platform {
 
     /// Calls of earlier processes of ours have ended there.
     pub(crate) fn fenced(&self) {
-        self.inner.lock().fenced = true;
+        let mut inner = self.inner.lock();
+        inner.fenced = true;
+        let at = inner.handshake.as_ref();
+        inner.fenced_at = at.map(|at| (at.uid.clone(), at.instance_id.clone()));
+    }
+
+    /// Whether they have, as far as this start of its server goes.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.inner.lock().fenced
     }
 
     /// It cannot be seen any more.
@@ -512,6 +523,13 @@ impl Inner {
     /// So many may vanish within a minute and be believed to have.
     fn most_vanished(&self) -> usize {
         drover_planner::most_troubled(self.total) as usize
+    }
+
+    fn is_fenced_at(&self, handshake: &wire::Platform) -> bool {
+        let now = (&handshake.uid, &handshake.instance_id);
+        let same =
+            |(uid, instance): &(String, String)| !instance.is_empty() && (uid, instance) == now;
+        self.fenced_at.as_ref().is_some_and(same)
     }
 
     /// Whether the backend was read later than what was shown before. Who does not say when is believed.

@@ -207,3 +207,42 @@ fn a_list_is_as_old_as_what_showed_the_same_and_one_from_before_that_says_nothin
     let silent = platform.as_of(None, 5_000);
     assert_eq!(silent, Some(5_000), "who does not say is believed");
 }
+
+#[test]
+fn a_start_of_a_server_that_has_fenced_earlier_processes_off_has_so_until_its_end() {
+    let connected = |platform: &Platform, uid: &str, instance: &str| {
+        let handshake = wire::Platform {
+            uid: uid.to_owned(),
+            instance_id: instance.to_owned(),
+            ..wire::Platform::default()
+        };
+        let routes = tonic::service::Routes::default();
+        let client = PlatformClient::new(drover_client::in_process(routes));
+        platform.connected(client, handshake);
+        platform.is_fenced()
+    };
+    let platform = platform();
+    assert!(!connected(&platform, "u", "first"), "nobody has asked yet");
+    platform.fenced();
+    assert!(connected(&platform, "u", "first"));
+    platform.lost(&Error::unavailable("away"), "away");
+    assert!(
+        connected(&platform, "u", "first"),
+        "only the connection ended"
+    );
+    assert!(
+        !connected(&platform, "u", "second"),
+        "it knows nothing of it"
+    );
+    platform.fenced();
+    assert!(!connected(&platform, "other", "second"), "another backend");
+    assert!(
+        !connected(&platform, "u", ""),
+        "who does not say is not believed"
+    );
+    platform.fenced();
+    assert!(
+        !connected(&platform, "u", ""),
+        "who does not say is not believed"
+    );
+}
