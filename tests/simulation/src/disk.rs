@@ -40,6 +40,11 @@ impl Disk {
         Self::with(Keyring::generate().ok())
     }
 
+    /// An empty one whose owners have the same key.
+    pub fn another(&self) -> Arc<Self> {
+        Self::with(self.key.clone())
+    }
+
     fn with(key: Option<String>) -> Arc<Self> {
         Arc::new(Self {
             key,

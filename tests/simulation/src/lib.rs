@@ -136,6 +136,8 @@ pub struct World {
     pub sites: Sites,
     pub site: Arc<Site>,
     pub orchestrator: Option<Orchestrator>,
+    /// A way to it, as long as it runs: making one takes longer than many calls.
+    client: Option<OrchestratorClient>,
     pub wanted: BTreeMap<String, Groups>,
     /// Infrastructure that every applied cluster asks for.
     pub below: Vec<pb::Infrastructure>,
@@ -164,6 +166,7 @@ impl World {
             sites,
             site,
             orchestrator: None,
+            client: None,
             wanted: BTreeMap::new(),
             below: Vec::new(),
             restarts: 0,
@@ -203,24 +206,36 @@ impl World {
         let hooks = hooks.with_clock_error(self.clock_error.clone());
         // Futures without optimisation are large, and a test's thread has 2 MB.
         let orchestrator = Box::pin(Orchestrator::start(store, connector, hooks)).await?;
-        self.orchestrator = Some(orchestrator);
+        let client = OrchestratorClient::new(in_process(orchestrator.routes()));
+        (self.orchestrator, self.client) = (Some(orchestrator), Some(client));
         Ok(())
     }
 
     /// The death of the process, and its next start.
     pub async fn restart(&mut self) {
+        self.end().await;
+        self.begin().await;
+    }
+
+    /// The death of the process.
+    async fn end(&mut self) {
+        self.client = None;
         if let Some(dead) = self.orchestrator.take() {
             self.crash.die();
             dead.kill().await;
         }
         self.disk.bury().await;
+    }
+
+    /// Its next start.
+    async fn begin(&mut self) {
         self.crash.dead.send_replace(false);
         self.restarts += 1;
         self.start().await;
     }
 
     pub fn client(&self) -> OrchestratorClient {
-        OrchestratorClient::new(in_process(self.orchestrator.as_ref().unwrap().routes()))
+        self.client.clone().unwrap()
     }
 
     /// A call of a user, who calls again when the orchestrator dies over it.

@@ -33,3 +33,32 @@ pub async fn restored(
     let restored = World::over(disk, world.sites.clone(), world.site.clone(), crash).await;
     (restored, living)
 }
+
+impl World {
+    /// A copy of the store while it is in use. None: it cannot be read.
+    pub async fn back_up(&self) -> Option<Vec<u8>> {
+        let mut copy = Vec::new();
+        let reader = Store::open(self.disk.clone()).await.ok()?;
+        reader.export(&mut copy).await.ok()?;
+        Some(copy)
+    }
+
+    /// The store is lost with its process, and a copy takes its place, held until somebody confirms.
+    pub async fn restore(&mut self, mut copy: &[u8]) {
+        self.end().await;
+        let disk = self.disk.another();
+        import(&*disk, &mut copy).await.unwrap();
+        self.disk = disk;
+        self.begin().await;
+    }
+
+    /// A person says that what a restored store does not know may go.
+    pub async fn confirm_restore(&mut self) {
+        self.end().await;
+        self.disk.faults().restart();
+        let store = Store::open(self.disk.clone()).await.unwrap();
+        store.confirm_restore().await.unwrap();
+        drop(store);
+        self.begin().await;
+    }
+}

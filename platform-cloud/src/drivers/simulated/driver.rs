@@ -408,7 +408,9 @@ impl Driver for Simulated {
             .first()
             .map(String::as_str)
             .unwrap_or_default();
+        let deaf = self.world.lock().deaf;
         Ok(match program {
+            _ if deaf => exit(1).boxed(),
             "false" => exit(1).boxed(),
             "sleep" => {
                 let seconds = start.command.get(1).and_then(|text| text.parse().ok());

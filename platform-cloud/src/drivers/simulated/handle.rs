@@ -119,6 +119,12 @@ impl SimulatedHandle {
         }
     }
 
+    /// Every command in a node ends with 1, whatever it is, or what it should again: nodes go on, and whoever asks them
+    /// hears nothing good, as behind a network that is cut.
+    pub fn deafen(&self, deaf: bool) {
+        self.0.world.lock().deaf = deaf;
+    }
+
     /// Lists and watches show what is there now, whatever happens, until they are thawed: an old answer that looks new.
     pub fn freeze_visibility(&self, frozen: bool) {
         let mut world = self.0.world.lock();

@@ -70,6 +70,8 @@ pub(super) struct World {
     pub(super) classes: HashMap<String, Room>,
     pub(super) capacity: Option<u32>,
     pub(super) paused: bool,
+    /// Whether every command in a node fails.
+    pub(super) deaf: bool,
     pub(super) ledger: BTreeMap<(String, u32), LedgerEntry>,
     clock: Clock,
     nodes: HashMap<u32, SimNode>,
@@ -134,6 +136,7 @@ impl World {
             classes: classes.collect(),
             capacity: settings.capacity,
             paused: false,
+            deaf: false,
             ledger: BTreeMap::new(),
             clock,
             nodes: HashMap::new(),

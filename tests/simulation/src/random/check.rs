@@ -1,6 +1,10 @@
 //! What holds after every step, and what has to be in the end.
 
-use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use drover_client::OrchestratorClient;
 use drover_proto::{
@@ -11,13 +15,17 @@ use tokio::time::Instant;
 
 use super::{
     Run,
-    model::{NodeKey, Tracked, total},
+    faults::FEW,
+    model::{ClusterModel, NodeKey, Tracked, total},
     operator::serves,
     panicked,
 };
 
 /// Virtual time in which everything has to be as wanted once nothing breaks any more: beyond every deadline and back-off.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
+
+/// Virtual time within which what was asked for, and whose answer was lost, is known.
+const LATEST: Duration = Duration::from_secs(300);
 
 impl Run {
     /// What must hold at any time.
@@ -27,16 +35,26 @@ impl Run {
         }
         self.nobody_sound_was_removed()?;
         self.nothing_was_made_twice()?;
+        self.no_network_was_made_twice()?;
         self.what_is_kept_is_there()?;
+        self.nobody_begins_with_an_old_secret()?;
+        self.no_secret_in_use_was_deleted().await?;
         self.learn_what_was_done_after_all().await;
+        if let Some(wrong) = self.wrong.take() {
+            return Err(wrong);
+        }
         self.meet_who_is_ready().await;
+        self.watch().await;
         Ok(())
     }
 
     /// A call whose answer was lost, or that was refused in the middle, may have changed something.
     async fn learn_what_was_done_after_all(&mut self) {
         for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
-            self.learn(&name).await;
+            let known = &self.model.clusters[&name];
+            if known.gone_since.is_none_or(|at| at.elapsed() < LATEST) {
+                self.learn(&name).await;
+            }
         }
     }
 
@@ -60,6 +78,18 @@ impl Run {
             let here = self.model.nodes.iter().filter(|(key, _)| key.0 == at);
             let gone = here.filter(|(key, _)| !living.contains(&key.1));
             lost.extend(gone.map(|(key, node)| (key.clone(), node.clone())));
+        }
+        for at in 0..self.model.sites.len() {
+            let Some(asked) = self.model.sites[at].deaf.clone() else {
+                continue;
+            };
+            // So few may really be sick. Who was removed before those was not one of few.
+            let goes = lost
+                .iter()
+                .filter(|(key, node)| key.0 == at && node.cluster == asked);
+            if self.asked(at, &asked).saturating_sub(goes.count()) < FEW {
+                self.hurt(at, |cluster| cluster == asked);
+            }
         }
         for (key, node) in lost {
             // One that was found may still start.
@@ -110,14 +140,14 @@ impl Run {
     }
 
     fn what_is_kept_is_there(&mut self) -> Result<(), String> {
-        let there: BTreeSet<(usize, String)> = self
+        let there: BTreeMap<(usize, String), Option<String>> = self
             .model
             .sites
             .iter()
             .enumerate()
             .flat_map(|(at, site)| {
                 let storage = site.real.backend.storage().into_iter();
-                storage.map(move |(storage, _)| (at, storage.id))
+                storage.map(move |(storage, node)| ((at, storage.id), node))
             })
             .collect();
         for (name, cluster) in &mut self.model.clusters {
@@ -125,12 +155,17 @@ impl Run {
                 // What becomes of storage then is asked of another policy.
                 cluster.kept.clear();
             }
-            if let Some((volume, (_, why))) = cluster
-                .kept
-                .iter()
-                .find(|(volume, _)| !there.contains(volume))
-            {
-                return Err(format!("storage {} of {name} is gone: {why}", volume.1));
+            // Handed on, it goes with whoever has it then.
+            cluster.kept.retain(|volume, kept| {
+                let holder = there.get(volume).and_then(Option::as_ref);
+                holder.is_none_or(|holder| *holder == kept.node)
+            });
+            let mut kept = cluster.kept.iter();
+            if let Some((volume, kept)) = kept.find(|(volume, _)| !there.contains_key(volume)) {
+                return Err(format!(
+                    "storage {} of {name} is gone: {}",
+                    volume.1, kept.why
+                ));
             }
         }
         Ok(())
@@ -172,8 +207,14 @@ impl Run {
         self.world.clock_error.store(0, Ordering::Relaxed);
         self.world.disk.faults().restart();
         self.world.disk.delay(Duration::ZERO, Duration::ZERO);
+        self.confirm_restore().await;
         for site in &mut self.model.sites {
+            if site.lost {
+                continue;
+            }
             let backend = &site.real.backend;
+            site.deaf = None;
+            backend.deafen(false);
             backend.pause_backend(false);
             backend.freeze_visibility(false);
             backend.set_capacity(None);
@@ -196,12 +237,16 @@ impl Run {
         }
         self.trust_all().await?;
         self.converge().await?;
-        self.check().await
+        self.check().await?;
+        self.what_is_watched_is_there().await
     }
 
     /// All platforms are seen, under the uid that they have now.
     async fn trust_all(&mut self) -> Result<(), String> {
         for at in 0..self.model.sites.len() {
+            if self.model.sites[at].lost {
+                continue;
+            }
             let end = Instant::now() + PATIENCE;
             while !self.trusted(at).await {
                 if Instant::now() > end {
@@ -272,6 +317,7 @@ impl Run {
                     "not as wanted after {PATIENCE:?} without faults, and nothing says why: {difference}"
                 ));
             }
+            self.give_up_what_is_lost().await;
             self.world.pass(wait).await;
             self.check().await?;
             wait = (wait * 3 / 2).min(Duration::from_secs(300));
@@ -284,14 +330,16 @@ impl Run {
             let cluster = self.world.cluster(&name).await;
             let known = &self.model.clusters[&name];
             let (deleted, spec) = (known.deleted, known.spec.clone());
+            let forgotten = known.forgotten;
             let Some(cluster) = cluster else {
-                if deleted || known.uid.is_empty() {
+                if forgotten || deleted || self.model.clusters[&name].uid.is_empty() {
                     continue;
                 }
                 return Some(format!("{name} is not there"));
             };
             let status = cluster.status.clone().unwrap_or_default();
-            if says_why(&status) {
+            let lost = self.model.sites.iter().any(|site| site.lost);
+            if says_why(&status, lost && !deleted) {
                 continue;
             }
             if deleted {
@@ -315,6 +363,36 @@ impl Run {
             }
             if status.phase() != pb::ClusterPhase::Ready {
                 return Some(format!("{name} has all nodes and is {:?}", status.phase()));
+            }
+        }
+        if let Some(node) = self.late_nodes().await {
+            return Some(node);
+        }
+        self.left_over().await
+    }
+
+    /// What came late of clusters that are gone.
+    async fn late_nodes(&mut self) -> Option<String> {
+        for (at, site) in self.model.sites.iter().enumerate() {
+            // Who goes back to an older store, or gives a backend another name, has to look for them.
+            if self.restored || site.lost || site.renamed {
+                continue;
+            }
+            for node in site.real.all() {
+                let Some(slot) = &node.slot else { continue };
+                let known = self.model.clusters.get(&node.cluster_id);
+                let gone = |known: &&ClusterModel| {
+                    known.gone_since.is_some() && !known.abandoned.contains(&at)
+                };
+                let late = known
+                    .filter(gone)
+                    .is_some_and(|known| known.uid == slot.owner);
+                if late {
+                    return Some(format!(
+                        "{} of {} is left over",
+                        node.node_id, node.cluster_id
+                    ));
+                }
             }
         }
         None
@@ -412,12 +490,15 @@ impl Run {
     }
 }
 
-/// Whether a condition names what a person has to do or to wait for.
-fn says_why(status: &pb::ClusterStatus) -> bool {
+/// Whether a condition names what a person has to do or to wait for. A platform that is `lost` is not waited for in vain.
+fn says_why(status: &pb::ClusterStatus, lost: bool) -> bool {
     let groups = status.groups.iter().flat_map(|group| &group.conditions);
     let mut all = status.conditions.iter().chain(groups);
     all.any(|condition| {
-        condition.status == Some(true) && EXPLAINS.contains(&condition.r#type.as_str())
+        let kind = condition.r#type.as_str();
+        let explains = EXPLAINS.contains(&kind) || lost && kind == "PlatformUnavailable";
+        condition.status == Some(true) && explains
+            || lost && condition.status == Some(false) && kind == "InfrastructureReady"
     })
 }
 

@@ -5,20 +5,27 @@ use std::{sync::atomic::Ordering, time::Duration};
 use drover_core::Error;
 use drover_platform_cloud::drivers::simulated::{Death, Fault, Operation, SimulatedSettings};
 
+use drover_proto::{orchestrator::v1 as pb, platform::v1::health_policy};
+
 use super::{Run, model::NodeKey, operator::serves};
 use crate::Site;
 
-const OPERATIONS: [Operation; 4] = [
+const OPERATIONS: [Operation; 6] = [
     Operation::List,
     Operation::Create,
     Operation::Delete,
     Operation::Update,
+    Operation::Ensure,
+    Operation::Release,
 ];
 
 impl Run {
     pub(super) async fn disturb(&mut self) {
         let at = self.random.usize(..self.model.sites.len());
-        match self.random.u8(..100) {
+        if self.model.sites[at].lost {
+            return;
+        }
+        match self.random.u8(..112) {
             0..14 => self.kill(at),
             14..24 => self.sicken(at),
             24..34 => self.heal(at),
@@ -33,7 +40,10 @@ impl Run {
             85..92 => self.restart_with_another_clock().await,
             92..95 => self.jump(),
             95..98 => self.break_the_store(),
-            _ => self.slow_the_store(),
+            98..100 => self.slow_the_store(),
+            100..110 => self.deafen(at),
+            110 => self.take_away_a_network(at),
+            _ => self.burn(at),
         }
     }
 
@@ -195,6 +205,7 @@ impl Run {
         } else {
             own
         };
+        site.renamed = true;
         site.real.backend.set_uid(&site.uid);
         if !site.down {
             site.real.stop();
@@ -203,6 +214,56 @@ impl Run {
         let what = format!("{} says to be {}", site.name, site.uid);
         self.note(what);
         self.count("a backend has another uid", true);
+    }
+
+    /// Whoever asks the nodes of a platform hears that they are not well, and they are. Only where so many are asked that
+    /// it cannot be the nodes: fewer may be replaced.
+    fn deafen(&mut self, at: usize) {
+        let names = self.model.wanted().into_iter();
+        let most = names.max_by_key(|name| self.asked(at, name));
+        let most = most.filter(|name| self.asked(at, name) >= ENOUGH);
+        let deaf = match self.model.sites[at].deaf {
+            Some(_) => None,
+            None if most.is_none() => return,
+            None => most,
+        };
+        if let Some(name) = &deaf {
+            // Others may be asked more often, and be few.
+            self.hurt(at, |cluster| cluster != name);
+        }
+        self.model.sites[at].real.backend.deafen(deaf.is_some());
+        self.note(format!(
+            "commands fail in all nodes of {}: {}",
+            self.model.sites[at].name,
+            deaf.is_some()
+        ));
+        self.model.sites[at].deaf = deaf;
+        self.count("commands fail in all nodes of a platform, or not", true);
+    }
+
+    /// How many sound nodes of a cluster are probed with commands on a platform.
+    pub(super) fn asked(&self, at: usize, name: &str) -> usize {
+        let known = self.model.clusters.get(name);
+        if !known.is_some_and(|known| has_probe(&known.spec)) {
+            return 0;
+        }
+        let nodes = self.model.nodes.iter();
+        nodes
+            .filter(|(key, node)| key.0 == at && node.cluster == name && node.sound)
+            .count()
+    }
+
+    /// Nodes of clusters on a platform, that are asked with commands: whatever becomes of them has a reason.
+    pub(super) fn hurt(&mut self, at: usize, of: impl Fn(&str) -> bool) {
+        let probed = |name: &str| {
+            let known = self.model.clusters.get(name);
+            known.is_some_and(|known| has_probe(&known.spec))
+        };
+        for (key, node) in &mut self.model.nodes {
+            if key.0 == at && of(&node.cluster) && probed(&node.cluster) {
+                node.sound = false;
+            }
+        }
     }
 
     fn limit(&mut self, at: usize) {
@@ -222,9 +283,11 @@ impl Run {
         self.count("the orchestrator dies at a point", true);
     }
 
-    async fn restart_with_another_clock(&mut self) {
+    pub(super) async fn restart_with_another_clock(&mut self) {
         let off = match self.random.u8(..4) {
             0 => self.random.i64(-7_200_000..7_200_000),
+            // Its battery was empty, or somebody has set it.
+            1 if self.random.u8(..4) == 0 => self.random.i64(-40 * DAY..40 * DAY),
             _ => 0,
         };
         self.note(format!(
@@ -267,5 +330,15 @@ impl Run {
     }
 }
 
-/// Nodes of a platform that cannot all vanish at once.
+/// Whether the nodes of a cluster are asked with a command.
+fn has_probe(spec: &pb::ClusterSpec) -> bool {
+    let health = spec.health.as_ref();
+    health.is_some_and(|health| matches!(health.probe, Some(health_policy::Probe::Exec(_))))
+}
+
+/// Nodes of a platform that cannot all vanish at once, or all be sick.
 const ENOUGH: usize = 6;
+/// So few may be sick, and are replaced.
+pub(super) const FEW: usize = 4;
+/// A day, in milliseconds.
+const DAY: i64 = 24 * 3600 * 1000;

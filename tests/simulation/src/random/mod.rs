@@ -5,12 +5,17 @@
 //! ([`check`]): nobody alive is removed without a reason that the operator gave, nothing is made twice, storage that is to
 //! be kept is kept. At the end everything is mended, and every cluster has to become what is wanted or say why it cannot.
 
+mod below;
 mod check;
 mod faults;
+mod look;
+mod losses;
 mod model;
 mod operator;
 mod registry;
+mod secrets;
 mod specs;
+mod witness;
 
 use std::{
     cell::{Cell, RefCell},
@@ -27,6 +32,7 @@ use tokio::time::Instant;
 
 use crate::{Disk, Sites, World, immortal, runtime};
 use model::Model;
+use witness::Witness;
 
 /// What was wrong in a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -95,6 +101,17 @@ struct Run {
     trace: Rc<RefCell<Trace>>,
     began: Instant,
     done: BTreeMap<&'static str, (u64, u64)>,
+    witness: Witness,
+    /// What was seen that may not be, in a read for something else.
+    wrong: Option<String>,
+    /// A secret that was deleted a moment ago.
+    deleted_secret: Option<&'static str>,
+    /// What the store was once.
+    copy: Option<Vec<u8>>,
+    /// It was lost, and is the copy.
+    restored: bool,
+    /// Nobody has said yet that it may delete what it does not know.
+    held: bool,
 }
 
 thread_local! {
@@ -179,6 +196,12 @@ impl Run {
             trace,
             began: Instant::now(),
             done: BTreeMap::new(),
+            witness: Witness::default(),
+            wrong: None,
+            deleted_secret: None,
+            copy: None,
+            restored: false,
+            held: false,
         }
     }
 

@@ -28,6 +28,12 @@ pub(super) struct Place {
     pub(super) impostor: bool,
     pub(super) down: bool,
     pub(super) registered: bool,
+    /// Burnt down: it never answers again.
+    pub(super) lost: bool,
+    /// Commands in its nodes fail, all of them; the cluster that has most of those that are probed so.
+    pub(super) deaf: Option<String>,
+    /// It had another uid for a while.
+    pub(super) renamed: bool,
 }
 
 /// A node that was Ready, and who was never hurt since.
@@ -43,6 +49,14 @@ pub(super) struct Tracked {
     pub(super) found: bool,
 }
 
+/// Storage that stays although its node goes.
+pub(super) struct Kept {
+    pub(super) group: String,
+    /// The node that had it.
+    pub(super) node: String,
+    pub(super) why: String,
+}
+
 /// One cluster.
 #[derive(Default)]
 pub(super) struct ClusterModel {
@@ -50,6 +64,12 @@ pub(super) struct ClusterModel {
     pub(super) spec: pb::ClusterSpec,
     pub(super) deleted: bool,
     pub(super) paused: bool,
+    /// Since when nobody knows it any more.
+    pub(super) gone_since: Option<Instant>,
+    /// The store that is there now has never heard of it: nobody may delete what it has.
+    pub(super) forgotten: bool,
+    /// Platforms that were given up: what it has there may stay.
+    pub(super) abandoned: BTreeSet<usize>,
     /// Nodes of these groups that are older than that may be replaced.
     pub(super) renewed: BTreeMap<String, Instant>,
     /// How many sound nodes of a group may go because it has more than it wants.
@@ -58,8 +78,8 @@ pub(super) struct ClusterModel {
     pub(super) gone: BTreeSet<String>,
     /// Nodes that the operator named.
     pub(super) named: BTreeSet<NodeKey>,
-    /// Volumes that have to be there: of which group, and why.
-    pub(super) kept: BTreeMap<(usize, String), (String, String)>,
+    /// Volumes that have to be there.
+    pub(super) kept: BTreeMap<(usize, String), Kept>,
 }
 
 impl ClusterModel {
@@ -80,7 +100,7 @@ impl ClusterModel {
                     let less = total(old).saturating_sub(total(new));
                     if total(new) > total(old) {
                         // It may be handed on, and goes with whoever has it then.
-                        self.kept.retain(|_, (group, _)| *group != old.name);
+                        self.kept.retain(|_, kept| kept.group != old.name);
                     }
                     *self.surplus.entry(old.name.clone()).or_default() += less;
                     // Who is active and who stands by changes among those that are there.
@@ -105,6 +125,9 @@ impl ClusterModel {
 
     /// Whether a sound node may be removed; if because there are too many, there is one less too many now.
     pub(super) fn may_go(&mut self, key: &NodeKey, node: &Tracked) -> bool {
+        if self.forgotten {
+            return false;
+        }
         if self.deleted || self.gone.contains(&node.group) || self.named.contains(key) {
             return true;
         }
@@ -137,6 +160,22 @@ fn without_sizes(spec: &pb::ClusterSpec) -> pb::ClusterSpec {
     spec
 }
 
+/// Names of the secrets that clusters name.
+pub(super) const SECRETS: [&str; 2] = ["boot-0", "boot-1"];
+
+/// What a secret holds, or has held.
+pub(super) struct Value {
+    pub(super) text: String,
+    /// When it is known that another one took its place.
+    pub(super) replaced: Option<Instant>,
+}
+
+/// What clusters can be made of.
+pub(super) struct Offers {
+    pub(super) platforms: Vec<String>,
+    pub(super) secrets: Vec<String>,
+}
+
 /// Everything that the operator knows.
 pub(super) struct Model {
     pub(super) sites: Vec<Place>,
@@ -147,6 +186,16 @@ pub(super) struct Model {
     /// How often a node of a slot vanished without a trace, by request and index.
     pub(super) vanished: BTreeMap<(String, u32), u32>,
     pub(super) next_name: usize,
+    /// Secrets for nodes, and all that was ever written of each.
+    pub(super) secrets: BTreeMap<String, Vec<Value>>,
+    /// Nodes whose beginning was looked at.
+    pub(super) begun: BTreeSet<NodeKey>,
+    /// How often the network of a cluster was taken away.
+    pub(super) networks_taken: BTreeMap<(usize, String), u32>,
+    /// Whether in this run platforms may burn down.
+    pub(super) burns: bool,
+    /// Whether in this run the store may be lost.
+    pub(super) restores: bool,
 }
 
 impl Model {
@@ -170,6 +219,9 @@ impl Model {
                     impostor: false,
                     down: false,
                     registered: true,
+                    lost: false,
+                    deaf: None,
+                    renamed: false,
                 }
             })
             .collect();
@@ -180,12 +232,21 @@ impl Model {
             unready: BTreeSet::new(),
             vanished: BTreeMap::new(),
             next_name: 0,
+            secrets: BTreeMap::new(),
+            begun: BTreeSet::new(),
+            networks_taken: BTreeMap::new(),
+            burns: random.u8(..5) == 0,
+            restores: random.u8(..5) == 0,
         }
     }
 
-    /// Names of the platforms.
-    pub(super) fn platforms(&self) -> Vec<String> {
-        self.sites.iter().map(|site| site.name.clone()).collect()
+    /// What clusters can be made of now.
+    pub(super) fn offers(&self) -> Offers {
+        let there = self.sites.iter().filter(|site| !site.lost);
+        Offers {
+            platforms: there.map(|site| site.name.clone()).collect(),
+            secrets: self.secrets.keys().cloned().collect(),
+        }
     }
 
     /// Names of the clusters that are wanted.

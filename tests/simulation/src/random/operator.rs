@@ -6,10 +6,11 @@ use drover_client::OrchestratorClient;
 use drover_core::Result;
 use drover_platform::identity::Identity;
 use drover_proto::{orchestrator::v1 as pb, platform::v1::NodePhase};
+use tokio::time::Instant;
 
 use super::{
     Run,
-    model::{NodeKey, total},
+    model::{Kept, NodeKey, total},
     specs,
 };
 
@@ -25,7 +26,12 @@ impl Run {
             return self.create().await;
         }
         let name = wanted[self.random.usize(..wanted.len())].clone();
-        match self.random.u8(..100) {
+        let empty = self.model.sites.iter().position(|site| site.impostor);
+        if let (Some(at), 0) = (empty, self.random.u8(..6)) {
+            // What one tries first with a platform that shows nothing.
+            return self.register_again(at).await;
+        }
+        match self.random.u8(..109) {
             0..8 if wanted.len() < CLUSTERS => self.create().await,
             8..12 if wanted.len() < CLUSTERS => self.take_over().await,
             12..26 => self.change(&name).await,
@@ -43,7 +49,12 @@ impl Run {
             86..88 => self.confirm_loss().await,
             88..91 => self.delete_storage().await,
             91..94 => self.reconcile(&name).await,
-            _ => self.look(&name).await,
+            94..101 => self.look(&name).await,
+            101..105 => self.rotate_secret().await,
+            105 => self.delete_secret().await,
+            106 => self.back_up().await,
+            107 => self.restore().await,
+            _ => self.confirm_restore().await,
         }
     }
 
@@ -72,9 +83,22 @@ impl Run {
                 known.uid = cluster.uid;
                 known.wants(cluster.spec.unwrap_or_default());
                 known.deleted = cluster.delete_time.is_some();
+                known.gone_since = None;
+                let status = cluster.status.unwrap_or_default();
+                let groups = status.groups.iter().flat_map(|group| &group.conditions);
+                let blamed = groups.filter(|it| it.r#type == "Rejected" && it.status == Some(true));
+                let blamed = blamed
+                    .map(|it| &it.message)
+                    .find(|it| it.contains("was changed since"));
+                if let Some(message) = blamed {
+                    self.wrong = Some(format!("{name} is rejected for a new secret: {message}"));
+                }
             }
             // What was asked for may still become known: its answer may have been lost.
-            _ => known.deleted = true,
+            _ => {
+                known.deleted = true;
+                known.gone_since.get_or_insert_with(Instant::now);
+            }
         }
     }
 
@@ -83,9 +107,31 @@ impl Run {
         format!("c{}", self.model.next_name)
     }
 
+    /// The name of a cluster that is gone, or another one.
+    async fn any_name(&mut self) -> String {
+        let clusters = self.model.clusters.iter();
+        let deleted = clusters.filter(|(_, cluster)| cluster.deleted && !cluster.forgotten);
+        let deleted: Vec<_> = deleted.map(|(name, _)| name.clone()).collect();
+        if deleted.is_empty() || self.random.bool() {
+            return self.free_name();
+        }
+        let name = deleted[self.random.usize(..deleted.len())].clone();
+        if self.world.cluster(&name).await.is_some() {
+            return self.free_name();
+        }
+        // What is left of it is not of the one that comes.
+        self.model.clusters.remove(&name);
+        self.model.nodes.retain(|_, node| node.cluster != name);
+        self.model
+            .unready
+            .retain(|key| self.model.nodes.contains_key(key));
+        name
+    }
+
     async fn create(&mut self) {
-        let name = self.free_name();
-        let spec = specs::cluster(&mut self.random, &self.model.platforms());
+        let name = self.any_name().await;
+        let offers = self.model.offers();
+        let spec = specs::cluster(&mut self.random, &offers);
         self.note(format!("apply {name}: {}", shown(&spec)));
         self.apply(&name, spec, false).await;
     }
@@ -126,8 +172,9 @@ impl Run {
     /// Nodes that nobody here has made become a cluster.
     async fn take_over(&mut self) {
         let name = self.free_name();
-        let mut spec = specs::cluster(&mut self.random, &self.model.platforms());
-        spec.platforms = self.model.platforms().into_iter().map(choice).collect();
+        let offers = self.model.offers();
+        let mut spec = specs::cluster(&mut self.random, &offers);
+        spec.platforms = offers.platforms.into_iter().map(choice).collect();
         spec.groups.truncate(1);
         let group = &mut spec.groups[0];
         group.platforms.clear();
@@ -136,6 +183,9 @@ impl Run {
         let path = group.name.clone();
         let mut found = 0;
         for at in 0..self.model.sites.len() {
+            if self.model.sites[at].lost {
+                continue;
+            }
             for _ in 0..self.random.u32(..4) {
                 let identity = Identity {
                     cluster_id: name.clone(),
@@ -149,7 +199,7 @@ impl Run {
                     let tracked = super::model::Tracked {
                         cluster: name.clone(),
                         group: path.clone(),
-                        since: tokio::time::Instant::now(),
+                        since: Instant::now(),
                         sound: true,
                         found: true,
                     };
@@ -168,8 +218,8 @@ impl Run {
 
     async fn change(&mut self, name: &str) {
         let mut spec = self.model.clusters[name].spec.clone();
-        let platforms = self.model.platforms();
-        let what = specs::change(&mut self.random, &mut spec, &platforms);
+        let offers = self.model.offers();
+        let what = specs::change(&mut self.random, &mut spec, &offers);
         self.note(format!("apply {name}, which {what}: {}", shown(&spec)));
         self.apply(name, spec, false).await;
     }
@@ -249,9 +299,12 @@ impl Run {
             (volume, sound && stays, self.model.clusters.get_mut(name))
         {
             let why = format!("{} was scaled away, and whenScaled is Retain", node.id);
-            cluster
-                .kept
-                .insert((key.0, volume.id), (node.group.clone(), why));
+            let kept = Kept {
+                group: node.group.clone(),
+                node: key.1,
+                why,
+            };
+            cluster.kept.insert((key.0, volume.id), kept);
         }
     }
 
@@ -295,7 +348,7 @@ impl Run {
     }
 
     /// One of the cluster's records.
-    async fn any_node(&mut self, name: &str) -> Option<pb::Node> {
+    pub(super) async fn any_node(&mut self, name: &str) -> Option<pb::Node> {
         let records = self.world.records(name).await;
         if records.is_empty() {
             return None;
@@ -391,7 +444,11 @@ impl Run {
     }
 
     async fn abandon(&mut self, name: &str) {
-        let at = self.random.usize(..self.model.sites.len());
+        let at = self.where_it_would_hurt(name);
+        if self.random.u8(..4) == 0 {
+            // It has not seen anything yet.
+            self.restart_with_another_clock().await;
+        }
         let delete_nodes = self.random.u8(..4) == 0;
         let platform = self.model.sites[at].name.clone();
         self.note(format!(
@@ -408,6 +465,9 @@ impl Run {
                 client.abandon_platform(request.clone(), CALL).await
             })
             .await;
+        if let (true, Some(cluster)) = (answer.is_some(), self.model.clusters.get_mut(name)) {
+            cluster.abandoned.insert(at);
+        }
         if answer.is_some() && delete_nodes {
             let of = self.model.nodes.iter();
             let there: Vec<_> = of
@@ -420,6 +480,22 @@ impl Run {
         }
     }
 
+    /// Mostly the platform on which most of a cluster is.
+    fn where_it_would_hurt(&mut self, name: &str) -> usize {
+        let any = self.random.usize(..self.model.sites.len());
+        if self.random.u8(..3) == 0 {
+            return any;
+        }
+        let nodes = || self.model.nodes.iter();
+        let count = |at: &usize| {
+            nodes()
+                .filter(|(key, node)| key.0 == *at && node.cluster == name)
+                .count()
+        };
+        let most = (0..self.model.sites.len()).max_by_key(count);
+        most.unwrap_or(any)
+    }
+
     async fn reconcile(&mut self, name: &str) {
         self.note(format!("reconcile {name}"));
         let request = pb::ReconcileClusterRequest {
@@ -430,63 +506,6 @@ impl Run {
             client.reconcile_cluster(request.clone(), CALL).await
         })
         .await;
-    }
-
-    /// Looks at something; nothing may come of it.
-    async fn look(&mut self, name: &str) {
-        match self.random.u8(..5) {
-            0 => {
-                let mut spec = self.model.clusters[name].spec.clone();
-                let platforms = self.model.platforms();
-                specs::change(&mut self.random, &mut spec, &platforms);
-                let request = pb::PlanClusterRequest {
-                    subject: Some(pb::plan_cluster_request::Subject::Cluster(pb::Cluster {
-                        name: name.to_owned(),
-                        spec: Some(spec),
-                        ..pb::Cluster::default()
-                    })),
-                    ..pb::PlanClusterRequest::default()
-                };
-                self.ask("PlanCluster", async |client| {
-                    client.plan_cluster(request.clone(), CALL).await
-                })
-                .await;
-            }
-            1 => {
-                let request = pb::ListRevisionsRequest {
-                    cluster: name.to_owned(),
-                    ..pb::ListRevisionsRequest::default()
-                };
-                self.ask("ListRevisions", async |client| {
-                    client.list_revisions(request.clone(), CALL).await
-                })
-                .await;
-            }
-            2 => {
-                let request = pb::ListEventsRequest {
-                    cluster: name.to_owned(),
-                    ..pb::ListEventsRequest::default()
-                };
-                self.ask("ListEvents", async |client| {
-                    client.list_events(request.clone(), CALL).await
-                })
-                .await;
-            }
-            3 => {
-                let request = pb::ListDiscoveredClustersRequest::default();
-                self.ask("ListDiscoveredClusters", async |client| {
-                    client.list_discovered_clusters(request.clone(), CALL).await
-                })
-                .await;
-            }
-            _ => {
-                let request = pb::ListPlatformsRequest::default();
-                self.ask("ListPlatforms", async |client| {
-                    client.list_platforms(request.clone(), CALL).await
-                })
-                .await;
-            }
-        }
     }
 }
 

@@ -26,6 +26,9 @@ impl Run {
     pub(super) async fn register(&mut self) {
         let at = self.random.usize(..self.model.sites.len());
         let site = &mut self.model.sites[at];
+        if site.lost {
+            return;
+        }
         if self.random.bool() && !site.impostor {
             let endpoint = format!("http://{}-{}", site.name, self.random.u8(..10));
             self.world.sites.put(&endpoint, &site.real);
@@ -39,6 +42,19 @@ impl Run {
         );
         self.note(what);
         if self.enroll(at, token, rebind_uid).await {
+            self.model.sites[at].registered = true;
+        }
+    }
+
+    /// Registers a platform where it is, with or without a token.
+    pub(super) async fn register_again(&mut self, at: usize) {
+        let token = self.random.bool();
+        let what = format!(
+            "register {} once more, token: {token}",
+            self.model.sites[at].name
+        );
+        self.note(what);
+        if self.enroll(at, token, None).await {
             self.model.sites[at].registered = true;
         }
     }

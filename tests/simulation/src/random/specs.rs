@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use drover_platform_cloud::drivers::simulated::{
-    Death, DomainSettings, ErrorRate, ErrorRates, SimulatedSettings,
+    Death, DomainSettings, ErrorRate, ErrorRates, HostSettings, SimulatedSettings,
 };
 use drover_proto::{
     orchestrator::v1 as pb,
     platform::v1::{ExecProbe, HealthPolicy, ManagementPolicy, health_policy},
 };
+
+use super::{below, model::Offers, secrets::KEY};
 
 /// Names of groups that clusters have.
 pub(super) const GROUPS: [&str; 3] = ["db", "web", "queue"];
@@ -54,6 +56,14 @@ pub(super) fn platform(random: &mut fastrand::Rng, name: &str) -> SimulatedSetti
                 ..DomainSettings::default()
             })
             .collect(),
+        hosts: if random.bool() {
+            Vec::new()
+        } else {
+            vec![HostSettings {
+                id: format!("{name}-u1"),
+                ..HostSettings::default()
+            }]
+        },
         errors: if unreliable {
             ErrorRates {
                 list: rate(random),
@@ -141,14 +151,41 @@ fn update(random: &mut fastrand::Rng) -> pb::UpdatePolicy {
     }
 }
 
-/// A random cluster on these platforms.
-pub(super) fn cluster(random: &mut fastrand::Rng, platforms: &[String]) -> pb::ClusterSpec {
+/// A secret that nodes begin with.
+fn bootstrap(random: &mut fastrand::Rng, secrets: &[String]) -> Option<pb::BootstrapSource> {
+    if secrets.is_empty() || random.bool() {
+        return None;
+    }
+    let of = pb::SecretKeyRef {
+        name: secrets[random.usize(..secrets.len())].clone(),
+        key: KEY.to_owned(),
+    };
+    Some(pb::BootstrapSource {
+        source: Some(pb::bootstrap_source::Source::SecretKey(of)),
+        render: false,
+    })
+}
+
+/// Attributes that take much of what one spec may be.
+fn many_attributes(random: &mut fastrand::Rng) -> prost_types::Struct {
+    let text = "x".repeat(random.usize(1_000..100_000));
+    let value = prost_types::Value {
+        kind: Some(prost_types::value::Kind::StringValue(text)),
+    };
+    prost_types::Struct {
+        fields: [("notes".to_owned(), value)].into(),
+    }
+}
+
+/// A random cluster of what there is.
+pub(super) fn cluster(random: &mut fastrand::Rng, offers: &Offers) -> pb::ClusterSpec {
+    let platforms = &offers.platforms;
     let many = random.usize(1..=GROUPS.len());
     let groups: Vec<_> = GROUPS[..many]
         .iter()
         .map(|name| group(random, name, platforms))
         .collect();
-    let probe = (random.u8(..3) == 0).then(|| ExecProbe {
+    let probe = random.bool().then(|| ExecProbe {
         command: vec!["true".to_owned()],
     });
     pb::ClusterSpec {
@@ -176,6 +213,12 @@ pub(super) fn cluster(random: &mut fastrand::Rng, platforms: &[String]) -> pb::C
             0 => pb::OrphanPolicy::Ignore.into(),
             _ => pb::OrphanPolicy::Delete.into(),
         },
+        bootstrap: bootstrap(random, &offers.secrets),
+        attributes: (random.u8(..25) == 0).then(|| many_attributes(random)),
+        infrastructure: (random.u8(..6) == 0)
+            .then(|| below::network(random, platforms))
+            .into_iter()
+            .collect(),
         ..pb::ClusterSpec::default()
     }
 }
@@ -190,12 +233,13 @@ fn count(of: u32) -> pb::CountOrPercent {
 pub(super) fn change(
     random: &mut fastrand::Rng,
     spec: &mut pb::ClusterSpec,
-    platforms: &[String],
+    offers: &Offers,
 ) -> &'static str {
+    let platforms = &offers.platforms;
     let at = random
         .usize(..spec.groups.len().max(1))
         .min(spec.groups.len().saturating_sub(1));
-    match random.u8(..10) {
+    match random.u8(..12) {
         0 if spec.groups.len() < GROUPS.len() => {
             let free = GROUPS
                 .iter()
@@ -233,6 +277,10 @@ pub(super) fn change(
                 storage.when_scaled = retention(random);
             }
             "changes what becomes of storage"
+        }
+        8 => {
+            spec.bootstrap = bootstrap(random, &offers.secrets);
+            "changes what nodes begin with"
         }
         7 => {
             if let Some(group) = spec.groups.get_mut(at) {

@@ -1,0 +1,75 @@
+//! Infrastructure: what clusters have it, who takes it away, and that it is made once and not left over.
+
+use drover_proto::orchestrator::v1 as pb;
+use drover_proto::platform::v1::NetworkSpec;
+
+use super::Run;
+
+/// A private network on one of these platforms.
+pub(super) fn network(random: &mut fastrand::Rng, platforms: &[String]) -> pb::Infrastructure {
+    pb::Infrastructure {
+        platform: platforms[random.usize(..platforms.len())].clone(),
+        network: Some(NetworkSpec {
+            cidr: format!("10.{}.0.0/16", random.u8(..)),
+            ..NetworkSpec::default()
+        }),
+        ..pb::Infrastructure::default()
+    }
+}
+
+impl Run {
+    /// Somebody else takes the network of a cluster away.
+    pub(super) fn take_away_a_network(&mut self, at: usize) {
+        let backend = &self.model.sites[at].real.backend;
+        let all = backend.infrastructure();
+        if all.is_empty() {
+            return;
+        }
+        let cluster = all[self.random.usize(..all.len())].cluster_id.clone();
+        if backend.remove_infrastructure(&cluster, "network") {
+            *self
+                .model
+                .networks_taken
+                .entry((at, cluster.clone()))
+                .or_default() += 1;
+            self.note(format!("somebody takes the network of {cluster} away"));
+            self.count("infrastructure is taken away", true);
+        }
+    }
+
+    /// No network is made while there is one.
+    pub(super) fn no_network_was_made_twice(&self) -> Result<(), String> {
+        for (at, site) in self.model.sites.iter().enumerate() {
+            for ((cluster, owner, kind), created) in site.real.backend.infrastructure_created() {
+                let taken = self.model.networks_taken.get(&(at, cluster.clone()));
+                if created > 1 + taken.copied().unwrap_or_default() {
+                    return Err(format!(
+                        "{kind} of {cluster} ({owner}) was made {created} times on {}",
+                        site.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is left of clusters that are gone. Who abandoned a platform, or went back to an older store, keeps what is there.
+    pub(super) async fn left_over(&mut self) -> Option<String> {
+        for at in 0..self.model.sites.len() {
+            if self.model.sites[at].lost {
+                continue;
+            }
+            for resource in self.model.sites[at].real.backend.infrastructure() {
+                let known = self.model.clusters.get(&resource.cluster_id);
+                if self.restored || known.is_none_or(|known| known.abandoned.contains(&at)) {
+                    continue;
+                }
+                let now = self.world.cluster(&resource.cluster_id).await;
+                if now.is_none_or(|now| now.uid != resource.owner) {
+                    return Some(format!("{resource:?} is left over"));
+                }
+            }
+        }
+        None
+    }
+}

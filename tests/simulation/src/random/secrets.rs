@@ -1,0 +1,123 @@
+//! What the operator does with secrets, and what nodes get of them.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use drover_proto::orchestrator::v1 as pb;
+use tokio::time::Instant;
+
+use super::{
+    Run,
+    model::{NodeKey, SECRETS, Value},
+    operator::CALL,
+};
+
+/// How long after it was replaced a value may still reach a node: a call under way, and the longest step.
+const LATE: Duration = Duration::from_secs(20 * 60);
+/// The key of each secret that nodes begin with.
+pub(super) const KEY: &str = "data";
+
+impl Run {
+    /// Writes one of the secrets that clusters name: a first time, or another value.
+    pub(super) async fn rotate_secret(&mut self) {
+        let name = SECRETS[self.random.usize(..SECRETS.len())];
+        let value = format!("{name}-{:016x}", self.random.u64(..));
+        self.note(format!("secret {name} is {value}"));
+        let content = pb::SecretValue {
+            value: Some(pb::secret_value::Value::Text(value.clone())),
+        };
+        let request = pb::ApplySecretRequest {
+            name: name.to_owned(),
+            data: [(KEY.to_owned(), content)].into(),
+            purpose: pb::SecretPurpose::Workload.into(),
+            ..pb::ApplySecretRequest::default()
+        };
+        // Known before it is asked for: it may be written, and the answer be lost.
+        let values = self.model.secrets.entry(name.to_owned()).or_default();
+        values.push(Value {
+            text: value,
+            replaced: None,
+        });
+        let granted = self
+            .ask("ApplySecret", async |client| {
+                client.apply_secret(request.clone(), CALL).await
+            })
+            .await
+            .is_some();
+        let Some(values) = self.model.secrets.get_mut(name) else {
+            return;
+        };
+        if let (true, [old @ .., _]) = (granted, &mut values[..]) {
+            for value in old {
+                value.replaced.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Deletes one, which is granted only where nobody names it.
+    pub(super) async fn delete_secret(&mut self) {
+        let name = SECRETS[self.random.usize(..SECRETS.len())];
+        self.note(format!("delete secret {name}"));
+        let request = pb::DeleteSecretRequest {
+            name: name.to_owned(),
+        };
+        let granted = self
+            .ask("DeleteSecret", async |client| {
+                client.delete_secret(request.clone(), CALL).await
+            })
+            .await
+            .is_some();
+        if granted && self.model.secrets.contains_key(name) {
+            self.deleted_secret = Some(name);
+        }
+    }
+
+    /// No secret goes that a cluster names.
+    pub(super) async fn no_secret_in_use_was_deleted(&mut self) -> Result<(), String> {
+        let Some(name) = self.deleted_secret.take() else {
+            return Ok(());
+        };
+        for cluster in self.model.wanted() {
+            let now = self.world.cluster(&cluster).await;
+            let deleted = now.as_ref().is_none_or(|now| now.delete_time.is_some());
+            let spec = now.and_then(|now| now.spec).unwrap_or_default();
+            if !deleted && names(&spec, name) {
+                return Err(format!("secret {name} was deleted, and {cluster} names it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every node begins with a value that its secret had when it was made.
+    pub(super) fn nobody_begins_with_an_old_secret(&mut self) -> Result<(), String> {
+        let now = Instant::now();
+        for (at, site) in self.model.sites.iter().enumerate() {
+            let backend = &site.real.backend;
+            let nodes = backend.nodes().into_iter();
+            let keys: BTreeSet<NodeKey> = nodes.map(|node| (at, node.node_id)).collect();
+            for key in keys {
+                if !self.model.begun.insert(key.clone()) {
+                    continue;
+                }
+                let Some(data) = backend.user_data(&key.1) else {
+                    continue;
+                };
+                let text = String::from_utf8_lossy(&data);
+                let values = self.model.secrets.values().flatten();
+                let mut of = values.filter(|value| value.text == text);
+                if !of.any(|value| value.replaced.is_none_or(|at| now < at + LATE)) {
+                    return Err(format!(
+                        "{} on {} begins with {text}, which no secret holds",
+                        key.1, site.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn names(spec: &pb::ClusterSpec, secret: &str) -> bool {
+    use pb::bootstrap_source::Source::SecretKey;
+    let source = spec.bootstrap.as_ref().and_then(|it| it.source.as_ref());
+    matches!(source, Some(SecretKey(of)) if of.name == secret)
+}
