@@ -1,5 +1,11 @@
 //! Random input that can be had again.
 
+#![allow(
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests fail when they cannot go on, and say which one they were"
+)]
+
 use std::ops::Range;
 
 const VARIABLE: &str = "DROVER_SEED";
