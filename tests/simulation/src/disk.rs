@@ -87,7 +87,7 @@ impl Disk {
         for op in &txn.ops {
             match op {
                 Op::Put { key, value } | Op::PutLeased { key, value, .. } => {
-                    (key, value).hash(&mut *asked)
+                    (key, value).hash(&mut *asked);
                 }
                 Op::Delete { key } => key.hash(&mut *asked),
                 Op::DeleteBelow { from, below } => (from, below).hash(&mut *asked),
