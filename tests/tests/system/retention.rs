@@ -367,7 +367,7 @@ async fn step(world: &mut World, wanted: &mut Wanted, random: &mut fastrand::Rng
         };
         fate(&step, &had)
     };
-    count(&before, &after, &fates, &old, wanted, &killed);
+    count(&before, &after, fates, &old, wanted, &killed);
     let judged = Box::pin(judge(world, &before, &after, fates)).await;
     if matches!(step, Step::Delete) {
         *wanted = Wanted::random(random);
