@@ -102,6 +102,11 @@ impl Run {
             }
             self.model.nodes.remove(&key);
             self.model.unready.remove(&key);
+            // One that was found may never have begun.
+            let failed = |real: Node| real.phase() == NodePhase::Failed;
+            if node.found && self.real(&key).is_some_and(failed) {
+                continue;
+            }
             let Some(cluster) = self.model.clusters.get_mut(&node.cluster) else {
                 continue;
             };
