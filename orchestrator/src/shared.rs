@@ -222,27 +222,30 @@ impl Shared {
 
     /// Plans every cluster that names or uses a platform.
     pub(crate) fn wake_users(&self, platform: &str, urgency: Urgency) {
-        for cluster in self.all() {
-            let uses = {
-                let inner = cluster.inner.lock();
-                inner.state.used.iter().any(|(name, _)| **name == *platform)
-                    || inner
-                        .spec
-                        .groups
-                        .iter()
-                        .any(|g| g.choices.iter().any(|c| *c.platform == *platform))
-                    || inner
-                        .spec
-                        .infrastructure
-                        .iter()
-                        .any(|one| *one.platform == *platform)
-            };
-            if uses {
-                // What the platform does concerns all of them, whoever happened to notice it first.
-                self.queue.push_for(cluster.uid, urgency, None);
-                self.figures.changed(cluster.uid);
-            }
+        for cluster in self.users(platform) {
+            // What the platform does concerns all of them, whoever happened to notice it first.
+            self.queue.push_for(cluster.uid, urgency, None);
+            self.figures.changed(cluster.uid);
         }
+    }
+
+    /// Clusters that have something on a platform, or may.
+    pub(crate) fn users(&self, platform: &str) -> Vec<Arc<Cluster>> {
+        let uses = |cluster: &Arc<Cluster>| {
+            let inner = cluster.inner.lock();
+            inner.state.used.iter().any(|(name, _)| **name == *platform)
+                || inner
+                    .spec
+                    .groups
+                    .iter()
+                    .any(|g| g.choices.iter().any(|c| *c.platform == *platform))
+                || inner
+                    .spec
+                    .infrastructure
+                    .iter()
+                    .any(|one| *one.platform == *platform)
+        };
+        self.all().into_iter().filter(uses).collect()
     }
 
     /// Whom a call is on behalf of.

@@ -62,6 +62,11 @@ pub(crate) fn visible(shared: &Shared) -> Visible {
 }
 
 impl Visible {
+    /// Uid of the backend of each visible platform.
+    pub(super) fn backends(&self) -> &BTreeMap<Sym, String> {
+        &self.uids
+    }
+
     fn sees(&self, platform: &Sym, uid: &Sym) -> bool {
         self.uids.get(platform).is_some_and(|seen| **seen == **uid)
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use drover_convert::value::to_duration;
-use drover_core::{Error, Reason, Result};
+use drover_core::{Error, Reason, Result, Sym};
 use drover_proto::orchestrator::v1 as pb;
 use futures::{FutureExt, stream};
 use prost::Message;
@@ -79,6 +79,8 @@ struct Watch<S: Subject> {
     changed: VecDeque<Uuid>,
     /// Clusters that are looked at next, and from which slot on.
     looking: VecDeque<(Uuid, u64)>,
+    /// Backends that could be seen at the last look, by platform.
+    seen: Option<BTreeMap<Sym, String>>,
     /// What is counted of it.
     held: Held,
     ready: VecDeque<S::Answer>,
@@ -105,6 +107,7 @@ fn open<S: Subject>(api: &Api, subject: S, interval: Duration) -> Result<Answers
         snapshot: Some(None),
         changed: VecDeque::new(),
         looking: VecDeque::new(),
+        seen: None,
         held,
         ready: VecDeque::from([subject.started(interval)]),
         owed: Some(subject.complete(mark)),
@@ -189,9 +192,33 @@ impl<S: Subject> Watch<S> {
         true
     }
 
+    /// Notes whose nodes look otherwise because a platform is visible now, or is no more: time alone may do that, for so short
+    /// that nobody else sees it.
+    fn note_sight(&mut self, visible: &Visible) {
+        let now = visible.backends();
+        let before = match &mut self.seen {
+            Some(before) if before == now => return,
+            Some(before) => std::mem::replace(before, now.clone()),
+            None => {
+                self.seen = Some(now.clone());
+                return;
+            }
+        };
+        let names = before.keys().chain(now.keys()).collect::<BTreeSet<_>>();
+        for name in names
+            .into_iter()
+            .filter(|it| before.get(*it) != now.get(*it))
+        {
+            let users = self.api.shared.users(name);
+            self.changed.extend(users.iter().map(|cluster| cluster.uid));
+        }
+    }
+
     /// Looks at the next clusters, of the snapshot first, until there is a batch. False: there are none left. Errors:
     /// `Overloaded`, the caller holds too much.
     fn look_on(&mut self) -> Result<bool> {
+        let visible = status::visible(&self.api.shared);
+        self.note_sight(&visible);
         let shared = &self.api.shared;
         if self.looking.is_empty() {
             if let Some(after) = self.snapshot.take() {
@@ -210,7 +237,6 @@ impl<S: Subject> Watch<S> {
                 return Ok(false);
             }
         }
-        let visible = status::visible(shared);
         let mut bytes = 0;
         while bytes < BATCH_BYTES / 4
             && let Some((uid, from)) = self.looking.pop_front()
