@@ -5,6 +5,7 @@ use drover_simulation as sim;
 mod deletion;
 mod many;
 mod records;
+mod watched;
 
 use std::{collections::BTreeSet, time::Duration};
 
