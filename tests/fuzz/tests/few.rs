@@ -12,13 +12,8 @@ use drover_fuzz::{Plan, Surface, run};
 async fn nothing_is_found(surface: Surface, inputs: u64) {
     // Under tests the program is another one.
     drover_templates::worker::use_program(env!("CARGO_BIN_EXE_fuzz"));
-    let seed = std::env::var("DROVER_SEED")
-        .ok()
-        .and_then(|text| text.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
-    println!("DROVER_SEED={seed}");
     let plan = Plan {
-        seed,
+        seed: drover_testing::seed::seed(),
         first: 0,
         inputs,
         surfaces: vec![surface],

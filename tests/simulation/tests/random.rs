@@ -1,9 +1,5 @@
 //! Whole systems under a random operator and random faults.
-#![allow(
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test that cannot go on fails"
-)]
+#![allow(clippy::panic, reason = "a test that cannot go on fails")]
 
 use std::path::Path;
 
@@ -17,15 +13,9 @@ fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_simulate"))
 }
 
-fn first() -> u64 {
-    let given = std::env::var("DROVER_SEED").ok();
-    given.and_then(|seed| seed.parse().ok()).unwrap_or(0)
-}
-
 #[test]
 fn nobody_is_lost_and_nothing_is_made_twice_whatever_an_operator_does_and_whatever_breaks() {
-    let first = first();
-    println!("DROVER_SEED={first} ({SEEDS} seeds from there)");
+    let first = drover_testing::seed::seeds(SEEDS).start;
     let report = Runs::new(program(), first, SEEDS, STEPS).run(|_, _| {});
     if let Some(failure) = report.failures.first() {
         panic!("{failure}");
@@ -42,7 +32,7 @@ fn nobody_is_lost_and_nothing_is_made_twice_whatever_an_operator_does_and_whatev
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn a_seed_does_the_same_again_step_for_step() {
-    for seed in first()..first() + 4 {
+    for seed in drover_testing::seed::seeds(4) {
         let [once, again] = [(); 2].map(|()| match runs::one(program(), seed, STEPS) {
             Ok(summary) => summary.trace,
             Err(failure) => panic!("{failure}"),

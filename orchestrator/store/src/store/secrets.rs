@@ -439,6 +439,23 @@ mod tests {
         (key, marked(&row, &new_txn_id()))
     }
 
+    /// An empty store of that format.
+    async fn old_store(backend: &Arc<dyn Backend>, keys: &Keyring) -> Store {
+        let store = Store::open(backend.clone()).await.unwrap();
+        let meta = store.present_meta().await.unwrap();
+        let old = Meta {
+            format: OLD_FORMAT,
+            sealed: true,
+            sealed_with: Bytes::copy_from_slice(&keys.first()),
+            ..meta.value
+        };
+        store
+            .put_record(Name::Meta.into(), old, Some(meta.revision))
+            .await
+            .unwrap();
+        store
+    }
+
     async fn put_old(backend: &dyn Backend, keys: &Keyring, name: &str, plain: &[u8]) {
         let (key, row) = old_row(keys, name, plain);
         let txn = Txn::default().put(key, row);
@@ -491,18 +508,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let backend: Arc<dyn Backend> = Arc::new(SqliteBackend::open(directory.path()).unwrap());
         let keys = || Keyring::parse(LINE, "keys").unwrap();
-        let store = Store::open(backend.clone()).await.unwrap();
-        let meta = store.present_meta().await.unwrap();
-        let old = Meta {
-            format: OLD_FORMAT,
-            sealed: true,
-            sealed_with: Bytes::copy_from_slice(&keys().first()),
-            ..meta.value
-        };
-        store
-            .put_record(Name::Meta.into(), old, Some(meta.revision))
-            .await
-            .unwrap();
+        let store = old_store(&backend, &keys()).await;
         let numbers: Vec<usize> = (0..=MAX_SECRETS).collect();
         for some in numbers.chunks(100) {
             let txn = some.iter().fold(Txn::default(), |txn, number| {
@@ -526,18 +532,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let keys = || Keyring::parse(LINE, "keys").unwrap();
         let backend: Arc<dyn Backend> = Arc::new(SqliteBackend::open(directory.path()).unwrap());
-        let store = Store::open(backend.clone()).await.unwrap();
-        let meta = store.present_meta().await.unwrap();
-        let old = Meta {
-            format: OLD_FORMAT,
-            sealed: true,
-            sealed_with: Bytes::copy_from_slice(&keys().first()),
-            ..meta.value
-        };
-        store
-            .put_record(Name::Meta.into(), old, Some(meta.revision))
-            .await
-            .unwrap();
+        let store = old_store(&backend, &keys()).await;
         put_old(&*backend, &keys(), "a", b"one").await;
         put_old(&*backend, &keys(), "b", b"two").await;
         drop(store);
