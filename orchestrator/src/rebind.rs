@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use drover_core::{Error, Millis, Reason, Result, Sym};
+use drover_core::{Error, Millis, Reason, Result, Sym, node::Call as Attempt};
 use drover_planner::{InfrastructureChange, MAX_ROWS, Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
@@ -104,9 +104,12 @@ fn next(
     }];
     if last && let Some(record) = state.infrastructure.get(&key) {
         let change = InfrastructureChange::Learn;
+        // What is under way is of the old uid, under which nobody will look for its answer: it is asked again.
+        let mut record = record.clone();
+        record.call = Attempt::default();
         ops.push(Op::Infrastructure {
             key: (name.clone(), new.clone()),
-            to: Some(Box::new(record.clone())),
+            to: Some(Box::new(record)),
             change,
         });
         ops.push(Op::Infrastructure {

@@ -303,6 +303,52 @@ fn a_deletion_waits_for_a_platform_that_is_away_names_what_is_there_and_ends() {
 }
 
 #[test]
+fn a_release_goes_on_when_its_platform_is_bound_again_before_it_is_answered() {
+    runtime().block_on(async {
+        let slow = SimulatedSettings {
+            latency: Duration::from_secs(8),
+            ..settings()
+        };
+        let mut world = World::new(slow, Crash::at([])).await;
+        world.below = vec![below("sim", "10.0.0.0/24")];
+        world.apply("one", &[("web", 0)]).await;
+        world.converge().await;
+        world.delete("one").await;
+        world
+            .until("it is asked for", async |world| {
+                let told = reasons(world).await;
+                told.contains(&"InfrastructureReleasing".to_owned())
+            })
+            .await;
+        world.site.backend.set_uid("the-new-one");
+        world.site.stop();
+        world.site.start();
+        world
+            .until("it is refused", async |world| {
+                world.platform("sim").await.status.unwrap().phase() == pb::PlatformPhase::Refused
+            })
+            .await;
+        assert!(!of(&world.site, "one").is_empty(), "it is not released yet");
+        let request = pb::RegisterPlatformRequest {
+            platform: Some(pb::Platform {
+                name: "sim".to_owned(),
+                spec: world.platform("sim").await.spec,
+                ..Default::default()
+            }),
+            rebind_uid: Some("the-new-one".to_owned()),
+            ..Default::default()
+        };
+        world
+            .call(async |client| client.register_platform(request.clone(), CALL).await)
+            .await
+            .unwrap();
+        gone(&mut world).await;
+        world.check().await;
+        assert_sound(&world);
+    });
+}
+
+#[test]
 fn an_abandoned_platform_leaves_its_names_in_the_events() {
     runtime().block_on(async {
         let mut world = World::new(settings(), Crash::at([])).await;
