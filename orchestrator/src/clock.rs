@@ -58,18 +58,28 @@ impl Clock {
     }
 }
 
-/// The latest time that something was recorded at.
+/// A deadline lies ahead of the time at which it is recorded, by less than this.
+const AHEAD: Millis = 3_600_000;
+
+/// The latest time that something was recorded at. Deadlines say so, too: without them one that was set by a clock far ahead
+/// would be waited for until then.
 pub(crate) fn latest(state: &State) -> Millis {
+    let before = |deadline: Millis| deadline.saturating_sub(AHEAD);
     let nodes = state.nodes.iter().flat_map(|node| {
         let removal = node.removal.map_or(0, |removal| removal.since);
-        [node.create_time, node.state_time, removal]
+        let settled = before(node.settled);
+        [node.create_time, node.state_time, removal, settled]
     });
-    let requests = state.requests.values().map(|request| request.first_sent);
+    let requests = state.requests.values();
+    let requests = requests.flat_map(|one| [one.first_sent, before(one.deadline)]);
+    let below = state.infrastructure.iter();
+    let below = below.flat_map(|(_, one)| [one.phase_time, before(one.deadline)]);
     let back_offs = state.backoffs.values().map(|back_off| back_off.last);
     let conditions = state.conditions.values().map(|condition| condition.since);
     let rollouts = state.rollouts.values().map(|rollout| rollout.progress);
     nodes
         .chain(requests)
+        .chain(below)
         .chain(back_offs)
         .chain(conditions)
         .chain(rollouts)
@@ -110,6 +120,18 @@ pub(crate) fn millis(span: Duration) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_closed_by_a_clock_far_ahead_tells_how_far_it_was() {
+        const DAYS: Millis = 15 * 24 * AHEAD;
+        let mut node = crate::fixture::node(1, drover_core::NodeState::Requested);
+        (node.settled, node.maybe_until) = (DAYS, DAYS + 120_000);
+        let state = State {
+            nodes: vec![node],
+            ..State::default()
+        };
+        assert_eq!(latest(&state), DAYS - AHEAD);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn time_goes_on_from_what_is_recorded_where_the_clock_of_the_machine_is_behind() {
