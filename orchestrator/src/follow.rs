@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use drover_client::PlatformClient;
 use drover_core::{Error, Millis, Reason, Result};
 use drover_proto::platform::v1::{self as wire, watch_nodes_response::Event};
+use drover_store::Owned;
 use futures::StreamExt;
 use tokio::time::{Instant, timeout};
 
@@ -149,7 +150,26 @@ async fn fence(shared: &Shared, client: &PlatformClient, uid: &str, instance: &s
         };
         client.fence(message, FENCE_TIMEOUT)
     });
-    futures::future::try_join_all(fences).await.map(drop)
+    let answers = futures::future::try_join_all(fences).await;
+    answers.map(drop).map_err(|error| {
+        let epochs = shared.shards.all().iter().map(Owned::epoch);
+        said_of_a_fence(error, epochs.max().unwrap_or_default())
+    })
+}
+
+/// Whoever is fenced off learns by whom, and what to do. An epoch is when its owner started, unless its clock was behind.
+fn said_of_a_fence(error: Error, own: u64) -> Error {
+    let later = error.metadata().get("epoch").and_then(|it| it.parse().ok());
+    let (Reason::Fenced, Some(later)) = (error.reason(), later) else {
+        return error;
+    };
+    let [began, here] = [later, own].map(drover_convert::value::to_timestamp);
+    let message = format!(
+        "another orchestrator with this store has called it, which started at {began}, and this one at {here}: stop that \
+         one, if it still runs; where the store was restored and the clock of this machine is behind, set the clock and \
+         start again"
+    );
+    Error::new(Reason::Fenced, message).with_metadata("epoch", later)
 }
 
 async fn follow(

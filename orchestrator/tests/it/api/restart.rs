@@ -1,9 +1,16 @@
 //! The process dies and starts again over the same directory.
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use drover_platform_cloud::drivers::simulated::SimulatedSettings;
-use drover_proto::orchestrator::v1 as pb;
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{self as wire, platform_service_client::PlatformServiceClient},
+};
 use drover_store::Store;
 
 use crate::api::support::{Site, World, changed, document, until};
@@ -283,5 +290,58 @@ async fn a_store_that_somebody_put_back_knows_what_it_never_made_however_much_it
     .await;
     assert_eq!(ids(&other), living);
     assert_eq!(world.site.backend().len(), 6);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn who_starts_with_a_clock_behind_that_of_an_earlier_owner_is_told_so_and_touches_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut world = World::in_directory(directory.path(), SimulatedSettings::default()).await;
+    world.register("sim", "http://sim").await.unwrap();
+    world.apply(document("orders", &[("db", 1)])).await.unwrap();
+    world.ready("orders").await;
+    let store_id = world.site.backend().nodes()[0].store_id.clone();
+    let mut client = PlatformServiceClient::new(world.site.channel());
+    let platform = client
+        .get_platform(wire::GetPlatformRequest::default())
+        .await
+        .unwrap()
+        .into_inner()
+        .platform
+        .unwrap();
+    let ahead = SystemTime::now() + Duration::from_secs(3600);
+    let ahead = ahead.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let fence = wire::FenceRequest {
+        expected_platform_uid: platform.uid,
+        expected_instance_id: platform.instance_id,
+        fence: Some(wire::Fence {
+            store_id,
+            shard: 0,
+            epoch: u64::try_from(ahead.as_millis()).unwrap(),
+        }),
+    };
+    client.fence(fence).await.unwrap();
+
+    world.restart(directory.path()).await;
+    let message = until("it says why", async || {
+        let status = world.platform("sim").await;
+        let fenced = status.message.contains("another orchestrator");
+        (fenced && status.phase() != pb::PlatformPhase::Ready).then_some(status.message)
+    })
+    .await;
+    let started = prost_types::Timestamp {
+        seconds: i64::try_from(ahead.as_secs()).unwrap(),
+        nanos: 0,
+    }
+    .to_string();
+    assert!(message.contains(started.trim_end_matches('Z')), "{message}");
+    assert!(message.contains("set the clock"), "{message}");
+    world.apply(document("orders", &[("db", 2)])).await.unwrap();
+    until("the change is taken in", async || {
+        let cluster = world.get("orders").await.unwrap();
+        (cluster.status.unwrap().observed_generation == cluster.generation).then_some(())
+    })
+    .await;
+    assert_eq!(world.site.backend().len(), 1);
     world.stop().await;
 }
