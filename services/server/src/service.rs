@@ -138,8 +138,7 @@ impl Service {
     /// The services with what surrounds every call (deadline, bounds, panics, metrics, span) and without a network, for
     /// `drover_client::in_process`. `shutdown` ends the streams. Errors: `Internal` if a descriptor set is damaged.
     pub fn into_routes(self, settings: &ServerSettings, shutdown: Shutdown) -> Result<Routes> {
-        let files = descriptors::needed(&self.descriptors, &self.names)?;
-        let methods = Methods::of(&self.names, &files);
+        let methods = Methods::of(&self.names, &self.descriptors)?;
         let calls = Calls::new(
             self.routes,
             methods,
@@ -174,10 +173,7 @@ impl Service {
             .push(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET);
         self.descriptors
             .push(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET);
-        let methods = Methods::of(
-            &self.names,
-            &descriptors::needed(&self.descriptors, &self.names)?,
-        );
+        let methods = Methods::of(&self.names, &self.descriptors)?;
         Ok((self, methods, reporter))
     }
 }

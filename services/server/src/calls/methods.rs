@@ -5,9 +5,9 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use drover_core::Result;
 use drover_telemetry::rpc::code_name;
 use metrics::{Counter, Gauge, Histogram};
-use prost_types::FileDescriptorSet;
 use tonic::Code;
 
 use crate::{
@@ -100,35 +100,31 @@ pub(crate) struct Methods {
 }
 
 impl Methods {
-    /// Those of the named services.
-    pub(crate) fn of(services: &[&str], files: &FileDescriptorSet) -> Self {
+    /// Those of the named services, which are among what these descriptor sets tell of. Errors: `Internal` if one is damaged.
+    pub(crate) fn of(names: &[&str], descriptors: &[&[u8]]) -> Result<Self> {
         crate::telemetry::metrics();
         let mut by_path = HashMap::new();
-        for file in &files.file {
-            for service in &file.service {
-                let full = format!("{}.{}", file.package(), service.name());
-                if !services.contains(&full.as_str()) {
-                    continue;
-                }
-                let own = full == HEALTH;
-                for method in &service.method {
-                    let stream = method.server_streaming();
-                    let kind = match (own, stream) {
-                        (true, stream) => Kind::Own { stream },
-                        (false, true) => Kind::Stream,
-                        (false, false) => Kind::Unary,
-                    };
-                    let path = format!("/{full}/{}", method.name());
-                    by_path.entry(path).or_insert_with(|| {
-                        Method::new(&full, method.name(), kind, !method.client_streaming())
-                    });
-                }
+        for (full, service) in crate::descriptors::services(descriptors)? {
+            if !names.contains(&full.as_str()) {
+                continue;
+            }
+            let own = full == HEALTH;
+            for method in &service.method {
+                let stream = method.server_streaming();
+                let kind = match (own, stream) {
+                    (true, stream) => Kind::Own { stream },
+                    (false, true) => Kind::Stream,
+                    (false, false) => Kind::Unary,
+                };
+                let path = format!("/{full}/{}", method.name());
+                let method = Method::new(&full, method.name(), kind, !method.client_streaming());
+                by_path.insert(path, method);
             }
         }
-        Self {
+        Ok(Self {
             by_path,
             unknown: Method::new("unknown", "unknown", Kind::Unary, true),
-        }
+        })
     }
 
     /// Whether it stands for whatever is not known.
