@@ -154,6 +154,17 @@ impl World {
         }
     }
 
+    /// All clusters.
+    pub async fn clusters(&mut self) -> Vec<pb::Cluster> {
+        let request = pb::ListClustersRequest::default();
+        let answer = self
+            .call(async |client| client.list_clusters(request.clone(), CALL).await)
+            .await
+            .unwrap();
+        assert_eq!(answer.next_page_token, "", "more clusters than on a page");
+        answer.clusters
+    }
+
     /// Whether a condition of a cluster or of one of its groups holds.
     pub async fn condition(&mut self, name: &str, kind: &str) -> Option<String> {
         let status = self.cluster(name).await?.status?;
@@ -164,9 +175,14 @@ impl World {
     }
 
     pub async fn records(&mut self, name: &str) -> Vec<pb::Node> {
+        self.records_of(Some(name)).await
+    }
+
+    /// Records of a cluster, or of all.
+    pub async fn records_of(&mut self, cluster: Option<&str>) -> Vec<pb::Node> {
         let mut nodes = Vec::new();
         let mut request = pb::ListNodesRequest {
-            cluster: Some(name.to_owned()),
+            cluster: cluster.map(str::to_owned),
             page_size: 1000,
             ..Default::default()
         };

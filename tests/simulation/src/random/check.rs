@@ -8,7 +8,7 @@ use std::{
 
 use drover_client::OrchestratorClient;
 use drover_proto::{
-    orchestrator::v1 as pb,
+    orchestrator::v1::{self as pb, plan_cluster_request::Subject},
     platform::v1::{Node, NodePhase},
 };
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ use super::{
     Run,
     faults::FEW,
     model::{ClusterModel, NodeKey, Tracked, total},
-    operator::serves,
+    operator::{CALL, serves},
     panicked,
 };
 
@@ -50,10 +50,12 @@ impl Run {
 
     /// A call whose answer was lost, or that was refused in the middle, may have changed something.
     async fn learn_what_was_done_after_all(&mut self) {
+        let clusters = self.world.clusters().await.into_iter();
+        let mut now: BTreeMap<_, _> = clusters.map(|it| (it.name.clone(), it)).collect();
         for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
             let known = &self.model.clusters[&name];
             if known.gone_since.is_none_or(|at| at.elapsed() < LATEST) {
-                self.learn(&name).await;
+                self.learn_from(&name, now.remove(&name));
             }
         }
     }
@@ -179,29 +181,28 @@ impl Run {
     /// Who serves and is recorded as ready is one that nobody may lose.
     async fn meet_who_is_ready(&mut self) {
         let now = Instant::now();
-        for name in self.model.wanted() {
-            for record in self.world.records(&name).await {
-                if record.state() != pb::NodeState::Ready {
-                    continue;
-                }
-                let Some(key) = self.key(&record) else {
-                    continue;
-                };
-                if self.model.nodes.contains_key(&key) || self.model.unready.contains(&key) {
-                    continue;
-                }
-                if !self.real(&key).is_some_and(|node| serves(&node)) {
-                    continue;
-                }
-                let node = Tracked {
-                    cluster: name.clone(),
-                    group: record.group.clone(),
-                    since: now,
-                    sound: true,
-                    found: false,
-                };
-                self.model.nodes.insert(key, node);
+        let wanted = self.model.wanted();
+        for record in self.world.records_of(None).await {
+            if record.state() != pb::NodeState::Ready || !wanted.contains(&record.cluster) {
+                continue;
             }
+            let Some(key) = self.key(&record) else {
+                continue;
+            };
+            if self.model.nodes.contains_key(&key) || self.model.unready.contains(&key) {
+                continue;
+            }
+            if !self.real(&key).is_some_and(|node| serves(&node)) {
+                continue;
+            }
+            let node = Tracked {
+                cluster: record.cluster,
+                group: record.group,
+                since: now,
+                sound: true,
+                found: false,
+            };
+            self.model.nodes.insert(key, node);
         }
     }
 
@@ -430,6 +431,21 @@ impl Run {
         answer.map(|answer| answer.events).unwrap_or_default()
     }
 
+    /// What is done next for a cluster, and what is waited for.
+    async fn next_of(&mut self, name: &str) -> Vec<String> {
+        let request = pb::PlanClusterRequest {
+            subject: Some(Subject::Name(name.to_owned())),
+            ..pb::PlanClusterRequest::default()
+        };
+        let plan =
+            async |client: OrchestratorClient| client.plan_cluster(request.clone(), CALL).await;
+        let answer = self.world.call(plan).await.unwrap_or_default();
+        let plan = answer.plan.unwrap_or_default();
+        let actions = plan.actions.iter().map(|it| format!("  next {it:?}"));
+        let waits = plan.report.iter().map(|it| format!("  waits {it:?}"));
+        actions.chain(waits).collect()
+    }
+
     /// What is known, for whoever has to find out.
     pub(super) async fn explain(&mut self) {
         for name in self.model.clusters.keys().cloned().collect::<Vec<_>>() {
@@ -458,6 +474,9 @@ impl Run {
                     group.path,
                     conditions(&group.conditions)
                 ));
+            }
+            for waits in self.next_of(&name).await {
+                self.note(waits);
             }
             for node in self.world.records(&name).await {
                 self.note(format!(

@@ -1,18 +1,24 @@
 //! Calls that change nothing.
 
-use drover_client::OrchestratorClient;
+use std::time::Duration;
+
+use drover_client::{OrchestratorClient, watch::EventUpdate};
 use drover_proto::{
     common::v1::process_output::Output,
     orchestrator::v1::{self as pb, exec_node_request::Input, plan_cluster_request::Subject},
 };
 use futures::StreamExt;
+use tokio::time::{Instant, timeout_at};
 
 use super::{Run, operator::CALL, specs};
+
+/// Virtual time for which events are watched.
+const FOLLOWED: Duration = Duration::from_secs(2);
 
 impl Run {
     /// Looks at something; nothing may come of it.
     pub(super) async fn look(&mut self, name: &str) {
-        match self.random.u8(..13) {
+        match self.random.u8(..14) {
             0 | 1 => self.forecast(name).await,
             2 => self.read_log(name).await,
             3 => self.run_command(name).await,
@@ -62,7 +68,8 @@ impl Run {
                 })
                 .await;
             }
-            10 => {
+            10 => self.follow_events(name).await,
+            11 => {
                 let request = pb::ListSecretsRequest::default();
                 self.ask("ListSecrets", async |client| {
                     client.list_secrets(request.clone(), CALL).await
@@ -76,6 +83,27 @@ impl Run {
                 })
                 .await;
             }
+        }
+    }
+
+    /// Watches the events of a cluster for a moment: each that there is, once, and in order.
+    async fn follow_events(&mut self, name: &str) {
+        let watch = async |client: OrchestratorClient| {
+            let mut watch = client.watch_events(name, Some(0), CALL).await?;
+            let end = Instant::now() + FOLLOWED;
+            let mut told = Vec::new();
+            while let Ok(Some(update)) = timeout_at(end, watch.next()).await {
+                if let EventUpdate::Event(event) = update? {
+                    told.push(event.sequence);
+                }
+            }
+            Ok(told)
+        };
+        let Some(told) = self.ask("WatchEvents", watch).await else {
+            return;
+        };
+        if told.windows(2).any(|pair| pair[0] + 1 != pair[1]) {
+            self.wrong = Some(format!("events of {name} came as {told:?}"));
         }
     }
 

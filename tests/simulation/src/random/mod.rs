@@ -251,8 +251,8 @@ impl Run {
             0..20 => self.random.u64(..20),
             20..50 => self.random.u64(..1_000),
             50..80 => self.random.u64(..10_000),
-            80..96 => self.random.u64(..60_000),
-            _ => self.random.u64(..600_000),
+            80..97 => self.random.u64(..40_000),
+            _ => self.random.u64(..400_000),
         };
         Duration::from_millis(millis)
     }

@@ -78,6 +78,8 @@ pub(super) struct ClusterModel {
     pub(super) gone: BTreeSet<String>,
     /// Nodes that the operator named.
     pub(super) named: BTreeSet<NodeKey>,
+    /// How often it wanted infrastructure no more, that it may want again.
+    pub(super) released: u32,
     /// Volumes that have to be there.
     pub(super) kept: BTreeMap<(usize, String), Kept>,
 }
@@ -91,6 +93,8 @@ impl ClusterModel {
                 self.renewed.insert(group.name.clone(), now);
             }
         }
+        let mut below = self.spec.infrastructure.iter();
+        self.released += u32::from(below.any(|old| !spec.infrastructure.contains(old)));
         for old in &self.spec.groups {
             match spec.groups.iter().find(|group| group.name == old.name) {
                 None => {

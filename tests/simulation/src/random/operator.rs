@@ -75,6 +75,10 @@ impl Run {
     /// Reads what is wanted of a cluster now, whatever the answer of the call that changed it was.
     pub(super) async fn learn(&mut self, name: &str) {
         let now = self.world.cluster(name).await;
+        self.learn_from(name, now);
+    }
+
+    pub(super) fn learn_from(&mut self, name: &str, now: Option<pb::Cluster>) {
         let Some(known) = self.model.clusters.get_mut(name) else {
             return;
         };

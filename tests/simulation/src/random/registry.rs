@@ -30,7 +30,7 @@ impl Run {
             return;
         }
         if self.random.bool() && !site.impostor {
-            let endpoint = format!("http://{}-{}", site.name, self.random.u8(..10));
+            let endpoint = format!("http://{}.at-{}", site.name, self.random.u8(..10));
             self.world.sites.put(&endpoint, &site.real);
             site.endpoint = endpoint;
         }
