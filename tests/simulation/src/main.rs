@@ -9,6 +9,7 @@ use drover_simulation::{
     runs::{Report, Runs, alone},
 };
 use tokio::time::Instant;
+use tracing_subscriber::EnvFilter;
 
 /// Simulates a whole Drover under a random operator and random faults, and checks that nothing is lost.
 #[derive(Parser)]
@@ -34,7 +35,7 @@ struct Arguments {
     /// Ends after so many seconds; seeds under way end first.
     #[arg(long)]
     within: Option<u64>,
-    /// Runs the first seed in this process, and answers as the process that runs many of them reads it.
+    /// Runs the first seed in this process, and answers as the process that runs many of them reads it. With RUST_LOG it logs.
     #[arg(long, hide = true)]
     alone: bool,
 }
@@ -42,6 +43,7 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.alone {
+        listen();
         return exit_code(alone(arguments.first, arguments.steps));
     }
     let program = match env::current_exe() {
@@ -65,6 +67,17 @@ fn main() -> ExitCode {
     });
     print(&report, began.elapsed());
     exit_code(report.failures.is_empty())
+}
+
+/// What is logged, with RUST_LOG. Without the time, which would be another one for all who look at the clock then.
+fn listen() {
+    if env::var_os("RUST_LOG").is_some() {
+        tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::from_default_env())
+            .with_writer(std::io::stderr)
+            .without_time()
+            .init();
+    }
 }
 
 fn exit_code(holds: bool) -> ExitCode {
