@@ -42,7 +42,11 @@ pub(crate) fn upserts(
             .count();
         let own = &nodes[at..at + same];
         at += same;
-        let Some(cluster) = owner.and_then(|owner| shared.cluster(owner)) else {
+        let cluster = owner.and_then(|owner| shared.cluster(owner));
+        // Who has just ended has a tombstone by now.
+        let inner = cluster.as_ref().map(|cluster| cluster.inner.lock());
+        let inner = inner.filter(|inner| !inner.finished);
+        let (Some(cluster), Some(mut inner)) = (&cluster, inner) else {
             for node in own {
                 stray(shared, registered, node, owner, foreign, now);
             }
@@ -55,12 +59,11 @@ pub(crate) fn upserts(
                 .platform
                 .remove_foreign(&node.cluster_id, &node.node_id);
         }
-        let mut inner = cluster.inner.lock();
         let mut urgency = None;
         for node in own {
             urgency = urgency.max(show(
                 shared,
-                &cluster,
+                cluster,
                 &mut inner,
                 source,
                 node,
@@ -69,7 +72,7 @@ pub(crate) fn upserts(
             ));
         }
         if urgency.is_some() {
-            shared.changed(&cluster, &mut inner);
+            shared.changed(cluster, &mut inner);
         }
         drop(inner);
         if let Some(urgency) = urgency {

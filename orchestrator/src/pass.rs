@@ -381,10 +381,11 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
         inner.finished = true;
         // The answer that it is deleted was lost; what of it comes late is to be known all the same.
         let (used, next_sequence) = remembered(&inner);
-        drop(inner);
         let now = shared.now();
         (shared.tombstones).add(cluster.uid, &cluster.name, next_sequence, now, used);
+        shared.tombstones.inherit(&inner.state, now);
         shared.drop_cluster(cluster);
+        drop(inner);
         tally::count(shared, gone, tally::Tally::new());
         return Ok(());
     };
@@ -466,9 +467,9 @@ async fn finish(
             shared.hooks.reach(Point::AfterFinish).await;
             let mut inner = cluster.inner.lock();
             inner.finished = true;
-            shared
-                .tombstones
-                .add(cluster.uid, &cluster.name, next_sequence, now, used);
+            let tombstones = &shared.tombstones;
+            tombstones.add(cluster.uid, &cluster.name, next_sequence, now, used);
+            tombstones.inherit(&inner.state, shared.now());
             shared.drop_cluster(cluster);
             shared.changed(cluster, &mut inner);
             shared.wrote(done.revision);

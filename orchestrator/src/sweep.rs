@@ -7,7 +7,7 @@ use std::{
 };
 
 use drover_core::{Class, Millis, Phase, Sym};
-use drover_planner::Skipped;
+use drover_planner::{Skipped, State};
 use drover_proto::platform::v1 as wire;
 use futures::{
     StreamExt,
@@ -62,12 +62,29 @@ impl Tombstone {
     fn gave_out(&self, sequence: u64) -> bool {
         sequence < self.next_sequence && !Skipped::of(&self.used.skipped).has(sequence)
     }
+
+    /// Whether a node of its own is ours to remove.
+    fn owns(&self, platform: &Sym, node_id: &str, sequence: u64) -> bool {
+        let owns = self.gave_out(sequence);
+        if !owns {
+            tracing::error!(
+                %platform,
+                node_id,
+                cluster = %self.name,
+                sequence,
+                "a deleted cluster has a node of a request that this store never gave out; left alone"
+            );
+        }
+        owns
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Late {
     owner: Uuid,
-    node: wire::Node,
+    cluster: String,
+    request: String,
+    index: Option<u32>,
     since: Millis,
     /// When its platform was asked last to remove it. 0: never.
     asked: Millis,
@@ -159,33 +176,62 @@ impl Tombstones {
         let Some(tombstone) = clusters.get(&owner) else {
             return false;
         };
-        if !tombstone.gave_out(node.sequence) {
-            tracing::error!(
-                platform = %platform.name,
-                cluster = %tombstone.name,
-                sequence = node.sequence,
-                "a deleted cluster has a node of a request that this store never gave out; left alone"
+        let id = &node.node_id;
+        if tombstone.owns(&platform.name, id, node.sequence)
+            && drover_convert::node::phase(node.phase) != Phase::Terminated
+            && let Some(slot) = &node.slot
+        {
+            self.remember(
+                (platform.name.clone(), id.clone()),
+                Late {
+                    owner,
+                    cluster: node.cluster_id.clone(),
+                    request: slot.request_id.clone(),
+                    index: slot.index,
+                    since: now,
+                    asked: 0,
+                },
             );
-            return true;
         }
-        if drover_convert::node::phase(node.phase) == Phase::Terminated {
-            return true;
+        true
+    }
+
+    /// What of a cluster showed up while its end was being recorded: nobody will show it again, and it is late from now on.
+    pub(crate) fn inherit(&self, state: &State, now: Millis) {
+        let clusters = self.clusters.lock();
+        let Some(tombstone) = clusters.get(&state.uid) else {
+            return;
+        };
+        for ((platform, node_id), orphan) in &state.orphans {
+            if tombstone.owns(platform, node_id, orphan.sequence) {
+                self.remember(
+                    (platform.clone(), node_id.to_string()),
+                    Late {
+                        owner: state.uid,
+                        cluster: tombstone.name.clone(),
+                        request: orphan.request.to_string(),
+                        index: Some(orphan.index),
+                        since: now,
+                        asked: 0,
+                    },
+                );
+            }
         }
-        let key = (platform.name.clone(), node.node_id.clone());
+    }
+
+    fn remember(&self, key: (Sym, String), new: Late) {
         let mut late = self.late.lock();
         let (since, asked) = late
             .get(&key)
-            .map_or((now, 0), |late| (late.since, late.asked));
+            .map_or((new.since, new.asked), |late| (late.since, late.asked));
         late.insert(
             key,
             Late {
-                owner,
-                node: node.clone(),
                 since,
                 asked,
+                ..new
             },
         );
-        true
     }
 
     pub(crate) fn gone(&self, platform: &Sym, node_id: &str) {
@@ -288,8 +334,7 @@ async fn round(shared: &Arc<Shared>, platform: Sym, late: Vec<(String, Late)>) -
 
 /// Removes one of them, as every call to a platform is made: when it is its turn, and unless it is left alone.
 async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late) {
-    let (Some(registered), Some(slot)) = (shared.platform(&platform), late.node.slot.clone())
-    else {
+    let Some(registered) = shared.platform(&platform) else {
         return;
     };
     let health = registered.platform.health(shared.now());
@@ -307,17 +352,17 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
         expected_instance_id: registered.platform.identity().1,
         fence: Some(shared.fence(late.owner)),
         request_id: Uuid::now_v7().to_string(),
-        owner: slot.owner,
-        cluster_id: late.node.cluster_id.clone(),
-        node_request_id: slot.request_id,
-        index: slot.index,
+        owner: late.owner.to_string(),
+        cluster_id: late.cluster.clone(),
+        node_request_id: late.request,
+        index: late.index,
         node_id: node_id.clone(),
         reason: "Orphan".to_owned(),
         // It may have taken over what was kept, and what its cluster said of that is not known any more.
         retain_storage: registered.platform.has(wire::Capability::RetainStorage),
         ..wire::DeprovisionRequest::default()
     };
-    tracing::info!(%platform, %node_id, cluster = %late.node.cluster_id, "removing a late node of a deleted cluster");
+    tracing::info!(%platform, %node_id, cluster = %late.cluster, "removing a late node of a deleted cluster");
     shared.tombstones.asked(&platform, &node_id, shared.now());
     let answer = client.deprovision(message, TIMEOUT).await;
     drop(permit);

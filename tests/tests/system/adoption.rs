@@ -407,3 +407,42 @@ fn a_backend_with_another_uid_is_unknown_until_it_is_bound_again() {
             .await;
     });
 }
+
+/// A node that its platform shows only now, of a cluster that is just being proven absent everywhere.
+#[test]
+fn what_shows_up_in_the_moment_in_which_a_cluster_ends_is_removed_too() {
+    for after in (0..24).map(|nth| Duration::from_millis(nth * 100)) {
+        runtime().block_on(async {
+            let mut world = World::new(settings(), immortal()).await;
+            world.apply("one", &[("web", 0)]).await;
+            world.converge().await;
+            // What is made from now on is not shown, and is lost when complete reads lack it.
+            world.site.backend.freeze_visibility(true);
+            world.scale("one", "web", 1).await;
+            world
+                .until("it is given up", async |world| {
+                    world.condition("one", "Failed").await.is_some()
+                })
+                .await;
+            let made = ids(&world.site);
+            assert!(!made.is_empty());
+            let slow = Duration::from_millis(500);
+            world.disk.delay(slow, slow);
+            world.delete("one").await;
+            world.pass(after).await;
+            world.site.backend.freeze_visibility(false);
+            world
+                .until("the cluster is gone", async |world| {
+                    world.cluster("one").await.is_none()
+                })
+                .await;
+            world.disk.delay(Duration::ZERO, Duration::ZERO);
+            world
+                .until(
+                    &format!("{made:?} go, shown after {after:?}"),
+                    async |world| world.site.all().is_empty(),
+                )
+                .await;
+        });
+    }
+}
