@@ -19,8 +19,14 @@ use tokio_util::{sync::WaitForCancellationFutureOwned, task::task_tracker::TaskT
 use tonic::{Code, Status, body::Body};
 use tracing::Span;
 
-use super::{Permit, TraceId, defect, expired, methods::Method, refusal, stopping};
-use crate::{Shutdown, access::Lease, audit::Entry, crowd::Busy, ending::Ending};
+use super::{
+    Permit, TraceId, defect, expired,
+    methods::Method,
+    refusal,
+    rights::{Rights, Watched},
+    stopping,
+};
+use crate::{Shutdown, audit::Entry, crowd::Busy, ending::Ending};
 
 /// Counts a call when it ends, however it ends.
 pub(super) struct Record {
@@ -144,8 +150,7 @@ pin_project_lite::pin_project! {
 pub(super) struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
-    certificate: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Ending)>,
-    lease: Option<Lease>,
+    rights: Watched,
     _permit: Permit,
 }
 
@@ -193,14 +198,12 @@ impl Limits {
         permit: Permit,
         deadline: Option<Instant>,
         closing: Shutdown,
-        certificate: Option<Ending>,
-        lease: Option<Lease>,
+        rights: Rights,
     ) -> Self {
         Self {
             deadline: deadline.map(|at| Box::pin(tokio::time::sleep_until(at))),
             closing: Box::pin(closing.cancelled_owned()),
-            certificate: certificate.map(|it| (Box::pin(it.over()), it)),
-            lease,
+            rights: rights.watch(),
             _permit: permit,
         }
     }
@@ -209,15 +212,7 @@ impl Limits {
         if self.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(stopping());
         }
-        if let Some((over, certificate)) = &mut self.certificate
-            && over.as_mut().poll(cx).is_ready()
-            && let Some(error) = certificate.error()
-        {
-            return Poll::Ready(error);
-        }
-        if let Some(lease) = &mut self.lease
-            && let Poll::Ready(error) = lease.poll(cx)
-        {
+        if let Poll::Ready(error) = self.rights.poll(cx) {
             return Poll::Ready(error);
         }
         match &mut self.deadline {

@@ -4,6 +4,7 @@ mod body;
 mod call;
 mod methods;
 mod prompt;
+mod rights;
 
 use std::{
     convert::Infallible,
@@ -33,7 +34,8 @@ pub(crate) use self::{
     body::CallBody,
     call::TraceId,
     methods::Methods,
-    prompt::{Due, Prompt, Rights},
+    prompt::{Due, Prompt},
+    rights::Rights,
 };
 use self::{
     body::{Limits, Record},
@@ -321,12 +323,13 @@ impl Shared {
             Due::First(within)
         };
         let rights = Rights {
-            terms: lease.clone(),
+            terms: lease,
             certificate: certificate.clone(),
         };
+        let held = rights.clone();
         let request = request.map(|body| {
             let body = Digested::new(body, content, GRPC_HEADER);
-            Prompt::new(body, due, rights)
+            Prompt::new(body, due, held)
         });
 
         let answer = AssertUnwindSafe(context::scope(Some(at), async move {
@@ -378,13 +381,7 @@ impl Shared {
                 record.refuse(&no_such(unknown))
             }
             Ok(Ok(response)) if stream => {
-                let limits = Limits::new(
-                    permit,
-                    deadline,
-                    self.closing.clone(),
-                    certificate,
-                    lease.map(Terms::begin),
-                );
+                let limits = Limits::new(permit, deadline, self.closing.clone(), rights);
                 CallBody::stream(response, record, limits)
             }
             // The permit is given back here: a client that reads slowly must not keep others out.

@@ -13,12 +13,8 @@ use drover_convert::error::to_status;
 use drover_core::{Error, Reason};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Sleep;
-use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::{
-    access::{Lease, Terms},
-    ending::Ending,
-};
+use super::rights::{Rights, Watched};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -31,17 +27,9 @@ pub(crate) enum Due {
     First(Duration),
 }
 
-/// What gives a caller the right to go on with a request.
-#[derive(Debug, Default)]
-pub(crate) struct Rights {
-    pub(crate) terms: Option<Terms>,
-    pub(crate) certificate: Option<Ending>,
-}
-
 /// Looked at while a request is waited for.
 struct Waiting {
-    lease: Option<Lease>,
-    certificate: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Ending)>,
+    rights: Watched,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -72,25 +60,15 @@ impl<B> Prompt<B> {
 impl Waiting {
     fn new(due: Due, rights: &mut Rights) -> Self {
         let (Due::Whole(within) | Due::First(within)) = due;
-        let certificate = rights.certificate.take();
         Self {
-            lease: rights.terms.take().map(Terms::begin),
-            certificate: certificate.map(|it| (Box::pin(it.over()), it)),
+            rights: std::mem::take(rights).watch(),
             sleep: Some(Box::pin(tokio::time::sleep(within))),
         }
     }
 
     /// Ready when nothing of the request may reach its handler any more.
     fn poll(&mut self, due: Due, cx: &mut Context<'_>) -> Poll<Error> {
-        if let Some((over, certificate)) = &mut self.certificate
-            && over.as_mut().poll(cx).is_ready()
-            && let Some(error) = certificate.error()
-        {
-            return Poll::Ready(error);
-        }
-        if let Some(lease) = &mut self.lease
-            && let Poll::Ready(error) = lease.poll(cx)
-        {
+        if let Poll::Ready(error) = self.rights.poll(cx) {
             return Poll::Ready(error);
         }
         if let Some(sleep) = &mut self.sleep
