@@ -72,8 +72,10 @@ pub(crate) fn latest(state: &State) -> Millis {
     });
     let requests = state.requests.values();
     let requests = requests.flat_map(|one| [one.first_sent, before(one.deadline)]);
-    let below = state.infrastructure.iter();
-    let below = below.flat_map(|(_, one)| [one.phase_time, before(one.deadline)]);
+    let below = state.infrastructure.iter().flat_map(|(_, one)| {
+        let ahead = one.deadline.max(one.unsettled).max(one.next);
+        [one.phase_time, one.doubt, before(ahead)]
+    });
     let back_offs = state.backoffs.values().map(|back_off| back_off.last);
     let conditions = state.conditions.values().map(|condition| condition.since);
     let rollouts = state.rollouts.values().map(|rollout| rollout.progress);
@@ -119,6 +121,8 @@ pub(crate) fn millis(span: Duration) -> Millis {
 
 #[cfg(test)]
 mod tests {
+    use drover_core::infrastructure::Infrastructure;
+
     use super::*;
 
     #[test]
@@ -131,6 +135,22 @@ mod tests {
             ..State::default()
         };
         assert_eq!(latest(&state), DAYS - AHEAD);
+    }
+
+    #[test]
+    fn so_does_a_release_that_waits_for_what_a_clock_far_ahead_has_begun() {
+        const DAYS: Millis = 6 * 24 * AHEAD;
+        let record = Infrastructure {
+            phase_time: 1_000,
+            unsettled: DAYS,
+            next: DAYS + 60_000,
+            ..Infrastructure::default()
+        };
+        let mut state = State::default();
+        state
+            .infrastructure
+            .insert(("p".into(), "u".into()), record);
+        assert_eq!(latest(&state), DAYS + 60_000 - AHEAD);
     }
 
     #[tokio::test(start_paused = true)]
