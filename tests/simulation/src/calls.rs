@@ -154,6 +154,22 @@ impl World {
         }
     }
 
+    /// Says that a platform is the same backend under another uid.
+    pub async fn rebind(&mut self, platform: &str, uid: &str) {
+        let request = pb::RegisterPlatformRequest {
+            platform: Some(pb::Platform {
+                name: platform.to_owned(),
+                spec: self.platform(platform).await.spec,
+                ..Default::default()
+            }),
+            rebind_uid: Some(uid.to_owned()),
+            ..Default::default()
+        };
+        self.call(async |client| client.register_platform(request.clone(), CALL).await)
+            .await
+            .unwrap();
+    }
+
     /// All clusters.
     pub async fn clusters(&mut self) -> Vec<pb::Cluster> {
         let request = pb::ListClustersRequest::default();

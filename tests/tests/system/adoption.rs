@@ -304,24 +304,6 @@ fn orphans_are_taken_in_where_the_cluster_wants_that() {
     });
 }
 
-/// Says that `sim` is the same backend under another uid.
-async fn rebind(world: &mut World, uid: &str) {
-    let request = pb::RegisterPlatformRequest {
-        platform: Some(pb::Platform {
-            name: "sim".to_owned(),
-            spec: world.platform("sim").await.spec,
-            ..Default::default()
-        }),
-        rebind_uid: Some(uid.to_owned()),
-        ..Default::default()
-    };
-    let wait = Duration::from_secs(30);
-    world
-        .call(async |client| client.register_platform(request.clone(), wait).await)
-        .await
-        .unwrap();
-}
-
 #[test]
 fn a_backend_that_was_replaced_is_given_up_and_the_new_one_is_used() {
     runtime().block_on(async {
@@ -359,7 +341,7 @@ fn a_backend_that_was_replaced_is_given_up_and_the_new_one_is_used() {
             .await
             .unwrap();
         assert_eq!(given.nodes.len(), 3);
-        rebind(&mut world, &uid).await;
+        world.rebind("sim", &uid).await;
         world.site = other;
         world.check().await;
         assert_eq!(ids(&old), before, "what was given up is left alone");
@@ -384,7 +366,7 @@ fn a_backend_with_another_uid_is_unknown_until_it_is_bound_again() {
             .await;
         world.pass(LONG).await;
         assert_eq!(ids(&world.site), before);
-        rebind(&mut world, "the-new-one").await;
+        world.rebind("sim", "the-new-one").await;
         world.scale("one", "web", 4).await;
         world.check().await;
         assert!(before.is_subset(&ids(&world.site)), "all are kept");

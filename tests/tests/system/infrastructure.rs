@@ -329,19 +329,7 @@ fn a_release_goes_on_when_its_platform_is_bound_again_before_it_is_answered() {
             })
             .await;
         assert!(!of(&world.site, "one").is_empty(), "it is not released yet");
-        let request = pb::RegisterPlatformRequest {
-            platform: Some(pb::Platform {
-                name: "sim".to_owned(),
-                spec: world.platform("sim").await.spec,
-                ..Default::default()
-            }),
-            rebind_uid: Some("the-new-one".to_owned()),
-            ..Default::default()
-        };
-        world
-            .call(async |client| client.register_platform(request.clone(), CALL).await)
-            .await
-            .unwrap();
+        world.rebind("sim", "the-new-one").await;
         gone(&mut world).await;
         world.check().await;
         assert_sound(&world);
