@@ -386,15 +386,14 @@ impl Platform {
         }
     }
 
-    /// Its registration was changed, or a secret that it names. What vanished there before is no less in doubt for that.
+    /// Its registration was changed, or a secret that it names, or it was bound to another uid. What vanished there before
+    /// is no less in doubt for that.
     pub(crate) fn take_over(&self, before: &Self) {
         let before = before.inner.lock();
         let mut inner = self.inner.lock();
-        if inner.uid == before.uid {
-            inner.vanished.clone_from(&before.vanished);
-            inner.mass_loss = before.mass_loss;
-            inner.calm_since = before.calm_since;
-        }
+        inner.vanished.clone_from(&before.vanished);
+        inner.mass_loss = before.mass_loss;
+        inner.calm_since = before.calm_since;
     }
 
     /// A person says that the vanished nodes are really gone.

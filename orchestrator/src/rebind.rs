@@ -1,10 +1,10 @@
 //! Records of a backend that shows another uid than before, and is the same one as its user says.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use drover_core::{Error, Millis, Reason, Result, Sym, node::Call as Attempt};
-use drover_planner::{InfrastructureChange, MAX_ROWS, Op, Plan};
+use drover_planner::{InfrastructureChange, MAX_BYTES, MAX_ROWS, Op, Plan};
 use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Lane, NewEvent, Step};
 use uuid::Uuid;
@@ -65,6 +65,33 @@ pub(crate) async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &s
     Ok(())
 }
 
+/// Moves back what an interrupted move has left under other uids of a backend that is bound to this one after all.
+///
+/// # Errors
+/// As of [`records`].
+pub(crate) async fn strays(shared: &Arc<Shared>, name: &str, uid: &str) -> Result<()> {
+    let mut others = BTreeSet::new();
+    for cluster in shared.all() {
+        let inner = cluster.inner.lock();
+        let state = &inner.state;
+        let nodes = state
+            .nodes
+            .iter()
+            .map(|it| (&it.platform, &it.platform_uid));
+        let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
+        let infrastructure = state.infrastructure.keys().map(|(name, uid)| (name, uid));
+        others.extend(
+            (nodes.chain(requests).chain(infrastructure))
+                .filter(|(platform, other)| ***platform == *name && ***other != *uid)
+                .map(|(_, other)| other.clone()),
+        );
+    }
+    for other in others {
+        records(shared, name, &other, uid).await?;
+    }
+    Ok(())
+}
+
 /// The next step of one cluster. None: nothing of it is under the old uid.
 fn next(
     shared: &Shared,
@@ -76,7 +103,8 @@ fn next(
     let inner = cluster.inner.lock();
     let state = &inner.state;
     let key = (name.clone(), old.clone());
-    if inner.finished || !state.used.contains(&key) {
+    let promised = state.is_abandoned(old) && !state.is_abandoned(new);
+    if inner.finished || !(promised || state.used.contains(&key)) {
         return Ok(None);
     }
     let mut slots: Vec<u64> = (state.nodes.iter())
@@ -87,13 +115,20 @@ fn next(
         .filter(|request| request.platform == *name && request.platform_uid == *old)
         .map(|request| request.id)
         .collect();
-    let last = slots.len() + requests.len() <= MAX_ROWS;
+    let all = slots.len() + requests.len();
     slots.truncate(MAX_ROWS);
     requests.truncate(MAX_ROWS - slots.len());
-    let bodies = requests
-        .iter()
-        .map(|id| Ok((*id, rebound(&inner, id, new)?)))
-        .collect::<Result<Vec<_>>>()?;
+    let (mut bodies, mut bytes) = (Vec::new(), 0);
+    for id in &requests {
+        if bytes >= MAX_BYTES {
+            break;
+        }
+        let body = rebound(&inner, id, new)?;
+        bytes += body.len();
+        bodies.push((*id, body));
+    }
+    requests.truncate(bodies.len());
+    let last = slots.len() + requests.len() == all;
     let mut ops = vec![Op::Rebind {
         platform: name.clone(),
         from: old.clone(),
@@ -121,7 +156,7 @@ fn next(
     let mut step = step::encode_step(&inner, &ops, &bodies, shared.now());
     step.uid = cluster.uid;
     step.expect_desired = None;
-    if last {
+    if last && state.used.contains(&(name.clone(), old.clone())) {
         step.events = vec![event(name, old, new, shared.now())];
     }
     let plan = Plan {

@@ -1,6 +1,6 @@
 //! Registrations of platforms: stored, followed, refused.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Reason, Result, Sym, name};
 use drover_proto::orchestrator::v1 as pb;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     connect, follow,
     platform::{Platform, Registration},
+    queue::Urgency,
     rebind,
     shared::{Registered, Shared},
 };
@@ -160,14 +161,18 @@ pub(crate) async fn register(
         return Ok((pb::ApplyOutcome::Created, registered));
     };
     let before = registered.platform.registration();
+    let bound = rebind.is_some();
     let uid = rebind.unwrap_or_else(|| before.uid.clone());
-    if before.spec == spec && before.uid == uid {
-        return Ok((pb::ApplyOutcome::Unchanged, registered));
-    }
     if before.uid != uid {
         refuse_taken(shared, name, &uid)?;
         // The registration last: until it has the new uid, what was moved and what was not are both unknown.
         rebind::records(shared, name, &before.uid, &uid).await?;
+    } else if bound {
+        // Bound to another one before, which was interrupted: what was moved then comes back.
+        rebind::strays(shared, name, &uid).await?;
+    }
+    if before.spec == spec && before.uid == uid {
+        return Ok((pb::ApplyOutcome::Unchanged, registered));
     }
     let registration = Registration {
         spec,
@@ -198,10 +203,14 @@ pub(crate) async fn secret_changed(shared: &Arc<Shared>, secret: &str) {
         .map(|(name, registered)| (name.clone(), registered.clone()))
         .collect();
     for (name, registered) in named {
-        registered.stop.cancel();
-        let revision = *registered.revision.lock();
-        start(shared, &name, registered.platform.registration(), revision);
+        start_anew(shared, &name, &registered);
     }
+}
+
+fn start_anew(shared: &Arc<Shared>, name: &str, registered: &Registered) {
+    registered.stop.cancel();
+    let revision = *registered.revision.lock();
+    start(shared, name, registered.platform.registration(), revision);
 }
 
 /// Removes a registration that nothing needs.
@@ -246,20 +255,60 @@ pub(crate) async fn unregister(shared: &Shared, name: &str) -> Result<Revision> 
         return Err(Error::new(Reason::PlatformInUse, message)
             .with_metadata("clusters", users[..users.len().min(10)].join(",")));
     }
-    let left = shared
-        .leaks
-        .user(name)
-        .and_then(|owner| shared.tombstones.name(owner));
-    if let Some(cluster) = shared.tombstones.user(name).or(left) {
-        let message = format!(
-            "{name} still shows something of {cluster}, which is deleted; it is about to be removed"
-        );
-        return Err(Error::new(Reason::PlatformInUse, message).with_metadata("clusters", cluster));
-    }
+    refuse_leftovers(shared, name, &registered)?;
     let expected = *registered.revision.lock();
     let revision = shared.store.delete_platform(name, Some(expected)).await?;
     registered.stop.cancel();
     shared.platforms.write().remove(name);
+    forget(shared, name);
     shared.wrote(revision);
     Ok(revision)
+}
+
+/// Refuses a platform that shows something of a deleted cluster, unless it is gone for as long as it takes to give it up:
+/// then nobody can remove anything there.
+fn refuse_leftovers(shared: &Shared, name: &str, registered: &Registered) -> Result<()> {
+    let left = shared
+        .leaks
+        .user(name)
+        .and_then(|owner| shared.tombstones.name(owner));
+    let Some(cluster) = shared.tombstones.user(name).or(left) else {
+        return Ok(());
+    };
+    let (unseen, wait) = registered.platform.unseen(shared.now());
+    if unseen >= wait {
+        tracing::warn!(platform = %name, %cluster, "what a platform showed of a deleted cluster when it went away is left there");
+        return Ok(());
+    }
+    let message = if registered.platform.is_visible(shared.now()) {
+        format!(
+            "{name} still shows something of {cluster}, which is deleted; it is about to be removed"
+        )
+    } else {
+        format!(
+            "{name} showed something of {cluster}, which is deleted, before it went away; it can be unregistered in {} s",
+            (wait - unseen).div_ceil(1000)
+        )
+    };
+    let error = Error::new(Reason::PlatformInUse, message).with_metadata("clusters", cluster);
+    Err(error.with_retry_after(Duration::from_millis(wait - unseen)))
+}
+
+/// What only it showed is shown by nobody any more.
+fn forget(shared: &Shared, name: &str) {
+    shared.tombstones.forget(name);
+    shared.leaks.forget(name);
+    for cluster in shared.all() {
+        let mut inner = cluster.inner.lock();
+        let before = inner.state.foreign.len();
+        inner
+            .state
+            .foreign
+            .retain(|(platform, _), _| **platform != *name);
+        if inner.state.foreign.len() < before {
+            shared.changed(&cluster, &mut inner);
+            drop(inner);
+            shared.queue.push(cluster.uid, Urgency::Bulk);
+        }
+    }
 }

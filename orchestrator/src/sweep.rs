@@ -164,6 +164,11 @@ impl Tombstones {
         self.clusters.lock().get(&late?).map(|t| t.name.clone())
     }
 
+    /// A platform is registered no more.
+    pub(crate) fn forget(&self, platform: &str) {
+        self.late.lock().retain(|(name, _), _| **name != *platform);
+    }
+
     /// Whether a node belongs to a deleted cluster; if so, it is remembered for removal.
     pub(crate) fn show(
         &self,

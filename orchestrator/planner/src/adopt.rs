@@ -54,6 +54,15 @@ impl Planner<'_> {
         self.op(Op::Adopted {
             order: self.state.adopt,
         });
+        // What was given up is looked at again where it can be seen. Of the others nobody has seen what they have.
+        let views = self.input.platforms.values();
+        let seen: Vec<Sym> = (views.filter(|view| view.visible))
+            .filter(|view| self.state.is_abandoned(&view.uid))
+            .map(|view| view.uid.clone())
+            .collect();
+        for uid in seen {
+            self.op(Op::Sweep { uid });
+        }
         self.plan.again = true;
     }
 

@@ -167,7 +167,6 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         }
         Op::Adopted { order } => {
             state.adopted = *order;
-            state.abandoned.clear();
         }
         Op::Rebind {
             platform,
@@ -187,9 +186,15 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                     request.platform_uid = to.clone();
                 }
             }
-            state.used.insert((platform.clone(), to.clone()));
+            if state.used.contains(&(platform.clone(), from.clone())) {
+                state.used.insert((platform.clone(), to.clone()));
+            }
             if *last {
                 state.used.remove(&(platform.clone(), from.clone()));
+                // What was promised of it before is as true under either name.
+                if state.is_abandoned(from) {
+                    state.abandoned.insert((platform.clone(), to.clone()));
+                }
             }
         }
         Op::BackOff { key, to } => match to {
@@ -271,21 +276,22 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             platform,
             uid,
             keep,
+            last,
         } => {
             let backend = (platform.clone(), uid.clone());
-            state.used.remove(&backend);
-            state
-                .orphans
-                .retain(|(name, _), one| *name != *platform || one.platform_uid != *uid);
+            if *last {
+                state.used.remove(&backend);
+                state
+                    .orphans
+                    .retain(|(name, _), one| *name != *platform || one.platform_uid != *uid);
+            }
             if *keep {
                 state.abandoned.insert(backend);
             } else {
-                state.abandoned.remove(&backend);
+                state.abandoned.retain(|(_, own)| own != uid);
             }
         }
-        Op::Sweep { platform, uid } => {
-            (state.abandoned).remove(&(platform.clone(), uid.clone()));
-        }
+        Op::Sweep { uid } => state.abandoned.retain(|(_, own)| own != uid),
         Op::Observed { generation } => state.observed_generation = *generation,
     }
 }

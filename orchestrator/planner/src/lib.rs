@@ -330,10 +330,10 @@ impl Planner<'_> {
             | Op::Grown { .. }
             | Op::Vacated { .. }
             | Op::Adopted { .. }
+            | Op::Sweep { .. }
             // No plan does these.
             | Op::Rebind { .. }
             | Op::Abandon { .. }
-            | Op::Sweep { .. }
             | Op::Observed { .. } => {}
         }
         self.plan.ops.push(op);

@@ -79,7 +79,7 @@ impl Planner<'_> {
         let state = self.state;
         for ((platform, node_id), orphan) in &state.orphans {
             let why = format!("{node_id} on {platform} is ours and has no record");
-            if let Some((reason, stays)) = self.keeps_orphan(platform, orphan) {
+            if let Some((reason, stays)) = self.keeps_orphan(orphan) {
                 self.note(&orphan.group, None, false, reason, || why);
                 if !stays.is_empty() {
                     kept.entry((platform, stays)).or_default().push(node_id);
@@ -123,12 +123,7 @@ impl Planner<'_> {
 
     /// Why an orphan is not swept, however old it is: in one word, and for people. Who deletes the cluster means
     /// everything that is its own.
-    fn keeps_orphan(
-        &self,
-        platform: &Sym,
-        orphan: &Orphan,
-    ) -> Option<(&'static str, &'static str)> {
-        let backend = (platform.clone(), orphan.platform_uid.clone());
+    fn keeps_orphan(&self, orphan: &Orphan) -> Option<(&'static str, &'static str)> {
         if self.input.orphan_hold {
             return Some(("StoreBehind", RESTORED));
         }
@@ -139,7 +134,7 @@ impl Planner<'_> {
         if self.state.deleting {
             return None;
         }
-        if self.state.abandoned.contains(&backend) {
+        if self.state.is_abandoned(&orphan.platform_uid) {
             return Some(("Abandoned", ABANDONED));
         }
         (self.input.orphans == OrphanPolicy::Ignore).then_some(("Orphan", IGNORED))

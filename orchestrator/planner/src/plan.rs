@@ -278,13 +278,14 @@ pub enum Op {
         platform: Sym,
         /// Uid of the backend.
         uid: Sym,
-        /// Whether what it may show after all is left alone.
+        /// Whether what it may show after all is left alone. Said by the first of several steps: what one of them drops
+        /// is without a record from then on.
         keep: bool,
+        /// Whether nothing of it is left.
+        last: bool,
     },
     /// What a backend shows after it was given up is swept after all.
     Sweep {
-        /// Name of the platform.
-        platform: Sym,
         /// Uid of the backend.
         uid: Sym,
     },

@@ -80,6 +80,12 @@ impl State {
         self.adopt > self.adopted && !self.deleting
     }
 
+    /// Whether a backend was given up, under whichever name of a platform, and is left alone.
+    #[must_use]
+    pub fn is_abandoned(&self, uid: &str) -> bool {
+        self.abandoned.iter().any(|(_, own)| **own == *uid)
+    }
+
     /// The position of a slot in `nodes`.
     #[must_use]
     pub fn at(&self, slot: u64) -> Option<usize> {

@@ -35,7 +35,7 @@ impl Api {
         let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let Some(backend) = chosen(&cluster.inner.lock(), &request)? else {
-            self.sweep_after_all(&cluster, &request).await?;
+            self.sweep_after_all(&cluster, &request, None).await?;
             // It was abandoned before, or is proven free of the cluster.
             self.shared.require_platform(&request.platform)?;
             let revision = self.shared.revision();
@@ -46,9 +46,10 @@ impl Api {
             });
         };
         let reachable = self.refuse_reachable(&backend);
-        let again = cluster.inner.lock().state.abandoned.contains(&backend);
+        let again = cluster.inner.lock().state.is_abandoned(&backend.1);
         if reachable.is_err() && again && request.delete_nodes {
-            self.sweep_after_all(&cluster, &request).await?;
+            self.sweep_after_all(&cluster, &request, Some(&backend.1))
+                .await?;
             let revision = self.shared.revision();
             return Ok(pb::AbandonPlatformResponse {
                 cluster: Some(self.shown(&cluster)),
@@ -128,11 +129,13 @@ impl Api {
         Err(Error::new(Reason::PlatformReachable, message).with_retry_after(left))
     }
 
-    /// What a backend that was abandoned before shows all the same is swept, if that is asked for now.
+    /// What a backend that was abandoned before shows all the same is swept, if that is asked for now: of the one that is
+    /// shown, or else of those that had the name of this platform.
     async fn sweep_after_all(
         &self,
         cluster: &Cluster,
         request: &pb::AbandonPlatformRequest,
+        shown: Option<&Sym>,
     ) -> Result<()> {
         for _ in 0..MAX_TURNS {
             let now = self.shared.now();
@@ -144,12 +147,13 @@ impl Api {
                         .as_ref()
                         .is_none_or(|own| **uid == **own)
                 };
-                let ops: Vec<Op> = (inner.state.abandoned.iter())
-                    .filter(|(name, uid)| **name == *request.platform && named(uid))
-                    .map(|(platform, uid)| Op::Sweep {
-                        platform: platform.clone(),
-                        uid: uid.clone(),
-                    })
+                // It may have another name by now.
+                let meant = |(name, uid): &&Backend| {
+                    shown.is_some_and(|shown| shown == uid)
+                        || **name == *request.platform && named(uid)
+                };
+                let ops: Vec<Op> = (inner.state.abandoned.iter().filter(meant))
+                    .map(|(_, uid)| Op::Sweep { uid: uid.clone() })
                     .collect();
                 if !request.delete_nodes || ops.is_empty() {
                     return Ok(());
@@ -283,14 +287,12 @@ fn next_step(
         ops.push(op);
         events.extend(told);
     }
-    // The last step also says that nothing of the cluster is there any more.
-    if last {
-        ops.push(Op::Abandon {
-            platform: platform.clone(),
-            uid: uid.clone(),
-            keep: keep && !inner.state.deleting,
-        });
-    }
+    ops.push(Op::Abandon {
+        platform: platform.clone(),
+        uid: uid.clone(),
+        keep: keep && !inner.state.deleting,
+        last,
+    });
     let mut step = step::encode_step(inner, &ops, &[], now);
     step.uid = cluster.uid;
     step.expect_desired = None;

@@ -321,6 +321,7 @@ fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Conditio
         ConditionKind::StoreBehind,
         ConditionKind::ForeignNodes,
         ConditionKind::DeletionBlocked,
+        ConditionKind::Orphans,
     ] {
         if let Some(held) = holds(state, "", kind) {
             list.push(condition(

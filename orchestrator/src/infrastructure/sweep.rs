@@ -53,6 +53,11 @@ impl Leaks {
             .map(|(_, owner)| *owner)
     }
 
+    /// A platform is registered no more.
+    pub(crate) fn forget(&self, platform: &str) {
+        self.left.lock().retain(|(name, _), _| **name != *platform);
+    }
+
     /// A platform is asked for infrastructure, so something may be left of it one day.
     pub(crate) fn used(&self, platform: &Sym) {
         self.used.lock().insert(platform.clone());

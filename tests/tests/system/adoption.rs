@@ -240,23 +240,33 @@ fn a_cluster_that_a_restored_store_never_knew_is_taken_over() {
     });
 }
 
+/// An orchestrator with a cluster `same`, and another one on the same platform.
+pub(crate) async fn two_of_a_name() -> (World, World) {
+    let mut one = World::new(settings(), immortal()).await;
+    one.apply("same", &[("web", 2)]).await;
+    one.converge().await;
+    let two = World::over(Disk::new(), one.sites.clone(), one.site.clone(), immortal()).await;
+    (one, two)
+}
+
+/// The nodes of the one are named as foreign by the other one.
+pub(crate) async fn named_foreign(two: &mut World) {
+    two.until("the foreign nodes are named", async |two| {
+        two.condition("same", "ForeignNodes").await.is_some()
+    })
+    .await;
+}
+
 #[test]
 fn foreign_nodes_stop_holding_a_cluster_back_when_they_are_gone() {
     runtime().block_on(async {
-        let mut one = World::new(settings(), immortal()).await;
-        one.apply("same", &[("web", 2)]).await;
-        one.converge().await;
-        let mut two =
-            World::over(Disk::new(), one.sites.clone(), one.site.clone(), immortal()).await;
+        let (mut one, mut two) = two_of_a_name().await;
         // Applied before the platform could be seen, it is found out later.
         one.site.stop();
         two.restart().await;
         two.apply("same", &[("web", 1)]).await;
         one.site.start();
-        two.until("the foreign nodes are named", async |two| {
-            two.condition("same", "ForeignNodes").await.is_some()
-        })
-        .await;
+        named_foreign(&mut two).await;
         let said = two.condition("same", "ForeignNodes").await.unwrap();
         assert!(said.contains("drover apply --adopt"), "{said}");
         one.delete("same").await;

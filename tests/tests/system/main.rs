@@ -6,6 +6,7 @@
     reason = "a test that cannot go on fails"
 )]
 
+mod abandoned;
 mod adoption;
 mod backends;
 mod backup;

@@ -55,12 +55,6 @@ fn settle_others(world: &mut World, group: &str, count: u32) {
     }
 }
 
-fn order(world: &mut World) {
-    for state in [&mut world.state, &mut world.durable] {
-        state.adopt += 1;
-    }
-}
-
 fn ids(world: &World) -> BTreeSet<String> {
     world.ids().into_iter().map(|(_, id)| id).collect()
 }
@@ -78,7 +72,7 @@ fn foreign_nodes_become_slots_of_their_groups_wherever_the_process_dies() {
             ..Faults::default()
         });
         world.want(vec![group("data", 4, &["a"])]);
-        order(&mut world);
+        world.order_adoption();
         for round in 0..12 {
             world.run_one();
             if (seed + round) % 4 == 0 {
@@ -104,7 +98,7 @@ fn the_storage_of_an_adopted_node_is_kept_as_its_group_says() {
             ..Policy::default()
         };
         world.want(vec![stored(group("data", 2, &["a"]), policy)]);
-        order(&mut world);
+        world.order_adoption();
         world.settle();
         world.assert_converged();
         assert!(world.state.nodes.iter().all(|node| node.storage));
@@ -128,7 +122,7 @@ fn a_node_keeps_the_ordinal_that_it_says_and_strangers_fill_what_lacks() {
     settle_others(&mut world, "data", 2);
     settle_others(&mut world, "elsewhere", 1);
     world.want(vec![group("data", 2, &["a"]), group("more", 1, &["a"])]);
-    order(&mut world);
+    world.order_adoption();
     world.settle();
     world.assert_converged();
     for node in &world.state.nodes {
@@ -153,7 +147,7 @@ fn nothing_is_made_while_nodes_are_taken_over_and_nothing_without_being_told() {
         adopt: 101,
         ..Faults::default()
     });
-    order(&mut world);
+    world.order_adoption();
     world.run_for(HOUR / 60);
     assert!(world.requested.is_empty(), "nobody knows what lacks");
     world.set_faults(Faults::default());
@@ -170,7 +164,7 @@ fn an_adoption_that_waits_for_a_platform_says_so_of_each_group_that_waits_with_i
         group("data", 1, &["a", "b"]),
         group("more", 1, &["a"]),
     ]);
-    order(&mut world);
+    world.order_adoption();
     world.run_for(HOUR);
     assert!(
         world.requested.is_empty(),
@@ -201,7 +195,7 @@ fn a_platform_that_cannot_hand_nodes_over_is_left_alone() {
     world.views.get_mut("a").unwrap().adopts = false;
     settle_others(&mut world, "data", 2);
     world.want(vec![group("data", 2, &["a"])]);
-    order(&mut world);
+    world.order_adoption();
     world.run_for(HOUR);
     assert!(world.state.nodes.is_empty());
     assert!(holds(&world, ConditionKind::ForeignNodes));
@@ -217,7 +211,7 @@ fn what_somebody_else_took_meanwhile_is_not_ours() {
     let mut world = World::new(1, &["a"]);
     settle_others(&mut world, "data", 1);
     world.want(vec![group("data", 1, &["a"])]);
-    order(&mut world);
+    world.order_adoption();
     while world.state.foreign.is_empty() {
         world.run_one();
     }
@@ -242,7 +236,7 @@ fn a_cluster_that_is_deleted_leaves_what_it_has_not_yet_taken_over() {
         ..Faults::default()
     });
     world.want(vec![group("data", 2, &["a"])]);
-    order(&mut world);
+    world.order_adoption();
     while world.state.nodes.is_empty() {
         world.run_one();
     }
@@ -281,7 +275,7 @@ fn an_older_store_takes_in_what_it_does_not_know_and_counts_above() {
         world.run_for(HOUR);
         assert!(holds(&world, ConditionKind::StoreBehind));
         assert_eq!(ids(&world), living);
-        order(&mut world);
+        world.order_adoption();
         if seed % 2 == 0 {
             world.crash = Some(Crash::BeforeCalls);
         }
@@ -328,7 +322,7 @@ fn an_older_store_that_has_made_more_than_the_lost_one_deletes_nothing_of_that()
         let now: BTreeSet<String> = world.platforms["b"].things.keys().cloned().collect();
         assert_eq!(now, living);
         assert!(world.platforms["b"].asked.is_empty());
-        order(&mut world);
+        world.order_adoption();
         world.want(wanted(7, 4));
         world.settle();
         world.assert_converged();
@@ -347,7 +341,7 @@ fn two_of_our_own_in_one_place_get_places_of_their_own() {
         .max_by_key(|t| t.ordinal)
         .unwrap();
     newest.ordinal = 0;
-    order(&mut world);
+    world.order_adoption();
     world.settle();
     world.assert_converged();
     assert_eq!(ids(&world), living);
@@ -388,7 +382,7 @@ fn what_is_taken_in_on_named_machines_stays() {
     };
     let (mut world, living) = behind_with(1, wanted);
     world.run_for(HOUR);
-    order(&mut world);
+    world.order_adoption();
     world.settle();
     world.assert_converged();
     assert_eq!(ids(&world), living, "none went and none came");
@@ -409,7 +403,7 @@ fn what_was_taken_in_is_updated_within_the_budget_and_after_its_first_probes() {
         ..Health::default()
     });
     world.want(vec![next]);
-    order(&mut world);
+    world.order_adoption();
     let pass = |world: &mut World| {
         let mut all = 0;
         for _ in 0..20 {
@@ -436,7 +430,7 @@ fn nothing_is_made_in_place_of_what_a_platform_that_cannot_be_seen_yet_may_show(
         let before = ids(&world);
         world.set_reachable(&sym("a"), false);
         world.want(vec![group("data", 3, &["b", "a"])]);
-        order(&mut world);
+        world.order_adoption();
         world.run_for(HOUR);
         assert!(world.requested.is_empty(), "made while a cannot be seen");
         assert!(world.state.adopts(), "the order is still open");

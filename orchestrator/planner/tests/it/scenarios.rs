@@ -529,6 +529,25 @@ fn what_an_abandoned_platform_shows_after_all_is_left_alone_until_it_is_asked_fo
 }
 
 #[test]
+fn what_was_given_up_is_left_alone_after_an_adoption_that_has_not_seen_it() {
+    let mut world = World::new(1, &["a", "b"]);
+    world.want(vec![group("data", 3, &["a", "b"])]);
+    world.settle();
+    let before = world.ids();
+    world.set_reachable(&sym("a"), false);
+    world.run_for(MINUTE);
+    world.abandon(&sym("a"), true);
+    world.want(vec![group("data", 3, &["b"])]);
+    world.run_for(HOUR);
+    world.order_adoption();
+    world.run_for(HOUR);
+    assert!(!world.state.adopts(), "it is over");
+    world.set_reachable(&sym("a"), true);
+    world.run_for(HOUR);
+    assert!(before.iter().all(|id| world.ids().contains(id)));
+}
+
+#[test]
 fn an_orphan_on_a_platform_that_went_away_is_named_and_holds_a_deletion_up_until_it_is_abandoned() {
     let mut world = settled(2);
     let orphan = Orphan {

@@ -280,6 +280,7 @@ impl World {
             platform: platform.clone(),
             uid,
             keep,
+            last: true,
         });
         for state in [&mut self.state, &mut self.durable] {
             apply(state, &ops, self.now);
@@ -289,11 +290,17 @@ impl World {
     /// What a platform that was given up shows is swept after all.
     pub fn sweep(&mut self, platform: &Sym) {
         let op = Op::Sweep {
-            platform: platform.clone(),
             uid: self.views[platform].uid.clone(),
         };
         for state in [&mut self.state, &mut self.durable] {
             apply(state, std::slice::from_ref(&op), self.now);
+        }
+    }
+
+    /// What is shown of the cluster and has no record is to be taken in.
+    pub fn order_adoption(&mut self) {
+        for state in [&mut self.state, &mut self.durable] {
+            state.adopt += 1;
         }
     }
 

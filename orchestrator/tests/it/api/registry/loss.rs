@@ -2,6 +2,10 @@
 
 use super::*;
 
+fn ids(nodes: Vec<pb::Node>) -> Vec<String> {
+    nodes.into_iter().map(|node| node.id).collect()
+}
+
 /// A cluster of twelve nodes on a platform that is polled, the way to it, and the switch that makes it list nothing.
 async fn twelve() -> (World, Channel, Arc<AtomicBool>) {
     let world = World::bare(named("one")).await;
@@ -14,6 +18,27 @@ async fn twelve() -> (World, Channel, Arc<AtomicBool>) {
         .unwrap();
     world.ready("orders").await;
     (world, channel, empty)
+}
+
+/// Lists nothing from now on, which is noticed.
+async fn lose(world: &World, empty: &AtomicBool) {
+    empty.store(true, Ordering::Relaxed);
+    until("the loss is noticed", async || {
+        (world.platform("sim").await.vanished_count == 12).then_some(())
+    })
+    .await;
+}
+
+/// Waits for longer than a node of this platform may be missing from its lists.
+async fn polled_again(world: &World) {
+    let mut polled = None;
+    for _ in 0..4 {
+        until("it was polled again", async || {
+            let now = world.platform("sim").await.observe_time;
+            (now.is_some() && now != polled).then(|| polled = now)
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -37,11 +62,7 @@ async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so(
     };
     refused(platforms.confirm_node_loss(nowhere).await, Reason::NotFound);
 
-    empty.store(true, Ordering::Relaxed);
-    until("the loss is noticed", async || {
-        (world.platform("sim").await.vanished_count == 12).then_some(())
-    })
-    .await;
+    lose(&world, &empty).await;
     let status = world.platform("sim").await;
     assert!(
         status
@@ -93,11 +114,7 @@ async fn nodes_that_vanish_at_once_are_believed_lost_only_when_somebody_says_so(
             drover_platform_cloud::drivers::simulated::Death::Vanished,
         );
     }
-    empty.store(true, Ordering::Relaxed);
-    until("the loss is noticed", async || {
-        (world.platform("sim").await.vanished_count == 12).then_some(())
-    })
-    .await;
+    lose(&world, &empty).await;
     let confirmed = platforms
         .confirm_node_loss(confirm(12))
         .await
@@ -129,22 +146,10 @@ async fn nodes_that_vanished_at_once_stay_in_doubt_when_the_registration_changes
     world.sites.put("http://elsewhere", channel);
     let before = world.nodes("orders").await;
     let ledger = world.site.backend().ledger().len();
-    empty.store(true, Ordering::Relaxed);
-    until("the loss is noticed", async || {
-        (world.platform("sim").await.vanished_count == 12).then_some(())
-    })
-    .await;
+    lose(&world, &empty).await;
 
     world.register("sim", "http://elsewhere").await.unwrap();
-    // Longer than a node of this platform may be missing from its lists.
-    let mut polled = None;
-    for _ in 0..4 {
-        until("it was polled again", async || {
-            let now = world.platform("sim").await.observe_time;
-            (now.is_some() && now != polled).then(|| polled = now)
-        })
-        .await;
-    }
+    polled_again(&world).await;
     assert_eq!(world.platform("sim").await.vanished_count, 12);
     assert_eq!(
         world.site.backend().ledger().len(),
@@ -153,8 +158,7 @@ async fn nodes_that_vanished_at_once_stay_in_doubt_when_the_registration_changes
     );
     empty.store(false, Ordering::Relaxed);
     world.ready("orders").await;
-    let ids = |nodes: &[pb::Node]| nodes.iter().map(|n| n.id.clone()).collect::<Vec<_>>();
-    assert_eq!(ids(&world.nodes("orders").await), ids(&before));
+    assert_eq!(ids(world.nodes("orders").await), ids(before));
     assert_eq!(world.site.backend().ledger().len(), ledger);
     world.stop().await;
 }
@@ -167,7 +171,6 @@ async fn a_list_from_before_what_was_shown_proves_nothing_gone() {
     world.register("sim", "http://polled").await.unwrap();
     world.apply(document("orders", &[("db", 3)])).await.unwrap();
     world.ready("orders").await;
-    let ids = |nodes: Vec<pb::Node>| nodes.into_iter().map(|n| n.id).collect::<Vec<_>>();
     let before = ids(world.nodes("orders").await);
 
     old.store(1, Ordering::Relaxed);
@@ -180,5 +183,29 @@ async fn a_list_from_before_what_was_shown_proves_nothing_gone() {
     old.store(0, Ordering::Relaxed);
     world.ready("orders").await;
     assert_eq!(ids(world.nodes("orders").await), before);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn nodes_that_vanished_at_once_stay_in_doubt_when_their_platform_is_bound_again() {
+    let (world, channel, empty) = twelve().await;
+    world.sites.put("http://elsewhere", channel);
+    let before = ids(world.nodes("orders").await);
+    let ledger = world.site.backend().ledger().len();
+    lose(&world, &empty).await;
+
+    world.site.backend().set_uid("two");
+    let request = pb::RegisterPlatformRequest {
+        rebind_uid: Some("two".into()),
+        ..registration("sim", "http://elsewhere")
+    };
+    world.platforms().register_platform(request).await.unwrap();
+    polled_again(&world).await;
+    assert_eq!(world.platform("sim").await.vanished_count, 12);
+    assert_eq!(world.site.backend().ledger().len(), ledger);
+    empty.store(false, Ordering::Relaxed);
+    world.ready("orders").await;
+    assert_eq!(ids(world.nodes("orders").await), before);
+    assert_eq!(world.site.backend().ledger().len(), ledger);
     world.stop().await;
 }

@@ -1,0 +1,212 @@
+//! What was given up or is bound elsewhere: nobody deletes what he was told to leave alone, and nothing waits for ever.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::Result;
+use drover_platform_cloud::drivers::simulated::Death;
+use drover_proto::orchestrator::v1 as pb;
+use drover_simulation as sim;
+use drover_testing::store::Fault;
+use sim::{LONG, Site, World, immortal, restored::ids, runtime, settings};
+
+use crate::adoption::{named_foreign, two_of_a_name};
+
+const CALL: Duration = Duration::from_secs(10);
+
+async fn phase(world: &mut World, platform: &str, phase: pb::PlatformPhase) {
+    world
+        .until(&format!("{platform} is {phase:?}"), async |world| {
+            world.platform(platform).await.status.unwrap().phase() == phase
+        })
+        .await;
+}
+
+async fn abandon(
+    world: &mut World,
+    platform: &str,
+    delete_nodes: bool,
+) -> Result<pb::AbandonPlatformResponse> {
+    let request = pb::AbandonPlatformRequest {
+        cluster: "one".to_owned(),
+        platform: platform.to_owned(),
+        platform_uid: None,
+        delete_nodes,
+    };
+    world
+        .call(async |client| client.abandon_platform(request.clone(), CALL).await)
+        .await
+}
+
+/// The first step from now on is written, and none after it.
+fn interrupt(world: &World) {
+    for nth in 2..20 {
+        world.disk.faults().inject(nth, Fault::Refused);
+    }
+}
+
+async fn unregister(world: &mut World, platform: &str) {
+    let name = platform.to_owned();
+    let request = pb::UnregisterPlatformRequest { name };
+    world
+        .call(async |client| client.unregister_platform(request.clone(), CALL).await)
+        .await
+        .unwrap();
+}
+
+/// A cluster of three whose platform went away, so that they were given up. Another one has three in their place.
+async fn given_up() -> (World, Arc<Site>) {
+    let mut world = World::new(settings(), immortal()).await;
+    world.apply("one", &[("web", 3)]).await;
+    world.converge().await;
+    let (old, other) = (world.site.clone(), Site::new(settings()));
+    world.sites.put("http://other", &other);
+    world.register("other", "http://other").await.unwrap();
+    old.stop();
+    world.pass(Duration::from_secs(600)).await;
+    let given = abandon(&mut world, "sim", false).await.unwrap();
+    assert_eq!(given.nodes.len(), 3);
+    let elsewhere = |spec: &mut pb::ClusterSpec| spec.platforms[0].name = "other".to_owned();
+    world
+        .try_apply_with("one", &[("web", 3)], &elsewhere)
+        .await
+        .unwrap();
+    world
+        .until("three are ready elsewhere", async |world| {
+            let nodes = world.records("one").await;
+            let ready = |node: &&pb::Node| node.state() == pb::NodeState::Ready;
+            nodes.iter().filter(ready).count() == 3
+        })
+        .await;
+    (world, old)
+}
+
+#[test]
+fn what_was_given_up_is_left_alone_when_its_platform_has_another_name() {
+    runtime().block_on(async {
+        let (mut world, old) = given_up().await;
+        let before = ids(&old);
+        unregister(&mut world, "sim").await;
+        world.sites.put("http://old", &old);
+        old.start();
+        world.register("old", "http://old").await.unwrap();
+        phase(&mut world, "old", pb::PlatformPhase::Ready).await;
+        world.pass(LONG).await;
+        assert_eq!(ids(&old), before);
+        let said = world.condition("one", "Orphans").await.unwrap();
+        assert!(said.contains("drover abandon --delete-nodes"), "{said}");
+        // The way out that it names.
+        abandon(&mut world, "old", true).await.unwrap();
+        world
+            .until("they are gone", async |_| old.all().is_empty())
+            .await;
+    });
+}
+
+#[test]
+fn what_was_given_up_is_left_alone_when_its_platform_has_another_uid() {
+    runtime().block_on(async {
+        let (mut world, old) = given_up().await;
+        let before = ids(&old);
+        old.backend.set_uid("the-new-one");
+        old.start();
+        phase(&mut world, "sim", pb::PlatformPhase::Refused).await;
+        world.rebind("sim", "the-new-one").await;
+        phase(&mut world, "sim", pb::PlatformPhase::Ready).await;
+        world.pass(LONG).await;
+        assert_eq!(ids(&old), before);
+    });
+}
+
+#[test]
+fn nodes_of_an_abandonment_that_was_interrupted_are_left_alone() {
+    runtime().block_on(async {
+        let mut world = World::new(settings(), immortal()).await;
+        world.apply("one", &[("web", 100)]).await;
+        world.converge().await;
+        let before = ids(&world.site);
+        world.site.stop();
+        world.pass(Duration::from_secs(600)).await;
+        // Not all of them fit into one step.
+        interrupt(&world);
+        abandon(&mut world, "sim", false).await.unwrap_err();
+        world.disk.faults().restart();
+        let left = world.records("one").await.len();
+        assert!((1..100).contains(&left), "{left} are left");
+        world.site.start();
+        phase(&mut world, "sim", pb::PlatformPhase::Ready).await;
+        world.pass(LONG).await;
+        let after = ids(&world.site);
+        let lost = before.difference(&after).count();
+        assert_eq!(lost, 0, "they were to be left alone");
+    });
+}
+
+#[test]
+fn a_move_to_another_uid_that_was_interrupted_can_be_taken_back() {
+    runtime().block_on(async {
+        let mut world = World::new(settings(), immortal()).await;
+        for name in ["one", "two", "three"] {
+            world.apply(name, &[("web", 2)]).await;
+        }
+        world.converge().await;
+        let before = ids(&world.site);
+        let uid = world.platform("sim").await.status.unwrap().uid;
+        let shown_as = async |world: &mut World, uid: &str| {
+            world.site.backend.set_uid(uid);
+            world.site.stop();
+            world.site.start();
+        };
+        shown_as(&mut world, "the-new-one").await;
+        phase(&mut world, "sim", pb::PlatformPhase::Refused).await;
+        interrupt(&world);
+        let request = pb::RegisterPlatformRequest {
+            platform: Some(pb::Platform {
+                name: "sim".to_owned(),
+                spec: world.platform("sim").await.spec,
+                ..Default::default()
+            }),
+            rebind_uid: Some("the-new-one".to_owned()),
+            ..Default::default()
+        };
+        world
+            .call(async |client| client.register_platform(request.clone(), CALL).await)
+            .await
+            .unwrap_err();
+        world.disk.faults().restart();
+        shown_as(&mut world, &uid).await;
+        phase(&mut world, "sim", pb::PlatformPhase::Ready).await;
+        world.rebind("sim", &uid).await;
+        for name in ["one", "two", "three"] {
+            world.scale(name, "web", 3).await;
+        }
+        world.check().await;
+        assert!(before.is_subset(&ids(&world.site)), "all are kept");
+    });
+}
+
+#[test]
+fn foreign_nodes_of_a_platform_that_is_unregistered_hold_nobody_back() {
+    runtime().block_on(async {
+        let (one, mut two) = two_of_a_name().await;
+        let mine = Site::new(settings());
+        two.sites.put("http://mine", &mine);
+        two.register("mine", "http://mine").await.unwrap();
+        // Applied before the platform could be seen, it is found out later.
+        one.site.stop();
+        two.restart().await;
+        let here = |spec: &mut pb::ClusterSpec| spec.platforms[0].name = "mine".to_owned();
+        two.try_apply_with("same", &[("web", 1)], &here)
+            .await
+            .unwrap();
+        two.site = mine;
+        two.converge().await;
+        one.site.start();
+        named_foreign(&mut two).await;
+        unregister(&mut two, "sim").await;
+        two.kill("same", 1, Death::Failed);
+        two.check().await;
+        assert_eq!(two.condition("same", "ForeignNodes").await, None);
+        assert_eq!(ids(&one.site).len(), 2, "and they are still there");
+    });
+}
