@@ -1,8 +1,10 @@
 //! Nodes as platforms show them, without what their words repeat of secrets. Whatever is taken in of a node passes here.
 
-use std::{collections::BTreeMap, ops::Deref};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Deref,
+};
 
-use drover_core::secrecy::Hidden;
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
@@ -23,33 +25,37 @@ impl Deref for Heard {
 impl Heard {
     /// Takes what nodes may not repeat out of their words.
     pub(crate) async fn of(shared: &Shared, nodes: Vec<wire::Node>) -> Vec<Self> {
-        let mut all = BTreeMap::new();
-        let mut clean = Vec::with_capacity(nodes.len());
-        for mut node in nodes {
-            if let Some(hidden) = hidden(shared, &mut all, &node).await {
+        // What each group may not repeat is read once, however many of its nodes say something.
+        let mut talking: BTreeMap<(Uuid, String), BTreeSet<String>> = BTreeMap::new();
+        for node in &nodes {
+            if let Some(group) = group(node) {
+                let hashes = talking.entry(group).or_default();
+                hashes.insert(node.spec_hash.clone());
+            }
+        }
+        let mut unsaid = BTreeMap::new();
+        for ((owner, group), hashes) in talking {
+            // Of a cluster that is not known nothing is known to be hidden.
+            if let Some(cluster) = shared.cluster(owner) {
+                let hidden = secrets::hidden_with(shared, &cluster, &group, &hashes).await;
+                unsaid.insert((owner, group), hidden);
+            }
+        }
+        let clean = nodes.into_iter().map(|mut node| {
+            if let Some(hidden) = group(&node).and_then(|group| unsaid.get(&group)) {
                 node.message = hidden.text(&node.message).into_owned();
             }
-            clean.push(Self(node));
-        }
-        clean
+            Self(node)
+        });
+        clean.collect()
     }
 }
 
-/// What a node that says something may not repeat. None: it is of no cluster that is known.
-async fn hidden<'a>(
-    shared: &Shared,
-    all: &'a mut BTreeMap<(Uuid, String), Hidden>,
-    node: &wire::Node,
-) -> Option<&'a Hidden> {
+/// The cluster and the group of a node that says something.
+fn group(node: &wire::Node) -> Option<(Uuid, String)> {
     if node.message.is_empty() {
         return None;
     }
     let owner = Uuid::parse_str(&node.slot.as_ref()?.owner).ok()?;
-    let key = (owner, node.group.clone());
-    if !all.contains_key(&key) {
-        let cluster = shared.cluster(owner)?;
-        let hidden = secrets::hidden(shared, &cluster, &node.group).await;
-        all.insert(key.clone(), hidden);
-    }
-    all.get(&key)
+    Some((owner, node.group.clone()))
 }

@@ -1,6 +1,7 @@
 //! Secrets: stored encrypted; in memory is only which there are, by whom they are used, and digests.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
@@ -9,9 +10,9 @@ use std::{
 use bytes::Bytes;
 use drover_convert::value::to_timestamp;
 use drover_core::{
-    Error, Reason, Result,
+    Error, Reason, Result, Sym,
     secrecy::Hidden,
-    spec::{SecretRef, UserDataSource},
+    spec::{Group, SecretRef, UserDataSource},
 };
 use drover_proto::orchestrator::v1::{self as pb, SecretPurpose};
 use drover_store::{DigestKey, Revision, Store};
@@ -19,10 +20,16 @@ use parking_lot::RwLock;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::{cluster::Cluster, shared::Shared};
+use crate::{
+    calls::digest_not_stored,
+    cluster::{Cluster, Resolved},
+    shared::Shared,
+};
 
 /// Most users that are named.
 const MAX_USERS: usize = 100;
+/// What stands for a text of which nobody can say what it may not repeat.
+const UNREADABLE: &str = "[hidden: what this may not repeat cannot be read]";
 
 /// All secrets, without their content.
 #[derive(Debug, Default)]
@@ -263,6 +270,62 @@ pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     key.ok_or_else(|| not_there(of))
 }
 
+/// What a text may not repeat.
+#[derive(Debug)]
+pub(crate) enum Unsaid {
+    /// These contents.
+    Contents(Hidden),
+    /// Nobody knows what, so that nothing of the text is shown.
+    Everything,
+}
+
+impl Unsaid {
+    /// A text without it.
+    pub(crate) fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self {
+            Self::Contents(hidden) => hidden.text(text),
+            Self::Everything if text.is_empty() => Cow::Borrowed(text),
+            Self::Everything => Cow::Borrowed(UNREADABLE),
+        }
+    }
+
+    /// An error without it, in any of its texts.
+    pub(crate) fn error(&self, error: Error) -> Error {
+        match self {
+            Self::Contents(hidden) => hidden.error(error),
+            Self::Everything => {
+                let clean = Error::new(error.reason(), UNREADABLE);
+                match error.retry_after() {
+                    Some(after) => clean.with_retry_after(after),
+                    None => clean,
+                }
+            }
+        }
+    }
+}
+
+/// What groups name of secrets, and of user data by its digest.
+#[derive(Debug, Default)]
+struct Named {
+    secrets: BTreeSet<SecretRef>,
+    user_data: BTreeSet<String>,
+}
+
+impl Named {
+    fn add(&mut self, group: &Group) {
+        self.secrets.extend(group.secrets.values().cloned());
+        match group.bootstrap.as_ref().map(|own| &own.source) {
+            Some(UserDataSource::Secret(of)) => {
+                self.secrets.insert(of.clone());
+            }
+            Some(UserDataSource::Sha256(digest)) => {
+                self.user_data.insert(digest.clone());
+            }
+            None => {}
+        }
+    }
+}
+
 /// An error of a call about a node without what its group was given: platforms may repeat what they were sent.
 pub(crate) async fn hide<T>(
     shared: &Shared,
@@ -274,49 +337,127 @@ pub(crate) async fn hide<T>(
         Ok(answer) => return Ok(answer),
         Err(error) => error,
     };
+    // Of a node that has gone meanwhile nobody knows the group: it may have been any.
     let group = {
         let inner = cluster.inner.lock();
-        inner.state.node(slot).map(|node| node.group.clone())
+        let node = inner.state.node(slot);
+        node.map(|node| node.group.clone()).unwrap_or_default()
     };
-    match group {
-        Some(group) => Err(hidden(shared, cluster, &group).await.error(error)),
-        None => Err(error),
+    Err(hidden(shared, cluster, &group).await.error(error))
+}
+
+/// What no text about a node of a group may repeat: what the spec gives the group, and what those gave it that made the
+/// nodes that it has; or what any group was given if there is no such group any more. What a secret held before it was
+/// changed is not known any more.
+pub(crate) async fn hidden(shared: &Shared, cluster: &Cluster, group: &str) -> Unsaid {
+    hidden_with(shared, cluster, group, &BTreeSet::new()).await
+}
+
+/// The same if it has nodes with these hashes, too: of a node that is only about to be recorded nobody else knows.
+pub(crate) async fn hidden_with(
+    shared: &Shared,
+    cluster: &Cluster,
+    group: &str,
+    hashes: &BTreeSet<String>,
+) -> Unsaid {
+    match contents(shared, cluster, group, hashes).await {
+        Ok(hidden) => Unsaid::Contents(hidden),
+        Err(error) => {
+            tracing::warn!(
+                cluster = %cluster.name,
+                group,
+                %error,
+                "what is said of nodes is not shown: what it may not repeat cannot be read"
+            );
+            Unsaid::Everything
+        }
     }
 }
 
-/// What no text about a node of a group may repeat: what the group was given, or what any was if there is no such group
-/// any more. What a secret held before it was changed is not known any more.
-pub(crate) async fn hidden(shared: &Shared, cluster: &Cluster, group: &str) -> Hidden {
-    let (mut named, mut digests) = (BTreeSet::new(), BTreeSet::new());
-    {
+/// Whether a group, as some spec has it, makes nodes that have this path and this hash.
+fn makes(group: &Group, path: &str, hash: &str) -> bool {
+    *group.path == *path && group.choices.iter().any(|choice| choice.is_hash(hash))
+}
+
+async fn contents(
+    shared: &Shared,
+    cluster: &Cluster,
+    group: &str,
+    hashes: &BTreeSet<String>,
+) -> Result<Hidden> {
+    // What nodes were made of, and what they may have been made of, as far as anybody knows.
+    let (mut named, mut perhaps) = (Named::default(), Named::default());
+    // Paths and hashes of nodes that the present spec does not make.
+    let mut others: BTreeSet<(Sym, Sym)> = BTreeSet::new();
+    let known = {
         let inner = cluster.inner.lock();
         let groups = &inner.spec.groups;
         let known = groups.iter().any(|one| *one.path == *group);
-        for one in groups.iter().filter(|one| !known || *one.path == *group) {
-            named.extend(one.secrets.values().cloned());
-            match one.bootstrap.as_ref().map(|own| &own.source) {
-                Some(UserDataSource::Secret(of)) => {
-                    named.insert(of.clone());
-                }
-                Some(UserDataSource::Sha256(digest)) => {
-                    digests.insert(digest.clone());
-                }
-                None => {}
+        let meant = |path: &str| !known || *path == *group;
+        let present: Vec<&Group> = groups.iter().filter(|one| meant(&one.path)).collect();
+        for one in &present {
+            named.add(one);
+        }
+        let is_other = |path: &str, hash: &str| !present.iter().any(|one| makes(one, path, hash));
+        for node in &inner.state.nodes {
+            if meant(&node.group) && is_other(&node.group, &node.spec_hash) {
+                others.insert((node.group.clone(), node.spec_hash.clone()));
+            }
+        }
+        for orphan in inner.state.orphans.values() {
+            if meant(&orphan.group) && is_other(&orphan.group, &orphan.spec_hash) {
+                others.insert((orphan.group.clone(), orphan.spec_hash.clone()));
+            }
+        }
+        for hash in hashes {
+            if is_other(group, hash) {
+                others.insert((group.into(), hash.as_str().into()));
+            }
+        }
+        known
+    };
+    if !known || !others.is_empty() {
+        let mut former: Vec<Group> = Vec::new();
+        for (_, row) in shared.store.revisions(cluster.uid).await? {
+            former.extend(Resolved::from_stored(&row.spec, &shared.digests)?.groups);
+        }
+        for one in &former {
+            if others.iter().any(|(path, hash)| makes(one, path, hash)) {
+                named.add(one);
+            }
+        }
+        others.retain(|(path, hash)| !former.iter().any(|one| makes(one, path, hash)));
+        // The specs of the rest are not kept any more; those that are may have had something in common with them.
+        for one in &former {
+            if !known || others.iter().any(|(path, _)| *path == one.path) {
+                perhaps.add(one);
             }
         }
     }
     let mut hidden = Hidden::default();
-    for digest in digests {
-        if let Ok(Some(data)) = shared.store.user_data(cluster.uid, &digest).await {
+    for digest in &named.user_data {
+        let data = shared.store.user_data(cluster.uid, digest).await?;
+        let data = data.ok_or_else(|| digest_not_stored(&shared.digests.user_data(digest)))?;
+        hidden = hidden.script(&data);
+    }
+    for of in &named.secrets {
+        let found = read(&shared.store, of).await?;
+        hidden = hidden.secret(&found.content);
+    }
+    for digest in perhaps.user_data.difference(&named.user_data) {
+        if let Some(data) = shared.store.user_data(cluster.uid, digest).await? {
             hidden = hidden.script(&data);
         }
     }
-    for of in named {
-        if let Ok(found) = read(&shared.store, &of).await {
-            hidden = hidden.secret(&found.content);
+    for of in perhaps.secrets.difference(&named.secrets) {
+        match read(&shared.store, of).await {
+            Ok(found) => hidden = hidden.secret(&found.content),
+            // No node is known that was given it.
+            Err(error) if error.reason() == Reason::SecretNotFound => {}
+            Err(error) => return Err(error),
         }
     }
-    hidden
+    Ok(hidden)
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.

@@ -370,6 +370,9 @@ impl Api {
             plan
         };
         let mut shown = self.shown(&cluster);
+        if let Some(spec) = &mut shown.spec {
+            checked.user_data.leave_out(spec);
+        }
         if validate_only {
             plan.generation = 0;
             shown.uid.clear();
@@ -436,7 +439,9 @@ impl Api {
             if validate_only && !same {
                 shown.generation = desired.value.generation;
                 shown.labels.clone_from(&desired.value.labels);
-                shown.spec = Some(digests::shown(checked.spec, &self.shared.digests));
+                let mut spec = digests::shown(checked.spec, &self.shared.digests);
+                checked.user_data.leave_out(&mut spec);
+                shown.spec = Some(spec);
                 plan.generation = before;
             }
             self.shared.revision()

@@ -16,7 +16,7 @@ use super::{
     status,
     watch::STREAM_BYTES,
 };
-use crate::{cluster::Cluster, exec::OPEN_TIMEOUT, limits::Held};
+use crate::{cluster::Cluster, exec::OPEN_TIMEOUT, limits::Held, secrets, shared::Shared};
 
 /// How often it is looked whether who follows a node may still do so.
 const LOOK: Duration = Duration::from_secs(1);
@@ -92,25 +92,25 @@ impl Api {
         Ok(())
     }
 
-    /// The platform of a node, and how it knows the node.
+    /// A node by its slot, its platform, and how that knows it.
     fn target(
         &self,
         cluster: &str,
         id: &str,
         capability: wire::Capability,
         what: &str,
-    ) -> Result<(Arc<Cluster>, PlatformClient, wire::NodeTarget)> {
+    ) -> Result<(Arc<Cluster>, u64, PlatformClient, wire::NodeTarget)> {
         self.caller.about("node", &format!("{cluster}/{id}"));
         let cluster = self.find(cluster)?;
         self.may_reach(&cluster, capability)?;
-        let (platform, target) = {
+        let (slot, platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;
             let Some(target) = crate::exec::target(&cluster, node) else {
                 let message = format!("{} is not there yet", node.name());
                 return Err(Error::new(Reason::NodeNotRunning, message));
             };
-            (node.platform.clone(), target)
+            (node.slot, node.platform.clone(), target)
         };
         let registered = self.shared.require_platform(&platform)?;
         let client = registered
@@ -122,7 +122,7 @@ impl Api {
             return Err(Error::new(Reason::CapabilityMissing, message)
                 .with_metadata("capability", capability.as_str_name()));
         }
-        Ok((cluster, client, target))
+        Ok((cluster, slot, client, target))
     }
 
     pub(super) async fn logs(
@@ -131,7 +131,7 @@ impl Api {
     ) -> Result<Answers<pb::StreamNodeLogsResponse>> {
         use pb::stream_node_logs_request::Since;
         let capability = wire::Capability::NodeLogs;
-        let (cluster, client, target) =
+        let (cluster, slot, client, target) =
             self.target(&request.cluster, &request.id, capability, "show logs")?;
         let held = self.shared.limits.hold(self.record.payer(), STREAM_BYTES)?;
         let message = wire::StreamLogsRequest {
@@ -145,8 +145,9 @@ impl Api {
                 Since::SinceDuration(span) => wire::stream_logs_request::Since::SinceDuration(span),
             }),
         };
-        let chunks = client.stream_logs(message, OPEN_TIMEOUT).await?;
-        let chunks = chunks
+        let opened = client.stream_logs(message, OPEN_TIMEOUT).await;
+        let chunks = secrets::hide(&self.shared, &cluster, slot, opened).await?;
+        let chunks = without(self.shared.clone(), cluster.clone(), slot, chunks)
             .map(|chunk| chunk.map(|chunk| pb::StreamNodeLogsResponse { chunk: Some(chunk) }));
         Ok(self.while_allowed(cluster, capability, held, chunks))
     }
@@ -169,7 +170,7 @@ impl Api {
             return Err(Error::invalid("start.command", "is empty"));
         }
         let capability = wire::Capability::NodeExec;
-        let (cluster, client, target) = self.target(
+        let (cluster, slot, client, target) = self.target(
             &start.cluster,
             &start.id,
             capability,
@@ -203,8 +204,9 @@ impl Api {
             .take_while(|message| futures::future::ready(message.is_some()))
             .filter_map(futures::future::ready);
         let requests = futures::stream::once(async move { first }).chain(rest);
-        let outputs = client.exec(requests, OPEN_TIMEOUT).await?;
-        let outputs = outputs.map(|output| {
+        let opened = client.exec(requests, OPEN_TIMEOUT).await;
+        let outputs = secrets::hide(&self.shared, &cluster, slot, opened).await?;
+        let outputs = without(self.shared.clone(), cluster.clone(), slot, outputs).map(|output| {
             output.map(|output| pb::ExecNodeResponse {
                 output: Some(output),
             })
@@ -240,6 +242,19 @@ impl Api {
         });
         Box::pin(stream.take_until(stop.cancelled_owned()))
     }
+}
+
+/// A stream of what a platform says of a node, its errors without what they repeat of what the node was given.
+fn without<T>(
+    shared: Arc<Shared>,
+    cluster: Arc<Cluster>,
+    slot: u64,
+    stream: impl Stream<Item = Result<T>>,
+) -> impl Stream<Item = Result<T>> {
+    stream.then(move |item| {
+        let (shared, cluster) = (shared.clone(), cluster.clone());
+        async move { secrets::hide(&shared, &cluster, slot, item).await }
+    })
 }
 
 /// A stream that ends with this error as soon as there is one.

@@ -7,10 +7,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use drover_convert::spec::cluster_spec;
 use drover_core::{
     Error, Result,
     error::Violation,
-    secrecy::placeholder,
+    secrecy::{HIDDEN, placeholder},
     spec::{MAX_TEMPLATE_SECRET, SecretRef, UserDataSource, digest},
 };
 use drover_proto::{
@@ -18,22 +19,37 @@ use drover_proto::{
     platform::v1 as wire,
 };
 use drover_store::{MAX_USER_DATA, UserData};
+use uuid::Uuid;
 
 use super::{Api, check::Checked, probe_tls};
 use crate::{
     calls::digest_not_stored,
-    cluster::{Cluster, Inner, stored_spec},
+    cluster::{Cluster, Inner, Resolved, stored_spec},
     platform::has,
     request, secrets,
 };
 
-/// User data by its digest, and that of secrets. `Debug` shows digests and sizes.
+/// Said to who may not change a cluster and brings user data to a plan of it.
+const COUNTS_AS_CHANGED: &str = "the user data of the document counts as changed: whether it is \
+                                 what is stored is told only to who may change the cluster";
+
+/// User data of a document. `Debug` shows digests and sizes.
 #[derive(Clone, Default)]
-pub(super) struct Known(BTreeMap<String, Bytes>, BTreeMap<SecretRef, Bytes>);
+pub(super) struct Known {
+    /// By its digest.
+    data: BTreeMap<String, Bytes>,
+    /// What secrets hold.
+    keys: BTreeMap<SecretRef, Bytes>,
+    /// Where the document itself brings data.
+    brought: BTreeSet<String>,
+    /// What it brings is known by digests that stand for nothing else.
+    apart: bool,
+}
 
 impl fmt::Debug for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes = self.0.iter().map(|(digest, data)| (digest, data.len()));
+        let sizes = self.data.iter();
+        let sizes = sizes.map(|(digest, data)| (digest, data.len()));
         f.debug_map().entries(sizes).finish()
     }
 }
@@ -54,7 +70,8 @@ impl Known {
             };
             let digest = digest(&data);
             source.source = Some(Source::Sha256(digest.clone()));
-            if known.0.contains_key(&digest) {
+            known.brought.insert(path.clone());
+            if known.data.contains_key(&digest) {
                 continue;
             }
             size += data.len();
@@ -67,13 +84,25 @@ impl Known {
                     description,
                 });
             }
-            known.0.insert(digest, data);
+            known.data.insert(digest, data);
         }
         known
     }
 
     fn get(&self, digest: &str) -> Option<&Bytes> {
-        self.0.get(digest)
+        self.data.get(digest)
+    }
+
+    /// Takes out of a spec that is answered by what the data is known that was set apart.
+    pub(super) fn leave_out(&self, spec: &mut pb::ClusterSpec) {
+        if !self.apart {
+            return;
+        }
+        for (path, source) in sources(spec) {
+            if self.brought.contains(&path) {
+                source.source = Some(Source::Sha256(HIDDEN.to_owned()));
+            }
+        }
     }
 
     /// As a platform is told it that is to check it. For who may not change the cluster (`changes`) nothing of it is run:
@@ -97,7 +126,7 @@ impl Known {
         seen: &BTreeMap<String, SecretRef>,
     ) -> BTreeMap<String, wire::TemplateSecret> {
         let seen = seen.iter().filter_map(|(name, of)| {
-            let told = request::template_secret(of, self.1.get(of)?).ok()?;
+            let told = request::template_secret(of, self.keys.get(of)?).ok()?;
             Some((name.clone(), told))
         });
         seen.collect()
@@ -106,14 +135,14 @@ impl Known {
     fn of(&self, bootstrap: &drover_core::spec::Bootstrap) -> Option<&Bytes> {
         match &bootstrap.source {
             UserDataSource::Sha256(digest) => self.get(digest),
-            UserDataSource::Secret(of) => self.1.get(of),
+            UserDataSource::Secret(of) => self.keys.get(of),
         }
     }
 
     /// What is new of it, for the store.
     pub(super) fn to_store(&self) -> UserData {
         UserData {
-            put: self.0.clone(),
+            put: self.data.clone(),
             drop: Vec::new(),
         }
     }
@@ -284,19 +313,51 @@ impl Api {
             } else {
                 placeholder(&data).into()
             };
-            known.1.insert(of, data);
+            known.keys.insert(of, data);
         }
         Ok(())
     }
 
+    /// Sets the data that a document brings apart from all that is stored, under digests that nothing else has: by what is
+    /// the same and what differs, who may not change the cluster could try out what its data may be.
+    fn set_apart(&self, checked: &mut Checked) -> Result<()> {
+        let own = &mut checked.user_data;
+        if own.brought.is_empty() {
+            return Ok(());
+        }
+        // Known to nobody, and never the same.
+        let by = Uuid::new_v4();
+        let mut data = BTreeMap::new();
+        // A digest that stands where it was referred to stays, though the same data may be brought elsewhere.
+        for (path, source) in sources(&mut checked.spec) {
+            if let Some(Source::Sha256(sha256)) = &mut source.source
+                && own.brought.contains(&path)
+                && let Some(brought) = own.data.get(sha256.as_str())
+            {
+                *sha256 = digest(format!("{by}/{sha256}").as_bytes());
+                data.insert(sha256.clone(), brought.clone());
+            }
+        }
+        (own.data, own.apart) = (data, true);
+        let spec = cluster_spec(&checked.spec)?;
+        checked.resolved = Arc::new(Resolved::new(spec, &self.shared.digests)?);
+        Ok(())
+    }
+
     /// Reads what is referred to and not brought along, and checks all of it against the platforms that may get it. Who
-    /// may not change the cluster (`changes`) gets placeholders for it.
+    /// may not change the cluster (`changes`) gets placeholders for it, and what it brings is compared with nothing.
     pub(super) async fn check_user_data(
         &self,
         checked: &mut Checked,
         cluster: Option<&Arc<Cluster>>,
         changes: bool,
     ) -> Result<Known> {
+        if !changes {
+            self.set_apart(checked)?;
+            if checked.user_data.apart && cluster.is_some() {
+                checked.warnings.push(COUNTS_AS_CHANGED.to_owned());
+            }
+        }
         let mut known = checked.user_data.clone();
         let mut wrong = Vec::new();
         self.check_secrets(checked, cluster, changes, &mut known, &mut wrong)
@@ -325,7 +386,7 @@ impl Api {
             } else {
                 placeholder(&data).into()
             };
-            known.0.insert(digest, data);
+            known.data.insert(digest, data);
         }
         for group in &checked.resolved.groups {
             let Some(bootstrap) = &group.bootstrap else {
@@ -419,7 +480,10 @@ mod tests {
     fn what_may_not_be_run_is_parsed_or_where_that_cannot_be_asked_for_neither() {
         let data = Bytes::from_static(b"{{ node.name }}");
         let digest = digest(&data);
-        let known = Known([(digest.clone(), data)].into(), BTreeMap::new());
+        let known = Known {
+            data: [(digest.clone(), data)].into(),
+            ..Known::default()
+        };
         let bootstrap = Bootstrap {
             source: UserDataSource::Sha256(digest),
             render: true,

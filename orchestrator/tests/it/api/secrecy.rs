@@ -1,9 +1,17 @@
 //! What templates make of secrets is read by nobody, however they say it.
 
-use std::{collections::BTreeMap, fmt::Write as _, pin::Pin};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use drover_core::{Error, Reason, secrecy::HIDDEN};
-use drover_platform_cloud::drivers::simulated::{Fault, Operation};
+use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
 use drover_proto::{
     orchestrator::v1::{self as pb, bootstrap_source::Source, secret_value::Value},
     platform::v1::{
@@ -14,7 +22,7 @@ use drover_proto::{
     },
 };
 use futures::Stream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming, service::Routes};
 
 use crate::api::{
     access::Door,
@@ -426,10 +434,33 @@ async fn what_a_platform_repeats_is_hidden_whichever_call_it_answers() {
     world.stop().await;
 }
 
-/// A platform that runs nothing in nodes, and says too much of why.
-struct Tells;
+/// A platform that shows no logs and runs nothing in nodes, and says too much of why.
+#[derive(Clone, Default)]
+struct Tells {
+    /// It says so in streams that it has opened.
+    opens: Arc<AtomicBool>,
+}
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Tells {
+    /// The services of another platform with this one's beside them.
+    fn beside(&self) -> impl FnOnce(Routes) -> Routes {
+        let service = NodeAccessServiceServer::new(self.clone());
+        |routes| routes.add_service(service)
+    }
+
+    fn answer<T: Default + Send + 'static>(&self) -> Result<Response<Answers<T>>, Status> {
+        let said = format!("cannot be had in an environment of PASSWORD={CONTENT}");
+        let status = Status::failed_precondition(said);
+        if !self.opens.load(Ordering::Relaxed) {
+            return Err(status);
+        }
+        let items = [Ok(T::default()), Err(status)];
+        let items: Answers<T> = Box::pin(futures::stream::iter(items));
+        Ok(Response::new(items))
+    }
+}
 
 #[tonic::async_trait]
 impl NodeAccessService for Tells {
@@ -440,39 +471,51 @@ impl NodeAccessService for Tells {
         &self,
         _: Request<wire::StreamLogsRequest>,
     ) -> Result<Response<Self::StreamLogsStream>, Status> {
-        Err(Status::unimplemented("no logs"))
+        self.answer()
     }
 
     async fn exec(
         &self,
         _: Request<Streaming<wire::ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
-        let said = format!("cannot run in an environment of PASSWORD={CONTENT}");
-        Err(Status::failed_precondition(said))
+        self.answer()
     }
+}
+
+/// The words of nodes, as the platform shows one of them.
+async fn say(world: &World, told: &Told, message: String) {
+    let mut node = world.site.backend().nodes().remove(0);
+    node.message = message;
+    let nodes = vec![node];
+    told.says(world, [Event::Upserts(wire::NodeUpserts { nodes })])
+        .await;
+}
+
+/// A cluster whose nodes are replaced by nobody.
+fn lasting(cluster: pb::Cluster) -> pb::Cluster {
+    changed(cluster, |spec| {
+        spec.update = Some(pb::UpdatePolicy {
+            strategy: pb::UpdateStrategy::OnDelete.into(),
+            ..Default::default()
+        });
+    })
 }
 
 #[tokio::test]
 async fn what_a_platform_says_of_nodes_and_of_commands_in_them_is_heard_without_secrets() {
     let (log, _logged) = logged();
-    let world =
-        World::bare(drover_platform_cloud::drivers::simulated::SimulatedSettings::default()).await;
-    let access =
-        |routes: tonic::service::Routes| routes.add_service(NodeAccessServiceServer::new(Tells));
-    let told = Told::beside(&world, access).await;
+    let world = World::bare(SimulatedSettings::default()).await;
+    let told = Told::beside(&world, Tells::default().beside()).await;
     put(&world, "orders-p", CONTENT).await;
     let cluster = telling("orders-p", "{{ secrets.p }}");
     world.apply(cluster.clone()).await.unwrap();
     world.ready("orders").await;
 
-    let mut node = world.site.backend().nodes().remove(0);
-    node.message = format!(
+    let message = format!(
         "back-off: PASSWORD={CONTENT}, {}",
         base64(CONTENT.as_bytes())
     );
-    let nodes = vec![node];
-    told.says(&world, [Event::Upserts(wire::NodeUpserts { nodes })])
-        .await;
+    say(&world, &told, message).await;
     let encoded = base64(CONTENT.as_bytes())[..24].to_owned();
     let shown = visible(&world, &Log::default()).await;
     assert!(shown.contains("back-off: PASSWORD"), "{shown}");
@@ -497,5 +540,125 @@ async fn what_a_platform_says_of_nodes_and_of_commands_in_them_is_heard_without_
         .lines()
         .filter(|line| line.contains("drover_orchestrator"));
     silent(&ours.collect::<Vec<_>>().join("\n"), &[], "in the log");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_nodes_of_an_earlier_spec_say_is_heard_without_what_that_spec_gave_them() {
+    let inline = format!("token: {CONTENT}");
+    for (earlier, what) in [
+        (telling("orders-p", "{{ secrets.p }}"), "another secret"),
+        (telling("orders-q", &inline), "user data of its own"),
+    ] {
+        let world = World::bare(SimulatedSettings::default()).await;
+        let told = Told::in_front_of(&world).await;
+        put(&world, "orders-p", CONTENT).await;
+        put(&world, "orders-q", "nothing of the kind").await;
+        world.apply(lasting(earlier)).await.unwrap();
+        world.ready("orders").await;
+        let now = telling("orders-q", "{{ secrets.p }}");
+        world.apply(lasting(now)).await.unwrap();
+        assert!(world.nodes("orders").await[0].outdated, "{what}");
+
+        say(&world, &told, format!("back-off: PASSWORD={CONTENT}")).await;
+        let shown = visible(&world, &Log::default()).await;
+        assert!(shown.contains("back-off: PASSWORD"), "{what}: {shown}");
+        silent(&shown, &[], what);
+        world.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_shown_of_what_nodes_say_whose_secret_is_there_no_more() {
+    let world = World::bare(SimulatedSettings::default()).await;
+    let told = Told::in_front_of(&world).await;
+    put(&world, "orders-p", CONTENT).await;
+    put(&world, "orders-q", "nothing of the kind").await;
+    let with = |secret: &str| lasting(telling(secret, "{{ secrets.p }}"));
+    world.apply(with("orders-p")).await.unwrap();
+    world.ready("orders").await;
+    world.apply(with("orders-q")).await.unwrap();
+    let delete = pb::DeleteSecretRequest {
+        name: "orders-p".to_owned(),
+    };
+    world.secrets().delete_secret(delete).await.unwrap();
+
+    say(&world, &told, format!("back-off: PASSWORD={CONTENT}")).await;
+    let shown = visible(&world, &Log::default()).await;
+    assert!(shown.contains("[hidden: "), "{shown}");
+    assert!(!shown.contains("back-off"), "{shown}");
+    silent(&shown, &[], "of a node");
+
+    // Once no node is left that was given it, nothing is to be hidden of what the others say.
+    let replace = pb::ReplaceNodeRequest {
+        cluster: "orders".to_owned(),
+        id: world.nodes("orders").await[0].id.clone(),
+    };
+    world.clusters().replace_node(replace).await.unwrap();
+    until("another one is in its place", async || {
+        let nodes = world.nodes("orders").await;
+        let is_new = |node: &pb::Node| node.state() == pb::NodeState::Ready && !node.outdated;
+        (nodes.len() == 1 && nodes.iter().all(is_new)).then_some(())
+    })
+    .await;
+    say(&world, &told, "back-off: again".to_owned()).await;
+    let shown = visible(&world, &Log::default()).await;
+    assert!(shown.contains("back-off: again"), "{shown}");
+    world.stop().await;
+}
+
+/// Why a stream is not opened, or ends.
+async fn failure<T>(opened: Result<Response<Streaming<T>>, Status>) -> Status {
+    let mut stream = match opened {
+        Ok(opened) => opened.into_inner(),
+        Err(status) => return status,
+    };
+    loop {
+        match stream.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended without an error"),
+            Err(status) => return status,
+        }
+    }
+}
+
+#[tokio::test]
+async fn why_there_is_no_log_and_no_shell_is_said_without_secrets() {
+    let world = World::bare(SimulatedSettings::default()).await;
+    let tells = Tells::default();
+    let _told = Told::beside(&world, tells.beside()).await;
+    put(&world, "orders-p", CONTENT).await;
+    world
+        .apply(telling("orders-p", "{{ secrets.p }}"))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    let id = world.nodes("orders").await[0].id.clone();
+    for opens in [false, true] {
+        tells.opens.store(opens, Ordering::Relaxed);
+        let logs = pb::StreamNodeLogsRequest {
+            cluster: "orders".to_owned(),
+            id: id.clone(),
+            ..Default::default()
+        };
+        let start = pb::ExecNodeStart {
+            cluster: "orders".to_owned(),
+            id: id.clone(),
+            command: vec!["true".to_owned()],
+            ..Default::default()
+        };
+        let start = pb::ExecNodeRequest {
+            input: Some(pb::exec_node_request::Input::Start(start)),
+        };
+        let logs = world.clusters().stream_node_logs(logs).await;
+        let logs = failure(logs).await;
+        let shell = futures::stream::iter([start]);
+        let shell = failure(world.clusters().exec_node(shell).await).await;
+        for (status, what) in [(logs, "a log"), (shell, "a shell")] {
+            let said = status.message().contains("in an environment of PASSWORD");
+            assert!(said, "{what}, {opens}: {status:?}");
+            silent(&format!("{status:?}"), &[], what);
+        }
+    }
     world.stop().await;
 }

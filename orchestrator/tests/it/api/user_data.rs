@@ -1,14 +1,29 @@
 //! User data: kept under its digest, given to every node, and never shown.
 
 use bytes::Bytes;
-use drover_core::{Reason, spec::digest};
+use drover_core::{Reason, secrecy::HIDDEN, spec::digest};
 use drover_platform_cloud::drivers::simulated::{Fault, Operation, SimulatedSettings};
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
 use drover_store::{backend::Range, digest::is_keyed, keys::Name};
 
-use crate::api::support::{World, changed, document, invalid, metadata, refused, until};
+use crate::api::{
+    access::Door,
+    support::{World, changed, document, invalid, metadata, refused, until},
+};
 
 const SECRET: &str = "#cloud-config\ntoken: hush-hush\n";
+/// What somebody may guess instead.
+const GUESS: &str = "#cloud-config\ntoken: hush-hash\n";
+
+const RULES: &str = "
+tokens:
+  - {name: admin, token: admin-0123456789abcdef}
+  - {name: looks, token: looks-0123456789abcdef}
+bindings:
+  - {role: admin, subjects: ['token:admin']}
+  - {role: viewer, subjects: ['token:looks']}
+  - {role: operator, subjects: ['token:looks'], clusters: ['carts*']}
+";
 
 fn source(source: Source) -> Option<pb::BootstrapSource> {
     Some(pb::BootstrapSource {
@@ -149,6 +164,86 @@ async fn a_digest_stands_for_what_is_stored_of_the_cluster_alone() {
     }
     refused(world.apply(back).await, Reason::DigestNotStored);
     world.stop().await;
+}
+
+/// All that an answer to a plan and to a dry run says of a document, but for what time brings about.
+async fn planned(door: &Door, who: &str, cluster: pb::Cluster) -> [String; 2] {
+    let say = |plan: Option<pb::Plan>, cluster: Option<pb::Cluster>, warnings: Vec<String>| {
+        let (plan, cluster) = (plan.unwrap(), cluster.unwrap());
+        let renewed = plan.renewals.iter().flat_map(|group| &group.nodes);
+        let renewed: Vec<_> = renewed
+            .map(|node| (&node.node_name, &node.reason, &node.causes))
+            .collect();
+        let (spec, generation) = (cluster.spec.unwrap(), cluster.generation);
+        format!("generation {generation}: {spec:?} {renewed:?} {warnings:?}")
+    };
+    let mut clusters = door.of(who);
+    let plan = pb::PlanClusterRequest {
+        subject: Some(pb::plan_cluster_request::Subject::Cluster(cluster.clone())),
+        ..Default::default()
+    };
+    let plan = clusters.plan_cluster(plan).await.unwrap().into_inner();
+    let apply = pb::ApplyClusterRequest {
+        cluster: Some(cluster),
+        validate_only: true,
+        ..Default::default()
+    };
+    let apply = clusters.apply_cluster(apply).await.unwrap().into_inner();
+    let outcome = apply.outcome();
+    let dry = say(apply.plan, apply.cluster, apply.warnings);
+    [
+        say(plan.plan, plan.cluster, plan.warnings),
+        format!("{outcome:?} {dry}"),
+    ]
+}
+
+#[tokio::test]
+async fn who_may_only_look_finds_out_by_no_plan_whether_a_guess_is_what_is_stored() {
+    let door = Door::with(SimulatedSettings::default(), RULES).await;
+    let groups = [("web", 1), ("db", 1)];
+    let with = |name: &str, data: &str| {
+        changed(document(name, &groups), |spec| spec.bootstrap = text(data))
+    };
+    door.world.apply(with("orders", SECRET)).await.unwrap();
+    let read = door.world.ready("orders").await;
+    let Some(Source::Sha256(stored)) = read.spec.unwrap().bootstrap.unwrap().source else {
+        panic!("a digest");
+    };
+
+    // Of the cluster itself, and of one that is not there.
+    for name in ["orders", "stuff"] {
+        let right = planned(&door, "looks", with(name, SECRET)).await;
+        let wrong = planned(&door, "looks", with(name, GUESS)).await;
+        assert_eq!(right, wrong, "{name}");
+        for answer in right {
+            assert!(!answer.contains(&stored), "{name}: {answer}");
+            assert!(answer.contains(HIDDEN), "{name}: {answer}");
+        }
+    }
+    // What is stored may be referred to beside it, and counts as what it is.
+    let beside = |guess: &str| {
+        changed(document("orders", &groups), |spec| {
+            spec.bootstrap = source(Source::Sha256(stored.clone()));
+            spec.groups[0].bootstrap = text(guess);
+        })
+    };
+    let right = planned(&door, "looks", beside(SECRET)).await;
+    assert_eq!(right, planned(&door, "looks", beside(GUESS)).await);
+    for answer in right {
+        let renewed = answer.contains("web-0") && answer.contains("counts as changed");
+        assert!(renewed && !answer.contains("db-0"), "{answer}");
+    }
+
+    // Who may change the cluster is told the truth.
+    let [plan, dry] = planned(&door, "admin", with("orders", SECRET)).await;
+    assert!(dry.starts_with("Unchanged") && !plan.contains("web-0"));
+    assert!(plan.contains(&stored) && dry.contains(&stored));
+    let [plan, dry] = planned(&door, "admin", with("orders", GUESS)).await;
+    assert!(dry.starts_with("Configured") && plan.contains("web-0"));
+    // So is who makes one.
+    let [_, dry] = planned(&door, "looks", with("carts", GUESS)).await;
+    assert!(dry.starts_with("Created") && !dry.contains(HIDDEN));
+    door.stop().await;
 }
 
 #[tokio::test]
