@@ -85,7 +85,7 @@ impl PassTrace {
         span.set("drover.pass.changes", self.changes);
         span.set("drover.pass.calls", self.calls);
         if let Some(error) = error {
-            span.fail(reason_name(error.reason()), error.message());
+            span.fail(reason_name(error.reason()), "");
         }
         planned
     }
@@ -101,6 +101,6 @@ pub(crate) fn call(name: &'static str, platform: &Sym) -> Option<Span> {
 /// The end of [`call`].
 pub(crate) fn called(span: Option<Span>, error: Option<&Error>) {
     if let (Some(mut span), Some(error)) = (span, error) {
-        span.fail(reason_name(error.reason()), error.message());
+        span.fail(reason_name(error.reason()), "");
     }
 }

@@ -69,8 +69,13 @@ impl Adopter<'_> {
         items[at].meta = meta;
         let speaker = items[at].clone();
         if let Err(error) = settle(self.api, self.keys, &mut items).await {
-            // It is adopted; the rest follows with the next change.
-            warn!(node = target.node_id, %error, "not everything of an adopted node says so yet");
+            // It is adopted; the rest follows with the next change. The text of the error may repeat of the object what a
+            // template made.
+            let reason = drover_convert::error::reason_name(error.reason());
+            warn!(
+                node = target.node_id,
+                reason, "not everything of an adopted node says so yet"
+            );
         }
         Ok(Adopted { identity, speaker })
     }

@@ -483,10 +483,8 @@ impl Api {
             Err(_) => Err(crate::errors::timeout(call, self.inner.timeout)),
         };
         if let (Some(span), Err(error)) = (&mut span, &answer) {
-            span.fail(
-                drover_convert::error::reason_name(error.reason()),
-                error.message(),
-            );
+            // The API server, or a webhook, may repeat of an object what a template made.
+            span.fail(drover_convert::error::reason_name(error.reason()), "");
         }
         answer
     }

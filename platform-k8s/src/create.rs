@@ -6,6 +6,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use drover_convert::error::reason_name;
 use drover_core::{Class, Error, Reason, Result};
 use drover_platform::{
     driver::{Batch, Outcome},
@@ -339,8 +340,15 @@ impl Creator {
         if !is_final(&error) && error.reason() != Reason::Conflict {
             return Err(Incomplete::Unsure(error));
         }
-        // It is there and ours; what cannot be changed any more, or was changed by somebody, stays.
-        warn!(object = step.label, node = identity.id, %error, "an object that is there is left as it is");
+        // It is there and ours; what cannot be changed any more, or was changed by somebody, stays. The text of the error may
+        // repeat of the object what the template made.
+        let reason = reason_name(error.reason());
+        warn!(
+            object = step.label,
+            node = identity.id,
+            reason,
+            "an object that is there is left as it is"
+        );
         let there = self
             .api
             .get::<Value>(&step.kind, &step.namespace, &step.name)
@@ -360,13 +368,18 @@ impl Creator {
         let removal = tokio::time::timeout(CLEANUP, self.remove(identity, progress)).await;
         let left = match removal {
             Ok(Ok(())) => return Outcome::Failed(error),
-            Ok(Err(left)) => left.message().to_owned(),
-            Err(_) => "it is still being deleted".to_owned(),
+            Ok(Err(left)) => left,
+            Err(_) => Error::unavailable("it is still being deleted"),
         };
-        warn!(node = identity.id, %error, left, "a set that cannot be completed is not removed yet");
+        let (reason, removal) = (reason_name(error.reason()), reason_name(left.reason()));
+        warn!(
+            node = identity.id,
+            reason, removal, "a set that cannot be completed is not removed yet"
+        );
         Outcome::Unknown(Error::unavailable(format!(
-            "{}; a part of the node was made and is not removed yet: {left}",
-            error.message()
+            "{}; a part of the node was made and is not removed yet: {}",
+            error.message(),
+            left.message()
         )))
     }
 

@@ -231,7 +231,9 @@ pub(crate) async fn keep(api: Api, known: Arc<Known>, settings: Arc<Settings>) {
         let before = again.len();
         for cluster in clusters {
             if let Err(error) = teller.tell(&cluster).await {
-                warn!(%cluster, %error, "nodes cannot be told of one another");
+                // Its text may repeat of the object what is told.
+                let reason = drover_convert::error::reason_name(error.reason());
+                warn!(%cluster, reason, "nodes cannot be told of one another");
                 again.insert(cluster);
             }
         }

@@ -21,10 +21,8 @@ pub async fn traced<T>(
     }
     let answer = span::within(traced.as_ref(), Box::pin(call)).await;
     if let (Some(traced), Err(error)) = (&mut traced, &answer) {
-        traced.fail(
-            drover_convert::error::reason_name(error.reason()),
-            error.message(),
-        );
+        // A cloud may repeat what it was sent, user data for one.
+        traced.fail(drover_convert::error::reason_name(error.reason()), "");
     }
     answer
 }

@@ -2,11 +2,19 @@
 
 use crate::bench;
 
-use std::{collections::BTreeSet, ops::Deref};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Deref,
+};
 
 use bench::{Bench, one_each, rig, settings};
 use drover_core::{Class, Reason};
-use drover_platform_k8s::{PlatformServer, Settings};
+use drover_platform::identity::Identity;
+use drover_platform_k8s::{
+    PlatformServer, Settings,
+    labels::{self, LabelKeys, declared::Plain},
+    objects::CATALOGUE,
+};
 use drover_proto::{
     common::v1::{chunk::Content, process_output::Output},
     platform::v1::{
@@ -15,6 +23,7 @@ use drover_proto::{
         platform_service_client::PlatformServiceClient,
     },
 };
+use drover_templates::Catalogue;
 use drover_testing::kubernetes::{
     Call, Fault, FaultProxy, Namespace, On, Rig, Speaks,
     manifests::{
@@ -507,6 +516,65 @@ fn cert_manager_makes_the_secret_that_the_platform_has() {
     }
 }
 
+/// A store that `drover init` shows: its name, and the names of its cluster and its group.
+fn shown(file: &str) -> (String, String, String) {
+    let path = folder().join("../examples").join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let cluster: Value = serde_saphyr::from_str(&text).unwrap();
+    let groups = cluster["spec"]["groups"].as_object().unwrap();
+    let word = |value: &Value| value.as_str().unwrap().to_owned();
+    (
+        word(&cluster["spec"]["store"]["software"]),
+        word(&cluster["metadata"]["name"]),
+        groups.keys().next().unwrap().clone(),
+    )
+}
+
+#[test]
+fn the_policies_of_stores_select_what_the_platform_stamps_and_let_in_nobody_without_a_label() {
+    let catalogue = Catalogue::built_in(CATALOGUE).unwrap();
+    let mut policies = documents("stores/network-policies.yaml").into_iter();
+    for file in ["redis.yaml", "etcd.yaml", "postgresql.yaml"] {
+        let (store, cluster, group) = shown(file);
+        let policy = policies.next().unwrap();
+        let name = format!("{cluster}-{group}");
+        assert_eq!(policy["metadata"]["name"], *name);
+        let identity = Identity {
+            cluster_id: cluster.clone(),
+            group,
+            ..Identity::default()
+        };
+        let keys = LabelKeys::default();
+        let stamped = labels::stamp(&identity, &keys, &Plain::default()).labels;
+        let own = [keys.cluster.as_str(), labels::GROUP];
+        let own: BTreeMap<_, _> = own.map(|key| (key, stamped[key].as_str())).into();
+        let own = json!({"matchLabels": own});
+        let spec = &policy["spec"];
+        assert_eq!(spec["podSelector"], own);
+        assert_eq!(spec["policyTypes"], json!(["Ingress"]));
+        let entry = catalogue.entries().into_iter().find(|it| it.store == store);
+        let ports = |names: &[String]| -> Value {
+            let port = |name: &String| json!({"protocol": "TCP", "port": name});
+            names.iter().map(port).collect()
+        };
+        let rules = spec["ingress"].as_array().unwrap();
+        assert_eq!(rules.len(), 2);
+        assert_eq!(rules[0]["from"], json!([{"podSelector": own}]));
+        assert_eq!(rules[0]["ports"], ports(&entry.unwrap().ports));
+        assert_eq!(rules[1]["ports"], ports(&["client".to_owned()]));
+        let system = documents("base/system/network-policy.yaml").remove(0);
+        let orchestrator = &system["spec"]["ingress"][0]["from"][0]["podSelector"];
+        let of = |namespace: &str, pods: &Value| {
+            let name = json!({"kubernetes.io/metadata.name": namespace});
+            json!({"namespaceSelector": {"matchLabels": name}, "podSelector": pods})
+        };
+        let client = json!({"matchLabels": {"store-client": cluster}});
+        let clients = json!([of("apps", &client), of("drover-system", orchestrator)]);
+        assert_eq!(rules[1]["from"], clients);
+    }
+    assert_eq!(policies.next(), None);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_manifest_is_accepted_by_the_api_server() {
     let (system, nodes) = (rig().namespace().await, rig().namespace().await);
@@ -516,7 +584,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
     };
     // Their namespaces ask for the strictest of the pod security standards: the pods of the Deployment pass it.
     let mut known = BTreeSet::new();
-    for folder in ["base", "all-namespaces", "cert-manager"] {
+    for folder in ["base", "all-namespaces", "cert-manager", "stores"] {
         known.extend(files(folder));
         for (folder, own) in kustomizations(folder) {
             known.insert(format!("{folder}/kustomization.yaml"));
@@ -526,7 +594,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
             }
         }
     }
-    for folder in ["all-namespaces", "base"] {
+    for folder in ["all-namespaces", "base", "stores"] {
         apply(&system.raw, built(folder, places)).await;
     }
     // Nothing is in the folders that kustomize does not know of.

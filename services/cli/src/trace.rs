@@ -40,7 +40,9 @@ pub(crate) async fn traced(
             let mut span = Span::start(Kind::Internal, format!("drover {name}").into(), None);
             let outcome = span.scope(commands::run(global, command)).await;
             if let Err(failure) = &outcome {
-                span.fail("failed", &failure.message);
+                // What is said of it is for who has called, and may repeat what is in files of theirs.
+                span.set("process.exit.code", i64::from(failure.exit as u8));
+                span.fail("failed", "");
             }
             outcome
         }

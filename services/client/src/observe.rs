@@ -8,6 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use drover_convert::error::{reason_name, stated_reason};
 use drover_telemetry::{Span, rpc};
 use http::{HeaderMap, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -92,7 +93,7 @@ impl Observed {
                 }))
             }
             Err(error) => {
-                self.end(error.status().code(), error.status().message());
+                self.end_with(error.status());
                 Err(error)
             }
         }
@@ -104,18 +105,25 @@ impl Observed {
             None => {}
             Some(code) if code.as_bytes() == b"0" => self.end(Code::Ok, ""),
             Some(_) => match Status::from_header_map(headers) {
-                Some(status) => self.end(status.code(), status.message()),
+                Some(status) => self.end_with(&status),
                 None => self.end(Code::Unknown, ""),
             },
         }
     }
 
-    fn end(&mut self, code: Code, message: &str) {
+    /// Its status is there. What it says for people is not looked at: it may repeat a secret.
+    fn end_with(&mut self, status: &Status) {
+        let recorded = self.span.as_ref().is_some_and(Span::is_recorded);
+        let reason = recorded.then(|| stated_reason(status)).flatten();
+        self.end(status.code(), reason.map_or("", reason_name));
+    }
+
+    fn end(&mut self, code: Code, why: &'static str) {
         if std::mem::replace(&mut self.done, true) {
             return;
         }
         if let Some(mut span) = self.span.take() {
-            rpc::end_client(&mut span, code, message);
+            rpc::end_client(&mut span, code, why);
         }
         let Some(platform) = self.platform.take() else {
             return;
@@ -193,7 +201,7 @@ impl HttpBody for Watched {
                     this.observed.see(trailers);
                 }
             }
-            Poll::Ready(Some(Err(status))) => this.observed.end(status.code(), status.message()),
+            Poll::Ready(Some(Err(status))) => this.observed.end_with(status),
             Poll::Ready(None) => this.observed.end(Code::Unknown, "the answer has no status"),
             Poll::Pending => {}
         }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use drover_core::{Error, Reason, error::Violation};
 use drover_proto::common::v1::ErrorReason;
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, FieldViolation, StatusExt};
+use tonic_types::{ErrorDetails, ErrorInfo, FieldViolation, StatusExt};
 
 /// Domain of every `ErrorInfo` of ours.
 pub const DOMAIN: &str = "drover.dev";
@@ -98,9 +98,7 @@ pub fn from_status(status: &Status) -> Error {
     let details = status.get_error_details();
     let info = details.error_info();
     let reason = info
-        .filter(|info| info.domain == DOMAIN)
-        .and_then(|info| ErrorReason::from_str_name(&format!("ERROR_REASON_{}", info.reason)))
-        .and_then(domain)
+        .and_then(stated)
         .unwrap_or_else(|| by_code(status.code()));
     let mut error = Error::new(reason, status.message());
     if let Some(bad) = details.bad_request() {
@@ -124,6 +122,19 @@ pub fn from_status(status: &Status) -> Error {
         error = error.with_retry_after(after.min(MAX_RETRY_AFTER));
     }
     error
+}
+
+/// The reason that a status states beside its code, if it is one of ours. Of all that a status says this repeats nothing.
+#[must_use]
+pub fn stated_reason(status: &Status) -> Option<Reason> {
+    stated(status.get_error_details().error_info()?)
+}
+
+fn stated(info: &ErrorInfo) -> Option<Reason> {
+    if info.domain != DOMAIN {
+        return None;
+    }
+    ErrorReason::from_str_name(&format!("ERROR_REASON_{}", info.reason)).and_then(domain)
 }
 
 /// A status inside of an answer (`google.rpc.Status`), as the domain sees it.
@@ -153,10 +164,33 @@ pub fn to_rpc_status(error: &Error) -> tonic_types::pb::Status {
 /// The longest wait that another side may impose on us.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
-/// A reason as it travels, as metrics and traces write it: `UNAVAILABLE`.
+/// A reason as traces and logs write it: as it travels, `NO_CAPACITY`, or by its code, `UNAVAILABLE`.
 #[must_use]
 pub fn reason_name(reason: Reason) -> &'static str {
-    wire(reason).1.map_or("UNKNOWN", name)
+    let (code, reason) = wire(reason);
+    reason.map_or_else(|| code_name(code), name)
+}
+
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
 }
 
 fn name(reason: ErrorReason) -> &'static str {
@@ -367,6 +401,7 @@ mod tests {
         details.set_error_info("INVENTED_LATER", DOMAIN, HashMap::new());
         let status = Status::with_error_details(Code::Unavailable, "later", details);
         assert_eq!(from_status(&status).reason(), Reason::Unavailable);
+        assert_eq!(stated_reason(&status), None);
     }
 
     #[test]
@@ -375,5 +410,19 @@ mod tests {
         details.set_error_info("NO_CAPACITY", "example.com", HashMap::new());
         let status = Status::with_error_details(Code::Internal, "x", details);
         assert_eq!(from_status(&status).reason(), Reason::Internal);
+        assert_eq!(stated_reason(&status), None);
+    }
+
+    #[test]
+    fn a_status_states_the_reason_that_its_code_leaves_open_and_every_reason_has_a_name() {
+        let stated = |reason| stated_reason(&to_status(&Error::new(reason, "why")));
+        assert_eq!(stated(Reason::NoCapacity), Some(Reason::NoCapacity));
+        assert_eq!(stated(Reason::Unavailable), None);
+        assert_eq!(stated_reason(&Status::unavailable("why")), None);
+        assert_eq!(reason_name(Reason::NoCapacity), "NO_CAPACITY");
+        assert_eq!(reason_name(Reason::Unavailable), "UNAVAILABLE");
+        for &reason in ALL {
+            assert_ne!(reason_name(reason), "UNKNOWN", "{reason:?}");
+        }
     }
 }

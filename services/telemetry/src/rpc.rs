@@ -19,16 +19,17 @@ pub fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or((path, ""))
 }
 
-/// Says how a call ended that was made.
-pub fn end_client(span: &mut Span, code: Code, message: &str) {
+/// Says how a call ended that was made. `why` is one of few words (`NO_CAPACITY`), and never what a server has said: that may
+/// repeat a secret.
+pub fn end_client(span: &mut Span, code: Code, why: &'static str) {
     span.set("rpc.grpc.status_code", i64::from(i32::from(code)));
     if code != Code::Ok {
-        span.fail(code_name(code), message);
+        span.fail(code_name(code), why);
     }
 }
 
-/// Says how a call ended that was received. What the caller did wrong is no failure of the server.
-pub fn end_server(span: &mut Span, code: Code, message: &str) {
+/// Says how a call ended that was received; `why` as in [`end_client`]. What the caller did wrong is no failure of the server.
+pub fn end_server(span: &mut Span, code: Code, why: &'static str) {
     span.set("rpc.grpc.status_code", i64::from(i32::from(code)));
     if matches!(
         code,
@@ -39,7 +40,7 @@ pub fn end_server(span: &mut Span, code: Code, message: &str) {
             | Code::Unavailable
             | Code::DataLoss
     ) {
-        span.fail(code_name(code), message);
+        span.fail(code_name(code), why);
     }
 }
 

@@ -63,7 +63,7 @@ impl From<usize> for Value {
 /// Something that takes time. It ends when it is dropped, at the latest. Without an exporter, and in traces that are
 /// not sampled, it only carries the context of whatever asked for it.
 ///
-/// Never put into one: secrets, user data, rendered templates.
+/// Never put into one: secrets, user data, rendered templates, or what somebody else has said, which may repeat them.
 #[derive(Debug)]
 pub struct Span {
     context: Context,
@@ -192,8 +192,8 @@ impl Span {
         }
     }
 
-    /// It failed, for this reason. `kind` is one of few words, `why` is for people.
-    pub fn fail(&mut self, kind: &'static str, why: &str) {
+    /// It failed, for this reason: each one of few words, which nobody has said but this program. `why` may be empty.
+    pub fn fail(&mut self, kind: &'static str, why: &'static str) {
         self.set("error.type", kind);
         if let Some(recorded) = &mut self.recorded {
             recorded.error = Some(cut(why).to_owned());

@@ -14,6 +14,8 @@ use planted::{Planted, cluster, slips};
 use tonic::{Status, body::Body};
 use world::World;
 
+use crate::collector::Collector;
+
 /// An agent of a node, or a platform, that answers whatever it is asked with what it should keep for itself.
 #[derive(Clone)]
 struct Telltale(String);
@@ -325,6 +327,32 @@ async fn a_secret_is_found_nowhere_but_where_it_belongs() {
     }
     println!("{bytes} bytes were looked through");
     assert!(found.is_empty(), "{}", found.join("\n\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_server_says_of_an_error_is_told_to_the_caller_and_in_no_span() {
+    const REPEATED: &str = "Zirkon-7031-Kessel";
+    let collector = Collector::start().await;
+    let server = format!("http://127.0.0.1:{}", telltale(REPEATED).await);
+    let home = tempfile::tempdir().unwrap();
+    let mut command = drover_testing::processes::program(crate::real::binary("drover"));
+    command
+        .args(["get", "clusters", "--server", &server])
+        .env("DROVER_OTLP_ENDPOINT", collector.endpoint())
+        .env("XDG_CONFIG_HOME", home.path());
+    // The collector needs this thread.
+    let output = tokio::task::spawn_blocking(move || command.output());
+    let output = output.await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(REPEATED), "{output:?}");
+
+    let seen = collector.seen();
+    let call = seen.iter().find(|one| one.span.kind == 3).unwrap();
+    assert_eq!(call.text("error.type"), "FAILED_PRECONDITION");
+    let root = seen.iter().find(|one| one.span.name == "drover get");
+    let code = root.unwrap().number("process.exit.code");
+    assert_eq!(code, output.status.code().map(i64::from));
+    assert!(!format!("{seen:?}").contains(REPEATED), "{seen:?}");
 }
 
 /// That the secrets did get to the nodes that are to have them, and are found there; and that what is looked through has

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use drover_convert::error::to_status;
+use drover_convert::error::{reason_name, stated_reason, to_status};
 use drover_core::Error;
 use drover_telemetry::rpc::{self, code_name};
 use http::{HeaderMap, Response};
@@ -89,15 +89,15 @@ impl Record {
             return;
         };
         if code.as_bytes() == b"0" {
-            return self.end(Code::Ok, "");
+            return self.end(Code::Ok, None);
         }
         match Status::from_header_map(headers) {
-            Some(status) => self.end(status.code(), status.message()),
-            None => self.end(Code::Unknown, ""),
+            Some(status) => self.end(status.code(), Some(&status)),
+            None => self.end(Code::Unknown, None),
         }
     }
 
-    fn end(&mut self, code: Code, message: &str) {
+    fn end(&mut self, code: Code, status: Option<&Status>) {
         if std::mem::replace(&mut self.done, true) {
             return;
         }
@@ -111,8 +111,12 @@ impl Record {
         let mut trace_id = None;
         if let Some(mut trace) = self.trace.take() {
             trace_id = Some(TraceId::from(trace.context()));
-            rpc::end_server(&mut trace, code, message);
+            let status = status.filter(|_| trace.is_recorded());
+            // Its text may repeat a secret that the caller will hide.
+            let reason = status.and_then(stated_reason);
+            rpc::end_server(&mut trace, code, reason.map_or("", reason_name));
         }
+        let message = status.map_or("", Status::message);
         let _entered = self.span.enter();
         match code {
             // Nobody else knows of these; everything else is between the caller and the handler.
@@ -131,7 +135,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         // Nobody took the outcome: the caller went away.
-        self.end(Code::Cancelled, "");
+        self.end(Code::Cancelled, None);
     }
 }
 
@@ -255,7 +259,7 @@ impl HttpBody for CallBody {
                                 this.record.see(trailers);
                             }
                         }
-                        Some(Err(status)) => this.record.end(status.code(), status.message()),
+                        Some(Err(status)) => this.record.end(status.code(), Some(status)),
                         None => {}
                     }
                     return Poll::Ready(frame);

@@ -66,8 +66,9 @@ pub(super) async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String>
         (None, Recorded::Nothing) => {
             let mut span = Span::internal("start process");
             let begun = start(shared, node).await;
-            if let (Some(span), Err(why)) = (&mut span, &begun) {
-                span.fail("failed", why);
+            if let (Some(span), Err(_)) = (&mut span, &begun) {
+                // Why names the program, which a template may have made of a secret.
+                span.fail("failed", "");
             }
             begun
         }
