@@ -36,6 +36,7 @@ async fn what_the_policy_does_not_allow_is_refused_with_its_field_when_it_is_tri
     for (properties, field) in [
         (serde_json::json!({"identity": "admin"}), "identity"),
         (serde_json::json!({"groups": ["sg-1", "sg-2"]}), "groups[1]"),
+        (serde_json::json!({"groups": []}), "groups"),
         (serde_json::json!({"template": {"id": "lt-1"}}), "template"),
     ] {
         for validate_only in [true, false] {

@@ -1,7 +1,8 @@
 //! What properties may be set to.
 //!
 //! A list for each property, of patterns. In a text an asterisk stands for any number of characters. A map is a pattern
-//! for maps: a value must have all keys of it without an asterisk, and none that it does not have.
+//! for maps: a value must have all keys of it without an asterisk, and none that it does not have. A list is as a pattern
+//! says if all of its entries are, and it has one: without any it would take away what a template brings, which only `*` lets it.
 
 use std::collections::BTreeMap;
 
@@ -54,14 +55,14 @@ impl AllowList {
             match value {
                 // As if it were not said.
                 Value::Null => {}
-                Value::Array(values) => {
+                Value::Array(values) if !values.is_empty() => {
                     let wrong = values.iter().enumerate().filter(|(_, one)| !allowed(one));
                     refused.extend(
-                        wrong.map(|(at, _)| (format!("{property}[{at}]"), describe(patterns))),
+                        wrong.map(|(at, one)| (format!("{property}[{at}]"), why(patterns, one))),
                     );
                 }
                 value if allowed(value) => {}
-                _ => refused.push((property.clone(), describe(patterns))),
+                value => refused.push((property.clone(), why(patterns, value))),
             }
         }
         refused.sort();
@@ -97,11 +98,34 @@ pub fn describe(patterns: &[Value]) -> String {
     if patterns.is_empty() {
         return "may not be set".to_owned();
     }
+    format!("is not allowed; allowed is {}", named(patterns))
+}
+
+/// Why a value that is not allowed is not.
+fn why(patterns: &[Value], value: &Value) -> String {
+    if patterns.is_empty() || !has_empty_list(value) {
+        return describe(patterns);
+    }
+    format!(
+        "has an empty list, which is not allowed because it replaces the template's; allowed is {}",
+        named(patterns)
+    )
+}
+
+fn named(patterns: &[Value]) -> String {
     let mut named: Vec<String> = patterns.iter().take(NAMED).map(text).collect();
     if patterns.len() > NAMED {
         named.push("…".to_owned());
     }
-    format!("is not allowed; allowed is {}", named.join(", "))
+    named.join(", ")
+}
+
+fn has_empty_list(value: &Value) -> bool {
+    match value {
+        Value::Array(values) => values.is_empty() || values.iter().any(has_empty_list),
+        Value::Object(fields) => fields.values().any(has_empty_list),
+        _ => false,
+    }
 }
 
 fn is_pattern(pattern: &Value) -> bool {
@@ -115,7 +139,9 @@ fn is_pattern(pattern: &Value) -> bool {
 fn allows(pattern: &Value, value: &Value) -> bool {
     match (pattern, value) {
         (Value::String(pattern), _) if pattern == "*" => true,
-        (_, Value::Array(values)) => values.iter().all(|value| allows(pattern, value)),
+        (_, Value::Array(values)) => {
+            !values.is_empty() && values.iter().all(|value| allows(pattern, value))
+        }
         (Value::String(pattern), Value::String(_) | Value::Number(_) | Value::Bool(_)) => {
             matches(pattern, &text(value))
         }
@@ -220,6 +246,56 @@ mod tests {
             refused(json!({"securityGroups": ["sg-*"]}), groups),
             ["securityGroups[1]"]
         );
+    }
+
+    #[test]
+    fn an_empty_list_is_allowed_only_where_anything_is() {
+        let none = || json!({"securityGroups": []});
+        for (lists, fits) in [
+            (json!({}), true),
+            (json!({"image": ["debian"]}), true),
+            (json!({"securityGroups": ["*"]}), true),
+            (json!({"securityGroups": ["sg-1", "*"]}), true),
+            (json!({"*": ["*"]}), true),
+            (json!({"securityGroups": ["sg-*"]}), false),
+            (json!({"securityGroups": [{"id": "*"}]}), false),
+            (json!({"securityGroups": []}), false),
+            (json!({"*": []}), false),
+            (json!({"*": ["sg-*"]}), false),
+        ] {
+            let wrong = refused(lists.clone(), none());
+            let wanted: &[&str] = if fits { &[] } else { &["securityGroups"] };
+            assert_eq!(wrong, wanted, "{lists}");
+        }
+        for (list, given, wanted) in [
+            (json!(["sg-*"]), json!([[]]), "groups[0]"),
+            (json!(["sg-*"]), json!([["sg-1"], []]), "groups[1]"),
+            (json!([{"ids": "sg-*"}]), json!({"ids": []}), "groups"),
+            (json!([{"ids": "sg-*"}]), json!([{"ids": []}]), "groups[0]"),
+        ] {
+            let wrong = refused(json!({"groups": list}), json!({"groups": given}));
+            assert_eq!(wrong, [wanted], "{given}");
+        }
+        let nested = refused(
+            json!({"groups": [{"ids": "*"}]}),
+            json!({"groups": {"ids": []}}),
+        );
+        assert!(nested.is_empty(), "{nested:?}");
+    }
+
+    #[test]
+    fn who_gives_an_empty_list_is_told_what_it_would_do() {
+        let lists = serde_json::from_value(json!({"groups": ["sg-*", {"ids": "a"}]})).unwrap();
+        let lists = AllowList::new(lists).unwrap();
+        for given in [json!([]), json!({"ids": []})] {
+            let given = json!({"groups": given});
+            let refusals = lists.refusals(given.as_object().unwrap());
+            let (property, why) = &refusals[0];
+            assert_eq!(property, "groups");
+            assert!(why.contains("empty list"), "{why}");
+            assert!(why.contains("replaces the template's"), "{why}");
+            assert!(why.contains("allowed is sg-*"), "{why}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use drover_core::{Error, Reason};
 use serde::Deserialize;
 
-use super::{Identity, policy};
+use super::{Identity, oidc, policy};
 
 /// Subjects that are refused, as a file says it.
 #[derive(Debug, Deserialize)]
@@ -38,18 +38,26 @@ impl Denials {
     }
 
     /// Refuses a caller who is among them, by what it is believed to be or by the certificate that it has shown beside a
-    /// token.
+    /// token; and one of whom nobody knows whether it is, since its token does not say all of its groups.
     pub(super) fn check(&self, who: &Identity, shown: Option<&Identity>) -> Result<(), Error> {
         match std::iter::once(who)
             .chain(shown)
             .find(|who| self.include(who))
         {
+            None if who.groups_withheld && self.names_groups() => Err(oidc::refused(
+                "its groups cannot be read in full: the provider has left them out of it, and the access rules deny groups",
+            )),
             None => Ok(()),
             Some(who) => Err(Error::new(
                 Reason::PermissionDenied,
                 format!("{who} is denied by the access rules"),
             )),
         }
+    }
+
+    /// Whether it takes the groups of somebody to know whether it is among them.
+    fn names_groups(&self) -> bool {
+        self.0.iter().any(|subject| subject.starts_with("group:"))
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Identity {
     name: Arc<str>,
     /// Groups, as an OIDC provider says.
     groups: Vec<String>,
+    /// Whether there are more, which the provider has left out of the token.
+    groups_withheld: bool,
     /// The role that a certificate of ours claims.
     claimed: Option<String>,
 }
@@ -65,6 +67,7 @@ impl Identity {
         Self {
             name: "anonymous".into(),
             groups: Vec::new(),
+            groups_withheld: false,
             claimed: None,
         }
     }
@@ -74,6 +77,7 @@ impl Identity {
         Self {
             name,
             groups: Vec::new(),
+            groups_withheld: false,
             claimed: None,
         }
     }
@@ -93,6 +97,7 @@ impl Identity {
                 format!("cn:{name}").into()
             },
             groups: Vec::new(),
+            groups_withheld: false,
             claimed: peer.role().map(ToOwned::to_owned),
         }
     }

@@ -39,9 +39,16 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 const LEEWAY: i64 = 30;
 /// Claim that anybody may have who signs up with somebody else's address, unless the provider has verified it.
 const EMAIL: &str = "email";
-/// Longest name that is taken from a token, and most groups.
+/// Longest name that is taken from a token.
 const MAX_NAME: usize = 256;
+/// Most groups of a token; Entra ID writes 200. One with more is refused: rules may deny a group that is not read.
 const MAX_GROUPS: usize = 256;
+/// Claim in which groups are unless the settings say another one.
+const GROUPS: &str = "groups";
+/// Claims in a token that has no room for all groups: names of claims that have to be asked for elsewhere, and that there are
+/// groups (Entra ID).
+const CLAIM_NAMES: &str = "_claim_names";
+const HAS_GROUPS: &str = "hasgroups";
 
 /// Whose tokens are believed.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -63,7 +70,7 @@ pub(crate) struct OidcSettings {
     /// states anything but `true` is never believed.
     #[serde(default = "required")]
     require_email_verified: bool,
-    /// Claim that lists groups. Default `groups`.
+    /// Claim that lists groups, or is one. Default `groups`.
     #[serde(default = "groups")]
     groups_claim: String,
     /// How long keys hold that cannot be fetched again: one that the provider has withdrawn meanwhile holds no longer than
@@ -85,7 +92,7 @@ fn required() -> bool {
 }
 
 fn groups() -> String {
-    "groups".to_owned()
+    GROUPS.to_owned()
 }
 
 #[derive(Debug)]
@@ -137,7 +144,7 @@ struct Jwks {
     keys: Vec<BTreeMap<String, Value>>,
 }
 
-fn refused(why: impl std::fmt::Display) -> Error {
+pub(super) fn refused(why: impl std::fmt::Display) -> Error {
     Error::new(
         Reason::Unauthenticated,
         format!("the token is not accepted: {why}"),
@@ -350,21 +357,61 @@ impl Oidc {
                 !name.is_empty() && name.len() <= MAX_NAME && !name.chars().any(char::is_control)
             })
             .ok_or_else(|| refused(format!("it has no usable claim {claim:?}")))?;
-        let groups = match claims.get(&self.settings.groups_claim) {
-            Some(Value::Array(all)) => all
-                .iter()
-                .filter_map(Value::as_str)
-                .take(MAX_GROUPS)
-                .map(ToOwned::to_owned)
-                .collect(),
-            _ => Vec::new(),
-        };
         let identity = Identity {
             name: format!("oidc:{name}").into(),
-            groups,
+            groups: self.groups(claims)?,
+            groups_withheld: self.withholds_groups(claims),
             claimed: None,
         };
         Ok((identity, expires))
+    }
+
+    /// The groups that are in a token: all of them, or none is believed of it. Rules may deny any of them.
+    fn groups(&self, claims: &Value) -> Result<Vec<String>, Error> {
+        let claim = self.settings.groups_claim.as_str();
+        let unreadable = |why: String| {
+            refused(format!(
+                "its groups cannot be read in full: claim {claim:?} {why}"
+            ))
+        };
+        let mut groups = match claims.get(claim) {
+            // Some providers write null where a list has no entries.
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::String(one)) => vec![one.clone()],
+            Some(Value::Array(all)) if all.len() > MAX_GROUPS => {
+                return Err(unreadable(format!("has more than {MAX_GROUPS} of them")));
+            }
+            Some(Value::Array(all)) => all
+                .iter()
+                .map(|one| one.as_str().map(ToOwned::to_owned))
+                .collect::<Option<Vec<_>>>()
+                .ok_or_else(|| unreadable("has an entry that is no text".to_owned()))?,
+            Some(_) => {
+                return Err(unreadable(
+                    "is neither a text nor a list of texts".to_owned(),
+                ));
+            }
+        };
+        // `group:*` is whoever has a group; one without a name is none.
+        groups.retain(|one| !one.is_empty());
+        Ok(groups)
+    }
+
+    /// Whether a token says that there are groups which are not in it.
+    fn withholds_groups(&self, claims: &Value) -> bool {
+        let claim = self.settings.groups_claim.as_str();
+        let elsewhere = match claims.get(CLAIM_NAMES) {
+            None | Some(Value::Null) => false,
+            Some(Value::Object(names)) => names.contains_key(claim),
+            // Nobody knows what of.
+            Some(_) => true,
+        };
+        let hinted = claim == GROUPS
+            && !matches!(
+                claims.get(HAS_GROUPS),
+                None | Some(Value::Null | Value::Bool(false))
+            );
+        elsewhere || hinted
     }
 }
 

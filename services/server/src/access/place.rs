@@ -16,13 +16,13 @@ const NAMESPACE: &str = "namespace";
 
 /// What a binding of an access file says of places.
 pub(super) struct LimitsFile {
-    pub(super) platforms: Vec<String>,
-    pub(super) namespaces: Vec<String>,
-    pub(super) node_classes: Vec<String>,
-    pub(super) properties: BTreeMap<String, Vec<Value>>,
+    pub(super) platforms: Option<Vec<String>>,
+    pub(super) namespaces: Option<Vec<String>>,
+    pub(super) node_classes: Option<Vec<String>>,
+    pub(super) properties: Option<BTreeMap<String, Vec<Value>>>,
 }
 
-/// Where and as what nodes may be. What is empty says nothing.
+/// Where and as what nodes may be. What is empty was left out, and says nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
     platforms: Vec<String>,
@@ -68,23 +68,38 @@ pub struct Refusal {
 
 impl LimitsFile {
     pub(super) fn read(self) -> Result<Limits, String> {
-        for (name, patterns) in [
-            ("platforms", &self.platforms),
-            ("namespaces", &self.namespaces),
-            ("node_classes", &self.node_classes),
-        ] {
-            if patterns.iter().any(String::is_empty) {
-                return Err(format!("{name}: a pattern is empty"));
-            }
+        if self.properties.as_ref().is_some_and(BTreeMap::is_empty) {
+            return Err(
+                "properties is empty; leave it out to allow all, or write \"*\": [] in it to allow none".to_owned(),
+            );
         }
         Ok(Limits {
-            platforms: self.platforms,
-            namespaces: self.namespaces,
-            node_classes: self.node_classes,
-            properties: AllowList::new(self.properties)
+            platforms: patterns("platforms", self.platforms)?,
+            namespaces: patterns("namespaces", self.namespaces)?,
+            node_classes: patterns("node_classes", self.node_classes)?,
+            properties: AllowList::new(self.properties.unwrap_or_default())
                 .map_err(|(property, why)| format!("properties.{property}: {why}"))?,
         })
     }
+}
+
+/// The patterns of a list; none if it was left out, and then it limits nothing.
+pub(super) fn patterns(name: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
+    let Some(patterns) = list else {
+        return Ok(Vec::new());
+    };
+    if patterns.is_empty() {
+        return Err(ambiguous(name));
+    }
+    if patterns.iter().any(String::is_empty) {
+        return Err(format!("{name}: a pattern is empty"));
+    }
+    Ok(patterns)
+}
+
+/// Why something is refused that is there and empty: whoever wrote it may have meant all or nothing.
+pub(super) fn ambiguous(name: &str) -> String {
+    format!("{name} is empty; leave it out to allow all, or take the binding out to allow nothing")
 }
 
 impl Limits {
@@ -425,6 +440,11 @@ mod tests {
                 property("iamInstanceProfile"),
                 property("securityGroups[0]")
             ]
+        );
+        // None are a choice, too.
+        assert_eq!(
+            refused(grants, "aws", "", json!({"securityGroups": []})),
+            [property("securityGroups")]
         );
     }
 

@@ -9,13 +9,13 @@ use std::{
 
 pub(crate) use drover_core::allow::matches;
 use parking_lot::Mutex;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{
     Identity, Role,
     deny::{DenialFile, Denials},
     oidc::{Oidc, OidcSettings},
-    place::{Limits, LimitsFile},
+    place::{self, Limits, LimitsFile},
 };
 use crate::settings::Secret;
 
@@ -52,18 +52,27 @@ struct File {
 struct BindingFile {
     role: Role,
     subjects: Vec<String>,
-    #[serde(default)]
-    clusters: Vec<String>,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    #[serde(default)]
-    platforms: Vec<String>,
-    #[serde(default)]
-    namespaces: Vec<String>,
-    #[serde(default, alias = "nodeClasses")]
-    node_classes: Vec<String>,
-    #[serde(default)]
-    properties: BTreeMap<String, Vec<serde_json::Value>>,
+    #[serde(default, deserialize_with = "said")]
+    clusters: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "said")]
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(default, deserialize_with = "said")]
+    platforms: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "said")]
+    namespaces: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "said", alias = "nodeClasses")]
+    node_classes: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "said")]
+    properties: Option<BTreeMap<String, Vec<serde_json::Value>>>,
+}
+
+/// What is there, if only by its name: a name without anything behind it is as empty as `[]`, and not left out.
+fn said<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    T::deserialize(from).map(Some)
 }
 
 #[derive(Debug, Deserialize)]
@@ -347,8 +356,9 @@ impl BindingFile {
         for subject in &self.subjects {
             check_subject(subject)?;
         }
-        if self.clusters.iter().any(String::is_empty) {
-            return Err("clusters: a pattern is empty".to_owned());
+        let clusters = place::patterns("clusters", self.clusters)?;
+        if self.labels.as_ref().is_some_and(BTreeMap::is_empty) {
+            return Err(place::ambiguous("labels"));
         }
         let limits = LimitsFile {
             platforms: self.platforms,
@@ -358,8 +368,8 @@ impl BindingFile {
         };
         let grant = Grant {
             role: self.role,
-            clusters: self.clusters,
-            labels: self.labels,
+            clusters,
+            labels: self.labels.unwrap_or_default(),
             limits: limits.read()?,
         };
         if !grant.is_whole() && !matches!(grant.role, Role::Viewer | Role::Operator) {
@@ -448,6 +458,10 @@ mod tests {
                 "bindings: [{role: operator, subjects: ['*'], properties: {image: [[a]]}}]",
                 "bindings[0]: properties.image: expected texts",
             ),
+            (
+                "bindings: [{role: operator, subjects: ['*']}, {role: operator, subjects: ['*'], platforms: []}]",
+                "bindings[1]: platforms is empty; leave it out to allow all, or take the binding out to allow nothing",
+            ),
             ("tokens: [{name: a, sha256: zz}]", "tokens[0]: sha256"),
             ("tokens: [{name: a, token: short}]", "at least 16"),
             ("tokens: [{name: a}]", "expected sha256 or token"),
@@ -460,6 +474,30 @@ mod tests {
             assert!(why.contains(words), "{why}");
             assert!(!why.contains("0123456789"), "{why}");
         }
+    }
+
+    #[test]
+    fn what_is_there_and_empty_could_mean_all_or_nothing_and_is_refused() {
+        for (field, empty) in [
+            ("clusters", "[]"),
+            ("labels", "{}"),
+            ("platforms", "[]"),
+            ("namespaces", "[]"),
+            ("node_classes", "[]"),
+            ("nodeClasses", "[]"),
+            ("properties", "{}"),
+        ] {
+            // A template of somebody's that puts in nothing leaves one of the others.
+            for empty in [empty, "~", "null"] {
+                let binding = format!("{{role: operator, subjects: ['*'], {field}: {empty}}}");
+                let why = read(&format!("bindings: [{binding}]")).unwrap_err();
+                let field = field.replace("nodeClasses", "node_classes");
+                let words = format!("bindings[0]: {field} is empty; leave it out");
+                assert!(why.contains(&words), "{binding}: {why}");
+            }
+        }
+        // That of a single property has one meaning only, as it has to be named to be limited.
+        read("bindings: [{role: operator, subjects: ['*'], properties: {image: []}}]").unwrap();
     }
 
     #[test]

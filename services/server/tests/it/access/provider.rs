@@ -255,6 +255,102 @@ bindings:
 }
 
 #[tokio::test]
+async fn who_is_denied_by_a_group_is_so_however_its_token_writes_groups_and_by_none_that_cannot_be_read()
+ {
+    let directory = TempDir::new().unwrap();
+    let issuer = Issuer::new("one");
+    let jwks = directory.path().join("jwks.json");
+    replace(&jwks, &json!({"keys": [issuer.jwk()]}).to_string());
+    let mut rules = rules_of(jwks.to_str().unwrap());
+    rules.push_str("deny:\n  - {subjects: ['group:suspended']}\n");
+    let running = with_rules(&directory, &rules).await;
+    // The group that is denied is the last one.
+    let many = |count: usize| -> Vec<String> {
+        let others = (1..count).map(|at| format!("g{at}"));
+        others.chain(["suspended".to_owned()]).collect()
+    };
+    let denied = Some((Reason::PermissionDenied, "is denied by the access rules"));
+    let unreadable = Some((
+        Reason::Unauthenticated,
+        "its groups cannot be read in full: claim \"groups\"",
+    ));
+    for (groups, outcome) in [
+        (json!(["sre"]), None),
+        (json!("sre"), None),
+        (json!([]), None),
+        (json!(""), None),
+        (Value::Null, None),
+        (json!(["sre", "suspended"]), denied),
+        (json!("suspended"), denied),
+        (json!(many(256)), denied),
+        (json!(many(257)), unreadable),
+        (json!(["sre", 7]), unreadable),
+        (json!([["suspended"]]), unreadable),
+        (json!({"suspended": true}), unreadable),
+        (json!(7), unreadable),
+        (json!(true), unreadable),
+    ] {
+        let mut claims = claims();
+        claims["groups"] = groups.clone();
+        let answer = call(&at(running.address(), &issuer.sign(&claims))).await;
+        match outcome {
+            None => answer.unwrap_or_else(|error| panic!("{groups}: {error}")),
+            Some((reason, words)) => {
+                let error = answer.expect_err(words);
+                assert_eq!(error.reason(), reason, "{groups}: {error}");
+                assert!(error.message().contains(words), "{groups}: {error}");
+                assert!(!error.message().contains("suspended"), "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_leaves_groups_out_is_refused_where_a_group_is_denied_and_nowhere_else() {
+    let directory = TempDir::new().unwrap();
+    let issuer = Issuer::new("one");
+    let jwks = directory.path().join("jwks.json");
+    replace(&jwks, &json!({"keys": [issuer.jwk()]}).to_string());
+    let rules = rules_of(jwks.to_str().unwrap());
+    let deny = |who: &str| format!("{rules}deny:\n  - {{subjects: ['{who}']}}\n");
+    let by_group = with_rules(&directory, &deny("group:suspended")).await;
+    let other = TempDir::new().unwrap();
+    let by_name = with_rules(&other, &deny("oidc:bob")).await;
+    for (said, withheld) in [
+        // As Entra ID writes it for who is in too many groups, in tokens of either kind.
+        (json!({"_claim_names": {"groups": "src1"}}), true),
+        (json!({"hasgroups": true}), true),
+        (json!({"_claim_names": "groups"}), true),
+        (
+            json!({"_claim_names": {"groups": "src1"}, "groups": ["sre"]}),
+            true,
+        ),
+        (json!({"_claim_names": {"address": "src1"}}), false),
+        (json!({"hasgroups": false}), false),
+        (json!({}), false),
+    ] {
+        let mut claims = claims();
+        claims["groups"] = Value::Null;
+        for (name, value) in said.as_object().unwrap() {
+            claims[name.as_str()] = value.clone();
+        }
+        let token = issuer.sign(&claims);
+        call(&at(by_name.address(), &token))
+            .await
+            .unwrap_or_else(|error| panic!("{said}: {error}"));
+        match call(&at(by_group.address(), &token)).await {
+            Ok(()) => assert!(!withheld, "{said}"),
+            Err(error) => {
+                assert!(withheld, "{said}: {error}");
+                assert_eq!(error.reason(), Reason::Unauthenticated, "{error}");
+                let words = "its groups cannot be read in full: the provider has left them out";
+                assert!(error.message().contains(words), "{error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     let (old, new) = (Issuer::new("old"), Issuer::new("new"));
     let served = Arc::new(Mutex::new((json!({"keys": [old.jwk()]}), 0)));
