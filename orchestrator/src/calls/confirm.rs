@@ -125,7 +125,7 @@ async fn read(
     drop(permit);
     let asked = agents.into_iter().map(|(id, address)| async move {
         let gate = shared.gate(platform);
-        let alive = probes::agent_says(&address, &id, AGENT_TIMEOUT, gate).await;
+        let alive = probes::network::agent_says(&address, &id, AGENT_TIMEOUT, gate).await;
         alive.then_some(id)
     });
     let alive = futures::future::join_all(asked)

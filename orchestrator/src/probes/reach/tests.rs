@@ -4,7 +4,7 @@ use drover_core::spec::{Health, Probe};
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::probes::tests::{answering, grpc_server, health};
+use crate::probes::network::tests::{answering, grpc_server, health};
 
 const SERVING: tonic_health::ServingStatus = tonic_health::ServingStatus::Serving;
 
@@ -21,7 +21,7 @@ fn may(reach: &Reach, ip: &str, local: bool) -> bool {
 }
 
 async fn refused(gate: Gate<'_>, probe: &Health, address: &str) -> String {
-    match crate::probes::ask(probe, address, gate, "n", None).await {
+    match crate::probes::network::ask(probe, address, gate, "n", None).await {
         Err(Failed::Way(why)) => why,
         other => panic!("{address}: {other:?}"),
     }
@@ -161,7 +161,7 @@ async fn no_way_to_write_an_address_gets_around_it() {
         }
         let second = std::time::Duration::from_secs(1);
         let address = format!("grpc://{host}:80");
-        assert!(!crate::probes::agent_says(&address, "n", second, gate).await);
+        assert!(!crate::probes::network::agent_says(&address, "n", second, gate).await);
     }
 }
 
@@ -216,7 +216,8 @@ async fn what_was_judged_is_connected_to() {
         ASKED.store(0, Ordering::SeqCst);
         let at: SocketAddr = at.parse().unwrap();
         PORT.store(at.port().into(), Ordering::SeqCst);
-        let asked = crate::probes::ask(&probe, "node.example.com:80", gate, "n", None).await;
+        let asked =
+            crate::probes::network::ask(&probe, "node.example.com:80", gate, "n", None).await;
         assert_eq!(asked, Ok(()), "{probe:?}");
         assert_eq!(ASKED.load(Ordering::SeqCst), 1, "{probe:?}");
     }
@@ -240,6 +241,6 @@ async fn of_several_addresses_those_are_tried_that_may_be() {
         local: true,
     };
     let [_, http, _] = probes();
-    let asked = crate::probes::ask(&http, "node.example.com:80", gate, "n", None).await;
+    let asked = crate::probes::network::ask(&http, "node.example.com:80", gate, "n", None).await;
     assert_eq!(asked, Ok(()));
 }

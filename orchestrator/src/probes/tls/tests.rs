@@ -20,9 +20,11 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::{
     probes::{
-        ask,
+        network::{
+            ask,
+            tests::{answering, grpc_server, health, here, listener, silent},
+        },
         reach::Reach,
-        tests::{answering, grpc_server, health, here, listener, silent},
     },
     secrets::{Content, ContentKey},
 };

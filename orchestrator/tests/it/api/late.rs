@@ -12,6 +12,7 @@ use std::{
 };
 
 use drover_client::{Channel, in_process};
+use drover_core::Reason;
 use drover_platform::identity::Identity;
 use drover_platform_cloud::drivers::simulated::SimulatedSettings;
 use drover_proto::{
@@ -28,7 +29,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, service::Routes};
 
-use crate::api::support::{Site, World, document, until};
+use crate::api::support::{Site, World, document, refused, until};
 
 /// What a platform does of a removal that it is asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -342,10 +343,8 @@ async fn every_late_node_is_asked_for_although_the_first_ones_do_not_go() {
     world.stop().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_platform_that_does_not_answer_holds_up_no_late_node_of_another_one() {
-    let world = World::with(SimulatedSettings::default()).await;
-    let told = Told::in_front_of(&world).await;
+/// Another platform, and a node of a cluster that was deleted.
+async fn deleted_beside_another(world: &World) -> (Site, wire::Node) {
     let other = Site::new(SimulatedSettings::default()).await;
     world.sites.put("http://other", other.channel());
     world.register("other", "http://other").await.unwrap();
@@ -354,6 +353,14 @@ async fn a_platform_that_does_not_answer_holds_up_no_late_node_of_another_one() 
     let node = world.site.backend().nodes().remove(0);
     world.delete("orders").await.unwrap();
     world.gone("orders").await;
+    (other, node)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_platform_that_does_not_answer_holds_up_no_late_node_of_another_one() {
+    let world = World::with(SimulatedSettings::default()).await;
+    let told = Told::in_front_of(&world).await;
+    let (other, node) = deleted_beside_another(&world).await;
 
     *told.removes.lock() = Removes::Hangs;
     show_late(&world.site, &node, 1);
@@ -371,5 +378,39 @@ async fn a_platform_that_does_not_answer_holds_up_no_late_node_of_another_one() 
     .await;
     let asked = told.hangs.load(Ordering::Relaxed);
     assert_eq!(asked, 1, "nobody waited for the first call to be given up");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_platform_that_went_away_with_a_late_node_is_unregistered_once_it_may_be_given_up() {
+    let world = World::with(SimulatedSettings::default()).await;
+    let (other, node) = deleted_beside_another(&world).await;
+
+    show_late(&other, &node, 1);
+    let unregister = async || {
+        let request = pb::UnregisterPlatformRequest {
+            name: "other".into(),
+        };
+        world.platforms().unregister_platform(request).await
+    };
+    // Long after it was shown, and before it is removed.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let status = refused(unregister().await, Reason::PlatformInUse);
+    assert!(status.message().contains("orders"), "{status:?}");
+    other.server.shutdown().await;
+    world
+        .sites
+        .put("http://other", in_process(Routes::default()));
+    until("nobody waits for it any more", async || {
+        match unregister().await {
+            Ok(_) => Some(()),
+            Err(status) => {
+                refused::<()>(Err(status), Reason::PlatformInUse);
+                None
+            }
+        }
+    })
+    .await;
+    assert_eq!(other.backend().len(), 1, "what is there is left there");
     world.stop().await;
 }

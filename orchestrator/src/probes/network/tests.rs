@@ -6,7 +6,8 @@ use drover_proto::agent::v1::{
 };
 use tokio::net::TcpListener;
 
-use super::{reach::Reach, *};
+use super::*;
+use crate::probes::reach::Reach;
 
 struct Agent(&'static str);
 
@@ -24,7 +25,7 @@ impl AgentService for Agent {
 }
 
 /// Nodes of these tests are on this machine.
-pub(super) fn here(reach: &Reach) -> Gate<'_> {
+pub(in crate::probes) fn here(reach: &Reach) -> Gate<'_> {
     Gate { reach, local: true }
 }
 
@@ -38,7 +39,7 @@ async fn ask(health: &Health, address: &str, id: &str) -> Result<(), String> {
         })
 }
 
-pub(super) fn health(probe: Probe) -> Health {
+pub(in crate::probes) fn health(probe: Probe) -> Health {
     Health {
         probe,
         timeout: Duration::from_millis(500),
@@ -46,14 +47,14 @@ pub(super) fn health(probe: Probe) -> Health {
     }
 }
 
-pub(super) async fn listener() -> (TcpListener, String) {
+pub(in crate::probes) async fn listener() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     (listener, address)
 }
 
 /// Answers every connection with these bytes and closes it.
-pub(super) async fn answering(bytes: &'static [u8]) -> String {
+pub(in crate::probes) async fn answering(bytes: &'static [u8]) -> String {
     let (listener, address) = listener().await;
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
@@ -66,7 +67,7 @@ pub(super) async fn answering(bytes: &'static [u8]) -> String {
 }
 
 /// Accepts connections and says nothing.
-pub(super) async fn silent() -> String {
+pub(in crate::probes) async fn silent() -> String {
     let (listener, address) = listener().await;
     tokio::spawn(async move {
         let mut kept = Vec::new();
@@ -78,11 +79,11 @@ pub(super) async fn silent() -> String {
 }
 
 /// A port at which nobody listens.
-pub(super) async fn refusing() -> String {
+pub(in crate::probes) async fn refusing() -> String {
     listener().await.1
 }
 
-pub(super) async fn grpc_server(
+pub(in crate::probes) async fn grpc_server(
     agent: Option<&'static str>,
     status: Option<tonic_health::ServingStatus>,
 ) -> String {
@@ -186,19 +187,4 @@ async fn only_the_agent_of_the_very_node_proves_that_it_lives() {
     assert!(!says(format!("http://{address}"), "db-0-aaaaa").await);
     assert!(!says(address, "db-0-aaaaa").await);
     assert!(!says(format!("grpc://{}", refusing().await), "db-0-aaaaa").await);
-}
-
-#[test]
-fn only_who_starts_is_not_asked_before_its_platform_calls_it_ready() {
-    let node = |state, ready| {
-        let mut node = crate::fixture::node(1, state);
-        node.seen.ready = ready;
-        node
-    };
-    assert!(is_early(&node(NodeState::Starting, Some(false))));
-    assert!(!is_early(&node(NodeState::Starting, Some(true))));
-    assert!(!is_early(&node(NodeState::Starting, None)));
-    for ran in [NodeState::Ready, NodeState::Unhealthy] {
-        assert!(!is_early(&node(ran, Some(false))), "it may hang");
-    }
 }
