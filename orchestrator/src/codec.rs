@@ -27,6 +27,8 @@ pub(crate) struct Interner(Mutex<HashMap<Box<str>, Sym>>);
 
 /// Above this many strings nothing new is shared: names come from outside and must not fill the memory.
 const MAX_INTERNED: usize = 100_000;
+/// Most bytes of a head: it is written with every step, beside requests and nodes.
+const MAX_HEAD: usize = 192 * 1024;
 
 impl Interner {
     pub(crate) fn get(&self, text: &str) -> Sym {
@@ -290,7 +292,7 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
         })
         .collect()
     };
-    HeadState {
+    let mut head = HeadState {
         back_offs: state
             .backoffs
             .iter()
@@ -366,9 +368,29 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
             })
             .collect(),
         adopted: state.adopted,
+    };
+    fit(&mut head);
+    head.encode_to_vec().into()
+}
+
+/// Cuts the words of many failures, so that what has to be known fits into every step. If there are too many all the same,
+/// some back-offs are not kept: after a restart these are tried early.
+fn fit(head: &mut HeadState) {
+    if head.encoded_len() <= MAX_HEAD {
+        return;
     }
-    .encode_to_vec()
-    .into()
+    let messages = (head.back_offs.iter_mut().map(|row| &mut row.message))
+        .chain(head.conditions.iter_mut().map(|row| &mut row.message));
+    let mut messages: Vec<&mut String> = messages.collect();
+    let share = MAX_HEAD / 2 / messages.len().max(1);
+    for message in &mut messages {
+        let end = message.floor_char_boundary(share);
+        message.truncate(end);
+    }
+    while head.encoded_len() > MAX_HEAD && !head.back_offs.is_empty() {
+        let half = head.back_offs.len() / 2;
+        head.back_offs.truncate(half);
+    }
 }
 
 pub(crate) fn decode_head(bytes: &[u8], state: &mut State, interner: &Interner) -> Result<()> {

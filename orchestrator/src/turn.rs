@@ -39,7 +39,7 @@ impl From<Error> for Failure {
         let refused = matches!(
             error.class(),
             Class::Cannot | Class::Credentials | Class::Stale
-        );
+        ) || error.reason() == Reason::Overloaded;
         Self { error, refused }
     }
 }
@@ -166,7 +166,13 @@ fn post_promote(inner: &Inner, slot: u64) -> Option<Hook> {
 fn says_no(error: &Error) -> bool {
     matches!(
         error.reason(),
-        Reason::Precondition | Reason::CapabilityMissing | Reason::NodeNotRunning
+        Reason::Precondition
+            | Reason::CapabilityMissing
+            | Reason::NodeNotRunning
+            // It was never begun.
+            | Reason::PlatformRestarted
+            | Reason::Fenced
+            | Reason::Overloaded
     )
 }
 
@@ -180,11 +186,14 @@ mod tests {
             (Reason::PlatformRestarted, true),
             (Reason::Fenced, true),
             (Reason::Precondition, true),
+            (Reason::Overloaded, true),
             (Reason::Unavailable, false),
             (Reason::Internal, false),
         ] {
             let failure = Failure::from(Error::new(reason, "no"));
             assert_eq!(failure.refused, refused, "{reason:?}");
+            let hook = Error::new(reason, "no");
+            assert_eq!(says_no(&hook), refused, "a hook: {reason:?}");
         }
     }
 }

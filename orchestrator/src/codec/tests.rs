@@ -100,6 +100,50 @@ fn what_a_head_says_of_groups_survives() {
 }
 
 #[test]
+fn however_much_fails_a_head_fits_into_every_step() {
+    let interner = Interner::default();
+    let words: Box<str> = "é".repeat(2_048).into();
+    for (groups, choices) in [(100, 1), (256, 32)] {
+        let mut state = State::default();
+        for group in 0..groups {
+            let path = interner.get(&format!("data/shard-{group}"));
+            let key = ConditionKey {
+                group: path.clone(),
+                kind: ConditionKind::Rejected,
+            };
+            let condition = Condition {
+                reason: interner.get("Rejected"),
+                message: words.clone(),
+                since: 1,
+            };
+            state.conditions.insert(key, condition);
+            for choice in 0..choices {
+                let platform = interner.get(&format!("platform-{choice}"));
+                let key = BackOffKey::of(&path, &interner.get(&"5".repeat(64)), &platform);
+                let back_off = BackOff {
+                    kind: BackOffKind::Rejected,
+                    failures: 1,
+                    last: 1,
+                    next: 2,
+                    etag: interner.get(&"e".repeat(32)),
+                    template: interner.get(""),
+                    message: words.clone(),
+                };
+                state.backoffs.insert(key, back_off);
+            }
+        }
+        let head = encode_head(&state);
+        assert!(head.len() <= MAX_HEAD, "{} bytes", head.len());
+        let mut read = State::default();
+        decode_head(&head, &mut read, &interner).unwrap();
+        assert_eq!(read.conditions.len(), groups, "each is still named");
+        if choices == 1 {
+            assert_eq!(read.backoffs.len(), groups);
+        }
+    }
+}
+
+#[test]
 fn damaged_rows_are_refused_and_never_panic() {
     let interner = Interner::default();
     let mut random = fastrand::Rng::with_seed(1);

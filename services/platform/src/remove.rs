@@ -139,14 +139,9 @@ impl Platform {
                     return Ok(done.node.clone());
                 }
                 let taken = self.driver.of_request(&identity.request_id).await?;
-                if taken
-                    .iter()
-                    .any(|found| found.node.slot.as_ref() == Some(&identity.key()))
-                {
-                    return Err(Error::new(
-                        Reason::SlotMismatch,
-                        "another node has the slot that it should get",
-                    ));
+                let taken = taken.iter().map(|found| &found.node);
+                if let Some(done) = taken_by(taken, &target.node_id, &identity)? {
+                    return Ok(done.clone());
                 }
                 Change::Adopt(Box::new(identity))
             }
@@ -190,6 +185,26 @@ fn adopted(adoption: NodeAdoption, store_id: String) -> Identity {
     }
 }
 
+/// The node, if it has its slot by now: an earlier call whose answer was lost may have been carried out since it was read.
+///
+/// # Errors
+/// `SlotMismatch` if another node has the slot.
+fn taken_by<'a>(
+    nodes: impl IntoIterator<Item = &'a Node>,
+    node_id: &str,
+    identity: &Identity,
+) -> Result<Option<&'a Node>> {
+    let mut nodes = nodes.into_iter();
+    match nodes.find(|node| node.slot.as_ref() == Some(&identity.key())) {
+        None => Ok(None),
+        Some(done) if done.node_id == node_id && is_already(done, identity) => Ok(Some(done)),
+        Some(_) => Err(Error::new(
+            Reason::SlotMismatch,
+            "another node has the slot that it should get",
+        )),
+    }
+}
+
 /// Whether an adoption has happened before. The role may have changed since.
 fn is_already(node: &Node, identity: &Identity) -> bool {
     node.cluster_id == identity.cluster_id
@@ -200,4 +215,24 @@ fn is_already(node: &Node, identity: &Identity) -> bool {
         && node.group == identity.group
         && node.spec_hash == identity.spec_hash
         && node.sequence == identity.sequence
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adoption_that_is_carried_out_while_it_is_repeated_is_the_same_one() {
+        let heir = Identity {
+            owner: "heir".to_owned(),
+            request_id: "made-by-adoption".to_owned(),
+            cluster_id: "orders".to_owned(),
+            ..Identity::default()
+        };
+        let (own, other) = (heir.node("n-1"), heir.node("n-2"));
+        assert_eq!(taken_by([&own], "n-1", &heir).unwrap(), Some(&own));
+        assert_eq!(taken_by([], "n-1", &heir).unwrap(), None);
+        let refused = taken_by([&other], "n-1", &heir).unwrap_err();
+        assert_eq!(refused.reason(), Reason::SlotMismatch);
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use drover_simulation::runs::{self, Runs};
 
 /// The same ones in each run; `simulate` runs others, and as many as one likes.
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 500;
 const STEPS: usize = 200;
 
 fn program() -> &'static Path {

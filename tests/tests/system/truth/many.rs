@@ -2,22 +2,37 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use drover_proto::orchestrator::v1 as pb;
+use drover_proto::{
+    orchestrator::v1 as pb,
+    platform::v1::{ExecProbe, HealthPolicy, health_policy::Probe},
+};
 use futures::StreamExt;
+use tokio::time::{Instant, sleep_until};
 
 use crate::truth::{
     all,
     sim::{LONG, World, document, immortal, runtime, settings},
 };
 
-/// So many clusters, each with so many nodes.
-async fn fill(world: &World, clusters: usize, size: u32) {
-    let client = world.client();
+/// How often nodes are asked that are asked at all.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// So many clusters, each with so many nodes. Those that are asked for their health are made one after the other, so that
+/// each is asked at another time.
+async fn fill(world: &World, clusters: usize, size: u32, health: Option<HealthPolicy>) {
+    let (client, health) = (world.client(), &health);
+    let began = Instant::now();
+    let apart = match health {
+        Some(_) => INTERVAL / clusters as u32,
+        None => Duration::ZERO,
+    };
     futures::stream::iter(0..clusters)
         .for_each_concurrent(32, |number| {
             let client = client.clone();
             async move {
-                let cluster = document(&format!("one-{number}"), "sim", &[("web", size)]);
+                let mut cluster = document(&format!("one-{number}"), "sim", &[("web", size)]);
+                cluster.spec.as_mut().unwrap().health.clone_from(health);
+                sleep_until(began + apart * number as u32).await;
                 let request = pb::ApplyClusterRequest {
                     cluster: Some(cluster),
                     ..Default::default()
@@ -76,7 +91,7 @@ fn an_outage_of_a_platform_with_ten_thousand_clusters_replaces_nothing() {
     const CLUSTERS: usize = 10_000;
     runtime().block_on(async {
         let mut world = World::new(settings(), immortal()).await;
-        fill(&world, CLUSTERS, 1).await;
+        fill(&world, CLUSTERS, 1, None).await;
         until_ready(&mut world, CLUSTERS).await;
         let before = all(&world);
         assert_eq!(before.len(), CLUSTERS);
@@ -119,7 +134,7 @@ fn a_thousand_nodes_that_are_all_not_ready_are_left_alone_and_heal_when_some_are
     for (clusters, size) in [(10, 100), (1_000, 1)] {
         runtime().block_on(async {
             let mut world = World::new(settings(), immortal()).await;
-            fill(&world, clusters, size).await;
+            fill(&world, clusters, size, None).await;
             until_ready(&mut world, clusters).await;
             let before = all(&world);
             assert_eq!(before.len(), 1_000);
@@ -138,6 +153,38 @@ fn a_thousand_nodes_that_are_all_not_ready_are_left_alone_and_heal_when_some_are
             until_ready(&mut world, clusters).await;
             assert_no_fewer(&before, &all(&world), 1);
             assert_eq!(all(&world).len(), 1_000);
+        });
+    }
+}
+
+/// Each node is found sick by a probe of its own, and the platform says of all of them that they run.
+#[test]
+fn a_thousand_nodes_whose_probes_all_fail_are_left_alone_and_are_ready_when_they_answer() {
+    for (clusters, size) in [(10, 100), (1_000, 1)] {
+        runtime().block_on(async {
+            let mut world = World::new(settings(), immortal()).await;
+            let probe = Probe::Exec(ExecProbe {
+                command: vec!["true".to_owned()],
+            });
+            let health = HealthPolicy {
+                probe: Some(probe),
+                interval: Some(INTERVAL.try_into().unwrap()),
+                ..Default::default()
+            };
+            fill(&world, clusters, size, Some(health)).await;
+            until_ready(&mut world, clusters).await;
+            let before = all(&world);
+            assert_eq!(before.len(), 1_000);
+            world.site.backend.deafen(true);
+            world
+                .until("none is ready", async |world| ready(world).await == 0)
+                .await;
+            world.pass(LONG).await;
+            assert_eq!(all(&world), before, "nothing is deleted");
+            world.site.backend.deafen(false);
+            until_ready(&mut world, clusters).await;
+            world.pass(LONG).await;
+            assert_eq!(all(&world), before, "nor when they answer again");
         });
     }
 }
