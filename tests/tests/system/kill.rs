@@ -58,11 +58,9 @@ async fn servers_killed_at_any_moment_lose_and_double_nothing() {
         }
     }
     insist(async || world.scale("prey", 4).await).await;
-    // Nodes that were killed count as failures, and the platform may be left alone for them.
-    insist(async || world.reset_back_off("prey").await).await;
     let begin = tokio::time::Instant::now();
     world
-        .until_within(SETTLED_WITHIN, "the cluster is ready", async |world| {
+        .until_healed("prey", SETTLED_WITHIN, "the cluster is ready", async |world| {
             world.is_ready("prey", 4).await
         })
         .await;

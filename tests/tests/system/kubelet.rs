@@ -6,7 +6,7 @@ use crate::embedded;
 mod rolling;
 mod stores;
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use drover_client::{Authorities, ClientSettings, Identity, Target};
 use drover_orchestrator::PlatformTlsSettings;
@@ -28,12 +28,20 @@ use tokio::{
     net::TcpStream,
 };
 
+/// How long a server in a pod may take for an answer.
+const ANSWER: Duration = Duration::from_secs(30);
+
 fn rig() -> &'static Rig {
     Rig::shared(Options::kubelet())
 }
 
 /// What redis answers at the host and port of an agent address, a line for each command.
 async fn redis(agent_address: &str, commands: &[&str]) -> std::io::Result<Vec<String>> {
+    // A pod that goes in the middle of it says nothing any more.
+    tokio::time::timeout(ANSWER, ask_redis(agent_address, commands)).await?
+}
+
+async fn ask_redis(agent_address: &str, commands: &[&str]) -> std::io::Result<Vec<String>> {
     let address = agent_address.rsplit('/').next().unwrap_or_default();
     let mut stream = BufReader::new(TcpStream::connect(address).await?);
     let mut answers = Vec::new();
@@ -112,7 +120,7 @@ async fn redis_in_pods_lives_dies_and_comes_back() {
                 page_size: 500,
                 ..Default::default()
             };
-            let deadline = std::time::Duration::from_secs(10);
+            let deadline = Duration::from_secs(10);
             let answer = world.client().list_events(request, deadline).await.unwrap();
             let said = |event: &pb::Event| {
                 event.message.contains("all its containers have ended")

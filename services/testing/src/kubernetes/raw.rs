@@ -1,6 +1,6 @@
 //! JSON to and from an API server, with nothing of ours in between.
 
-use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc, time::Duration};
 
 use http::{Method, Request, header};
 use http_body_util::BodyExt;
@@ -11,6 +11,12 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::wait::PATIENCE;
+
+/// How long an API server may take for a whole answer: what is asked for ends.
+const ANSWER: Duration = PATIENCE;
 
 /// An API server. It belongs to the runtime in which it was opened.
 #[derive(Clone)]
@@ -90,18 +96,15 @@ impl Raw {
             code: 0,
             message: error.to_string(),
         };
-        let answer = self
-            .client
-            .send(request.body(content).unwrap())
-            .await
-            .map_err(|error| lost(&error))?;
-        let code = answer.status();
-        let bytes = answer
-            .into_body()
-            .collect()
-            .await
-            .map_err(|error| lost(&error))?
-            .to_bytes();
+        let answered = async {
+            let sent = self.client.send(request.body(content).unwrap()).await;
+            let answer = sent.map_err(|error| lost(&error))?;
+            let code = answer.status();
+            let body = answer.into_body().collect().await;
+            Ok((code, body.map_err(|error| lost(&error))?.to_bytes()))
+        };
+        let answered = timeout(ANSWER, answered).await;
+        let (code, bytes) = answered.map_err(|elapsed| lost(&elapsed))??;
         let text = || String::from_utf8_lossy(&bytes).into_owned();
         let value = serde_json::from_slice::<Value>(&bytes).unwrap_or_else(|_| text().into());
         if code.is_success() {

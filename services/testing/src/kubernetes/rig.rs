@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -12,9 +13,15 @@ use rustix::process::getppid;
 use serde_json::json;
 
 use super::{Namespace, Raw, until};
+use crate::wait::PATIENCE;
 
 /// The scripts of the rig.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/kubernetes");
+
+/// Seconds until another rig has to have given up the real node. Less than a test may take, so that it says why it failed.
+const NODE_WAIT: &str = "240";
+/// How long a script may take that makes an image or starts a component again.
+const SCRIPT: Duration = PATIENCE;
 
 /// What the rig has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,7 +166,10 @@ impl Rig {
         fs::create_dir_all(&folder).map_err(wrong)?;
         let file = |what: &str| folder.join(format!("{}.{what}", options.tag()));
         let lock = File::create(file("lock")).map_err(wrong)?;
-        lock.lock().map_err(wrong)?;
+        if lock.try_lock().is_err() {
+            eprintln!("waiting: another test has the Kubernetes in {} begin", folder.display());
+            lock.lock().map_err(wrong)?;
+        }
         if let Ok(why) = fs::read_to_string(file("failed")) {
             return Err(why);
         }
@@ -185,6 +195,7 @@ impl Rig {
     }
 
     fn start(state: PathBuf, options: Options, end: Until) -> Result<Self, String> {
+        eprintln!("waiting: a Kubernetes begins in {}", state.display());
         let guard = Guard::over(&state, end)?;
         let mut up = Command::new(format!("{SCRIPTS}/up"));
         up.arg("--state").arg(&state);
@@ -192,7 +203,7 @@ impl Rig {
         up.env("GOGC", "400");
         up.args(["--kwok", &options.kwok.to_string()]);
         if options.kubelet {
-            up.args(["--kubelet", "--wait", "500"]);
+            up.args(["--kubelet", "--wait", NODE_WAIT]);
         }
         if options.service_accounts {
             up.arg("--service-accounts");
@@ -307,14 +318,12 @@ impl Rig {
                 "tests/kubernetes/{script} needs a rig of tests/kubernetes/up: unset DROVER_TEST_KUBECONFIG"
             );
         };
-        let output = tokio::process::Command::new(format!("{SCRIPTS}/{script}"))
-            .args(&arguments[..1])
-            .arg("--state")
-            .arg(state)
-            .args(&arguments[1..])
-            .output()
-            .await
-            .unwrap();
+        let mut command = tokio::process::Command::new(format!("{SCRIPTS}/{script}"));
+        command.args(&arguments[..1]).arg("--state").arg(state);
+        let output = command.args(&arguments[1..]).kill_on_drop(true).output();
+        let output = tokio::time::timeout(SCRIPT, output).await;
+        let output = output.unwrap_or_else(|_| panic!("{script} {arguments:?}: not within {SCRIPT:?}"));
+        let output = output.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script} {arguments:?}: {said}");
     }

@@ -419,6 +419,32 @@ impl World {
         }
     }
 
+    /// Waits for what holds when nodes that were killed are made again. Whoever dies every few seconds is not, unless
+    /// somebody says that it is fine: that is done as often as it is given up, as a death may be counted late.
+    pub async fn until_healed(
+        &self,
+        cluster: &str,
+        patience: Duration,
+        what: &str,
+        condition: impl AsyncFn(&Self) -> bool,
+    ) {
+        self.until_within(patience, what, async |world| {
+            if world.is_given_up(cluster).await {
+                insist(async || world.reset_back_off(cluster).await).await;
+            }
+            condition(world).await
+        })
+        .await;
+    }
+
+    async fn is_given_up(&self, cluster: &str) -> bool {
+        let Ok(Some(cluster)) = self.cluster(cluster).await else {
+            return false;
+        };
+        let conditions = cluster.status.unwrap_or_default().conditions;
+        (conditions.iter()).any(|it| it.r#type == "Failed" && it.status == Some(true))
+    }
+
     /// Processes of nodes, by pid, with the id of their node.
     pub fn processes(&self) -> BTreeMap<u32, String> {
         processes_of(&self.state())
