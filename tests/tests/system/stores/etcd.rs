@@ -23,7 +23,7 @@ use crate::stores::{
     apply,
     clients::{Writer, lost},
     find, installed, nested, object,
-    real::{World, binary, insist, kill_9},
+    real::{World, binary, kill_9},
     renew, run, said, server, store, text, world,
 };
 
@@ -125,18 +125,18 @@ impl Sampler {
     }
 }
 
+const MEMBERS: &str = "every node is a member, and nobody else";
+
 async fn are_members(world: &World, ports: &Ports, count: usize) {
     world
-        .until_within(
-            UP,
-            "every node is a member, and nobody else",
-            async |world| {
-                let nodes = find(world, "etcd", ports).await;
-                let nodes: BTreeSet<String> = nodes.into_iter().map(|node| node.id).collect();
-                world.is_ready("etcd", count).await && voters(&ports.lock().unwrap()) == nodes
-            },
-        )
+        .until_within(UP, MEMBERS, async |world| has_members(world, ports, count).await)
         .await;
+}
+
+async fn has_members(world: &World, ports: &Ports, count: usize) -> bool {
+    let nodes = find(world, "etcd", ports).await;
+    let nodes: BTreeSet<String> = nodes.into_iter().map(|node| node.id).collect();
+    world.is_ready("etcd", count).await && voters(&ports.lock().unwrap()) == nodes
 }
 
 fn quickly(flags: &[(&str, &str)]) -> Struct {
@@ -295,6 +295,10 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
     apply(&world, &cluster).await;
     let ports = Ports::default();
     are_members(&world, &ports, 3).await;
+    let again = async || {
+        let are = async |world: &World| has_members(world, &ports, 3).await;
+        world.until_healed("etcd", UP, MEMBERS, are).await;
+    };
     for deaths in 1..=2 {
         let key = format!("before-{deaths}");
         let put = etcd(&ports.lock().unwrap(), &["put", &key, "x"]);
@@ -305,16 +309,15 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
         for victim in &nodes[..deaths] {
             kill_9(server(victim));
         }
-        insist(async || world.reset_back_off("etcd").await).await;
         world
-            .until_within(UP, "others are in their places", async |world| {
+            .until_healed("etcd", UP, "others are in their places", async |world| {
                 let now = find(world, "etcd", &ports).await;
                 let victims = &nodes[..deaths];
                 let is_new = |node: &pb::Node| victims.iter().all(|victim| node.id != victim.id);
                 now.len() == 3 && now.iter().all(is_new)
             })
             .await;
-        are_members(&world, &ports, 3).await;
+        again().await;
         let all = etcd(
             &ports.lock().unwrap(),
             &["get", "--prefix", "--keys-only", "before-"],
@@ -335,10 +338,9 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
     for victim in &nodes {
         kill_9(server(victim));
     }
-    insist(async || world.reset_back_off("etcd").await).await;
     let recovered = Mutex::new(BTreeSet::new());
     world
-        .until_within(UP, "somebody says so", async |world| {
+        .until_healed("etcd", UP, "somebody says so", async |world| {
             let again = find(world, "etcd", &ports).await;
             let again = again.iter().find(|node| node.ordinal == 0);
             if again.is_none_or(|node| nodes.iter().any(|old| old.id == node.id)) {
@@ -356,8 +358,7 @@ async fn etcd_members_with_kept_storage_come_back_also_without_a_quorum() {
             answer.status.success()
         })
         .await;
-    insist(async || world.reset_back_off("etcd").await).await;
-    are_members(&world, &ports, 3).await;
+    again().await;
     let all = etcd(
         &ports.lock().unwrap(),
         &["get", "--prefix", "--keys-only", "before-"],
