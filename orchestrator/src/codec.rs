@@ -28,7 +28,7 @@ pub(crate) struct Interner(Mutex<HashMap<Box<str>, Sym>>);
 /// Above this many strings nothing new is shared: names come from outside and must not fill the memory.
 const MAX_INTERNED: usize = 100_000;
 /// Most bytes of a head: it is written with every step, beside requests and nodes.
-const MAX_HEAD: usize = 192 * 1024;
+const MAX_HEAD: usize = 128 * 1024;
 
 impl Interner {
     pub(crate) fn get(&self, text: &str) -> Sym {
@@ -374,7 +374,7 @@ pub(crate) fn encode_head(state: &State) -> Bytes {
 }
 
 /// Cuts the words of many failures, so that what has to be known fits into every step. If there are too many all the same,
-/// some back-offs are not kept: after a restart these are tried early.
+/// some back-offs are not kept, those that end soonest: they are tried early.
 fn fit(head: &mut HeadState) {
     if head.encoded_len() <= MAX_HEAD {
         return;
@@ -386,6 +386,9 @@ fn fit(head: &mut HeadState) {
     for message in &mut messages {
         let end = message.floor_char_boundary(share);
         message.truncate(end);
+    }
+    if head.encoded_len() > MAX_HEAD {
+        (head.back_offs).sort_by_key(|row| std::cmp::Reverse(row.next));
     }
     while head.encoded_len() > MAX_HEAD && !head.back_offs.is_empty() {
         let half = head.back_offs.len() / 2;

@@ -128,6 +128,10 @@ fn failed(message: String) -> Error {
 pub(crate) fn is_open(error: &Error) -> bool {
     matches!(
         error.reason(),
-        Reason::Unavailable | Reason::PlatformRestarted | Reason::RateLimited | Reason::Fenced
+        Reason::Unavailable
+            | Reason::PlatformRestarted
+            | Reason::RateLimited
+            | Reason::Fenced
+            | Reason::Overloaded
     )
 }

@@ -31,16 +31,17 @@ struct Move {
 }
 
 /// Keeps all records of a backend under its new uid. Done again after it was interrupted, it goes on where it was: what
-/// has the new uid already is unknown until the registration has it too.
+/// has the new uid already is unknown until the registration has it too. Answers whether there were any.
 ///
 /// # Errors
 /// Those of the store; `Conflict` if a cluster changes too often meanwhile.
-pub(crate) async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Result<()> {
+async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &str) -> Result<bool> {
     let (name, old, new) = (
         shared.interner.get(name),
         shared.interner.get(old),
         shared.interner.get(new),
     );
+    let mut moved = false;
     for cluster in shared.all() {
         let mut turns = 0;
         while let Some(next) = next(shared, &cluster, &name, &old, &new)? {
@@ -48,6 +49,7 @@ pub(crate) async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &s
             let owned = shared.shards.of(cluster.uid);
             match shared.store.step(owned, next.step, Lane::Bulk).await {
                 Ok(done) => {
+                    moved = true;
                     step::take_over(shared, &cluster, &next.plan, next.bodies, done, now);
                     if next.last {
                         break;
@@ -62,34 +64,36 @@ pub(crate) async fn records(shared: &Arc<Shared>, name: &str, old: &str, new: &s
         }
         shared.queue.push(cluster.uid, Urgency::Bulk);
     }
-    Ok(())
+    Ok(moved)
 }
 
-/// Moves back what an interrupted move has left under other uids of a backend that is bound to this one after all.
+/// Keeps all records of a platform under one uid: those of the one that it had, and those of others to which a move was
+/// interrupted. Answers whether there were any.
 ///
 /// # Errors
 /// As of [`records`].
-pub(crate) async fn strays(shared: &Arc<Shared>, name: &str, uid: &str) -> Result<()> {
-    let mut others = BTreeSet::new();
+pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &str) -> Result<bool> {
+    let mut others = BTreeSet::from([shared.interner.get(before)]);
     for cluster in shared.all() {
         let inner = cluster.inner.lock();
         let state = &inner.state;
-        let nodes = state
-            .nodes
-            .iter()
-            .map(|it| (&it.platform, &it.platform_uid));
+        let nodes = state.nodes.iter();
+        let nodes = nodes.map(|it| (&it.platform, &it.platform_uid));
         let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
-        let infrastructure = state.infrastructure.keys().map(|(name, uid)| (name, uid));
+        let backends =
+            (state.infrastructure.keys().chain(&state.used)).map(|(name, uid)| (name, uid));
         others.extend(
-            (nodes.chain(requests).chain(infrastructure))
-                .filter(|(platform, other)| ***platform == *name && ***other != *uid)
+            (nodes.chain(requests).chain(backends))
+                .filter(|(platform, _)| ***platform == *name)
                 .map(|(_, other)| other.clone()),
         );
     }
+    others.retain(|other| **other != *uid);
+    let mut moved = false;
     for other in others {
-        records(shared, name, &other, uid).await?;
+        moved |= records(shared, name, &other, uid).await?;
     }
-    Ok(())
+    Ok(moved)
 }
 
 /// The next step of one cluster. None: nothing of it is under the old uid.

@@ -71,8 +71,17 @@ fn start(
         registered.platform.take_over(&before.platform);
     }
     shared.platforms.write().insert(name, registered.clone());
-    shared.spawn(follow::run(shared.clone(), registered.clone()));
+    shared.spawn(followed(shared.clone(), registered.clone()));
     registered
+}
+
+async fn followed(shared: Arc<Shared>, registered: Arc<Registered>) {
+    follow::run(shared.clone(), registered.clone()).await;
+    let name = &registered.platform.name;
+    if shared.platform(name).is_none() {
+        // It may have shown something while it was unregistered.
+        forget(&shared, name);
+    }
 }
 
 /// Makes a changed registration durable.
@@ -161,18 +170,20 @@ pub(crate) async fn register(
         return Ok((pb::ApplyOutcome::Created, registered));
     };
     let before = registered.platform.registration();
-    let bound = rebind.is_some();
-    let uid = rebind.unwrap_or_else(|| before.uid.clone());
-    if before.uid != uid {
+    let uid = rebind.clone().unwrap_or_else(|| before.uid.clone());
+    let mut moved = false;
+    if rebind.is_some() {
         refuse_taken(shared, name, &uid)?;
         // The registration last: until it has the new uid, what was moved and what was not are both unknown.
-        rebind::records(shared, name, &before.uid, &uid).await?;
-    } else if bound {
-        // Bound to another one before, which was interrupted: what was moved then comes back.
-        rebind::strays(shared, name, &uid).await?;
+        moved = rebind::all(shared, name, &before.uid, &uid).await?;
     }
     if before.spec == spec && before.uid == uid {
-        return Ok((pb::ApplyOutcome::Unchanged, registered));
+        if !moved {
+            return Ok((pb::ApplyOutcome::Unchanged, registered));
+        }
+        // What it said of them meanwhile was not believed, and is asked again.
+        let registered = start_anew(shared, name, &registered);
+        return Ok((pb::ApplyOutcome::Configured, registered));
     }
     let registration = Registration {
         spec,
@@ -207,10 +218,10 @@ pub(crate) async fn secret_changed(shared: &Arc<Shared>, secret: &str) {
     }
 }
 
-fn start_anew(shared: &Arc<Shared>, name: &str, registered: &Registered) {
+fn start_anew(shared: &Arc<Shared>, name: &str, registered: &Registered) -> Arc<Registered> {
     registered.stop.cancel();
     let revision = *registered.revision.lock();
-    start(shared, name, registered.platform.registration(), revision);
+    start(shared, name, registered.platform.registration(), revision)
 }
 
 /// Removes a registration that nothing needs.

@@ -61,7 +61,8 @@ impl Planner<'_> {
             .map(|view| view.uid.clone())
             .collect();
         for uid in seen {
-            self.op(Op::Sweep { uid });
+            let shown_by = None;
+            self.op(Op::Sweep { uid, shown_by });
         }
         self.plan.again = true;
     }

@@ -291,7 +291,13 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.abandoned.retain(|(_, own)| own != uid);
             }
         }
-        Op::Sweep { uid } => state.abandoned.retain(|(_, own)| own != uid),
+        Op::Sweep { uid, shown_by } => {
+            state.abandoned.retain(|(_, own)| own != uid);
+            if let Some(platform) = shown_by {
+                // What it has is known to be of the cluster.
+                state.used.insert((platform.clone(), uid.clone()));
+            }
+        }
         Op::Observed { generation } => state.observed_generation = *generation,
     }
 }

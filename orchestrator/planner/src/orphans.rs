@@ -134,7 +134,7 @@ impl Planner<'_> {
         if self.state.deleting {
             return None;
         }
-        if self.state.is_abandoned(&orphan.platform_uid) {
+        if self.state.may_be_abandoned(&orphan.platform_uid) {
             return Some(("Abandoned", ABANDONED));
         }
         (self.input.orphans == OrphanPolicy::Ignore).then_some(("Orphan", IGNORED))

@@ -288,6 +288,8 @@ pub enum Op {
     Sweep {
         /// Uid of the backend.
         uid: Sym,
+        /// Name of the platform that shows it now. Absent: none does.
+        shown_by: Option<Sym>,
     },
     /// The record is about this generation from now on.
     Observed {

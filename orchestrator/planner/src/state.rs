@@ -86,6 +86,14 @@ impl State {
         self.abandoned.iter().any(|(_, own)| **own == *uid)
     }
 
+    /// Whether a backend may be one that was given up: it is, or something was, and nothing of the cluster was ever made under
+    /// this uid.
+    #[must_use]
+    pub fn may_be_abandoned(&self, uid: &str) -> bool {
+        let made_there = || self.used.iter().any(|(_, own)| **own == *uid);
+        self.is_abandoned(uid) || (!self.abandoned.is_empty() && !made_there())
+    }
+
     /// The position of a slot in `nodes`.
     #[must_use]
     pub fn at(&self, slot: u64) -> Option<usize> {

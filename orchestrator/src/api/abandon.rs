@@ -35,9 +35,25 @@ impl Api {
         let cluster = self.find_to_change(&request.cluster)?;
         let _change = cluster.change.lock().await;
         let Some(backend) = chosen(&cluster.inner.lock(), &request)? else {
-            self.sweep_after_all(&cluster, &request, None).await?;
             // It was abandoned before, or is proven free of the cluster.
-            self.shared.require_platform(&request.platform)?;
+            let registered = self.shared.platform(&request.platform);
+            let shown = registered.map(|it| it.platform.registration().uid);
+            let given_up = |(name, _): &Backend| **name == *request.platform;
+            if shown.is_none() && !cluster.inner.lock().state.abandoned.iter().any(given_up) {
+                return Err(Error::not_found("platform", request.platform.as_str()));
+            }
+            let unknown = shown.as_ref().is_some_and(String::is_empty);
+            let given_up = !cluster.inner.lock().state.abandoned.is_empty();
+            if request.delete_nodes && request.platform_uid.is_none() && unknown && given_up {
+                let message = format!(
+                    "{} has not said yet which backend it is, so nobody knows what was given up there",
+                    request.platform
+                );
+                return Err(Error::unavailable(message));
+            }
+            let shown = shown.map(|uid| self.shared.interner.get(&uid));
+            self.sweep_after_all(&cluster, &request, shown.as_ref())
+                .await?;
             let revision = self.shared.revision();
             return Ok(pb::AbandonPlatformResponse {
                 cluster: Some(self.shown(&cluster)),
@@ -46,7 +62,7 @@ impl Api {
             });
         };
         let reachable = self.refuse_reachable(&backend);
-        let again = cluster.inner.lock().state.is_abandoned(&backend.1);
+        let again = (cluster.inner.lock().state).may_be_abandoned(&backend.1);
         if reachable.is_err() && again && request.delete_nodes {
             self.sweep_after_all(&cluster, &request, Some(&backend.1))
                 .await?;
@@ -105,12 +121,18 @@ impl Api {
         let Some(registered) = self.shared.platform(platform) else {
             return Ok(());
         };
-        if registered.platform.registration().uid != **uid {
-            return Ok(());
-        }
+        let bound = registered.platform.registration().uid;
         let (unseen, wait) = registered.platform.unseen(self.shared.now());
         if unseen >= wait {
             return Ok(());
+        }
+        if bound != **uid {
+            // What is there may show all that is recorded under the other uid.
+            let message = format!(
+                "its records are under uid {uid}, as a move to it was interrupted; all of them stay under one: drover rebind \
+                 {platform} {bound}"
+            );
+            return Err(Error::new(Reason::PlatformReachable, message));
         }
         let left = Duration::from_millis(wait - unseen);
         let message = if registered.platform.vanished_count() > 0 {
@@ -141,21 +163,11 @@ impl Api {
             let now = self.shared.now();
             let (step, plan) = {
                 let inner = cluster.inner.lock();
-                let named = |uid: &Sym| {
-                    request
-                        .platform_uid
-                        .as_ref()
-                        .is_none_or(|own| **uid == **own)
-                };
-                // It may have another name by now.
-                let meant = |(name, uid): &&Backend| {
-                    shown.is_some_and(|shown| shown == uid)
-                        || **name == *request.platform && named(uid)
-                };
-                let ops: Vec<Op> = (inner.state.abandoned.iter().filter(meant))
-                    .map(|(_, uid)| Op::Sweep { uid: uid.clone() })
-                    .collect();
-                if !request.delete_nodes || ops.is_empty() {
+                if !request.delete_nodes {
+                    return Ok(());
+                }
+                let ops = swept(&inner, request, shown);
+                if ops.is_empty() {
                     return Ok(());
                 }
                 let mut step = step::encode_step(&inner, &ops, &[], now);
@@ -183,6 +195,27 @@ impl Api {
             "the cluster changes too fast; try again",
         ))
     }
+}
+
+/// What says that backends that were given up are swept: those of a name, or of a uid. One may have another name by now, or
+/// another uid.
+fn swept(inner: &Inner, request: &pb::AbandonPlatformRequest, shown: Option<&Sym>) -> Vec<Op> {
+    let state = &inner.state;
+    let meant = |(name, uid): &&Backend| match &request.platform_uid {
+        Some(own) => **uid == **own,
+        None => **name == *request.platform || shown == Some(uid),
+    };
+    let uids: BTreeSet<&Sym> = (state.abandoned.iter().filter(meant))
+        .map(|(_, uid)| uid)
+        .chain(shown.filter(|uid| state.may_be_abandoned(uid)))
+        .collect();
+    let shown_by = |uid: &Sym| (shown == Some(uid)).then(|| request.platform.as_str().into());
+    (uids.into_iter())
+        .map(|uid| Op::Sweep {
+            uid: uid.clone(),
+            shown_by: shown_by(uid),
+        })
+        .collect()
 }
 
 /// The backend that is meant. None: the cluster has nothing there.

@@ -27,8 +27,17 @@ async fn abandon(
     platform: &str,
     delete_nodes: bool,
 ) -> Result<pb::AbandonPlatformResponse> {
+    abandon_in(world, "one", platform, delete_nodes).await
+}
+
+async fn abandon_in(
+    world: &mut World,
+    cluster: &str,
+    platform: &str,
+    delete_nodes: bool,
+) -> Result<pb::AbandonPlatformResponse> {
     let request = pb::AbandonPlatformRequest {
-        cluster: "one".to_owned(),
+        cluster: cluster.to_owned(),
         platform: platform.to_owned(),
         platform_uid: None,
         delete_nodes,
@@ -119,6 +128,28 @@ fn what_was_given_up_is_left_alone_when_its_platform_has_another_uid() {
 }
 
 #[test]
+fn what_was_given_up_is_left_alone_when_its_platform_has_another_name_and_another_uid() {
+    runtime().block_on(async {
+        let (mut world, old) = given_up().await;
+        let before = ids(&old);
+        unregister(&mut world, "sim").await;
+        world.sites.put("http://old", &old);
+        old.backend.set_uid("the-new-one");
+        old.start();
+        world.register("old", "http://old").await.unwrap();
+        phase(&mut world, "old", pb::PlatformPhase::Ready).await;
+        world.pass(LONG).await;
+        assert_eq!(ids(&old), before);
+        let said = world.condition("one", "Orphans").await.unwrap();
+        assert!(said.contains("drover abandon --delete-nodes"), "{said}");
+        abandon(&mut world, "old", true).await.unwrap();
+        world
+            .until("they are gone", async |_| old.all().is_empty())
+            .await;
+    });
+}
+
+#[test]
 fn nodes_of_an_abandonment_that_was_interrupted_are_left_alone() {
     runtime().block_on(async {
         let mut world = World::new(settings(), immortal()).await;
@@ -176,12 +207,39 @@ fn a_move_to_another_uid_that_was_interrupted_can_be_taken_back() {
         world.disk.faults().restart();
         shown_as(&mut world, &uid).await;
         phase(&mut world, "sim", pb::PlatformPhase::Ready).await;
+        // What is recorded under the other uid is there, too.
+        let mut said = Vec::new();
+        for name in ["one", "two", "three"] {
+            let refused = abandon_in(&mut world, name, "sim", false)
+                .await
+                .unwrap_err();
+            said.push(refused.message().to_owned());
+        }
+        let way_out = format!("drover rebind sim {uid}");
+        assert!(said.iter().any(|said| said.contains(&way_out)), "{said:?}");
+        // What happens meanwhile to those that were moved is not overlooked.
+        let mut kept = before;
+        for name in ["one", "two", "three"] {
+            let victim = world.site.nodes(name).remove(0).node_id;
+            assert!(world.site.backend.kill(&victim, Death::Failed));
+            kept.remove(&victim);
+        }
+        world.pass(LONG).await;
         world.rebind("sim", &uid).await;
         for name in ["one", "two", "three"] {
             world.scale(name, "web", 3).await;
         }
         world.check().await;
-        assert!(before.is_subset(&ids(&world.site)), "all are kept");
+        assert!(kept.is_subset(&ids(&world.site)), "all others are kept");
+        world
+            .until("nobody claims anything", async |world| {
+                let status = world.platform("sim").await.status.unwrap();
+                let claims = |it: &drover_proto::common::v1::Condition| {
+                    it.r#type == "ForeignClaims" && it.status == Some(true)
+                };
+                !status.conditions.iter().any(claims)
+            })
+            .await;
     });
 }
 

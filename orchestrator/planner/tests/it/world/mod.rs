@@ -291,6 +291,7 @@ impl World {
     pub fn sweep(&mut self, platform: &Sym) {
         let op = Op::Sweep {
             uid: self.views[platform].uid.clone(),
+            shown_by: Some(platform.clone()),
         };
         for state in [&mut self.state, &mut self.durable] {
             apply(state, std::slice::from_ref(&op), self.now);
