@@ -16,7 +16,7 @@ use drover_core::{
 };
 use drover_planner::{Leaving, Skipped, State};
 use drover_proto::{orchestrator::v1 as pb, platform::v1 as wire};
-use drover_store::{ClusterRow, Desired, DigestKey, Head, Versioned};
+use drover_store::{ClusterRow, Desired, DigestKey, Head, Versioned, digest::ClusterDigests};
 use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::{
     codec::{self, Interner},
     platform::has,
+    shared::Shared,
     template,
     witness::Witness,
 };
@@ -41,6 +42,8 @@ pub(crate) struct Cluster {
     pub(crate) change: tokio::sync::Mutex<()>,
     /// Held by whoever asked for a pass and waits for its end.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
+    /// The groups of the specs that are kept, and the generation before which they were.
+    former: Mutex<Option<(u64, Arc<Vec<Group>>)>>,
 }
 
 /// What templates suggest for groups that say nothing.
@@ -188,12 +191,13 @@ pub(crate) struct Resolved {
 }
 
 /// A spec with what its inline user data is known by outside of the store.
-fn known_as(mut spec: ClusterSpec, digests: &DigestKey) -> ClusterSpec {
+fn known_as(mut spec: ClusterSpec, digests: &ClusterDigests<'_>) -> ClusterSpec {
     let name = |settings: &mut Settings| {
         if let Some(own) = &mut settings.bootstrap
             && let UserDataSource::Sha256(digest) = &own.source
         {
             own.known_as = digests.user_data(digest);
+            own.formerly_known_as = digests.former_user_data(digest);
         }
     };
     name(&mut spec.settings);
@@ -230,7 +234,7 @@ fn secrets(spec: &ClusterSpec) -> BTreeSet<(SecretRef, pb::SecretPurpose)> {
 }
 
 impl Resolved {
-    pub(crate) fn new(spec: ClusterSpec, digests: &DigestKey) -> Result<Self> {
+    pub(crate) fn new(spec: ClusterSpec, digests: &ClusterDigests<'_>) -> Result<Self> {
         let spec = &known_as(spec, digests);
         Ok(Self {
             software: spec.software.clone(),
@@ -266,7 +270,7 @@ impl Resolved {
     }
 
     /// From a stored spec.
-    pub(crate) fn from_stored(bytes: &[u8], digests: &DigestKey) -> Result<Self> {
+    pub(crate) fn from_stored(bytes: &[u8], digests: &ClusterDigests<'_>) -> Result<Self> {
         let spec = drover_convert::spec::cluster_spec(&stored_spec(bytes)?)?;
         Self::new(spec, digests)
     }
@@ -279,6 +283,27 @@ pub(crate) fn stored_spec(bytes: &[u8]) -> Result<pb::ClusterSpec> {
 }
 
 impl Cluster {
+    /// The groups of all specs that are kept of before, oldest first.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) async fn former(&self, shared: &Shared) -> Result<Arc<Vec<Group>>> {
+        let generation = self.inner.lock().desired.value.generation;
+        if let Some((of, groups)) = &*self.former.lock()
+            && *of == generation
+        {
+            return Ok(groups.clone());
+        }
+        let digests = shared.digests.of_cluster(self.uid);
+        let mut groups = Vec::new();
+        for (_, row) in shared.store.revisions(self.uid).await? {
+            groups.extend(Resolved::from_stored(&row.spec, &digests)?.groups);
+        }
+        let groups = Arc::new(groups);
+        *self.former.lock() = Some((generation, groups.clone()));
+        Ok(groups)
+    }
+
     /// From the store. Its requests count on from `first`, above those that a lost store may have made.
     pub(crate) fn load(
         row: ClusterRow,
@@ -324,8 +349,9 @@ impl Cluster {
             bodies.insert(request.id, body);
             state.requests.insert(request.id, request);
         }
+        let digests = digests.of_cluster(uid);
         let spec =
-            Arc::new(Resolved::from_stored(&desired.value.spec, digests)?.interned(interner));
+            Arc::new(Resolved::from_stored(&desired.value.spec, &digests)?.interned(interner));
         let name: Arc<str> = desired.value.name.as_str().into();
         let mut inner = Inner {
             first_slots: first_slots(&state),
@@ -349,6 +375,7 @@ impl Cluster {
             inner: Mutex::new(inner),
             change: tokio::sync::Mutex::default(),
             reconciling: tokio::sync::Mutex::default(),
+            former: Mutex::default(),
         })
     }
 
@@ -387,6 +414,7 @@ impl Cluster {
             inner: Mutex::new(inner),
             change: tokio::sync::Mutex::default(),
             reconciling: tokio::sync::Mutex::default(),
+            former: Mutex::default(),
         }
     }
 }

@@ -413,7 +413,8 @@ pub(crate) async fn refresh_desired(shared: &Shared, cluster: &Cluster) -> Resul
     let Some(desired) = shared.store.desired(cluster.uid).await? else {
         return reload(shared, cluster).await;
     };
-    let spec = Arc::new(Resolved::from_stored(&desired.value.spec, &shared.digests)?);
+    let digests = shared.digests.of_cluster(cluster.uid);
+    let spec = Arc::new(Resolved::from_stored(&desired.value.spec, &digests)?);
     let mut inner = cluster.inner.lock();
     if desired.revision > inner.desired.revision {
         let revision = desired.revision;

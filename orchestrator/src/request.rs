@@ -196,7 +196,8 @@ pub(crate) async fn user_data(
     if reference.secret.is_empty() {
         let digest = &reference.user_data;
         let data = shared.store.user_data(cluster, digest).await?;
-        return data.ok_or_else(|| digest_not_stored(&shared.digests.user_data(digest)));
+        let digests = shared.digests.of_cluster(cluster);
+        return data.ok_or_else(|| digest_not_stored(&digests.user_data(digest)));
     }
     let of = SecretRef {
         name: reference.secret.clone(),

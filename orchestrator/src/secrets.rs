@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::{
     calls::digest_not_stored,
-    cluster::{Cluster, Resolved},
+    cluster::{Cluster, Inner},
     shared::Shared,
 };
 
@@ -312,6 +312,39 @@ struct Named {
 }
 
 impl Named {
+    fn is_any(group: &Group) -> bool {
+        group.bootstrap.is_some() || !group.secrets.is_empty()
+    }
+
+    /// All of its content, and of what was perhaps named what is still there.
+    async fn read(&self, shared: &Shared, cluster: &Cluster, perhaps: &Self) -> Result<Hidden> {
+        let mut hidden = Hidden::default();
+        for digest in &self.user_data {
+            let data = shared.store.user_data(cluster.uid, digest).await?;
+            let known_as = || shared.digests.of_cluster(cluster.uid).user_data(digest);
+            let data = data.ok_or_else(|| digest_not_stored(&known_as()))?;
+            hidden = hidden.script(&data);
+        }
+        for of in &self.secrets {
+            let found = read(&shared.store, of).await?;
+            hidden = hidden.secret(&found.content);
+        }
+        for digest in perhaps.user_data.difference(&self.user_data) {
+            if let Some(data) = shared.store.user_data(cluster.uid, digest).await? {
+                hidden = hidden.script(&data);
+            }
+        }
+        for of in perhaps.secrets.difference(&self.secrets) {
+            match read(&shared.store, of).await {
+                Ok(found) => hidden = hidden.secret(&found.content),
+                // No node is known that was given it.
+                Err(error) if error.reason() == Reason::SecretNotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(hidden)
+    }
+
     fn add(&mut self, group: &Group) {
         self.secrets.extend(group.secrets.values().cloned());
         match group.bootstrap.as_ref().map(|own| &own.source) {
@@ -379,85 +412,60 @@ fn makes(group: &Group, path: &str, hash: &str) -> bool {
     *group.path == *path && group.choices.iter().any(|choice| choice.is_hash(hash))
 }
 
+/// Nodes of a cluster that its present spec does not make, by path and hash.
+type Others = BTreeSet<(Sym, Sym)>;
+
+/// Of these paths, what runs or is there without a record.
+fn others(inner: &Inner, meant: impl Fn(&str) -> bool) -> Others {
+    let groups = &inner.spec.groups;
+    let is_other = |path: &str, hash: &str| !groups.iter().any(|one| makes(one, path, hash));
+    let nodes = inner.state.nodes.iter();
+    let nodes = nodes.map(|node| (&node.group, &node.spec_hash));
+    let orphans = inner.state.orphans.values();
+    let orphans = orphans.map(|orphan| (&orphan.group, &orphan.spec_hash));
+    (nodes.chain(orphans))
+        .filter(|(path, hash)| meant(path) && is_other(path, hash))
+        .map(|(path, hash)| (path.clone(), hash.clone()))
+        .collect()
+}
+
 async fn contents(
     shared: &Shared,
     cluster: &Cluster,
     group: &str,
     hashes: &BTreeSet<String>,
 ) -> Result<Hidden> {
-    // What nodes were made of, and what they may have been made of, as far as anybody knows.
+    let former = cluster.former(shared).await?;
     let (mut named, mut perhaps) = (Named::default(), Named::default());
-    // Paths and hashes of nodes that the present spec does not make.
-    let mut others: BTreeSet<(Sym, Sym)> = BTreeSet::new();
-    let known = {
+    {
         let inner = cluster.inner.lock();
-        let groups = &inner.spec.groups;
-        let known = groups.iter().any(|one| *one.path == *group);
+        let present = &inner.spec.groups;
+        if !present.iter().chain(&*former).any(Named::is_any) {
+            return Ok(Hidden::default());
+        }
+        let known = present.iter().any(|one| *one.path == *group);
         let meant = |path: &str| !known || *path == *group;
-        let present: Vec<&Group> = groups.iter().filter(|one| meant(&one.path)).collect();
-        for one in &present {
+        for one in present.iter().filter(|one| meant(&one.path)) {
             named.add(one);
         }
-        let is_other = |path: &str, hash: &str| !present.iter().any(|one| makes(one, path, hash));
-        for node in &inner.state.nodes {
-            if meant(&node.group) && is_other(&node.group, &node.spec_hash) {
-                others.insert((node.group.clone(), node.spec_hash.clone()));
-            }
-        }
-        for orphan in inner.state.orphans.values() {
-            if meant(&orphan.group) && is_other(&orphan.group, &orphan.spec_hash) {
-                others.insert((orphan.group.clone(), orphan.spec_hash.clone()));
-            }
-        }
-        for hash in hashes {
-            if is_other(group, hash) {
-                others.insert((group.into(), hash.as_str().into()));
-            }
-        }
-        known
-    };
-    if !known || !others.is_empty() {
-        let mut former: Vec<Group> = Vec::new();
-        for (_, row) in shared.store.revisions(cluster.uid).await? {
-            former.extend(Resolved::from_stored(&row.spec, &shared.digests)?.groups);
-        }
-        for one in &former {
+        let mut others = others(&inner, meant);
+        let is_made = |hash: &String| present.iter().any(|one| makes(one, group, hash));
+        let told = hashes.iter().filter(|hash| !is_made(hash));
+        others.extend(told.map(|hash| (group.into(), hash.as_str().into())));
+        for one in &*former {
             if others.iter().any(|(path, hash)| makes(one, path, hash)) {
                 named.add(one);
             }
         }
         others.retain(|(path, hash)| !former.iter().any(|one| makes(one, path, hash)));
         // The specs of the rest are not kept any more; those that are may have had something in common with them.
-        for one in &former {
+        for one in &*former {
             if !known || others.iter().any(|(path, _)| *path == one.path) {
                 perhaps.add(one);
             }
         }
     }
-    let mut hidden = Hidden::default();
-    for digest in &named.user_data {
-        let data = shared.store.user_data(cluster.uid, digest).await?;
-        let data = data.ok_or_else(|| digest_not_stored(&shared.digests.user_data(digest)))?;
-        hidden = hidden.script(&data);
-    }
-    for of in &named.secrets {
-        let found = read(&shared.store, of).await?;
-        hidden = hidden.secret(&found.content);
-    }
-    for digest in perhaps.user_data.difference(&named.user_data) {
-        if let Some(data) = shared.store.user_data(cluster.uid, digest).await? {
-            hidden = hidden.script(&data);
-        }
-    }
-    for of in perhaps.secrets.difference(&named.secrets) {
-        match read(&shared.store, of).await {
-            Ok(found) => hidden = hidden.secret(&found.content),
-            // No node is known that was given it.
-            Err(error) if error.reason() == Reason::SecretNotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(hidden)
+    named.read(shared, cluster, &perhaps).await
 }
 
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.
@@ -466,21 +474,53 @@ pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<Strin
     for cluster in shared.by_name() {
         let inner = cluster.inner.lock();
         let mut named = inner.spec.secrets.iter();
-        if !inner.state.deleting
-            && named.any(|(of, _)| of.name == name && key.is_none_or(|key| of.key == key))
-        {
+        if !inner.state.deleting && named.any(|(of, _)| is_of(of, name, key)) {
             users.push(format!("cluster/{}", cluster.name));
         }
     }
     for (platform, registered) in &*shared.platforms.read() {
         let spec = registered.platform.registration().spec;
         let mut named = crate::connect::secrets(&spec).into_iter();
-        if named.any(|of| of.name == name && key.is_none_or(|key| of.key == key)) {
+        if named.any(|of| is_of(&of, name, key)) {
             users.push(format!("platform/{platform}"));
         }
     }
     users.truncate(MAX_USERS);
     users
+}
+
+/// Who has nodes that were given a secret, or one key of it, though no spec names it any more, the first 100: what they say
+/// could not be told from it without it.
+pub(crate) async fn holders(shared: &Shared, name: &str, key: Option<&str>) -> Result<Vec<String>> {
+    let mut holders = Vec::new();
+    for cluster in shared.by_name() {
+        let (others, deleting) = {
+            let inner = cluster.inner.lock();
+            let running = inner.state.deleting && !inner.state.nodes.is_empty();
+            let mut named = inner.spec.secrets.iter();
+            let is_named = named.any(|(of, _)| is_of(of, name, key));
+            (others(&inner, |_| true), running && is_named)
+        };
+        let held = deleting
+            || (!others.is_empty() && {
+                let former = cluster.former(shared).await?;
+                let made = |one: &&Group| others.iter().any(|(path, hash)| makes(one, path, hash));
+                former.iter().filter(made).any(|one| {
+                    let mut named = Named::default();
+                    named.add(one);
+                    named.secrets.iter().any(|of| is_of(of, name, key))
+                })
+            });
+        if held {
+            holders.push(format!("cluster/{}", cluster.name));
+        }
+    }
+    holders.truncate(MAX_USERS);
+    Ok(holders)
+}
+
+fn is_of(of: &SecretRef, name: &str, key: Option<&str>) -> bool {
+    of.name == name && key.is_none_or(|key| of.key == key)
 }
 
 /// Who names each secret, the first 100 of each.

@@ -9,7 +9,6 @@ use drover_proto::orchestrator::v1 as pb;
 use drover_store::{Desired, Versioned};
 use prost::Message;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::{
     Api,
@@ -266,7 +265,10 @@ impl Api {
     ) -> pb::PlanClusterResponse {
         let mut shown = self.shown(cluster);
         shown.generation = desired.value.generation;
-        shown.spec = shown_spec(&desired.value.spec, &self.shared.digests);
+        shown.spec = shown_spec(
+            &desired.value.spec,
+            &self.shared.digests.of_cluster(cluster.uid),
+        );
         shown.delete_time = desired
             .value
             .delete_time_ms
@@ -345,18 +347,20 @@ impl Api {
         let cluster = if validate_only {
             let desired = Versioned { value, revision: 0 };
             answer.revision = self.shared.revision();
-            Arc::new(Cluster::create(Uuid::now_v7(), desired, checked.resolved))
+            Arc::new(Cluster::create(checked.uid, desired, checked.resolved))
         } else {
             self.shared.hooks.reach(Point::BeforeApply).await;
             let data = checked.user_data.to_store();
             let store = &self.shared.store;
-            let (uid, revision) = store.create_cluster_with(value.clone(), data).await?;
+            let revision = store
+                .create_cluster_with(checked.uid, value.clone(), data)
+                .await?;
             self.shared.hooks.reach(Point::AfterApply).await;
             self.record.generation(value.generation);
             let desired = Versioned { value, revision };
             answer.revision = revision;
             self.shared
-                .add(Cluster::create(uid, desired, checked.resolved))
+                .add(Cluster::create(checked.uid, desired, checked.resolved))
         };
         if let Some(others) = others {
             others.show(self, &cluster);
@@ -439,7 +443,8 @@ impl Api {
             if validate_only && !same {
                 shown.generation = desired.value.generation;
                 shown.labels.clone_from(&desired.value.labels);
-                let mut spec = digests::shown(checked.spec, &self.shared.digests);
+                let digests = self.shared.digests.of_cluster(cluster.uid);
+                let mut spec = digests::shown(checked.spec, &digests);
                 checked.user_data.leave_out(&mut spec);
                 shown.spec = Some(spec);
                 plan.generation = before;

@@ -70,6 +70,8 @@ fn check_storage(
 
 /// A checked document.
 pub(super) struct Checked {
+    /// Of the cluster, or of the one that it is about to become.
+    pub(super) uid: Uuid,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) spec: pb::ClusterSpec,
     pub(super) resolved: Arc<Resolved>,
@@ -123,14 +125,15 @@ impl Api {
             });
             return Err(Error::violations(wrong));
         }
-        let resolved =
-            match cluster_spec(&spec).and_then(|spec| Resolved::new(spec, &self.shared.digests)) {
-                Ok(resolved) => resolved,
-                Err(error) => {
-                    wrong.extend(error.fields().iter().cloned());
-                    return Err(Error::violations(wrong));
-                }
-            };
+        let uid = cluster.map_or_else(Uuid::now_v7, |cluster| cluster.uid);
+        let digests = self.shared.digests.of_cluster(uid);
+        let resolved = match cluster_spec(&spec).and_then(|spec| Resolved::new(spec, &digests)) {
+            Ok(resolved) => resolved,
+            Err(error) => {
+                wrong.extend(error.fields().iter().cloned());
+                return Err(Error::violations(wrong));
+            }
+        };
         // First, so that a platform that the caller may not use is as one that is not there.
         self.check_places(document, &spec, &resolved, cluster, request.validate_only)?;
         let mut warnings = Vec::new();
@@ -187,6 +190,7 @@ impl Api {
         wrong.retain(|one| seen.insert(one.clone()));
         if wrong.is_empty() {
             Ok(Checked {
+                uid,
                 labels: document.labels.clone(),
                 spec,
                 resolved: Arc::new(resolved.interned(&self.shared.interner)),

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::Result;
 use drover_proto::orchestrator::v1::{self as pb, bootstrap_source::Source};
-use drover_store::{DigestKey, digest::is_keyed};
+use drover_store::digest::{ClusterDigests, is_keyed};
 
 use super::{Api, user_data::sources};
 use crate::{
@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// A stored spec as it is shown. None: it cannot be read.
-pub(super) fn shown_spec(stored: &[u8], key: &DigestKey) -> Option<pb::ClusterSpec> {
+pub(super) fn shown_spec(stored: &[u8], key: &ClusterDigests<'_>) -> Option<pb::ClusterSpec> {
     stored_spec(stored).ok().map(|spec| shown(spec, key))
 }
 
 /// The same of one that was read.
-pub(super) fn shown(mut spec: pb::ClusterSpec, key: &DigestKey) -> pb::ClusterSpec {
+pub(super) fn shown(mut spec: pb::ClusterSpec, key: &ClusterDigests<'_>) -> pb::ClusterSpec {
     for (_, source) in sources(&mut spec) {
         if let Some(Source::Sha256(digest)) = &mut source.source
             && !is_keyed(digest)
@@ -71,7 +71,7 @@ impl Api {
         Ok(document)
     }
 
-    /// What is stored of a cluster, by the digests that are shown of it.
+    /// What is stored of a cluster, by the digests that are or were shown of it.
     async fn stored_digests(
         &self,
         cluster: Option<&Arc<Cluster>>,
@@ -80,8 +80,11 @@ impl Api {
             return Ok(BTreeMap::new());
         };
         let stored = self.shared.store.user_data_digests(cluster.uid).await?;
-        let key = &self.shared.digests;
-        let stored = stored.into_iter();
-        Ok(stored.map(|one| (key.user_data(&one), one)).collect())
+        let key = self.shared.digests.of_cluster(cluster.uid);
+        let known = stored.into_iter().flat_map(|one| {
+            let names = [key.user_data(&one), key.former_user_data(&one)];
+            names.map(|name| (name, one.clone()))
+        });
+        Ok(known.collect())
     }
 }

@@ -38,9 +38,10 @@ impl Api {
         self.shared.reach(request.min_revision).await?;
         let cluster = self.find(&request.cluster)?;
         let kept = self.kept(&cluster).await?;
+        let digests = self.shared.digests.of_cluster(cluster.uid);
         let specs: Vec<Resolved> = kept
             .iter()
-            .map(|(_, row)| Resolved::from_stored(&row.spec, &self.shared.digests))
+            .map(|(_, row)| Resolved::from_stored(&row.spec, &digests))
             .collect::<Result<_>>()?;
         let mut revisions = Vec::new();
         for (at, (generation, row)) in kept.iter().enumerate() {
@@ -49,7 +50,7 @@ impl Api {
             revisions.push(pb::ClusterRevision {
                 generation: *generation,
                 apply_time: Some(to_timestamp(u64::try_from(row.apply_time_ms).unwrap_or(0))),
-                spec: Some(shown(stored_spec(&row.spec)?, &self.shared.digests)),
+                spec: Some(shown(stored_spec(&row.spec)?, &digests)),
                 changes,
                 author: row.author.clone(),
             });
@@ -90,9 +91,10 @@ impl Api {
     /// The groups of all specs that are kept, newest first, to find out what made a node.
     pub(super) async fn former(&self, cluster: &Cluster) -> Result<Vec<Group>> {
         let kept = self.kept(cluster).await?;
+        let digests = self.shared.digests.of_cluster(cluster.uid);
         let mut groups = Vec::new();
         for (_, row) in kept.iter().rev() {
-            groups.extend(Resolved::from_stored(&row.spec, &self.shared.digests)?.groups);
+            groups.extend(Resolved::from_stored(&row.spec, &digests)?.groups);
         }
         Ok(groups)
     }
@@ -186,7 +188,7 @@ impl Api {
             cluster: Some(pb::Cluster {
                 name: cluster.name.to_string(),
                 labels: labels.into_iter().collect(),
-                spec: Some(shown(spec, &self.shared.digests)),
+                spec: Some(shown(spec, &self.shared.digests.of_cluster(cluster.uid))),
                 ..pb::Cluster::default()
             }),
             validate_only,

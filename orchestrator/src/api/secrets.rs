@@ -166,7 +166,7 @@ impl Api {
         let purpose = self.purpose_of(&request, old)?;
         let keys = wanted(request.data, old, &self.shared.digests)?;
         if let Some(old) = old {
-            self.refuse_missing(&name, old, &keys)?;
+            self.refuse_missing(&name, old, &keys).await?;
         }
         let now = self.shared.now();
         let (outcome, content) = match old {
@@ -245,19 +245,25 @@ impl Api {
     }
 
     /// Refuses to take away a key that somebody names.
-    fn refuse_missing(&self, name: &str, old: &Content, new: &[ContentKey]) -> Result<()> {
+    async fn refuse_missing(&self, name: &str, old: &Content, new: &[ContentKey]) -> Result<()> {
         let mut wrong = Vec::new();
         for gone in old
             .keys
             .iter()
             .filter(|old| new.iter().all(|new| new.name != old.name))
         {
-            if let Some(first) = secrets::users(&self.shared, name, Some(&gone.name)).first() {
-                wrong.push(Violation {
-                    field: format!("data.{}", gone.name),
-                    description: format!("is missing, and {first} names it"),
-                });
-            }
+            let users = secrets::users(&self.shared, name, Some(&gone.name));
+            let why = match users.first() {
+                Some(first) => Some(format!("is missing, and {first} names it")),
+                None => secrets::holders(&self.shared, name, Some(&gone.name))
+                    .await?
+                    .first()
+                    .map(|first| format!("is missing, and nodes of {first} have it")),
+            };
+            wrong.extend(why.map(|description| Violation {
+                field: format!("data.{}", gone.name),
+                description,
+            }));
         }
         if wrong.is_empty() {
             Ok(())
@@ -303,14 +309,19 @@ impl Api {
             return Err(Error::invalid("name", "is empty"));
         }
         let _changing = self.shared.secrets.changing.write().await;
-        let users = secrets::users(&self.shared, name, None);
+        let mut users = secrets::users(&self.shared, name, None);
+        let mut what = "is named by";
+        if users.is_empty() {
+            users = secrets::holders(&self.shared, name, None).await?;
+            what = "is in nodes of";
+        }
         if let Some(first) = users.first() {
             let named = users[..users.len().min(NAMED_USERS)].join(", ");
             let more = match users.len().saturating_sub(NAMED_USERS) {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
-            let message = format!("secret {name:?} is named by {named}{more}");
+            let message = format!("secret {name:?} {what} {named}{more}");
             return Err(Error::new(Reason::SecretInUse, message)
                 .with_metadata("user", first)
                 .with_resource("secret", name));

@@ -108,7 +108,7 @@ pub(super) fn cluster(
         uid: cluster.uid.to_string(),
         labels: desired.labels.clone(),
         spec: if full {
-            shown_spec(&desired.spec, &visible.digests)
+            shown_spec(&desired.spec, &visible.digests.of_cluster(cluster.uid))
         } else {
             None
         },

@@ -340,7 +340,10 @@ impl Api {
         }
         (own.data, own.apart) = (data, true);
         let spec = cluster_spec(&checked.spec)?;
-        checked.resolved = Arc::new(Resolved::new(spec, &self.shared.digests)?);
+        checked.resolved = Arc::new(Resolved::new(
+            spec,
+            &self.shared.digests.of_cluster(checked.uid),
+        )?);
         Ok(())
     }
 
@@ -488,6 +491,7 @@ mod tests {
             source: UserDataSource::Sha256(digest),
             render: true,
             known_as: String::new(),
+            formerly_known_as: String::new(),
         };
         let platform = |capabilities: &[wire::Capability]| wire::Platform {
             capabilities: capabilities.iter().map(|it| i32::from(*it)).collect(),

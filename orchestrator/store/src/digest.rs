@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ring::hmac;
+use uuid::Uuid;
 
 /// What digests begin with. Another form begins with something else.
 const FORM: &str = "k1-";
@@ -31,9 +32,17 @@ impl DigestKey {
         Ok(Self::new(&crate::seal::new_key()?))
     }
 
-    /// Digest of inline user data that is stored under this SHA-256.
+    /// Digests of what one cluster has.
     #[must_use]
-    pub fn user_data(&self, sha256: &str) -> String {
+    pub fn of_cluster(&self, uid: Uuid) -> ClusterDigests<'_> {
+        let key = self.sign("cluster", uid.as_bytes());
+        ClusterDigests {
+            own: Self::new(key.as_ref()),
+            store: self,
+        }
+    }
+
+    fn user_data(&self, sha256: &str) -> String {
         self.of("user data", sha256.as_bytes())
     }
 
@@ -45,13 +54,40 @@ impl DigestKey {
 
     /// Equal contents of different kinds have different digests.
     fn of(&self, kind: &str, data: &[u8]) -> String {
+        let digits = self.sign(kind, data);
+        let digits = digits.as_ref().iter().map(|byte| format!("{byte:02x}"));
+        format!("{FORM}{}", digits.collect::<String>())
+    }
+
+    fn sign(&self, kind: &str, data: &[u8]) -> hmac::Tag {
         let mut context = hmac::Context::with_key(&self.0);
         context.update(kind.as_bytes());
         context.update(b"\0");
         context.update(data);
-        let digits = context.sign();
-        let digits = digits.as_ref().iter().map(|byte| format!("{byte:02x}"));
-        format!("{FORM}{}", digits.collect::<String>())
+        context.sign()
+    }
+}
+
+/// Digests of what one cluster has. The same in two clusters has two of them: whoever may change one of them could try out
+/// there what is in the other.
+#[derive(Debug)]
+pub struct ClusterDigests<'a> {
+    own: DigestKey,
+    store: &'a DigestKey,
+}
+
+impl ClusterDigests<'_> {
+    /// Digest of inline user data that is stored under this SHA-256.
+    #[must_use]
+    pub fn user_data(&self, sha256: &str) -> String {
+        self.own.user_data(sha256)
+    }
+
+    /// What it was known by when all clusters had the same digests. Shown to nobody; nodes carry hashes of it, and documents
+    /// that were written then have it.
+    #[must_use]
+    pub fn former_user_data(&self, sha256: &str) -> String {
+        self.store.user_data(sha256)
     }
 }
 
@@ -74,6 +110,13 @@ mod tests {
         assert_ne!(one.secret(b"hush"), one.secret(b"hushed"));
         assert_ne!(one.secret(b"hush"), two.secret(b"hush"));
         assert_ne!(one.secret(b"hush"), one.user_data("hush"));
+        let (this, that) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let of = |key: &DigestKey, uid| key.of_cluster(uid).user_data("hush");
+        assert_eq!(of(&one, this), of(&one, this));
+        assert_ne!(of(&one, this), of(&one, that), "another cluster");
+        assert_ne!(of(&one, this), of(&two, this), "another store");
+        let former = |uid| one.of_cluster(uid).former_user_data("hush");
+        assert_eq!(former(this), former(that));
         assert!(is_keyed(&one.secret(b"hush")));
         assert!(!is_keyed(&drover_core::spec::digest(b"hush")));
         assert_eq!(format!("{one:?}"), "DigestKey");

@@ -246,6 +246,7 @@ impl Reader {
                     source: UserDataSource::Secret(secret),
                     render: from.render,
                     known_as: String::new(),
+                    formerly_known_as: String::new(),
                 });
             }
             Some(Source::Sha256(digest)) => {
@@ -263,6 +264,7 @@ impl Reader {
                     source: UserDataSource::Sha256(digest),
                     render: from.render,
                     known_as: String::new(),
+                    formerly_known_as: String::new(),
                 });
             }
             Some(Source::Text(text)) => (text.as_bytes(), true),
@@ -278,6 +280,7 @@ impl Reader {
             source: UserDataSource::Sha256(drover_core::spec::digest(data)),
             render: from.render,
             known_as: String::new(),
+            formerly_known_as: String::new(),
         })
     }
 

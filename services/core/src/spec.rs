@@ -166,9 +166,11 @@ pub struct Bootstrap {
     pub source: UserDataSource,
     /// Rendered with the template context of each node; the data is text.
     pub render: bool,
-    /// What inline data is known by outside of the store: a digest that nobody can guess it by. Empty: nothing was made
-    /// of it yet.
+    /// What inline data is known by outside of the store: a digest that nobody can guess it by, and that no other cluster
+    /// has for the same data. Empty: nothing was made of it yet.
     pub known_as: String,
+    /// The same in clusters of which all have one digest for the same data: nodes carry hashes of it.
+    pub formerly_known_as: String,
 }
 
 /// Where user data is kept.

@@ -92,7 +92,7 @@ impl Api {
             let resolved = Arc::new(
                 Resolved::new(
                     drover_convert::spec::cluster_spec(&spec)?,
-                    &self.shared.digests,
+                    &self.shared.digests.of_cluster(cluster.uid),
                 )?
                 .interned(&self.shared.interner),
             );

@@ -206,18 +206,21 @@ impl Store {
 
     /// Makes a cluster. `CLUSTER_EXISTS` when the name is taken, also by one that is being deleted.
     pub async fn create_cluster(&self, desired: Desired) -> Result<(Uuid, Revision)> {
-        self.create_cluster_with(desired, UserData::default()).await
+        let uid = Uuid::now_v7();
+        let data = UserData::default();
+        let revision = self.create_cluster_with(uid, desired, data).await?;
+        Ok((uid, revision))
     }
 
-    /// The same with user data that its spec refers to.
+    /// The same under a new uid, with user data that its spec refers to.
     pub async fn create_cluster_with(
         &self,
+        uid: Uuid,
         desired: Desired,
         data: UserData,
-    ) -> Result<(Uuid, Revision)> {
+    ) -> Result<Revision> {
         check(&desired)?;
         data.check()?;
-        let uid = Uuid::now_v7();
         let data = self.sealed(uid, data)?;
         let marker = Marker {
             key: Name::Desired(uid).into(),
@@ -234,7 +237,7 @@ impl Store {
         .put(name, Bytes::copy_from_slice(uid.as_bytes()));
         data.add(uid, &mut txn);
         match commit::commit(&*self.backend, txn, Lane::Bulk, &marker).await {
-            Ok(revision) => Ok((uid, revision)),
+            Ok(revision) => Ok(revision),
             Err(CommitError::Conflict(_)) => Err(Error::new(
                 Reason::ClusterExists,
                 format!("there is a cluster {:?} already", desired.name),

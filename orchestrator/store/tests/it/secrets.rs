@@ -54,8 +54,10 @@ fn data(texts: &[&str]) -> UserData {
 
 async fn make(store: &Store, texts: &[&str]) -> Uuid {
     let desired: Desired = wanted("orders");
-    let made = store.create_cluster_with(desired, data(texts)).await;
-    made.unwrap().0
+    let uid = Uuid::now_v7();
+    let made = store.create_cluster_with(uid, desired, data(texts)).await;
+    made.unwrap();
+    uid
 }
 
 async fn read(store: &Store, uid: Uuid, text: &str) -> Bytes {

@@ -21,6 +21,7 @@ use drover_proto::{
         watch_nodes_response::Event,
     },
 };
+use drover_store::{Lane, backend::Txn, keys::Name};
 use futures::Stream;
 use tonic::{Request, Response, Status, Streaming, service::Routes};
 
@@ -581,7 +582,10 @@ async fn nothing_is_shown_of_what_nodes_say_whose_secret_is_there_no_more() {
     let delete = pb::DeleteSecretRequest {
         name: "orders-p".to_owned(),
     };
-    world.secrets().delete_secret(delete).await.unwrap();
+    // No spec names it, and what a node says could not be told from it any more.
+    let answer = world.secrets().delete_secret(delete).await;
+    refused(answer, Reason::SecretInUse);
+    lose(&world, "orders-p").await;
 
     say(&world, &told, format!("back-off: PASSWORD={CONTENT}")).await;
     let shown = visible(&world, &Log::default()).await;
@@ -604,6 +608,37 @@ async fn nothing_is_shown_of_what_nodes_say_whose_secret_is_there_no_more() {
     say(&world, &told, "back-off: again".to_owned()).await;
     let shown = visible(&world, &Log::default()).await;
     assert!(shown.contains("back-off: again"), "{shown}");
+    world.stop().await;
+}
+
+/// Takes a secret out of the store, as nobody may.
+async fn lose(world: &World, secret: &str) {
+    let txn = Txn::default().delete(Name::Secret(secret.to_owned()).into());
+    let backend = world.backend.upgrade().unwrap();
+    backend.commit(txn, Lane::Bulk).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_secret_of_a_cluster_that_is_being_deleted_stays_as_long_as_nodes_of_it() {
+    let world = World::bare(SimulatedSettings::default()).await;
+    let told = Told::in_front_of(&world).await;
+    put(&world, "orders-p", CONTENT).await;
+    world
+        .apply(lasting(telling("orders-p", "{{ secrets.p }}")))
+        .await
+        .unwrap();
+    world.ready("orders").await;
+    world.site.backend().pause_backend(true);
+    world.delete("orders").await.unwrap();
+    let delete = pb::DeleteSecretRequest {
+        name: "orders-p".to_owned(),
+    };
+    let answer = world.secrets().delete_secret(delete.clone()).await;
+    refused(answer, Reason::SecretInUse);
+    world.site.backend().pause_backend(false);
+    world.gone("orders").await;
+    world.secrets().delete_secret(delete).await.unwrap();
+    drop(told);
     world.stop().await;
 }
 

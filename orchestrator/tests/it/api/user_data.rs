@@ -97,7 +97,7 @@ async fn user_data_reaches_the_nodes_and_nobody_else() {
     assert!(!everything.contains(&digest), "by that it can be guessed");
     assert!(everything.contains(&shown));
     // What a node is made from is covered by a hash that everybody sees, too.
-    assert!(nodes.iter().all(|node| node.spec_hash.starts_with("h2-")));
+    assert!(nodes.iter().all(|node| node.spec_hash.starts_with("h3-")));
     let dump = stored(&world).await;
     assert!(dump.contains(&format!("/{digest}")) && !dump.contains("hush"));
 
@@ -243,6 +243,23 @@ async fn who_may_only_look_finds_out_by_no_plan_whether_a_guess_is_what_is_store
     // So is who makes one.
     let [_, dry] = planned(&door, "looks", with("carts", GUESS)).await;
     assert!(dry.starts_with("Created") && !dry.contains(HIDDEN));
+
+    // But not what is in another one: the same data has another digest there, and its nodes have another hash.
+    let [plan, dry] = planned(&door, "looks", with("carts", SECRET)).await;
+    assert!(!plan.contains(&stored) && !dry.contains(&stored));
+    door.world.apply(with("carts", SECRET)).await.unwrap();
+    door.world.ready("carts").await;
+    let mut hashes = Vec::new();
+    for name in ["orders", "carts"] {
+        let nodes = door.world.nodes(name).await;
+        hashes.push(
+            nodes
+                .into_iter()
+                .map(|node| node.spec_hash)
+                .collect::<std::collections::BTreeSet<_>>(),
+        );
+    }
+    assert!(hashes[0].is_disjoint(&hashes[1]), "{hashes:?}");
     door.stop().await;
 }
 

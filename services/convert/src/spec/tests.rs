@@ -49,6 +49,7 @@ fn user_data_becomes_its_digest() {
         let expected = Bootstrap {
             source: UserDataSource::Sha256(digest.to_owned()),
             known_as: String::new(),
+            formerly_known_as: String::new(),
             render: true,
         };
         assert_eq!(spec.groups[0].settings.bootstrap, Some(expected));

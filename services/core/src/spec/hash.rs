@@ -10,7 +10,7 @@ use crate::name::{self, Sym};
 type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
 /// The formulas that nodes may carry hashes of, oldest first; the last one is used for new nodes. One that covers other
 /// fields is added at the end and the others stay, so that a changed formula never looks like a changed spec.
-const FORMULAS: [Formula; 2] = [(1, cover), (2, cover_keyed)];
+const FORMULAS: [Formula; 3] = [(1, cover), (2, cover_keyed), (3, cover_of_cluster)];
 
 /// SHA-256 of user data, as reads show it: 64 lower-case hexadecimal digits.
 #[must_use]
@@ -45,7 +45,7 @@ pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice)
         format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
     };
     // Where nothing has to be hidden both say the same, and what is known longest stays.
-    let formulas = if hides(group) { 2 } else { 1 };
+    let formulas = if hides(group) { FORMULAS.len() } else { 1 };
     FORMULAS[..formulas].iter().map(by).collect()
 }
 
@@ -61,6 +61,13 @@ fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choic
 
 /// Whoever sees the hash, with everything else that it covers, must not be able to guess the data by it.
 fn cover_keyed(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
+    cover_with(hash, cluster, group, choice, |own, _| {
+        &own.formerly_known_as
+    });
+}
+
+/// Nor by trying in a cluster of his own what the data of another one may be.
+fn cover_of_cluster(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
     cover_with(hash, cluster, group, choice, |own, _| &own.known_as);
 }
 

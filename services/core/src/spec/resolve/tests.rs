@@ -223,6 +223,7 @@ fn user_data_is_inherited_and_part_of_what_makes_a_node() {
         source: UserDataSource::Sha256(crate::spec::digest(text.as_bytes())),
         render,
         known_as: String::new(),
+        formerly_known_as: String::new(),
     };
     let groups = |outer, inner| {
         let mut group = leaf("g", 1);
@@ -258,6 +259,7 @@ fn user_data_is_inherited_and_part_of_what_makes_a_node() {
             source,
             render: false,
             known_as: String::new(),
+            formerly_known_as: String::new(),
         };
         hash(groups(Some(bootstrap), None))
     };
@@ -268,23 +270,30 @@ fn user_data_is_inherited_and_part_of_what_makes_a_node() {
 
 #[test]
 fn a_hash_says_nothing_of_user_data_to_who_has_no_key_and_nodes_from_before_that_stay() {
-    let of = |text: &str, known_as: &str| {
+    let of = |text: &str, known_as: &str, formerly: &str| {
         let mut group = leaf("g", 1);
         group.settings.platforms = on("local");
         group.settings.bootstrap = Some(Bootstrap {
             source: UserDataSource::Sha256(crate::spec::digest(text.as_bytes())),
             render: false,
             known_as: known_as.to_owned(),
+            formerly_known_as: formerly.to_owned(),
         });
         resolved(group).choices.remove(0)
     };
-    let before = of("hush", "");
-    let now = of("hush", "k1-a");
+    let before = of("hush", "", "");
+    let now = of("hush", "k1-a", "k1-store");
+    let other = of("hush", "k1-b", "k1-store");
     assert!(now.is_hash(&before.spec_hash), "it is made of the same");
     assert_ne!(now.spec_hash, before.spec_hash);
-    assert_eq!(now.spec_hash, of("another guess", "k1-a").spec_hash);
-    assert_ne!(now.spec_hash, of("hush", "k1-b").spec_hash);
-    assert!(!of("hushed", "k1-b").is_hash(&before.spec_hash));
+    assert_eq!(now.spec_hash, of("another guess", "k1-a", "k1-x").spec_hash);
+    assert_ne!(now.spec_hash, other.spec_hash, "of another cluster");
+    assert!(!of("hushed", "k1-b", "k1-x").is_hash(&before.spec_hash));
+    // Nodes carry what their data were known by when all clusters had one digest for the same.
+    let former = |choice: &Choice| choice.former_hashes.last().unwrap().clone();
+    assert!(former(&now).starts_with("h2-"));
+    assert_eq!(former(&now), former(&other));
+    assert!(now.is_hash(&former(&other)));
 
     let mut plain = leaf("g", 1);
     plain.settings.platforms = on("local");
