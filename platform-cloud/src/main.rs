@@ -14,7 +14,7 @@ use drover_platform::{PolicySettings, ReplicanteSettings};
 use drover_platform_cloud::{
     DriverSettings, PlatformServer, Settings,
     drivers::{
-        local::{self, Isolation},
+        local::{self, ClusterLimits, Isolation},
         simulated::SimulatedSettings,
     },
 };
@@ -89,6 +89,8 @@ struct LocalSettings {
     isolation: Isolation,
     /// First and last of these users. Default 700000 and 765535.
     user_range: (u32, u32),
+    /// What the nodes of each cluster with a user of its own take together, and commands in them.
+    cluster_limits: ClusterLimits,
 }
 
 impl Default for LocalSettings {
@@ -100,6 +102,7 @@ impl Default for LocalSettings {
             max_nodes: None,
             isolation: Isolation::default(),
             user_range: local::USERS,
+            cluster_limits: ClusterLimits::default(),
         }
     }
 }
@@ -113,6 +116,7 @@ impl LocalSettings {
             max_nodes: self.max_nodes,
             isolation: self.isolation,
             user_range: self.user_range,
+            cluster_limits: self.cluster_limits,
             ..local::Settings::new(state_dir)?
         })
     }

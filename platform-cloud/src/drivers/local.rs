@@ -53,12 +53,16 @@
 //! templates name it. Nodes from before there were such users stay as they are. Where that is not possible, clusters share
 //! the platform's user, and the platform warns of it.
 //!
+//! What the nodes of such a cluster take together (memory, processes, processors) is limited as the settings say, by control groups
+//! of the kernel.
+//!
 //! # Crashes
 //!
 //! A node exists from the moment when its directory is renamed into place; its process is started by a launcher that
 //! records itself before it becomes the process. Wherever the platform is killed, the next one finds the same nodes, starts
 //! what was not started, watches what runs and goes on with what was being removed. Nodes live on without it.
 
+mod cgroup;
 mod clean;
 mod confine;
 mod crash;
@@ -116,6 +120,7 @@ use drover_platform::{
 };
 
 pub use self::{
+    cgroup::ClusterLimits,
     clean::{Removed, remove_all},
     launch::{command_main, launch_main},
     settings::{CATALOGUE, Isolation, Settings, USERS},
@@ -248,8 +253,14 @@ impl LocalDriver {
         }
         let removal = files::read_json(&directory.join(REMOVAL))?;
         let spec: Option<ProcessSpec> = files::read_json(&directory.join(SPEC))?;
-        if spec.is_some_and(|spec| !spec.confined) {
+        if spec.as_ref().is_some_and(|spec| !spec.confined) {
             self.shared.unconfined.lock().insert(node_id.to_owned());
+        }
+        if let (Some(groups), Some(group)) = (
+            self.shared.tenancy.groups(),
+            spec.as_ref().and_then(|spec| spec.group.as_ref()),
+        ) {
+            groups.know(group);
         }
         self.shared
             .seats

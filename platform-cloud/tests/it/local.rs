@@ -3,6 +3,7 @@
 mod durable;
 mod inside;
 mod life;
+mod limits;
 mod making;
 mod tenants;
 

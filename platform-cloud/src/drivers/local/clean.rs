@@ -5,6 +5,7 @@ use std::{fs, io, os::fd::OwnedFd, path::Path, thread, time::Duration};
 use drover_core::{Error, Reason, Result};
 
 use super::{
+    cgroup::Groups,
     files,
     node::lock_out_launchers,
     process::ProcessId,
@@ -60,6 +61,7 @@ pub fn remove_all(state_dir: &Path) -> Result<Removed> {
             removed.processes += kill(&id).map_err(failed)?;
         }
     }
+    Groups::remove_empty();
     removed.files = count(state.root()).map_err(failed)?;
     remove(state.root()).map_err(failed)?;
     drop(locks);

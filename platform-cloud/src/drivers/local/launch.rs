@@ -172,7 +172,11 @@ fn become_command(command: &mut Command, directory: &Path, spec: &ProcessSpec) -
         .current_dir(spec.working_directory.as_deref().unwrap_or(&data));
     match spec.user {
         Some(user) if spec.confined => {
-            if let Err(error) = confine(command, user) {
+            let within = spec.group.as_ref().map_or(Ok(()), |group| {
+                let limited = |error| io::Error::other(format!("limits of the cluster: {error}"));
+                group.enter().map_err(limited)
+            });
+            if let Err(error) = within.and_then(|()| confine(command, user)) {
                 return error;
             }
         }

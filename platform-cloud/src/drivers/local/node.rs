@@ -290,7 +290,7 @@ async fn life(shared: &Arc<Shared>, node: &Arc<Node>) {
                 if let Err(error) = died {
                     warn!(node = %node.directory.display(), %error, "a process cannot be watched");
                 }
-                let message = how_it_ended(&process, child.take()).await;
+                let message = how_it_ended(shared, node, &process, child.take()).await;
                 end(shared, node, Some(process.id().clone()), message).await;
             }
             () = removal_requested(node) => {}

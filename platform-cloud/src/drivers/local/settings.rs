@@ -14,7 +14,7 @@ use drover_templates::{EmbeddedFile, stores};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Shared, make::text, place};
+use super::{Shared, cgroup::ClusterLimits, make::text, place};
 use drover_platform::driver::Description;
 
 /// The shipped templates: `agent` for clusters that name no store, `etcd`, `postgresql` and `redis`.
@@ -99,6 +99,8 @@ pub struct Settings {
     pub isolation: Isolation,
     /// First and last of these users. Default: 700000 to 765535.
     pub user_range: (u32, u32),
+    /// What the nodes of each cluster with a user of its own take together.
+    pub cluster_limits: ClusterLimits,
     /// Time that a node has to stop when a call does not say. Default: 10 s.
     pub grace_period: Duration,
 }
@@ -126,6 +128,7 @@ impl Settings {
             failure_domains: Vec::new(),
             isolation: Isolation::default(),
             user_range: USERS,
+            cluster_limits: ClusterLimits::default(),
             grace_period: GRACE_PERIOD,
         })
     }
@@ -149,6 +152,7 @@ impl Settings {
                 ),
             ));
         }
+        self.cluster_limits.check()?;
         if !self.host.is_loopback() && !self.insecure {
             return Err(Error::invalid(
                 "local.host",

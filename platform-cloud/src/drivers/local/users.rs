@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{
+    cgroup::{Group, Groups},
     files,
     settings::{Isolation, Settings},
     spec::User,
@@ -36,8 +37,8 @@ const UNDER_WAY: Duration = Duration::from_secs(15 * 60);
 
 /// How clusters are kept from each other.
 pub(super) enum Tenancy {
-    /// Each has a user.
-    Separate(Users),
+    /// Each has a user, and what it may take is limited, or why it is not.
+    Separate(Box<Users>, Result<Option<Groups>, String>),
     /// They share one, and why.
     Shared(String),
 }
@@ -48,6 +49,15 @@ impl Tenancy {
     /// # Errors
     /// `Precondition` if it is required and not possible, or if the users cannot be read.
     pub(super) fn open(settings: &Settings, state: &StateDir) -> Result<Self> {
+        // What was asked for is done or refused; the default holds where it can.
+        let asked = settings.cluster_limits.is_asked_for();
+        let unlimited = |why: &str| {
+            let why = format!("local.cluster_limits cannot be kept: {why}");
+            Error::new(Reason::Precondition, why)
+        };
+        if settings.isolation == Isolation::None && asked {
+            return Err(unlimited("local.isolation is none"));
+        }
         if settings.isolation == Isolation::None {
             return Ok(Self::Shared("local.isolation is none".to_owned()));
         }
@@ -56,51 +66,74 @@ impl Tenancy {
             Err(error) => Some(error.to_string()),
         };
         match obstacle {
-            None => Users::open(state, settings.users())
-                .map(Self::Separate)
-                .map_err(|error| {
+            None => {
+                let users = Users::open(state, settings.users()).map_err(|error| {
                     let path = state.root().join(USERS);
                     Error::new(Reason::Precondition, format!("{}: {error}", path.display()))
-                }),
+                })?;
+                let groups = Groups::open(state.uuid(), &settings.cluster_limits);
+                match groups.map_err(|error| error.to_string()) {
+                    Err(why) if asked => Err(unlimited(&why)),
+                    groups => Ok(Self::Separate(Box::new(users), groups)),
+                }
+            }
             Some(why) if settings.isolation == Isolation::Required => Err(Error::new(
                 Reason::Precondition,
                 format!("local.isolation is required, and clusters would share one user: {why}"),
             )),
+            Some(why) if asked => Err(unlimited(&why)),
             Some(why) => Ok(Self::Shared(why)),
+        }
+    }
+
+    /// What limits the cluster of a user. `None`: nothing.
+    pub(super) fn group(&self, own: User) -> Option<Group> {
+        Some(self.groups()?.of(own.uid))
+    }
+
+    pub(super) fn groups(&self) -> Option<&Groups> {
+        match self {
+            Self::Separate(_, Ok(groups)) => groups.as_ref(),
+            Self::Separate(_, Err(_)) | Self::Shared(_) => None,
         }
     }
 
     /// What who looks at the platform is told. `unconfined`: nodes that run as the platform does.
     pub(super) fn warnings(&self, unconfined: &BTreeSet<String>) -> Vec<String> {
+        let mut said = Vec::new();
         match self {
-            Self::Shared(why) => vec![format!(
+            Self::Shared(why) => said.push(format!(
                 "clusters share one user, so whoever runs something in a node of one reaches the files and processes of \
                  all: {why}"
-            )],
-            Self::Separate(_) if unconfined.is_empty() => Vec::new(),
-            Self::Separate(_) => {
-                let mut ids: Vec<&str> = unconfined.iter().map(String::as_str).collect();
-                let more = ids.len().saturating_sub(NAMED);
-                ids.truncate(NAMED);
-                let ids = ids.join(", ");
-                let more = if more > 0 {
-                    format!(" and {more} more")
-                } else {
-                    String::new()
-                };
-                vec![format!(
-                    "nodes from before each cluster had a user of its own run as root, and whoever runs something in them \
-                     reaches all clusters; replace them: {ids}{more}"
-                )]
-            }
+            )),
+            Self::Separate(_, Err(why)) => said.push(format!(
+                "nothing limits how many processes a cluster runs, so one of them may leave none to the others: {why}"
+            )),
+            Self::Separate(_, Ok(_)) => {}
         }
+        if matches!(self, Self::Separate(..)) && !unconfined.is_empty() {
+            let mut ids: Vec<&str> = unconfined.iter().map(String::as_str).collect();
+            let more = ids.len().saturating_sub(NAMED);
+            ids.truncate(NAMED);
+            let ids = ids.join(", ");
+            let more = if more > 0 {
+                format!(" and {more} more")
+            } else {
+                String::new()
+            };
+            said.push(format!(
+                "nodes from before each cluster had a user of its own run as root, and whoever runs something in them \
+                 reaches all clusters; replace them: {ids}{more}"
+            ));
+        }
+        said
     }
 
     /// The user of a cluster. `None`: it has none of its own. Blocks while it is written down.
     pub(super) fn user(&self, identity: &Identity) -> io::Result<Option<User>> {
         match self {
             Self::Shared(_) => Ok(None),
-            Self::Separate(users) => users.of(identity).map(Some),
+            Self::Separate(users, _) => users.of(identity).map(Some),
         }
     }
 }

@@ -20,12 +20,12 @@ use crate::local_support::{
     World, adoption, pid, program_in, request, settings, stored, target, until,
 };
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A directory that every user may enter.
-fn open_directory() -> Arc<TempDir> {
+pub(super) fn open_directory() -> Arc<TempDir> {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o711)).unwrap();
     Arc::new(directory)
@@ -37,7 +37,7 @@ fn separate() -> World {
     })
 }
 
-fn of(cluster: &str, mut request: ProvisionRequest) -> ProvisionRequest {
+pub(super) fn of(cluster: &str, mut request: ProvisionRequest) -> ProvisionRequest {
     request.cluster.as_mut().unwrap().id = cluster.to_owned();
     request.owner = format!("owner-of-{cluster}");
     request
@@ -61,7 +61,7 @@ fn uid(pid: u32) -> u32 {
         .unwrap()
 }
 
-async fn shell(world: &World, node: &Node, script: &str) -> (String, i32) {
+pub(super) async fn shell(world: &World, node: &Node, script: &str) -> (String, i32) {
     exec(world, node, &["sh", "-c", script], &[]).await
 }
 

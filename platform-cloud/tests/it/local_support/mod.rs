@@ -52,6 +52,7 @@ stores:
   - {store: needy, versions: [{version: "*", template: needy.yaml}]}
   - {store: social, versions: [{version: "*", template: social.yaml, ports: [client]}]}
   - {store: family, versions: [{version: "*", template: family.yaml}]}
+  - {store: hungry, versions: [{version: "*", template: hungry.yaml}]}
   - {store: stubborn, versions: [{version: "*", template: stubborn.yaml}]}
   - {store: printer, versions: [{version: "*", template: printer.yaml}]}
   - {store: brief, versions: [{version: "*", template: brief.yaml}]}
@@ -82,6 +83,10 @@ stores:
     EmbeddedFile {
         name: "family.yaml",
         content: "{command: sh, arguments: [-c, 'sleep 1000 & sleep 1000 & echo born; wait']}",
+    },
+    EmbeddedFile {
+        name: "hungry.yaml",
+        content: "{command: sh, arguments: [-c, 'while ! [ -e eat ]; do sleep 0.02; done; head -c 300m /dev/zero | tail -c 200m >/dev/null']}",
     },
     EmbeddedFile {
         name: "stubborn.yaml",
@@ -304,6 +309,13 @@ impl Drop for World {
                     kill(pid, "KILL");
                 }
                 std::thread::sleep(Duration::from_millis(20));
+            }
+            // What limits clusters goes with their last process.
+            for group in ["/sys/fs/cgroup/drover", "/sys/fs/cgroup/*/drover"] {
+                let empty = format!("rmdir {group}/* 2>/dev/null");
+                let _ = std::process::Command::new("sh")
+                    .args(["-c", &empty])
+                    .status();
             }
         }
     }

@@ -18,7 +18,8 @@ use super::super::{
     crash::{self, Point},
     files,
     process::{Process, ProcessId},
-    state::{LOCK, PROCESS, REMOVAL, Removal, StateDir},
+    spec::ProcessSpec,
+    state::{LOCK, PROCESS, REMOVAL, Removal, SPEC, StateDir},
 };
 
 use super::{Node, RETRY, blocking, unix_millis};
@@ -120,11 +121,17 @@ async fn try_clear(state: &Arc<StateDir>, node: &Arc<Node>) -> io::Result<()> {
         blocking(move || state.keep(&key, &identity, now)).await?;
     }
     let state = Arc::clone(state);
+    let spec = node.directory.join(SPEC);
     blocking(move || {
         if let Some(key) = record.storage.filter(|_| !retain) {
             state.remove_storage(&key)?;
         }
-        state.remove(&record.node_id)
+        let spec = files::read_json::<ProcessSpec>(&spec).ok().flatten();
+        state.remove(&record.node_id)?;
+        if let Some(group) = spec.and_then(|spec| spec.group) {
+            group.remove();
+        }
+        Ok(())
     })
     .await?;
     drop(lock);

@@ -20,7 +20,8 @@ use super::super::{
     crash::{self, Point},
     files, launch,
     process::{Process, ProcessId},
-    state::{EXIT, Exit, PROCESS},
+    spec::ProcessSpec,
+    state::{EXIT, Exit, PROCESS, SPEC},
 };
 use drover_telemetry::Span;
 
@@ -158,14 +159,31 @@ async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
     }
 }
 
-pub(super) async fn how_it_ended(process: &Process, child: Option<Child>) -> String {
-    match child {
+pub(super) async fn how_it_ended(
+    shared: &Shared,
+    node: &Node,
+    process: &Process,
+    child: Option<Child>,
+) -> String {
+    let message = match child {
         Some(child) => how_a_child_ended(child).await,
         None => format!(
             "process {} ended; it was not started by this platform process, so how is not known",
             process.id().pid
         ),
+    };
+    match died_of(shared, node).await {
+        Some(why) => format!("{message}; {why}"),
+        None => message,
     }
+}
+
+/// Why the kernel has killed it, if the limits of its cluster are why.
+async fn died_of(shared: &Shared, node: &Node) -> Option<String> {
+    let groups = shared.tenancy.groups()?;
+    let path = node.directory.join(SPEC);
+    let spec = blocking(move || files::read_json::<ProcessSpec>(&path)).await;
+    groups.death(spec.ok()??.group.as_ref()?)
 }
 
 async fn how_a_child_ended(mut child: Child) -> String {
