@@ -532,7 +532,7 @@ fn shown(file: &str) -> (String, String, String) {
 
 #[test]
 fn the_policies_of_stores_select_what_the_platform_stamps_and_let_in_nobody_without_a_label() {
-    let catalogue = Catalogue::built_in(CATALOGUE).unwrap();
+    let catalogue = Catalogue::embedded(CATALOGUE).unwrap();
     let mut policies = documents("stores/network-policies.yaml").into_iter();
     for file in ["redis.yaml", "etcd.yaml", "postgresql.yaml"] {
         let (store, cluster, group) = shown(file);

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use direct::{Direct, batch, built_in, made};
 use drover_platform_k8s::objects::CATALOGUE;
-use drover_proto::platform::v1::{Node, ProvisionRequest, Storage};
+use drover_proto::platform::v1::{Bootstrap, Node, ProvisionRequest, Storage, bootstrap::UserData};
 use drover_testing::kubernetes::{Options, Rig, until, without_kubelet};
 use serde_json::{Value, json};
 use tokio::{
@@ -117,6 +117,31 @@ async fn a_postgresql_without_a_password_is_refused_before_anything_is_made() {
     let templates = built_in(CATALOGUE);
     let error = bench.check_by(&request, &templates).await.unwrap_err();
     assert!(error.message().contains("give the password"), "{error}");
+    bench.namespace.until_empty("a refused node").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_of_redis_that_is_none_or_that_nobody_would_ask_for_is_refused() {
+    let Some(rig) = rig().await else { return };
+    let bench = Direct::over(rig, |_| {}).await;
+    let templates = built_in(CATALOGUE);
+    let refusal = async |workload: &str, text: &str| {
+        let attributes = json!({"image": "redis:test", "workload": workload});
+        let mut request = request(&bench, &attributes);
+        request.bootstrap = Some(Bootstrap {
+            user_data: Some(UserData::Text(text.to_owned())),
+            ..Bootstrap::default()
+        });
+        bench.check_by(&request, &templates).await.err()
+    };
+    assert!(refusal("Pod", "it's \"odd\" \\ #").await.is_none());
+    for (workload, text, why) in [
+        ("Pod", "", "is empty or has control characters"),
+        ("StatefulSet", "hunter2", "takes no password"),
+    ] {
+        let error = refusal(workload, text).await.unwrap();
+        assert!(error.message().contains(why), "{error}");
+    }
     bench.namespace.until_empty("a refused node").await;
 }
 

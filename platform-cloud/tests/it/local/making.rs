@@ -9,7 +9,9 @@ use std::{
 
 use drover_core::Reason;
 use drover_platform::driver::Driver;
-use drover_proto::platform::v1::{Placement, Spread, UnsatisfiableAction};
+use drover_proto::platform::v1::{
+    Bootstrap, Placement, Spread, UnsatisfiableAction, bootstrap::UserData,
+};
 use prost_types::{Struct, Value, value::Kind};
 
 use crate::local_support::{
@@ -43,6 +45,55 @@ async fn a_program_that_a_script_needs_is_missed_before_anything_is_made() {
     );
     assert_eq!(world.create(&request).await.len(), 1);
     assert!(world.nodes().await.is_empty());
+}
+
+/// What is said of a Redis at this address with these user data. `None`: it would be made.
+async fn refusal_of_redis(host: &str, user_data: Option<&str>) -> Option<String> {
+    let world = World::with(|settings| {
+        settings.host = host.parse().unwrap();
+        settings.advertise = Some("localhost".to_owned());
+        settings.insecure = true;
+    });
+    let mut request = request("redis", "r1", 1);
+    request.bootstrap = user_data.map(|text| Bootstrap {
+        user_data: Some(UserData::Text(text.to_owned())),
+        ..Bootstrap::default()
+    });
+    let (batch, _caller) = batch(&shipped_templates(), &request);
+    let error = world.driver.check(&batch).await.err()?;
+    assert_eq!(error.reason(), Reason::Precondition);
+    Some(error.message().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_others_reach_needs_a_password_and_what_is_none_is_refused() {
+    for (host, password) in [
+        ("127.0.0.1", None),
+        ("127.0.0.1", Some("it's \"odd\" \\ # \u{5bc6}\u{7801} ")),
+        ("0.0.0.0", Some("hunter2")),
+        ("0.0.0.0", Some("hunter2\nformer: hunter1\nmore\tlines\n")),
+    ] {
+        assert_eq!(refusal_of_redis(host, password).await, None);
+    }
+    let said = refusal_of_redis("0.0.0.0", None).await.unwrap();
+    assert!(said.contains("give the password of Redis"), "{said}");
+    let odd = "is empty or has control characters";
+    // What is said depends on no content: why is told where any other one of its kind would be refused, too.
+    let other = "its template fails because of what its secrets or its user data hold";
+    for (user_data, why) in [
+        ("", odd),
+        ("\n", odd),
+        ("\nhunter2", other),
+        ("hunter2\t", other),
+        ("hunter2\r\n", other),
+        ("hunter2\u{7f}", other),
+        ("hunter2\nformer: hunter1\u{1}", other),
+        ("hunter2\nformer: ", other),
+    ] {
+        let said = refusal_of_redis("127.0.0.1", Some(user_data)).await;
+        let said = said.unwrap_or_else(|| panic!("{user_data:?} is taken"));
+        assert!(said.contains(why) && !said.contains("hunter"), "{said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

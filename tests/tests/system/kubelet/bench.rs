@@ -19,7 +19,7 @@ use crate::kubelet::{embedded::World, pod_of, rig};
 
 /// From the death of an active node until another one serves: more than on a machine that does nothing else.
 pub(crate) const FAILOVER: Duration = Duration::from_secs(30);
-/// The password of postgres, as user data.
+/// The password of the servers, as user data.
 pub(crate) const PASSWORD: &str = "not: a \\ secret";
 
 pub(crate) struct Bench {

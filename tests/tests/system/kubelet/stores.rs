@@ -8,33 +8,52 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    bench::{Bench, FAILOVER, clients, endpoint, etcd_at, host, password, spec, sql, voters},
+    bench::{
+        Bench, FAILOVER, PASSWORD, clients, endpoint, etcd_at, host, password, spec, sql, voters,
+    },
     redis, rig,
 };
 
+/// What a redis answers to whom says the password first.
+async fn asked(node: &pb::Node, commands: &[&str]) -> std::io::Result<Vec<String>> {
+    let password = format!("AUTH \"{}\"", PASSWORD.replace('\\', "\\\\"));
+    let all = [&[&*password], commands].concat();
+    let mut answers = redis(&endpoint(node), &all).await?;
+    match answers.remove(0) {
+        ok if ok == "+OK" => Ok(answers),
+        refused => Err(std::io::Error::other(refused)),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redis_replica_in_a_pod_takes_over_with_everything() {
+async fn a_redis_replica_in_a_pod_takes_over_with_everything_and_lets_nobody_in_without_the_password()
+ {
     if without_kubelet() {
         return;
     }
     rig().image(&["redis"]).await;
-    let bench = Bench::start("cache", spec("redis", 1, 1, json!({"image": "redis:test"}))).await;
+    let mut spec = spec("redis", 1, 1, json!({"image": "redis:test"}));
+    spec.bootstrap = Some(password());
+    let bench = Bench::start("cache", spec).await;
     bench.ready(2).await;
     bench.led().await;
+    for node in bench.nodes().await {
+        let answers = redis(&endpoint(&node), &["PING"]).await.unwrap();
+        assert_eq!(answers, ["-NOAUTH Authentication required."]);
+    }
     let primary = bench.one(NodeRole::Active).await;
     // One connection: a wait is for the writes of its own.
     bench
         .world
         .until("a replica has what is written", async |_| {
-            let write = ["SET before 1", "WAIT 1 1000"];
-            let answers = redis(&endpoint(&primary), &write).await;
+            let answers = asked(&primary, &["SET before 1", "WAIT 1 1000"]).await;
             answers.is_ok_and(|answers| answers == ["+OK", ":1"])
         })
         .await;
     bench.kill_9(&primary, "redis-server").await;
     bench
         .taken_over(&primary, async |node| {
-            let answers = redis(&endpoint(node), &["SET after 1"]).await;
+            let answers = asked(node, &["SET after 1"]).await;
             answers.is_ok_and(|answers| answers == ["+OK"])
         })
         .await;
@@ -43,13 +62,13 @@ async fn a_redis_replica_in_a_pod_takes_over_with_everything() {
     bench.led().await;
     let primary = bench.one(NodeRole::Active).await;
     let has = ["EXISTS before", "EXISTS after"];
-    let answers = redis(&endpoint(&primary), &has).await.unwrap();
+    let answers = asked(&primary, &has).await.unwrap();
     assert_eq!(answers, [":1", ":1"], "at {}", primary.id);
     let standby = bench.one(NodeRole::Standby).await;
     bench
         .world
         .until("the new standby has it, too", async |_| {
-            let answers = redis(&endpoint(&standby), &has).await;
+            let answers = asked(&standby, &has).await;
             answers.is_ok_and(|answers| answers == [":1", ":1"])
         })
         .await;

@@ -81,6 +81,13 @@ impl Node {
         self.environment.insert(name, value.to_owned());
     }
 
+    /// The user data of the lives to come.
+    pub(crate) fn is_given(&mut self, user_data: &[u8]) {
+        let path = self.root.path().join("user-data");
+        fs::write(&path, user_data).unwrap();
+        self.sets("DROVER_BOOTSTRAP", path.to_str().unwrap());
+    }
+
     /// The user of the server, if the tests run as root.
     pub(crate) fn run_by(mut self, user: &str) -> Self {
         let id = run("id", &["-u", user]);
@@ -95,7 +102,7 @@ impl Node {
     }
 
     /// Directory of the life that it has, or had last.
-    fn directory(&self) -> PathBuf {
+    pub(crate) fn directory(&self) -> PathBuf {
         self.root.path().join(format!("life-{}", self.life))
     }
 
@@ -255,10 +262,12 @@ impl Drop for Node {
     }
 }
 
-/// The script as the templates make it, which put nothing into it but what all scripts have in common.
+/// The script as the templates make it, which put nothing into it but what all scripts have in common. What is in front of
+/// it refuses a request.
 fn rendered(script: &EmbeddedFile) -> String {
     let include = format!("{{% include \"{}\" %}}", NODE.name);
-    let whole = script.content.replace(&include, NODE.content);
+    let begin = script.content.find("#!/bin/sh").unwrap();
+    let whole = script.content[begin..].replace(&include, NODE.content);
     let marks = [
         "{% raw %}\n",
         "{% raw -%}\n",

@@ -129,7 +129,9 @@ const MEMBERS: &str = "every node is a member, and nobody else";
 
 async fn are_members(world: &World, ports: &Ports, count: usize) {
     world
-        .until_within(UP, MEMBERS, async |world| has_members(world, ports, count).await)
+        .until_within(UP, MEMBERS, async |world| {
+            has_members(world, ports, count).await
+        })
         .await;
 }
 

@@ -1,5 +1,7 @@
 //! Redis: a replica takes over with everything.
 
+mod password;
+
 use std::{collections::BTreeSet, fs, sync::Arc};
 
 use drover_proto::orchestrator::v1 as pb;
