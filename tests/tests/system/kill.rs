@@ -60,9 +60,12 @@ async fn servers_killed_at_any_moment_lose_and_double_nothing() {
     insist(async || world.scale("prey", 4).await).await;
     let begin = tokio::time::Instant::now();
     world
-        .until_healed("prey", SETTLED_WITHIN, "the cluster is ready", async |world| {
-            world.is_ready("prey", 4).await
-        })
+        .until_healed(
+            "prey",
+            SETTLED_WITHIN,
+            "the cluster is ready",
+            async |world| world.is_ready("prey", 4).await,
+        )
         .await;
     println!("as wanted after {:?}", begin.elapsed());
     let exact = async |world: &World| {

@@ -167,7 +167,10 @@ impl Rig {
         let file = |what: &str| folder.join(format!("{}.{what}", options.tag()));
         let lock = File::create(file("lock")).map_err(wrong)?;
         if lock.try_lock().is_err() {
-            eprintln!("waiting: another test has the Kubernetes in {} begin", folder.display());
+            eprintln!(
+                "waiting: another test has the Kubernetes in {} begin",
+                folder.display()
+            );
             lock.lock().map_err(wrong)?;
         }
         if let Ok(why) = fs::read_to_string(file("failed")) {
@@ -322,7 +325,8 @@ impl Rig {
         command.args(&arguments[..1]).arg("--state").arg(state);
         let output = command.args(&arguments[1..]).kill_on_drop(true).output();
         let output = tokio::time::timeout(SCRIPT, output).await;
-        let output = output.unwrap_or_else(|_| panic!("{script} {arguments:?}: not within {SCRIPT:?}"));
+        let output =
+            output.unwrap_or_else(|_| panic!("{script} {arguments:?}: not within {SCRIPT:?}"));
         let output = output.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{script} {arguments:?}: {said}");
