@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::{
     codec::{self, Interner},
     platform::has,
-    shared::Shared,
+    secrets::FormerGroup,
     template,
     witness::Witness,
 };
@@ -43,7 +43,7 @@ pub(crate) struct Cluster {
     /// Held by whoever asked for a pass and waits for its end.
     pub(crate) reconciling: tokio::sync::Mutex<()>,
     /// The groups of the specs that are kept, and the generation before which they were.
-    former: Mutex<Option<(u64, Arc<Vec<Group>>)>>,
+    pub(crate) former: Mutex<Option<(u64, Arc<Vec<FormerGroup>>)>>,
 }
 
 /// What templates suggest for groups that say nothing.
@@ -283,27 +283,6 @@ pub(crate) fn stored_spec(bytes: &[u8]) -> Result<pb::ClusterSpec> {
 }
 
 impl Cluster {
-    /// The groups of all specs that are kept of before, oldest first.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub(crate) async fn former(&self, shared: &Shared) -> Result<Arc<Vec<Group>>> {
-        let generation = self.inner.lock().desired.value.generation;
-        if let Some((of, groups)) = &*self.former.lock()
-            && *of == generation
-        {
-            return Ok(groups.clone());
-        }
-        let digests = shared.digests.of_cluster(self.uid);
-        let mut groups = Vec::new();
-        for (_, row) in shared.store.revisions(self.uid).await? {
-            groups.extend(Resolved::from_stored(&row.spec, &digests)?.groups);
-        }
-        let groups = Arc::new(groups);
-        *self.former.lock() = Some((generation, groups.clone()));
-        Ok(groups)
-    }
-
     /// From the store. Its requests count on from `first`, above those that a lost store may have made.
     pub(crate) fn load(
         row: ClusterRow,

@@ -80,10 +80,9 @@ pub(crate) async fn all(shared: &Arc<Shared>, name: &str, before: &str, uid: &st
         let nodes = state.nodes.iter();
         let nodes = nodes.map(|it| (&it.platform, &it.platform_uid));
         let requests = (state.requests.values()).map(|it| (&it.platform, &it.platform_uid));
-        let backends =
-            (state.infrastructure.keys().chain(&state.used)).map(|(name, uid)| (name, uid));
+        let infrastructure = state.infrastructure.keys().map(|(name, uid)| (name, uid));
         others.extend(
-            (nodes.chain(requests).chain(backends))
+            (nodes.chain(requests).chain(infrastructure))
                 .filter(|(platform, _)| ***platform == *name)
                 .map(|(_, other)| other.clone()),
         );

@@ -1,7 +1,8 @@
 //! Secrets: stored encrypted; in memory is only which there are, by whom they are used, and digests.
 
+mod unsaid;
+
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
@@ -9,27 +10,19 @@ use std::{
 
 use bytes::Bytes;
 use drover_convert::value::to_timestamp;
-use drover_core::{
-    Error, Reason, Result, Sym,
-    secrecy::Hidden,
-    spec::{Group, SecretRef, UserDataSource},
-};
+use drover_core::{Error, Reason, Result, spec::SecretRef};
 use drover_proto::orchestrator::v1::{self as pb, SecretPurpose};
 use drover_store::{DigestKey, Revision, Store};
 use parking_lot::RwLock;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::{
-    calls::digest_not_stored,
-    cluster::{Cluster, Inner},
-    shared::Shared,
-};
+use crate::shared::Shared;
+
+pub(crate) use unsaid::{FormerGroup, hidden, hidden_with, hide, holders};
 
 /// Most users that are named.
 const MAX_USERS: usize = 100;
-/// What stands for a text of which nobody can say what it may not repeat.
-const UNREADABLE: &str = "[hidden: what this may not repeat cannot be read]";
 
 /// All secrets, without their content.
 #[derive(Debug, Default)]
@@ -270,204 +263,6 @@ pub(crate) async fn read(store: &Store, of: &SecretRef) -> Result<ContentKey> {
     key.ok_or_else(|| not_there(of))
 }
 
-/// What a text may not repeat.
-#[derive(Debug)]
-pub(crate) enum Unsaid {
-    /// These contents.
-    Contents(Hidden),
-    /// Nobody knows what, so that nothing of the text is shown.
-    Everything,
-}
-
-impl Unsaid {
-    /// A text without it.
-    pub(crate) fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        match self {
-            Self::Contents(hidden) => hidden.text(text),
-            Self::Everything if text.is_empty() => Cow::Borrowed(text),
-            Self::Everything => Cow::Borrowed(UNREADABLE),
-        }
-    }
-
-    /// An error without it, in any of its texts.
-    pub(crate) fn error(&self, error: Error) -> Error {
-        match self {
-            Self::Contents(hidden) => hidden.error(error),
-            Self::Everything => {
-                let clean = Error::new(error.reason(), UNREADABLE);
-                match error.retry_after() {
-                    Some(after) => clean.with_retry_after(after),
-                    None => clean,
-                }
-            }
-        }
-    }
-}
-
-/// What groups name of secrets, and of user data by its digest.
-#[derive(Debug, Default)]
-struct Named {
-    secrets: BTreeSet<SecretRef>,
-    user_data: BTreeSet<String>,
-}
-
-impl Named {
-    fn is_any(group: &Group) -> bool {
-        group.bootstrap.is_some() || !group.secrets.is_empty()
-    }
-
-    /// All of its content, and of what was perhaps named what is still there.
-    async fn read(&self, shared: &Shared, cluster: &Cluster, perhaps: &Self) -> Result<Hidden> {
-        let mut hidden = Hidden::default();
-        for digest in &self.user_data {
-            let data = shared.store.user_data(cluster.uid, digest).await?;
-            let known_as = || shared.digests.of_cluster(cluster.uid).user_data(digest);
-            let data = data.ok_or_else(|| digest_not_stored(&known_as()))?;
-            hidden = hidden.script(&data);
-        }
-        for of in &self.secrets {
-            let found = read(&shared.store, of).await?;
-            hidden = hidden.secret(&found.content);
-        }
-        for digest in perhaps.user_data.difference(&self.user_data) {
-            if let Some(data) = shared.store.user_data(cluster.uid, digest).await? {
-                hidden = hidden.script(&data);
-            }
-        }
-        for of in perhaps.secrets.difference(&self.secrets) {
-            match read(&shared.store, of).await {
-                Ok(found) => hidden = hidden.secret(&found.content),
-                // No node is known that was given it.
-                Err(error) if error.reason() == Reason::SecretNotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(hidden)
-    }
-
-    fn add(&mut self, group: &Group) {
-        self.secrets.extend(group.secrets.values().cloned());
-        match group.bootstrap.as_ref().map(|own| &own.source) {
-            Some(UserDataSource::Secret(of)) => {
-                self.secrets.insert(of.clone());
-            }
-            Some(UserDataSource::Sha256(digest)) => {
-                self.user_data.insert(digest.clone());
-            }
-            None => {}
-        }
-    }
-}
-
-/// An error of a call about a node without what its group was given: platforms may repeat what they were sent.
-pub(crate) async fn hide<T>(
-    shared: &Shared,
-    cluster: &Cluster,
-    slot: u64,
-    answer: Result<T>,
-) -> Result<T> {
-    let error = match answer {
-        Ok(answer) => return Ok(answer),
-        Err(error) => error,
-    };
-    // Of a node that has gone meanwhile nobody knows the group: it may have been any.
-    let group = {
-        let inner = cluster.inner.lock();
-        let node = inner.state.node(slot);
-        node.map(|node| node.group.clone()).unwrap_or_default()
-    };
-    Err(hidden(shared, cluster, &group).await.error(error))
-}
-
-/// What no text about a node of a group may repeat: what the spec gives the group, and what those gave it that made the
-/// nodes that it has; or what any group was given if there is no such group any more. What a secret held before it was
-/// changed is not known any more.
-pub(crate) async fn hidden(shared: &Shared, cluster: &Cluster, group: &str) -> Unsaid {
-    hidden_with(shared, cluster, group, &BTreeSet::new()).await
-}
-
-/// The same if it has nodes with these hashes, too: of a node that is only about to be recorded nobody else knows.
-pub(crate) async fn hidden_with(
-    shared: &Shared,
-    cluster: &Cluster,
-    group: &str,
-    hashes: &BTreeSet<String>,
-) -> Unsaid {
-    match contents(shared, cluster, group, hashes).await {
-        Ok(hidden) => Unsaid::Contents(hidden),
-        Err(error) => {
-            tracing::warn!(
-                cluster = %cluster.name,
-                group,
-                %error,
-                "what is said of nodes is not shown: what it may not repeat cannot be read"
-            );
-            Unsaid::Everything
-        }
-    }
-}
-
-/// Whether a group, as some spec has it, makes nodes that have this path and this hash.
-fn makes(group: &Group, path: &str, hash: &str) -> bool {
-    *group.path == *path && group.choices.iter().any(|choice| choice.is_hash(hash))
-}
-
-/// Nodes of a cluster that its present spec does not make, by path and hash.
-type Others = BTreeSet<(Sym, Sym)>;
-
-/// Of these paths, what runs or is there without a record.
-fn others(inner: &Inner, meant: impl Fn(&str) -> bool) -> Others {
-    let groups = &inner.spec.groups;
-    let is_other = |path: &str, hash: &str| !groups.iter().any(|one| makes(one, path, hash));
-    let nodes = inner.state.nodes.iter();
-    let nodes = nodes.map(|node| (&node.group, &node.spec_hash));
-    let orphans = inner.state.orphans.values();
-    let orphans = orphans.map(|orphan| (&orphan.group, &orphan.spec_hash));
-    (nodes.chain(orphans))
-        .filter(|(path, hash)| meant(path) && is_other(path, hash))
-        .map(|(path, hash)| (path.clone(), hash.clone()))
-        .collect()
-}
-
-async fn contents(
-    shared: &Shared,
-    cluster: &Cluster,
-    group: &str,
-    hashes: &BTreeSet<String>,
-) -> Result<Hidden> {
-    let former = cluster.former(shared).await?;
-    let (mut named, mut perhaps) = (Named::default(), Named::default());
-    {
-        let inner = cluster.inner.lock();
-        let present = &inner.spec.groups;
-        if !present.iter().chain(&*former).any(Named::is_any) {
-            return Ok(Hidden::default());
-        }
-        let known = present.iter().any(|one| *one.path == *group);
-        let meant = |path: &str| !known || *path == *group;
-        for one in present.iter().filter(|one| meant(&one.path)) {
-            named.add(one);
-        }
-        let mut others = others(&inner, meant);
-        let is_made = |hash: &String| present.iter().any(|one| makes(one, group, hash));
-        let told = hashes.iter().filter(|hash| !is_made(hash));
-        others.extend(told.map(|hash| (group.into(), hash.as_str().into())));
-        for one in &*former {
-            if others.iter().any(|(path, hash)| makes(one, path, hash)) {
-                named.add(one);
-            }
-        }
-        others.retain(|(path, hash)| !former.iter().any(|one| makes(one, path, hash)));
-        // The specs of the rest are not kept any more; those that are may have had something in common with them.
-        for one in &*former {
-            if !known || others.iter().any(|(path, _)| *path == one.path) {
-                perhaps.add(one);
-            }
-        }
-    }
-    named.read(shared, cluster, &perhaps).await
-}
-
 /// Who names a secret, or one key of it: clusters that are not being deleted and platforms, the first 100.
 pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<String> {
     let mut users = Vec::new();
@@ -487,36 +282,6 @@ pub(crate) fn users(shared: &Shared, name: &str, key: Option<&str>) -> Vec<Strin
     }
     users.truncate(MAX_USERS);
     users
-}
-
-/// Who has nodes that were given a secret, or one key of it, though no spec names it any more, the first 100: what they say
-/// could not be told from it without it.
-pub(crate) async fn holders(shared: &Shared, name: &str, key: Option<&str>) -> Result<Vec<String>> {
-    let mut holders = Vec::new();
-    for cluster in shared.by_name() {
-        let (others, deleting) = {
-            let inner = cluster.inner.lock();
-            let running = inner.state.deleting && !inner.state.nodes.is_empty();
-            let mut named = inner.spec.secrets.iter();
-            let is_named = named.any(|(of, _)| is_of(of, name, key));
-            (others(&inner, |_| true), running && is_named)
-        };
-        let held = deleting
-            || (!others.is_empty() && {
-                let former = cluster.former(shared).await?;
-                let made = |one: &&Group| others.iter().any(|(path, hash)| makes(one, path, hash));
-                former.iter().filter(made).any(|one| {
-                    let mut named = Named::default();
-                    named.add(one);
-                    named.secrets.iter().any(|of| is_of(of, name, key))
-                })
-            });
-        if held {
-            holders.push(format!("cluster/{}", cluster.name));
-        }
-    }
-    holders.truncate(MAX_USERS);
-    Ok(holders)
 }
 
 fn is_of(of: &SecretRef, name: &str, key: Option<&str>) -> bool {

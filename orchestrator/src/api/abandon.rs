@@ -61,7 +61,7 @@ impl Api {
                 revision,
             });
         };
-        let reachable = self.refuse_reachable(&backend);
+        let reachable = self.refuse_reachable(&cluster, &backend);
         let again = (cluster.inner.lock().state).may_be_abandoned(&backend.1);
         if reachable.is_err() && again && request.delete_nodes {
             self.sweep_after_all(&cluster, &request, Some(&backend.1))
@@ -98,7 +98,7 @@ impl Api {
                 // A pass was quicker, and memory is about to show what it did.
                 Err(error) if error.reason() == Reason::Conflict && turns < MAX_TURNS => {
                     turns += 1;
-                    self.refuse_reachable(&backend)?;
+                    self.refuse_reachable(&cluster, &backend)?;
                     tokio::time::sleep(super::SHORT_WAIT).await;
                     continue;
                 }
@@ -117,7 +117,8 @@ impl Api {
         })
     }
 
-    fn refuse_reachable(&self, (platform, uid): &Backend) -> Result<()> {
+    fn refuse_reachable(&self, cluster: &Cluster, backend: &Backend) -> Result<()> {
+        let (platform, uid) = backend;
         let Some(registered) = self.shared.platform(platform) else {
             return Ok(());
         };
@@ -127,6 +128,9 @@ impl Api {
             return Ok(());
         }
         if bound != **uid {
+            if !is_recorded(&cluster.inner.lock(), backend) {
+                return Ok(());
+            }
             // What is there may show all that is recorded under the other uid.
             let message = format!(
                 "its records are under uid {uid}, as a move to it was interrupted; all of them stay under one: drover rebind \
@@ -197,6 +201,15 @@ impl Api {
     }
 }
 
+/// Whether a cluster has more than the memory that it once used a backend.
+fn is_recorded(inner: &Inner, (platform, uid): &Backend) -> bool {
+    let state = &inner.state;
+    let is_it = |name: &Sym, own: &Sym| name == platform && own == uid;
+    (state.nodes.iter()).any(|node| is_it(&node.platform, &node.platform_uid))
+        || (state.requests.values()).any(|one| is_it(&one.platform, &one.platform_uid))
+        || (state.infrastructure.keys()).any(|(name, own)| is_it(name, own))
+}
+
 /// What says that backends that were given up are swept: those of a name, or of a uid. One may have another name by now, or
 /// another uid.
 fn swept(inner: &Inner, request: &pb::AbandonPlatformRequest, shown: Option<&Sym>) -> Vec<Op> {
@@ -207,7 +220,10 @@ fn swept(inner: &Inner, request: &pb::AbandonPlatformRequest, shown: Option<&Sym
     };
     let uids: BTreeSet<&Sym> = (state.abandoned.iter().filter(meant))
         .map(|(_, uid)| uid)
-        .chain(shown.filter(|uid| state.may_be_abandoned(uid)))
+        .chain(shown.filter(|uid| {
+            let named = request.platform_uid.as_ref();
+            named.is_none_or(|own| **own == ***uid) && state.may_be_abandoned(uid)
+        }))
         .collect();
     let shown_by = |uid: &Sym| (shown == Some(uid)).then(|| request.platform.as_str().into());
     (uids.into_iter())
