@@ -258,9 +258,10 @@ impl LocalDriver {
         }
         if let (Some(groups), Some(group)) = (
             self.shared.tenancy.groups(),
-            spec.as_ref().and_then(|spec| spec.group.as_ref()),
+            spec.as_ref()
+                .and_then(|spec| self.shared.tenancy.group(spec)),
         ) {
-            groups.know(group);
+            groups.know(&group);
         }
         self.shared
             .seats
@@ -495,6 +496,7 @@ impl Driver for LocalDriver {
     ) -> Result<ExecOutput> {
         exec::run(
             &self.shared.settings.launcher,
+            &self.shared.tenancy,
             &self.known(node)?,
             start,
             input,

@@ -7,6 +7,9 @@
 
 use std::{
     collections::BTreeMap,
+    env,
+    ffi::OsString,
+    fmt::Display,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -31,18 +34,27 @@ const PERIOD: u64 = 100_000;
 /// How often a group is made again that went before it was entered.
 const TRIES: u32 = 100;
 
-/// Least values: below them no node starts.
-const LEAST_MEMORY: u64 = 4 * 1024 * 1024;
-const LEAST_PROCESSES: u32 = 8;
-const LEAST_CPUS: f64 = 0.01;
+/// Variable in which a launcher is told its group: what it is held to is what the settings say now, and not what they said
+/// when its node was made.
+const TOLD: &str = "DROVER_LOCAL_GROUP";
+/// Only where there is swap.
+const SWAP: [&str; 2] = ["memory.swap.max", "memory.memsw.limit_in_bytes"];
+/// From here on version 1 means none; it writes the largest number of pages.
+const NO_MEMORY_LIMIT: u64 = 1 << 62;
+
+/// Least values, below which no node starts, and most, above which the kernel takes none.
+const MEMORY: (u64, u64) = (4 * 1024 * 1024, NO_MEMORY_LIMIT - 1);
+const PROCESS_COUNT: (u32, u32) = (8, 4_194_304);
+const CPUS: (f64, f64) = (0.01, 4096.0);
 
 /// What all nodes of a cluster may take together, and commands in them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterLimits {
-    /// Memory in bytes, with what the kernel keeps of their files; who needs more is killed. Default: no limit.
+    /// Memory in bytes, with what the kernel keeps of their files, and without swap; who needs more is killed. Default: no
+    /// limit.
     pub memory_bytes: Option<u64>,
-    /// Processes and threads. Default 8192.
+    /// Processes and threads. Default 8192, but where the platform itself is in a group with limits, which nodes would leave.
     pub processes: Option<u32>,
     /// Processors; 0.5 is half of one. Default: no limit.
     pub cpus: Option<f64>,
@@ -60,23 +72,20 @@ impl Default for ClusterLimits {
 
 impl ClusterLimits {
     pub(super) fn check(&self) -> Result<()> {
-        let wrong = |field: &str, least: &dyn std::fmt::Display| {
+        fn within<T: PartialOrd + Display>(
+            field: &str,
+            value: Option<T>,
+            (least, most): (T, T),
+        ) -> Result<()> {
+            if value.is_none_or(|value| least <= value && value <= most) {
+                return Ok(());
+            }
             let field = format!("local.cluster_limits.{field}");
-            Err(Error::invalid(field, format!("expected at least {least}")))
-        };
-        if self.memory_bytes.is_some_and(|it| it < LEAST_MEMORY) {
-            return wrong("memory_bytes", &LEAST_MEMORY);
+            Err(Error::invalid(field, format!("expected {least} to {most}")))
         }
-        if self.processes.is_some_and(|it| it < LEAST_PROCESSES) {
-            return wrong("processes", &LEAST_PROCESSES);
-        }
-        if self
-            .cpus
-            .is_some_and(|it| !(LEAST_CPUS..=4096.0).contains(&it))
-        {
-            return wrong("cpus", &LEAST_CPUS);
-        }
-        Ok(())
+        within("memory_bytes", self.memory_bytes, MEMORY)?;
+        within("processes", self.processes, PROCESS_COUNT)?;
+        within("cpus", self.cpus, CPUS)
     }
 
     /// Whether somebody has asked for more than the default.
@@ -139,8 +148,18 @@ impl Version {
         )]
         let quota = (limits.cpus).map(|cpus| ((cpus * PERIOD as f64) as u64).to_string());
         let values = match (controller, self) {
-            (Controller::Memory, Self::One) => vec![("memory.limit_in_bytes", or(memory, "-1"))],
-            (Controller::Memory, Self::Two) => vec![("memory.max", or(memory, "max"))],
+            (Controller::Memory, Self::One) => vec![
+                ("memory.limit_in_bytes", or(memory.clone(), "-1")),
+                // Memory and swap together.
+                (SWAP[1], or(memory, "-1")),
+            ],
+            (Controller::Memory, Self::Two) => {
+                let swap = memory.as_ref().map(|_| "0".to_owned());
+                vec![
+                    ("memory.max", or(memory, "max")),
+                    (SWAP[0], or(swap, "max")),
+                ]
+            }
             (Controller::Pids, _) => vec![("pids.max", or(processes, "max"))],
             (Controller::Cpu, Self::One) => vec![
                 ("cpu.cfs_period_us", PERIOD.to_string()),
@@ -177,6 +196,16 @@ impl Groups {
             VERSION_2 => Version::Two,
             _ => Version::One,
         };
+        if !limits.is_asked_for()
+            && !limits.is_none()
+            && let Some(own) = own_limit(version, root, &fs::read_to_string("/proc/self/cgroup")?)
+        {
+            return Err(io::Error::other(format!(
+                "the platform itself is in a group with limits ({}), which its nodes would leave; with \
+                 local.cluster_limits they do",
+                own.display()
+            )));
+        }
         Self::over(version, root, state, limits)
     }
 
@@ -243,14 +272,14 @@ impl Groups {
                 if fs::remove_dir(entry.path()).is_ok() || !is_own {
                     continue;
                 }
-                for (file, value) in self.version.values(controller, &self.limits) {
-                    let file = entry.path().join(file);
-                    // It has no such file if nothing was limited when it was made.
-                    if file.exists()
-                        && let Err(error) = write(&file, &value)
-                    {
-                        warn!(%error, "a cluster keeps the limit that it had");
-                    }
+                let values = self.version.values(controller, &self.limits);
+                // It has no such file if nothing was limited when it was made.
+                let there = |now: &str| !now.is_empty();
+                // Of two limits the larger one has to be raised first.
+                if let Err(error) = set(&entry.path(), &values, there)
+                    .or_else(|_| set(&entry.path(), values.iter().rev(), there))
+                {
+                    warn!(%error, "a cluster keeps the limit that it had");
                 }
             }
         }
@@ -289,10 +318,12 @@ impl Groups {
             return None;
         }
         *told += 1;
-        let bytes = self.limits.memory_bytes?;
-        Some(format!(
-            "the kernel killed a process of this cluster, which had all of its local.cluster_limits.memory_bytes ({bytes})"
-        ))
+        Some(match self.limits.memory_bytes {
+            Some(bytes) if group.was_full() => format!(
+                "the kernel killed a process of this cluster, which had all of its local.cluster_limits.memory_bytes ({bytes})"
+            ),
+            _ => "the kernel killed a process of this cluster for want of memory".to_owned(),
+        })
     }
 
     /// Removes all in which nothing is, of whichever platform: whoever is about to enter one makes it again.
@@ -332,6 +363,18 @@ struct Part {
 }
 
 impl Group {
+    /// As a launcher is told it.
+    pub(super) fn tell(&self) -> (&'static str, String) {
+        (TOLD, serde_json::to_string(self).unwrap_or_default())
+    }
+
+    /// That of this process, which is a launcher. `None`: nothing limits it.
+    pub(super) fn told() -> io::Result<Option<Self>> {
+        let told: Option<OsString> = env::var_os(TOLD);
+        let read = |text: OsString| serde_json::from_slice(text.as_encoded_bytes());
+        Ok(told.map(read).transpose()?)
+    }
+
     /// Has this process and all that it will start be in it.
     pub(super) fn enter(&self) -> io::Result<()> {
         for part in &self.parts {
@@ -356,6 +399,20 @@ impl Group {
         }
     }
 
+    /// Whether it has had all of the memory that it may.
+    fn was_full(&self) -> bool {
+        self.parts.iter().any(|part| {
+            let read = |file| fs::read_to_string(part.path.join(file)).unwrap_or_default();
+            let number = |text: &str| text.trim().parse::<u64>().ok();
+            let events = read("memory.events");
+            let mut full = events.lines().filter_map(|line| line.strip_prefix("oom "));
+            // Version 1 counts the times no more, but knows the most that there was.
+            let most = number(&read("memory.max_usage_in_bytes"));
+            let limit = number(&read("memory.limit_in_bytes"));
+            full.any(|count| number(count) > Some(0)) || (most.is_some() && most >= limit)
+        })
+    }
+
     /// How many processes the kernel has killed in it for want of memory, and where it says so.
     fn deaths(&self) -> Option<(PathBuf, u64)> {
         for part in &self.parts {
@@ -377,16 +434,94 @@ impl Part {
     fn enter(&self) -> io::Result<()> {
         match fs::create_dir(&self.path) {
             Ok(()) => {
-                for (file, value) in &self.values {
-                    fs::write(self.path.join(file), value)?;
+                if let Err(error) = set(&self.path, &self.values, |_| true) {
+                    // The next one makes it, whole.
+                    let _ = fs::remove_dir(&self.path);
+                    return Err(error);
                 }
             }
-            // It has the limits of now, which may be others than when this node was made.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            // Who made it may have died over it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                set(&self.path, &self.values, is_unlimited)?;
+            }
             Err(error) => return Err(error),
         }
         fs::write(self.path.join(PROCESSES), "0")
     }
+}
+
+/// Writes values into the files of a group of which this holds what they say now; nothing where there is no such file.
+fn set<'a>(
+    group: &Path,
+    values: impl IntoIterator<Item = &'a (String, String)>,
+    of: impl Fn(&str) -> bool,
+) -> io::Result<()> {
+    for (file, value) in values {
+        let path = group.join(file);
+        let now = match fs::read_to_string(&path) {
+            Ok(now) => now,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if SWAP.contains(&&**file) {
+                    continue;
+                }
+                String::new()
+            }
+            Err(error) => return Err(error),
+        };
+        if of(&now) {
+            fs::write(&path, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether what a file says is no limit.
+fn is_unlimited(text: &str) -> bool {
+    match text.split_whitespace().next() {
+        None | Some("max" | "-1") => true,
+        Some(number) => number.parse().is_ok_and(|it: u64| it >= NO_MEMORY_LIMIT),
+    }
+}
+
+/// A group of this process, or one around it, that has a limit; `own` is what the kernel says of its groups.
+fn own_limit(version: Version, root: &Path, own: &str) -> Option<PathBuf> {
+    for line in own.lines() {
+        let names_and_path = line
+            .split_once(':')
+            .and_then(|(_, rest)| rest.split_once(':'));
+        let Some((names, path)) = names_and_path else {
+            continue;
+        };
+        for controller in CONTROLLERS {
+            let (hierarchy, is_of) = match version {
+                Version::One => {
+                    let mut names = names.split(',');
+                    (
+                        root.join(controller.name()),
+                        names.any(|name| name == controller.name()),
+                    )
+                }
+                Version::Two => (root.to_owned(), names.is_empty()),
+            };
+            let group = hierarchy.join(path.trim_start_matches('/'));
+            let mut around = group
+                .ancestors()
+                .take_while(|it| is_of && **it != *hierarchy);
+            if let Some(limited) = around.find(|group| has_limit(version, controller, group)) {
+                return Some(limited.to_owned());
+            }
+        }
+    }
+    None
+}
+
+fn has_limit(version: Version, controller: Controller, group: &Path) -> bool {
+    let values = version.values(controller, &ClusterLimits::default());
+    let mut files = values
+        .iter()
+        .map(|(file, _)| file)
+        .filter(|file| !file.ends_with("period_us"));
+    files.any(|file| fs::read_to_string(group.join(file)).is_ok_and(|text| !is_unlimited(&text)))
 }
 
 fn write(path: &Path, value: &str) -> io::Result<()> {
@@ -398,153 +533,4 @@ fn at(path: &Path, error: io::Error) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SOME: ClusterLimits = ClusterLimits {
-        memory_bytes: Some(64 * 1024 * 1024),
-        processes: Some(100),
-        cpus: Some(1.5),
-    };
-
-    /// A root as a kernel shows it, but that files are only written.
-    fn root(version: Version) -> tempfile::TempDir {
-        let root = tempfile::tempdir().unwrap();
-        for controller in CONTROLLERS {
-            let hierarchy = match version {
-                Version::One => root.path().join(controller.name()),
-                Version::Two => root.path().to_owned(),
-            };
-            fs::create_dir_all(&hierarchy).unwrap();
-            fs::write(hierarchy.join(PROCESSES), "").unwrap();
-        }
-        root
-    }
-
-    fn read(root: &Path, file: &str) -> String {
-        fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
-    }
-
-    #[test]
-    fn of_version_1_each_controller_has_a_group_and_of_version_2_one_group_has_all() {
-        for (version, files) in [
-            (
-                Version::One,
-                &[
-                    (
-                        "memory/drover/000000000000-7/memory.limit_in_bytes",
-                        "67108864",
-                    ),
-                    ("memory/drover/000000000000-7/cgroup.procs", "0"),
-                    ("pids/drover/000000000000-7/pids.max", "100"),
-                    ("pids/drover/000000000000-7/cgroup.procs", "0"),
-                    ("cpu/drover/000000000000-7/cpu.cfs_period_us", "100000"),
-                    ("cpu/drover/000000000000-7/cpu.cfs_quota_us", "150000"),
-                    ("cpu/drover/000000000000-7/cgroup.procs", "0"),
-                ][..],
-            ),
-            (
-                Version::Two,
-                &[
-                    ("drover/000000000000-7/memory.max", "67108864"),
-                    ("drover/000000000000-7/pids.max", "100"),
-                    ("drover/000000000000-7/cpu.max", "150000 100000"),
-                    ("drover/000000000000-7/cgroup.procs", "0"),
-                    ("drover/cgroup.subtree_control", "+cpu"),
-                    ("cgroup.subtree_control", "+cpu"),
-                ],
-            ),
-        ] {
-            let root = root(version);
-            let groups = Groups::over(version, root.path(), Uuid::nil(), &SOME).unwrap();
-            groups.unwrap().of(7).enter().unwrap();
-            for (file, value) in files {
-                assert_eq!(read(root.path(), file), *value, "{file}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_there_has_the_limits_of_now_also_if_there_are_none_any_more() {
-        let root = root(Version::Two);
-        let over =
-            |limits: &ClusterLimits| Groups::over(Version::Two, root.path(), Uuid::nil(), limits);
-        over(&SOME).unwrap().unwrap().of(7).enter().unwrap();
-        let none = ClusterLimits {
-            processes: None,
-            ..ClusterLimits::default()
-        };
-        assert!(over(&none).unwrap().is_none());
-        for (file, value) in [
-            ("drover/000000000000-7/memory.max", "max"),
-            ("drover/000000000000-7/pids.max", "max"),
-            ("drover/000000000000-7/cpu.max", "max 100000"),
-        ] {
-            assert_eq!(read(root.path(), file), value, "{file}");
-        }
-    }
-
-    #[test]
-    fn a_kernel_that_does_not_limit_something_is_an_error_that_says_what() {
-        let root = root(Version::One);
-        fs::remove_dir_all(root.path().join("pids")).unwrap();
-        let error = Groups::over(Version::One, root.path(), Uuid::nil(), &SOME).unwrap_err();
-        assert!(error.to_string().contains("does not limit pids"), "{error}");
-    }
-
-    #[test]
-    fn a_death_of_want_of_memory_is_told_once() {
-        let root = root(Version::Two);
-        let groups = Groups::over(Version::Two, root.path(), Uuid::nil(), &SOME)
-            .unwrap()
-            .unwrap();
-        let group = groups.of(7);
-        group.enter().unwrap();
-        let events = root.path().join("drover/000000000000-7/memory.events");
-        let killed = |count: u64| fs::write(&events, format!("oom 9\noom_kill {count}\n")).unwrap();
-        killed(3);
-        groups.know(&group);
-        assert_eq!(groups.death(&group), None);
-        killed(5);
-        for told in [true, true, false] {
-            let said = groups.death(&group);
-            assert_eq!(said.is_some_and(|said| said.contains("67108864")), told);
-        }
-        // The group went, and came again.
-        killed(1);
-        assert_eq!(groups.death(&group), None);
-        killed(2);
-        assert!(groups.death(&group).is_some());
-    }
-
-    #[test]
-    fn limits_with_which_no_node_starts_are_refused_with_their_field() {
-        for (limits, field) in [
-            (
-                ClusterLimits {
-                    memory_bytes: Some(1),
-                    ..SOME
-                },
-                "memory_bytes",
-            ),
-            (
-                ClusterLimits {
-                    processes: Some(0),
-                    ..SOME
-                },
-                "processes",
-            ),
-            (
-                ClusterLimits {
-                    cpus: Some(f64::NAN),
-                    ..SOME
-                },
-                "cpus",
-            ),
-        ] {
-            let error = limits.check().unwrap_err().to_string();
-            assert!(error.contains(field), "{error}");
-        }
-        SOME.check().unwrap();
-    }
-}
+mod tests;

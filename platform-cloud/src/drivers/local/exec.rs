@@ -26,11 +26,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
+    cgroup::Group,
     files,
     node::Node,
     process::{Process, ProcessId},
     spec::ProcessSpec,
     state::{DATA, SPEC},
+    users::Tenancy,
 };
 use drover_platform::driver::{ExecInput, ExecOutput};
 
@@ -52,6 +54,7 @@ const DRAIN: Duration = Duration::from_millis(250);
 /// Runs a command. It is killed, with what it has started, when the stream is dropped or the node ends.
 pub(super) fn run(
     launcher: &Path,
+    tenancy: &Tenancy,
     node: &Arc<Node>,
     start: ExecStart,
     input: ExecInput,
@@ -72,7 +75,7 @@ pub(super) fn run(
             )
         })?;
     let (send, receive) = mpsc::channel(QUEUE);
-    let child = match spawn(launcher, &node.directory, &start) {
+    let child = match spawn(launcher, tenancy, &node.directory, &start) {
         Ok(child) => Some(child),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
@@ -111,7 +114,12 @@ pub(super) fn run(
     })))
 }
 
-fn spawn(launcher: &Path, directory: &Path, start: &ExecStart) -> io::Result<Running> {
+fn spawn(
+    launcher: &Path,
+    tenancy: &Tenancy,
+    directory: &Path,
+    start: &ExecStart,
+) -> io::Result<Running> {
     let spec: ProcessSpec = files::read_json(&directory.join(SPEC))?
         .ok_or_else(|| io::Error::other("the node is being removed"))?;
     let [program, arguments @ ..] = start.command.as_slice() else {
@@ -124,7 +132,8 @@ fn spawn(launcher: &Path, directory: &Path, start: &ExecStart) -> io::Result<Run
             .arg("launch")
             .arg(directory)
             .arg(program)
-            .env_clear();
+            .env_clear()
+            .envs(tenancy.group(&spec).as_ref().map(Group::tell));
         command
     } else {
         let mut command = Command::new(program);

@@ -18,6 +18,7 @@ use std::{
 };
 
 use super::{
+    cgroup::Group,
     confine::confine,
     crash::{self, Point},
     files,
@@ -172,10 +173,9 @@ fn become_command(command: &mut Command, directory: &Path, spec: &ProcessSpec) -
         .current_dir(spec.working_directory.as_deref().unwrap_or(&data));
     match spec.user {
         Some(user) if spec.confined => {
-            let within = spec.group.as_ref().map_or(Ok(()), |group| {
-                let limited = |error| io::Error::other(format!("limits of the cluster: {error}"));
-                group.enter().map_err(limited)
-            });
+            let limited = |error| io::Error::other(format!("limits of the cluster: {error}"));
+            let within = Group::told().and_then(|group| group.map_or(Ok(()), |it| it.enter()));
+            let within = within.map_err(limited);
             if let Err(error) = within.and_then(|()| confine(command, user)) {
                 return error;
             }

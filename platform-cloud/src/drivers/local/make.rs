@@ -102,8 +102,7 @@ impl LocalDriver {
         let rendered = self.render(batch, slot, &site).await;
         let mut process = rendered.map_err(Failure::not_begun)?;
         if let Some(own) = self.user(&identity).await? {
-            let group = self.shared.tenancy.group(own);
-            process.spec.confine(own, group, &site.data);
+            process.spec.confine(own, &site.data);
         }
         promise.add_ports(&process.ports, &numbers)?;
         let record = Record {

@@ -13,7 +13,6 @@ use drover_core::{Error, Reason, Result};
 use drover_templates::Rendered;
 use serde::{Deserialize, Serialize};
 
-use super::cgroup::Group;
 use super::ports::PortNumbers;
 
 /// Variables of the platform's own environment that nodes see too. The others may be secrets of the platform.
@@ -119,9 +118,10 @@ pub(super) struct ProcessSpec {
     /// Whether it runs without any privilege beside its user. Absent for nodes from before there were users of clusters.
     #[serde(default)]
     pub(super) confined: bool,
-    /// What limits its cluster. `None`: nothing.
+    /// The user of its cluster, by whose limits it is held. `None`: it is from before there were limits, or the cluster has
+    /// no user of its own.
     #[serde(default)]
-    pub(super) group: Option<Group>,
+    pub(super) tenant: Option<u32>,
 }
 
 /// Variables of the platform's own environment that mean its own user.
@@ -129,10 +129,10 @@ const OF_USER: [&str; 3] = ["USER", "LOGNAME", "TMPDIR"];
 
 impl ProcessSpec {
     /// Has it run as the user of its cluster, unless its template names one, and within the cluster's limits.
-    pub(super) fn confine(&mut self, own: User, group: Option<Group>, home: &Path) {
+    pub(super) fn confine(&mut self, own: User, home: &Path) {
         self.user.get_or_insert(own);
         self.confined = true;
-        self.group = group;
+        self.tenant = Some(own.uid);
         let inherited = |name: &str, value: &String| env::var(name).as_ref() == Ok(value);
         self.environment
             .retain(|name, value| !OF_USER.contains(&&**name) || !inherited(name, value));
@@ -292,7 +292,7 @@ impl ProcessFile {
             working_directory,
             user,
             confined: false,
-            group: None,
+            tenant: None,
         };
         Ok(Process {
             spec,

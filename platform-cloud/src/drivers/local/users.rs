@@ -23,7 +23,7 @@ use super::{
     cgroup::{Group, Groups},
     files,
     settings::{Isolation, Settings},
-    spec::User,
+    spec::{ProcessSpec, User},
     state::{DATA, StateDir},
 };
 
@@ -86,9 +86,9 @@ impl Tenancy {
         }
     }
 
-    /// What limits the cluster of a user. `None`: nothing.
-    pub(super) fn group(&self, own: User) -> Option<Group> {
-        Some(self.groups()?.of(own.uid))
+    /// What limits a node. `None`: nothing.
+    pub(super) fn group(&self, spec: &ProcessSpec) -> Option<Group> {
+        Some(self.groups()?.of(spec.tenant?))
     }
 
     pub(super) fn groups(&self) -> Option<&Groups> {

@@ -19,7 +19,7 @@ use super::super::{
     files,
     process::{Process, ProcessId},
     spec::ProcessSpec,
-    state::{LOCK, PROCESS, REMOVAL, Removal, SPEC, StateDir},
+    state::{LOCK, PROCESS, REMOVAL, Removal, SPEC},
 };
 
 use super::{Node, RETRY, blocking, unix_millis};
@@ -81,7 +81,7 @@ pub(super) async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
 /// Removes everything of a node.
 pub(super) async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
     let mut said = String::new();
-    while let Err(error) = try_clear(&shared.state, node).await {
+    while let Err(error) = try_clear(shared, node).await {
         if error.kind() != io::ErrorKind::WouldBlock {
             let error = error.to_string();
             // What lasts is said once, not once an attempt.
@@ -104,7 +104,8 @@ pub(super) async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
     }
 }
 
-async fn try_clear(state: &Arc<StateDir>, node: &Arc<Node>) -> io::Result<()> {
+async fn try_clear(shared: &Shared, node: &Arc<Node>) -> io::Result<()> {
+    let state = &shared.state;
     let (directory, record) = (node.directory.clone(), node.record());
     let lock = blocking(move || lock_out_launchers(&directory)).await?;
     // Once a record is there, or no launcher can write one any more, what is recorded is all that there is.
@@ -121,14 +122,14 @@ async fn try_clear(state: &Arc<StateDir>, node: &Arc<Node>) -> io::Result<()> {
         blocking(move || state.keep(&key, &identity, now)).await?;
     }
     let state = Arc::clone(state);
-    let spec = node.directory.join(SPEC);
+    let (spec, tenancy) = (node.directory.join(SPEC), Arc::clone(&shared.tenancy));
     blocking(move || {
         if let Some(key) = record.storage.filter(|_| !retain) {
             state.remove_storage(&key)?;
         }
         let spec = files::read_json::<ProcessSpec>(&spec).ok().flatten();
         state.remove(&record.node_id)?;
-        if let Some(group) = spec.and_then(|spec| spec.group) {
+        if let Some(group) = spec.and_then(|spec| tenancy.group(&spec)) {
             group.remove();
         }
         Ok(())

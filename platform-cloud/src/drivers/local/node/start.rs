@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::super::{
     Shared,
+    cgroup::Group,
     crash::{self, Point},
     files, launch,
     process::{Process, ProcessId},
@@ -102,9 +103,14 @@ fn find(directory: &Path) -> io::Result<Recorded> {
 /// Starts the launcher and hears from it until it has become the node's program.
 async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
     let launcher = &shared.settings.launcher;
+    let path = node.directory.join(SPEC);
+    let spec = blocking(move || files::read_json::<ProcessSpec>(&path)).await;
+    let spec = spec.map_err(|error| format!("{SPEC} in the directory of the node: {error}"))?;
+    let group = spec.and_then(|spec| shared.tenancy.group(&spec));
     let mut child = Command::new(launcher)
         .arg("launch")
         .arg(&node.directory)
+        .envs(group.as_ref().map(Group::tell))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -172,18 +178,23 @@ pub(super) async fn how_it_ended(
             process.id().pid
         ),
     };
+    // A shell says of what it has started that it was killed.
+    let killed = ["killed by signal 9", "exited with code 137"];
+    if !killed.iter().any(|how| message.ends_with(how)) {
+        return message;
+    }
     match died_of(shared, node).await {
         Some(why) => format!("{message}; {why}"),
         None => message,
     }
 }
 
-/// Why the kernel has killed it, if the limits of its cluster are why.
+/// Why the kernel has killed it, if want of memory is why.
 async fn died_of(shared: &Shared, node: &Node) -> Option<String> {
-    let groups = shared.tenancy.groups()?;
     let path = node.directory.join(SPEC);
     let spec = blocking(move || files::read_json::<ProcessSpec>(&path)).await;
-    groups.death(spec.ok()??.group.as_ref()?)
+    let group = shared.tenancy.group(&spec.ok()??)?;
+    shared.tenancy.groups()?.death(&group)
 }
 
 async fn how_a_child_ended(mut child: Child) -> String {
