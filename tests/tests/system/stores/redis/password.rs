@@ -356,6 +356,27 @@ fn redis_nodes_without_a_password_are_given_one() {
     }
 }
 
+#[test]
+fn a_redis_replica_that_is_let_in_no_more_is_not_ready_and_does_not_take_over() {
+    let mut nodes = nodes(3, None);
+    renew(&mut nodes, 1, NEW);
+    takes_over(&mut nodes, 0, 1);
+    until("the other one is of no use", &mut nodes, |nodes| {
+        !nodes[2].is_ready()
+    });
+    assert_eq!(insist(&nodes[1], NEW, "SET newer x"), "+OK");
+    nodes[1].kill();
+    introduce(&nodes);
+    let answer = nodes[2].promote();
+    assert!(!answer.status.success(), "{answer:?}");
+    let said = String::from_utf8_lossy(&answer.stderr);
+    assert!(said.contains("may have newer data"), "{said}");
+    // Somebody decides to go on without.
+    assert!(said.contains("refused"), "{said}");
+    fs::remove_file(nodes[2].directory().join("refused")).unwrap();
+    assert!(nodes[2].promote().status.success());
+}
+
 /// Looks at arguments and environment of all processes of this machine, for as long as it lives.
 struct Look {
     on: Arc<AtomicBool>,
