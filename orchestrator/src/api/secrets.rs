@@ -37,7 +37,7 @@ fn check(request: &pb::ApplySecretRequest) -> Result<()> {
     let mut refuse = |field: String, description: String| {
         wrong.push(Violation { field, description });
     };
-    if let Err(why) = name::check_name(&request.name) {
+    if let Err(why) = name::check_secret_name(&request.name) {
         refuse("name".to_owned(), why);
     }
     if let Err(unknown) = pb::SecretPurpose::try_from(request.purpose) {
@@ -147,8 +147,8 @@ impl Api {
         request: pb::ApplySecretRequest,
     ) -> Result<pb::ApplySecretResponse> {
         let name = request.name.clone();
-        self.caller.about("secret", &name);
         check(&request)?;
+        self.caller.about("secret", &name);
         let store = &self.shared.store;
         store.keys()?;
         let _changing = self.shared.secrets.changing.write().await;
@@ -304,7 +304,9 @@ impl Api {
         request: pb::DeleteSecretRequest,
     ) -> Result<pb::DeleteSecretResponse> {
         let name = &request.name;
-        self.caller.about("secret", name);
+        if name::check_secret_name(name).is_ok() {
+            self.caller.about("secret", name);
+        }
         if name.is_empty() {
             return Err(Error::invalid("name", "is empty"));
         }

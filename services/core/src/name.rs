@@ -41,6 +41,14 @@ pub fn check_name(name: &str) -> Result<(), String> {
     check(name, MAX_NAME)
 }
 
+/// Checks the name of a secret. What is none may be a content that stands in its place, and is not repeated.
+///
+/// # Errors
+/// What is wrong with it, in words that follow the name of the field.
+pub fn check_secret_name(name: &str) -> Result<(), String> {
+    check(name, MAX_NAME).map_err(|why| why.replace(&format!("{name:?} is"), "is"))
+}
+
 /// Longest name of a key in a secret, as in Kubernetes.
 pub const MAX_SECRET_KEY: usize = 253;
 

@@ -459,6 +459,7 @@ async fn what_is_wrong_with_a_secret_is_named_and_not_shown() {
         (secret("db", &[("a b", text("hush"))]), "data.a b"),
         (secret("db", &[("", text("hush"))]), "data."),
         (secret("db", &[("what is a hush", text("a"))]), "data"),
+        (secret("what is a hush", &[("a", text("a"))]), "name"),
         (
             secret("db", &[("a", Value::Sha256("hush".into()))]),
             "data.a",
