@@ -142,13 +142,20 @@ fn wanted(
 }
 
 impl Api {
+    /// Says which secret a call is about. What is no name may be a content that stands in its place.
+    fn about_secret(&self, name: &str) {
+        if name::check_secret_name(name).is_ok() {
+            self.caller.about("secret", name);
+        }
+    }
+
     pub(super) async fn apply_secret(
         &self,
         request: pb::ApplySecretRequest,
     ) -> Result<pb::ApplySecretResponse> {
         let name = request.name.clone();
+        self.about_secret(&name);
         check(&request)?;
-        self.caller.about("secret", &name);
         let store = &self.shared.store;
         store.keys()?;
         let _changing = self.shared.secrets.changing.write().await;
@@ -304,9 +311,7 @@ impl Api {
         request: pb::DeleteSecretRequest,
     ) -> Result<pb::DeleteSecretResponse> {
         let name = &request.name;
-        if name::check_secret_name(name).is_ok() {
-            self.caller.about("secret", name);
-        }
+        self.about_secret(name);
         if name.is_empty() {
             return Err(Error::invalid("name", "is empty"));
         }
