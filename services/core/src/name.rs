@@ -30,7 +30,7 @@ pub const MAX_LABELS: usize = 64;
 /// # Errors
 /// What is wrong with it, in words that follow the name of the field.
 pub fn check_cluster_name(name: &str) -> Result<(), String> {
-    check(name, MAX_CLUSTER_NAME)
+    check(name, MAX_CLUSTER_NAME, name)
 }
 
 /// Checks the name of a group or platform.
@@ -38,7 +38,7 @@ pub fn check_cluster_name(name: &str) -> Result<(), String> {
 /// # Errors
 /// What is wrong with it, in words that follow the name of the field.
 pub fn check_name(name: &str) -> Result<(), String> {
-    check(name, MAX_NAME)
+    check(name, MAX_NAME, name)
 }
 
 /// Checks the name of a secret. What is none may be a content that stands in its place, and is not repeated.
@@ -46,7 +46,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
 /// # Errors
 /// What is wrong with it, in words that follow the name of the field.
 pub fn check_secret_name(name: &str) -> Result<(), String> {
-    check(name, MAX_NAME).map_err(|why| why.replace(&format!("{name:?} is"), "is"))
+    check(name, MAX_NAME, "")
 }
 
 /// Longest name of a key in a secret, as in Kubernetes.
@@ -89,7 +89,8 @@ pub fn check_variable(name: &str) -> Result<(), String> {
     ))
 }
 
-fn check(name: &str, max: usize) -> Result<(), String> {
+/// `shown`: what an error may repeat of it.
+fn check(name: &str, max: usize, shown: &str) -> Result<(), String> {
     let expected = || {
         format!(
             "expected 1 to {max} of a-z, A-Z, 0-9, hyphen, underscore and dot, beginning and ending with a letter or digit"
@@ -108,7 +109,11 @@ fn check(name: &str, max: usize) -> Result<(), String> {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if !edge(name.chars().next()) || !edge(name.chars().next_back()) || !name.chars().all(inner) {
-        return Err(format!("{name:?} is no name; {}", expected()));
+        let what = match shown {
+            "" => "is no name".to_owned(),
+            name => format!("{name:?} is no name"),
+        };
+        return Err(format!("{what}; {}", expected()));
     }
     Ok(())
 }
@@ -122,7 +127,7 @@ pub fn check_label(key: &str, value: &str) -> Result<(), String> {
     let (prefix, name) = key
         .split_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
-    check(name, MAX_NAME).map_err(|why| format!("key {key:?}: {why}"))?;
+    check(name, MAX_NAME, name).map_err(|why| format!("key {key:?}: {why}"))?;
     if let Some(prefix) = prefix {
         let part = |part: &str| {
             !part.is_empty()
@@ -141,7 +146,7 @@ pub fn check_label(key: &str, value: &str) -> Result<(), String> {
     if value.is_empty() {
         return Ok(());
     }
-    check(value, MAX_NAME).map_err(|why| format!("value of {key:?}: {why}"))
+    check(value, MAX_NAME, value).map_err(|why| format!("value of {key:?}: {why}"))
 }
 
 /// Name of a node: the group path with hyphens for slashes, a hyphen, the ordinal (`data-hot-1`).

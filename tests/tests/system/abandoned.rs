@@ -90,13 +90,17 @@ async fn given_up() -> (World, Arc<Site>) {
     (world, old)
 }
 
-#[test]
-fn what_was_given_up_is_left_alone_when_its_platform_has_another_name() {
+/// What was given up comes back under another name, and under another uid if there is one: it is left alone until somebody
+/// asks for more.
+fn stays_under_another_name(uid: Option<&str>) {
     runtime().block_on(async {
         let (mut world, old) = given_up().await;
         let before = ids(&old);
         unregister(&mut world, "sim").await;
         world.sites.put("http://old", &old);
+        if let Some(uid) = uid {
+            old.backend.set_uid(uid);
+        }
         old.start();
         world.register("old", "http://old").await.unwrap();
         phase(&mut world, "old", pb::PlatformPhase::Ready).await;
@@ -110,6 +114,11 @@ fn what_was_given_up_is_left_alone_when_its_platform_has_another_name() {
             .until("they are gone", async |_| old.all().is_empty())
             .await;
     });
+}
+
+#[test]
+fn what_was_given_up_is_left_alone_when_its_platform_has_another_name() {
+    stays_under_another_name(None);
 }
 
 #[test]
@@ -129,24 +138,7 @@ fn what_was_given_up_is_left_alone_when_its_platform_has_another_uid() {
 
 #[test]
 fn what_was_given_up_is_left_alone_when_its_platform_has_another_name_and_another_uid() {
-    runtime().block_on(async {
-        let (mut world, old) = given_up().await;
-        let before = ids(&old);
-        unregister(&mut world, "sim").await;
-        world.sites.put("http://old", &old);
-        old.backend.set_uid("the-new-one");
-        old.start();
-        world.register("old", "http://old").await.unwrap();
-        phase(&mut world, "old", pb::PlatformPhase::Ready).await;
-        world.pass(LONG).await;
-        assert_eq!(ids(&old), before);
-        let said = world.condition("one", "Orphans").await.unwrap();
-        assert!(said.contains("drover abandon --delete-nodes"), "{said}");
-        abandon(&mut world, "old", true).await.unwrap();
-        world
-            .until("they are gone", async |_| old.all().is_empty())
-            .await;
-    });
+    stays_under_another_name(Some("the-new-one"));
 }
 
 #[test]
