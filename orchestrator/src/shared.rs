@@ -173,6 +173,15 @@ impl Shared {
         self.platforms.read().get(name).cloned()
     }
 
+    /// Platforms by the uid of the backend that they are bound to.
+    pub(crate) fn bound(&self) -> BTreeMap<String, Sym> {
+        let platforms = self.platforms.read();
+        let bound = platforms.iter();
+        bound
+            .map(|(name, it)| (it.platform.registration().uid, name.clone()))
+            .collect()
+    }
+
     /// Where nodes of a platform may be probed.
     pub(crate) fn gate(&self, platform: &str) -> Gate<'_> {
         let registered = self.platform(platform);

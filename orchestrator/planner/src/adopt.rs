@@ -55,13 +55,13 @@ impl Planner<'_> {
             order: self.state.adopt,
         });
         // What was given up is looked at again where it can be seen. Of the others nobody has seen what they have.
-        let views = self.input.platforms.values();
-        let seen: Vec<Sym> = (views.filter(|view| view.visible))
-            .filter(|view| self.state.is_abandoned(&view.uid))
-            .map(|view| view.uid.clone())
+        let views = self.input.platforms.iter();
+        let seen: Vec<(Sym, Sym)> = (views.filter(|(_, view)| view.visible))
+            .filter(|(_, view)| self.state.is_abandoned(&view.uid))
+            .map(|(name, view)| (name.clone(), view.uid.clone()))
             .collect();
-        for uid in seen {
-            let shown_by = None;
+        for (platform, uid) in seen {
+            let shown_by = Some(platform);
             self.op(Op::Sweep { uid, shown_by });
         }
         self.plan.again = true;

@@ -165,12 +165,13 @@ impl Api {
     ) -> Result<()> {
         for _ in 0..MAX_TURNS {
             let now = self.shared.now();
+            let bound = self.shared.bound();
             let (step, plan) = {
                 let inner = cluster.inner.lock();
                 if !request.delete_nodes {
                     return Ok(());
                 }
-                let ops = swept(&inner, request, shown);
+                let ops = swept(&inner, request, shown, &bound);
                 if ops.is_empty() {
                     return Ok(());
                 }
@@ -212,7 +213,12 @@ fn is_recorded(inner: &Inner, (platform, uid): &Backend) -> bool {
 
 /// What says that backends that were given up are swept: those of a name, or of a uid. One may have another name by now, or
 /// another uid.
-fn swept(inner: &Inner, request: &pb::AbandonPlatformRequest, shown: Option<&Sym>) -> Vec<Op> {
+fn swept(
+    inner: &Inner,
+    request: &pb::AbandonPlatformRequest,
+    shown: Option<&Sym>,
+    bound: &BTreeMap<String, Sym>,
+) -> Vec<Op> {
     let state = &inner.state;
     let meant = |(name, uid): &&Backend| match &request.platform_uid {
         Some(own) => **uid == **own,
@@ -225,11 +231,10 @@ fn swept(inner: &Inner, request: &pb::AbandonPlatformRequest, shown: Option<&Sym
             named.is_none_or(|own| **own == ***uid) && state.may_be_abandoned(uid)
         }))
         .collect();
-    let shown_by = |uid: &Sym| (shown == Some(uid)).then(|| request.platform.as_str().into());
     (uids.into_iter())
         .map(|uid| Op::Sweep {
             uid: uid.clone(),
-            shown_by: shown_by(uid),
+            shown_by: bound.get(&**uid).cloned(),
         })
         .collect()
 }

@@ -53,7 +53,7 @@ const CALL: Duration = Duration::from_secs(60);
 /// A runtime whose clock stands still while there is work, and jumps to the next timer when there is none.
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
-        .enable_all()
+        .enable_time()
         .start_paused(true)
         .build()
         .unwrap()

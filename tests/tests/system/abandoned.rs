@@ -36,12 +36,22 @@ async fn abandon_in(
     platform: &str,
     delete_nodes: bool,
 ) -> Result<pb::AbandonPlatformResponse> {
-    let request = pb::AbandonPlatformRequest {
-        cluster: cluster.to_owned(),
-        platform: platform.to_owned(),
-        platform_uid: None,
-        delete_nodes,
-    };
+    abandon_as(
+        world,
+        pb::AbandonPlatformRequest {
+            cluster: cluster.to_owned(),
+            platform: platform.to_owned(),
+            platform_uid: None,
+            delete_nodes,
+        },
+    )
+    .await
+}
+
+async fn abandon_as(
+    world: &mut World,
+    request: pb::AbandonPlatformRequest,
+) -> Result<pb::AbandonPlatformResponse> {
     world
         .call(async |client| client.abandon_platform(request.clone(), CALL).await)
         .await
@@ -63,6 +73,24 @@ async fn unregister(world: &mut World, platform: &str) {
         .unwrap();
 }
 
+/// The cluster has its nodes on another platform from now on.
+async fn moves_to(world: &mut World, platform: &str) {
+    let there = |spec: &mut pb::ClusterSpec| platform.clone_into(&mut spec.platforms[0].name);
+    world
+        .try_apply_with("one", &[("web", 3)], &there)
+        .await
+        .unwrap();
+    world
+        .until(&format!("three are ready on {platform}"), async |world| {
+            let nodes = world.records("one").await;
+            let ready = |node: &&pb::Node| {
+                node.state() == pb::NodeState::Ready && node.platform == platform
+            };
+            nodes.iter().filter(ready).count() == 3
+        })
+        .await;
+}
+
 /// A cluster of three whose platform went away, so that they were given up. Another one has three in their place.
 async fn given_up() -> (World, Arc<Site>) {
     let mut world = World::new(settings(), immortal()).await;
@@ -75,18 +103,7 @@ async fn given_up() -> (World, Arc<Site>) {
     world.pass(Duration::from_secs(600)).await;
     let given = abandon(&mut world, "sim", false).await.unwrap();
     assert_eq!(given.nodes.len(), 3);
-    let elsewhere = |spec: &mut pb::ClusterSpec| spec.platforms[0].name = "other".to_owned();
-    world
-        .try_apply_with("one", &[("web", 3)], &elsewhere)
-        .await
-        .unwrap();
-    world
-        .until("three are ready elsewhere", async |world| {
-            let nodes = world.records("one").await;
-            let ready = |node: &&pb::Node| node.state() == pb::NodeState::Ready;
-            nodes.iter().filter(ready).count() == 3
-        })
-        .await;
+    moves_to(&mut world, "other").await;
     (world, old)
 }
 
@@ -139,6 +156,86 @@ fn what_was_given_up_is_left_alone_when_its_platform_has_another_uid() {
 #[test]
 fn what_was_given_up_is_left_alone_when_its_platform_has_another_name_and_another_uid() {
     stays_under_another_name(Some("the-new-one"));
+}
+
+#[test]
+fn of_two_that_were_given_up_under_one_name_the_one_whose_uid_is_named_is_swept() {
+    runtime().block_on(async {
+        let (mut world, first) = given_up().await;
+        unregister(&mut world, "sim").await;
+        let second = Site::new(settings());
+        world.sites.put("http://second", &second);
+        world.register("sim", "http://second").await.unwrap();
+        moves_to(&mut world, "sim").await;
+        let uid = |of: &pb::Platform| of.status.clone().unwrap().uid;
+        let second_uid = uid(&world.platform("sim").await);
+        second.stop();
+        world.pass(Duration::from_secs(600)).await;
+        let given = abandon(&mut world, "sim", false).await.unwrap();
+        assert_eq!(given.nodes.len(), 3);
+        moves_to(&mut world, "other").await;
+        unregister(&mut world, "sim").await;
+        // Both come back, under names that nothing was given up under.
+        for (name, site) in [("a", &first), ("b", &second)] {
+            let endpoint = format!("http://{name}");
+            world.sites.put(&endpoint, site);
+            site.start();
+            world.register(name, &endpoint).await.unwrap();
+            phase(&mut world, name, pb::PlatformPhase::Ready).await;
+        }
+        world.pass(LONG).await;
+        let before = (ids(&first), ids(&second));
+        assert_eq!((before.0.len(), before.1.len()), (3, 3), "left alone");
+        let first_uid = uid(&world.platform("a").await);
+        assert_ne!(first_uid, second_uid);
+        let request = pb::AbandonPlatformRequest {
+            cluster: "one".to_owned(),
+            platform: "sim".to_owned(),
+            platform_uid: Some(first_uid),
+            delete_nodes: true,
+        };
+        abandon_as(&mut world, request).await.unwrap();
+        world
+            .until("those of the first are gone", async |_| {
+                first.all().is_empty()
+            })
+            .await;
+        world.pass(LONG).await;
+        assert_eq!(ids(&second), before.1, "nobody asked for these");
+    });
+}
+
+#[test]
+fn a_platform_that_was_only_used_once_can_be_given_up_and_used_again() {
+    runtime().block_on(async {
+        let mut world = World::new(settings(), immortal()).await;
+        world.apply("one", &[("web", 3)]).await;
+        world.converge().await;
+        let (old, other) = (world.site.clone(), Site::new(settings()));
+        world.sites.put("http://other", &other);
+        world.register("other", "http://other").await.unwrap();
+        moves_to(&mut world, "other").await;
+        world
+            .until("nothing is left on sim", async |_| old.all().is_empty())
+            .await;
+        old.stop();
+        world.pass(Duration::from_secs(600)).await;
+        let given = abandon(&mut world, "sim", false).await.unwrap();
+        assert_eq!(given.nodes, Vec::<String>::new());
+        old.start();
+        phase(&mut world, "sim", pb::PlatformPhase::Ready).await;
+        moves_to(&mut world, "sim").await;
+        world
+            .until("nothing is left on other", async |_| other.all().is_empty())
+            .await;
+        world.pass(LONG).await;
+        assert_eq!(ids(&old).len(), 3, "its nodes are its own again");
+        // And they go like any others.
+        world.scale("one", "web", 1).await;
+        world
+            .until("one is left", async |_| old.all().len() == 1)
+            .await;
+    });
 }
 
 #[test]

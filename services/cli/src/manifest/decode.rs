@@ -7,7 +7,7 @@ use prost_reflect::{DynamicMessage, Kind, MapKey, MessageDescriptor, Value as Dy
 use prost_types::{Struct, Value as Free, value::Kind as FreeKind};
 
 use super::{
-    diagnostic::{Diagnostic, Diagnostics},
+    diagnostic::{Diagnostic, Diagnostics, is_secret_key},
     path::{index, join},
     scalar::{self, MAX_SAFE_INTEGER},
     schema::{self, Field, Shape},
@@ -83,10 +83,22 @@ impl<'a> Decoder<'a> {
     /// Reports every key that is not known.
     pub(crate) fn unknown(&mut self, entry: &Entry, path: &str, known: &[(&str, String)]) {
         let suggestion = schema::closest(&entry.key, known.iter().map(|(key, _)| *key));
-        let path = join(path, &entry.key);
+        // In a damaged file a part of a content may have become the beginning of its name.
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let shown = entry.key.chars().all(is_name) || !is_secret_key(&entry.key);
+        let path = if shown {
+            join(path, &entry.key)
+        } else {
+            path.to_owned()
+        };
+        let name = if shown {
+            format!(" `{}`", entry.key)
+        } else {
+            String::new()
+        };
         match suggestion.and_then(|name| known.iter().find(|(key, _)| *key == name)) {
-            Some((name, expectation)) => {
-                let message = format!("unknown field `{}`, did you mean `{name}`?", entry.key);
+            Some((known, expectation)) => {
+                let message = format!("unknown field{name}, did you mean `{known}`?");
                 self.error(
                     entry.span,
                     &path,
@@ -106,7 +118,7 @@ impl<'a> Decoder<'a> {
                 } else {
                     schema::one_of(&names)
                 };
-                let message = format!("unknown field `{}`", entry.key);
+                let message = format!("unknown field{name}");
                 self.error(entry.span, &path, message, &format!("expected {expected}"));
             }
         }

@@ -97,7 +97,7 @@ fn plain(key: &str) -> String {
 }
 
 /// In a damaged file one key may be the end of another one.
-fn is_secret_key(key: &str) -> bool {
+pub(crate) fn is_secret_key(key: &str) -> bool {
     names_secret(key) || SECRET_KEYS.contains(&&*plain(key))
 }
 

@@ -165,6 +165,7 @@ fn no_error_shows_what_a_secret_says() {
         "kind: Platform\nmetadata: {name: s}\nspec: {endpoint: \"https://x\", API_TOKEN: hunter2}",
         "kind: Platform\nmetadata: {name: s}\nspec:\n  endpoint: https://x\n  tls: {client-key: hunter2}",
         "kind: Cluster\nmetadata: {name: s}\nspec:\n  groups:\n    web    userData: hunter2",
+        "kind: Cluster\nmetadata: {name: s}\nspec:\n  groups: {}\n  7/hunter2 userData: more",
     ] {
         let text = errors(&format!("apiVersion: drover.dev/v1\n{rest}\n"));
         assert!(
