@@ -43,7 +43,7 @@ fn carry_node(mut old: Node, new: &mut Node) {
         new.seen.node_id = Box::default();
     }
     new.probe = std::mem::take(&mut old.probe);
-    new.turn = old.turn.take().filter(|_| new.role == old.role);
+    new.role_change = old.role_change.take().filter(|_| new.role == old.role);
     // A step of its removal or adoption begins with no call.
     if new.removal == old.removal && new.is_adopting() == old.is_adopting() {
         new.call = old.call;

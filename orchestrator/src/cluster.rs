@@ -1,5 +1,7 @@
 //! One cluster in memory: what is wanted, what is recorded, what is observed, behind one lock.
 
+mod calls;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -21,12 +23,14 @@ use parking_lot::Mutex;
 use prost::Message;
 use uuid::Uuid;
 
+pub(crate) use calls::{CallEnd, RoleChangeFailure};
+
 use crate::{
     codec::{self, Interner},
     platform::has,
     secrets::FormerGroup,
     template,
-    witness::Witness,
+    waiter::ReconcileWaiter,
 };
 
 /// How long an orphan is seen before it is deleted, unless the spec says so.
@@ -37,7 +41,7 @@ const ORPHAN_GRACE: Millis = 120_000;
 pub(crate) struct Cluster {
     pub(crate) uid: Uuid,
     pub(crate) name: Arc<str>,
-    pub(crate) inner: Mutex<Inner>,
+    pub(crate) inner: Mutex<ClusterState>,
     /// Held by whoever changes what is wanted, so that two of them do not take turns in failing.
     pub(crate) change: tokio::sync::Mutex<()>,
     /// Held by whoever asked for a pass and waits for its end.
@@ -64,7 +68,7 @@ pub(crate) struct Defaults {
 
 /// What is known of a cluster.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct ClusterState {
     pub(crate) desired: Versioned<Desired>,
     pub(crate) spec: Arc<Resolved>,
     pub(crate) head: Versioned<Head>,
@@ -78,7 +82,7 @@ pub(crate) struct Inner {
     /// Groups that are wanted no more and still have nodes.
     pub(crate) leaving: Arc<Vec<Leaving>>,
     /// Who asked for a pass and wants to know what became of it.
-    pub(crate) witness: Option<Arc<Witness>>,
+    pub(crate) waiter: Option<Arc<ReconcileWaiter>>,
     /// Why what is to be done cannot be stored, which is why it is not done; since when. None: it can, as far as known.
     pub(crate) unstored: Option<(Error, Millis)>,
     /// Platforms of nodes whose failed probes were forgotten, once for each: they are told.
@@ -332,7 +336,7 @@ impl Cluster {
         let spec =
             Arc::new(Resolved::from_stored(&desired.value.spec, &digests)?.interned(interner));
         let name: Arc<str> = desired.value.name.as_str().into();
-        let mut inner = Inner {
+        let mut inner = ClusterState {
             first_slots: first_slots(&state),
             desired,
             spec,
@@ -341,7 +345,7 @@ impl Cluster {
             bodies,
             defaults: None,
             leaving: Arc::default(),
-            witness: None,
+            waiter: None,
             unstored: None,
             calmed: Vec::new(),
             version: 1,
@@ -371,7 +375,7 @@ impl Cluster {
             next_sequence: 1,
             ..State::default()
         };
-        let mut inner = Inner {
+        let mut inner = ClusterState {
             desired,
             spec,
             head,
@@ -380,7 +384,7 @@ impl Cluster {
             first_slots: HashMap::new(),
             defaults: None,
             leaving: Arc::default(),
-            witness: None,
+            waiter: None,
             unstored: None,
             calmed: Vec::new(),
             version: 1,
@@ -415,7 +419,7 @@ fn first_slots(state: &State) -> HashMap<Uuid, u64> {
     first
 }
 
-impl Inner {
+impl ClusterState {
     /// Takes over into the record what the user said.
     pub(crate) fn follow_desired(&mut self) {
         self.follow_storage();

@@ -237,7 +237,7 @@ pub(crate) fn decode_node(
         },
         probe: ProbeResult::default(),
         call: Call::default(),
-        turn: None,
+        role_change: None,
         hook: None,
     })
 }

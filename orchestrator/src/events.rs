@@ -69,13 +69,13 @@ pub(crate) fn is_step(op: &Op) -> bool {
     match op {
         Op::Request { .. }
         | Op::Remove { .. }
-        | Op::Forget { .. }
+        | Op::RecordDropped { .. }
         | Op::Close { .. }
         | Op::TakeOrphan { .. } => true,
-        Op::Turn { role, .. } => *role == Role::Promoting,
+        Op::RoleChange { role, .. } => *role == Role::Promoting,
         Op::Infrastructure { change, .. } => change.is_action(),
-        Op::Enter { .. }
-        | Op::Learn { .. }
+        Op::StateChanged { .. }
+        | Op::NodeIdAssigned { .. }
         | Op::Attempt { .. }
         | Op::MadeNothing { .. }
         | Op::BackOff { .. }
@@ -84,7 +84,7 @@ pub(crate) fn is_step(op: &Op) -> bool {
         | Op::Template { .. }
         | Op::Rollout { .. }
         | Op::Drain { .. }
-        | Op::Grown { .. }
+        | Op::PeakSizeChanged { .. }
         | Op::Vacated { .. }
         | Op::Own { .. }
         | Op::Adopted { .. }
@@ -144,7 +144,7 @@ impl Maker<'_> {
     fn op(&mut self, op: &Op, by: Authors<'_>) {
         use EventSeverity::{Info, Warning};
         match op {
-            Op::Enter {
+            Op::StateChanged {
                 slot,
                 state,
                 reason,
@@ -209,7 +209,7 @@ impl Maker<'_> {
                 let message = format!("its preStop hook has {most} s");
                 self.node(*slot, Info, "NodeDraining", message);
             }
-            Op::Forget {
+            Op::RecordDropped {
                 slot,
                 reason,
                 message,
@@ -250,7 +250,7 @@ impl Maker<'_> {
                 event.group = Some(group);
                 event.platform = Some(platform);
             }
-            Op::Turn { slot, role } => self.turn(*slot, *role),
+            Op::RoleChange { slot, role } => self.change_role(*slot, *role),
             Op::Own { slot } => {
                 let message = "belongs to this cluster now".to_owned();
                 self.node(*slot, Info, "NodeAdopted", message);
@@ -292,13 +292,13 @@ impl Maker<'_> {
                 }
                 self.sign(before, by.generation);
             }
-            Op::Learn { .. }
+            Op::NodeIdAssigned { .. }
             | Op::Attempt { .. }
             | Op::MadeNothing { .. }
             | Op::Close { .. }
             | Op::Restamp { .. }
             | Op::Template { .. }
-            | Op::Grown { .. }
+            | Op::PeakSizeChanged { .. }
             | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Rebind { .. }
@@ -309,7 +309,7 @@ impl Maker<'_> {
         }
     }
 
-    fn turn(&mut self, slot: u64, role: Role) {
+    fn change_role(&mut self, slot: u64, role: Role) {
         use EventSeverity::{Info, Warning};
         let before = self.state.node(slot).map(|node| node.role);
         if (before, role) == (Some(Role::Active), Role::Standby) {

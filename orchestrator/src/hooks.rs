@@ -16,9 +16,9 @@ pub enum Point {
     /// It was answered; nobody has taken that in.
     AfterDeprovision,
     /// An UpdateNode call is about to be made.
-    BeforeTurn,
+    BeforeRoleChange,
     /// It was answered; nobody has taken that in.
-    AfterTurn,
+    AfterRoleChange,
     /// A hook is about to be run in a node.
     BeforeHook,
     /// It has ended, or its time is over; nobody has taken that in.

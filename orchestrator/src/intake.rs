@@ -8,7 +8,7 @@ use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     heard::Heard,
     queue::Urgency,
     shared::{Registered, Shared},
@@ -61,7 +61,7 @@ pub(crate) fn upserts(
         }
         let mut urgency = None;
         for node in own {
-            urgency = urgency.max(show(
+            urgency = urgency.max(apply_observation(
                 shared,
                 cluster,
                 &mut inner,
@@ -105,10 +105,10 @@ fn owner(node: &wire::Node) -> Option<Uuid> {
 ///
 /// `(as_of, now)`: an answer shows how things were at some time since it was asked for; what a watch has shown since
 /// then is newer and stands. `listed`: by a list or a watch, which will also tell when it is gone.
-pub(crate) fn show(
+pub(crate) fn apply_observation(
     shared: &Shared,
     cluster: &Cluster,
-    inner: &mut Inner,
+    inner: &mut ClusterState,
     source: Source<'_>,
     node: &Heard,
     (as_of, now): (Millis, Millis),
@@ -213,7 +213,7 @@ fn claim(
 }
 
 /// The position of an orphan that was taken in.
-fn taken_in(inner: &Inner, request: Uuid, index: u32) -> Option<usize> {
+fn taken_in(inner: &ClusterState, request: Uuid, index: u32) -> Option<usize> {
     inner
         .state
         .nodes
@@ -223,7 +223,7 @@ fn taken_in(inner: &Inner, request: Uuid, index: u32) -> Option<usize> {
 
 fn orphan(
     shared: &Shared,
-    inner: &mut Inner,
+    inner: &mut ClusterState,
     source: Source<'_>,
     node: &wire::Node,
     request: Uuid,
@@ -333,7 +333,7 @@ fn stray(
 /// Takes in a node of the cluster's id that is not its own. Answers whether it is new.
 pub(crate) fn foreign_node(
     shared: &Shared,
-    inner: &mut Inner,
+    inner: &mut ClusterState,
     platform: &Sym,
     uid: &str,
     node: &wire::Node,

@@ -1,11 +1,10 @@
 //! The orchestrator: keeps clusters as they are declared, on whatever platforms are registered.
 //!
-//! `api` takes what users want, `follow` and `intake` what platforms show, `probes` what nodes answer. All of that ends
-//! in memory (`cluster`) and in the queue. `pass` takes a cluster from the queue, has it planned (`drover-planner`),
-//! makes the plan durable (`drover-store`) and has it carried out (`calls`).
+//! `api` takes what users want, `platform_watch` and `intake` what platforms show, `probes` what nodes answer. All of that ends
+//! in memory (`cluster`) and in the queue. `reconcile` takes a cluster from the queue, has it planned (`drover-planner`),
+//! makes the plan durable (`drover-store`) and has it carried out (`executor`).
 
 mod api;
-mod calls;
 mod carry;
 mod changes;
 mod clock;
@@ -13,34 +12,33 @@ mod cluster;
 mod codec;
 mod connect;
 mod events;
-mod exec;
-mod figures;
+mod executor;
 #[cfg(test)]
 mod fixture;
-mod follow;
+mod gauges;
 mod heard;
 mod hooks;
 mod infrastructure;
 mod intake;
 mod limits;
+mod node_counts;
 mod order;
-mod pass;
 mod platform;
+mod platform_watch;
 mod probes;
 mod queue;
 mod rebind;
+mod reconcile;
 mod registry;
 mod request;
 mod secrets;
 mod shared;
 mod show;
 mod step;
-mod sweep;
-mod tally;
 mod template;
+mod tombstones;
 mod trace;
-mod turn;
-mod witness;
+mod waiter;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -182,7 +180,7 @@ impl Orchestrator {
             names: RwLock::default(),
             platforms: RwLock::default(),
             registering: tokio::sync::Mutex::default(),
-            tombstones: sweep::Tombstones::default(),
+            tombstones: tombstones::Tombstones::default(),
             leaks: infrastructure::Leaks::default(),
             changes: Arc::default(),
             probes: probes::Probes::default(),
@@ -190,7 +188,7 @@ impl Orchestrator {
             limits,
             secrets: secrets::Secrets::default(),
             digests,
-            figures: figures::Figures::default(),
+            gauges: gauges::Gauges::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
@@ -198,7 +196,7 @@ impl Orchestrator {
             written: Mutex::new(0),
             hooks,
         });
-        figures::describe();
+        gauges::describe();
         secrets::load(&shared).await?;
         load(&shared).await?;
         registry::load(&shared).await?;
@@ -206,10 +204,10 @@ impl Orchestrator {
         for cluster in shared.all() {
             shared.queue.push(cluster.uid, queue::Urgency::Bulk);
         }
-        shared.spawn(pass::run(shared.clone()));
+        shared.spawn(reconcile::run(shared.clone()));
         shared.spawn(probes::run(shared.clone()));
-        shared.spawn(sweep::run(shared.clone()));
-        shared.spawn(sweep::remove_late(shared.clone()));
+        shared.spawn(tombstones::run(shared.clone()));
+        shared.spawn(tombstones::remove_late(shared.clone()));
         shared.spawn(infrastructure::sweep::run(shared.clone()));
         Ok(Self { shared })
     }

@@ -12,7 +12,7 @@ use drover_proto::platform::v1 as wire;
 use drover_store::Desired;
 use prost::Message;
 
-use crate::cluster::Inner;
+use crate::cluster::ClusterState;
 
 /// Key of the groups that are wanted no more among what else a user wants.
 const LEAVING: &str = "leaving";
@@ -84,7 +84,7 @@ pub(crate) fn leaving(desired: &Desired) -> Result<Vec<Leaving>> {
 }
 
 /// Keeps of the groups that a new spec lacks how their nodes go; of those without nodes nothing.
-pub(crate) fn remember(inner: &Inner, desired: &mut Desired, wanted: &[Group]) {
+pub(crate) fn remember(inner: &ClusterState, desired: &mut Desired, wanted: &[Group]) {
     let known = inner.wanted();
     let known = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
     let rows: Vec<LeavingRow> = known
@@ -109,7 +109,7 @@ pub(crate) fn remember(inner: &Inner, desired: &mut Desired, wanted: &[Group]) {
 }
 
 /// What the group of a node runs in it before it goes.
-pub(crate) fn pre_stop(inner: &Inner, slot: u64) -> Option<Hook> {
+pub(crate) fn pre_stop(inner: &ClusterState, slot: u64) -> Option<Hook> {
     let node = inner.state.node(slot)?;
     if inner
         .spec
@@ -124,7 +124,7 @@ pub(crate) fn pre_stop(inner: &Inner, slot: u64) -> Option<Hook> {
 }
 
 /// Time that the nodes of a group get to stop by themselves. None: it is not known any more.
-pub(crate) fn grace(inner: &Inner, path: &str) -> Option<Duration> {
+pub(crate) fn grace(inner: &ClusterState, path: &str) -> Option<Duration> {
     let mut groups = inner.spec.groups.iter();
     let wanted = groups.find(|group| *group.path == *path);
     wanted.map(|group| group.grace).or_else(|| {

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::{intake::Foreign, probes::reach::is_local};
-pub(crate) use calls::Verdict;
+pub(crate) use calls::BreakerChange;
 pub(crate) use shown::PlatformHealth;
 
 /// Calls under way at once, where the platform does not say.

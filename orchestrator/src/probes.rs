@@ -12,7 +12,7 @@ use std::{
 };
 
 use drover_core::{
-    Millis, Node, NodeState, Phase, Sym,
+    Millis, Node, NodeState, Phase, Sym, back_off,
     spec::{Health, Port, Probe},
 };
 use drover_proto::platform::v1 as wire;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::{
     clock,
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     queue::Urgency,
     secrets,
     shared::Shared,
@@ -103,7 +103,7 @@ impl Probes {
         &self,
         shared: &Shared,
         cluster: Uuid,
-        inner: &mut Inner,
+        inner: &mut ClusterState,
         group: &Sym,
         slot: u64,
     ) {
@@ -123,7 +123,7 @@ impl Probes {
     }
 
     /// The spec of a cluster changed: what runs is probed as it says now.
-    pub(crate) fn track_all(&self, shared: &Shared, cluster: Uuid, inner: &mut Inner) {
+    pub(crate) fn track_all(&self, shared: &Shared, cluster: Uuid, inner: &mut ClusterState) {
         let running: Vec<(Sym, u64)> = inner
             .state
             .nodes
@@ -166,13 +166,13 @@ impl Probes {
 }
 
 /// The health policy of a group: its own, its template's, or the defaults.
-fn health(shared: &Shared, inner: &mut Inner, group: usize) -> Option<Health> {
+fn health(shared: &Shared, inner: &mut ClusterState, group: usize) -> Option<Health> {
     if let Some(health) = inner.spec.groups.get(group)?.health.clone() {
         return Some(health);
     }
     let handshakes = shared.handshakes(&inner.spec.groups);
     let defaults = inner.health_defaults(&handshakes);
-    crate::tally::calmed(shared, inner);
+    crate::node_counts::calmed(shared, inner);
     defaults.get(group).cloned().flatten()
 }
 
@@ -230,7 +230,12 @@ fn target(shared: &Shared, uid: Uuid, slot: u64) -> Option<Target> {
     target
 }
 
-fn target_of(shared: &Shared, cluster: &Cluster, inner: &mut Inner, slot: u64) -> Option<Target> {
+fn target_of(
+    shared: &Shared,
+    cluster: &Cluster,
+    inner: &mut ClusterState,
+    slot: u64,
+) -> Option<Target> {
     let node = inner.state.node(slot)?;
     if node.removal.is_some() || node.state == NodeState::Failed || node.seen.gone {
         return None;
@@ -244,7 +249,7 @@ fn target_of(shared: &Shared, cluster: &Cluster, inner: &mut Inner, slot: u64) -
         Probe::Exec { .. } => None,
         Probe::Grpc { port, .. } | Probe::Http { port, .. } | Probe::Tcp { port } => port.clone(),
     };
-    let inside = crate::exec::target(cluster, node);
+    let inside = crate::executor::hook::target(cluster, node);
     let agent = node
         .seen
         .agent_address
@@ -420,7 +425,7 @@ async fn probe(shared: &Arc<Shared>, uid: Uuid, slot: u64, tries: u32) {
             Probe::Exec { .. } => (EAGER_COMMAND, EAGER_COMMAND_MOST),
             _ => (EAGER, EAGER_MOST),
         };
-        (first << tries.min(16)).min(most).min(interval)
+        back_off(first, most, tries).min(interval)
     } else {
         interval
     };

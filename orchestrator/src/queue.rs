@@ -64,7 +64,7 @@ impl Asked {
 
 /// A cluster whose turn it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Turn {
+pub(crate) struct WorkItem {
     pub(crate) cluster: Uuid,
     pub(crate) urgency: Urgency,
     /// When it was put in.
@@ -165,7 +165,7 @@ impl Queue {
     }
 
     /// The next cluster to plan, if there is one and a worker may have it.
-    pub(crate) fn pop(&self, now: Millis) -> Option<Turn> {
+    pub(crate) fn pop(&self, now: Millis) -> Option<WorkItem> {
         let mut inner = self.inner.lock();
         while let Some(&(at, cluster)) = inner.timers.first() {
             if at > now {
@@ -201,7 +201,7 @@ impl Queue {
                         .places
                         .insert(cluster, Place::Running { lane, again: None });
                     inner.running[lane as usize] += 1;
-                    return Some(Turn {
+                    return Some(WorkItem {
                         cluster,
                         urgency: lane,
                         since,
@@ -320,8 +320,8 @@ mod tests {
     }
 
     fn pop(queue: &Queue, now: Millis) -> Option<(Uuid, Urgency)> {
-        let turn = queue.pop(now)?;
-        Some((turn.cluster, turn.urgency))
+        let item = queue.pop(now)?;
+        Some((item.cluster, item.urgency))
     }
 
     #[test]

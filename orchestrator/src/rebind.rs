@@ -10,7 +10,7 @@ use drover_store::{Lane, NewEvent, Step};
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     queue::Urgency,
     request,
     shared::Shared,
@@ -175,7 +175,7 @@ fn next(
 }
 
 /// An open request, as it is sent to the backend under its new uid.
-fn rebound(inner: &Inner, id: &Uuid, uid: &str) -> Result<Bytes> {
+fn rebound(inner: &ClusterState, id: &Uuid, uid: &str) -> Result<Bytes> {
     let body = inner
         .bodies
         .get(id)

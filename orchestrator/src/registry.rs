@@ -11,8 +11,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    connect, follow,
+    connect,
     platform::{Platform, Registration},
+    platform_watch,
     queue::Urgency,
     rebind,
     shared::{Registered, Shared},
@@ -43,7 +44,7 @@ fn start(
     registration: Registration,
     revision: Revision,
 ) -> Arc<Registered> {
-    crate::figures::platform(name);
+    crate::gauges::platform(name);
     let name: Sym = shared.interner.get(name);
     let registered = Arc::new(Registered {
         platform: Platform::new(name.clone(), registration, shared.now()),
@@ -76,7 +77,7 @@ fn start(
 }
 
 async fn followed(shared: Arc<Shared>, registered: Arc<Registered>) {
-    follow::run(shared.clone(), registered.clone()).await;
+    platform_watch::run(shared.clone(), registered.clone()).await;
     let name = &registered.platform.name;
     if shared.platform(name).is_none() {
         // It may have shown something while it was unregistered.

@@ -15,8 +15,7 @@ use prost::Message;
 use uuid::Uuid;
 
 use crate::{
-    calls::digest_not_stored,
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     secrets::{self, Secrets},
     shared::Shared,
 };
@@ -27,7 +26,7 @@ const MAX_PEERS: usize = 500;
 /// The request, without the fence and the instance that each attempt adds.
 pub(crate) fn build(
     cluster: &Cluster,
-    inner: &Inner,
+    inner: &ClusterState,
     request: &Request,
     nodes: &[Node],
     group: usize,
@@ -64,7 +63,7 @@ pub(crate) fn build(
 }
 
 /// What a request for a group takes in the store at most, without its nodes.
-pub(crate) fn most_bytes(inner: &Inner, group: usize, choice: usize) -> usize {
+pub(crate) fn most_bytes(inner: &ClusterState, group: usize, choice: usize) -> usize {
     /// References to secrets, ids, names of fields.
     const REST: usize = 4 * 1024;
     let Some(spec) = inner.spec.groups.get(group) else {
@@ -244,6 +243,15 @@ pub(crate) fn hidden(message: &wire::ProvisionRequest, secret: bool) -> Hidden {
     }
 }
 
+/// User data that is referred to and not there.
+pub(crate) fn digest_not_stored(digest: &str) -> Error {
+    Error::new(
+        Reason::DigestNotStored,
+        format!("no user data with digest {digest} is stored; apply the data itself"),
+    )
+    .with_metadata("sha256", digest)
+}
+
 /// The content that a key of a secret had, known by its version.
 async fn content(shared: &Shared, of: &SecretRef, version: &Bytes) -> Result<Bytes> {
     let found = secrets::read(&shared.store, of).await?;
@@ -295,7 +303,7 @@ pub(crate) fn resolved_group(group: &Group, choice: &Choice) -> wire::ResolvedGr
     }
 }
 
-fn context(cluster: &Cluster, inner: &Inner) -> wire::ClusterContext {
+fn context(cluster: &Cluster, inner: &ClusterState) -> wire::ClusterContext {
     wire::ClusterContext {
         id: cluster.name.to_string(),
         store: inner.spec.software.clone(),

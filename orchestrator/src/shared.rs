@@ -19,9 +19,9 @@ use uuid::Uuid;
 use crate::{
     changes::Changes,
     clock::Clock,
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     codec::Interner,
-    figures::Figures,
+    gauges::Gauges,
     limits::Limits,
     platform::Platform,
     probes::{
@@ -30,7 +30,7 @@ use crate::{
     },
     queue::{Queue, Urgency},
     secrets::Secrets,
-    sweep::Tombstones,
+    tombstones::Tombstones,
 };
 
 /// How a channel to a platform is made from its registration.
@@ -59,7 +59,7 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     /// Of digests that are shown.
     pub(crate) digests: Arc<DigestKey>,
-    pub(crate) figures: Figures,
+    pub(crate) gauges: Gauges,
     pub(crate) tasks: TaskTracker,
     /// Asks tasks to end.
     pub(crate) stop: CancellationToken,
@@ -120,14 +120,14 @@ impl Shared {
             .or_insert_with(|| Arc::new(cluster))
             .clone();
         self.names.write().insert(cluster.name.clone(), cluster.uid);
-        self.figures.changed(cluster.uid);
+        self.gauges.changed(cluster.uid);
         cluster
     }
 
     /// Forgets a cluster whose record is gone.
     pub(crate) fn drop_cluster(&self, cluster: &Cluster) {
         self.clusters.write().remove(&cluster.uid);
-        self.figures.changed(cluster.uid);
+        self.gauges.changed(cluster.uid);
         let mut names = self.names.write();
         if names.get(&cluster.name) == Some(&cluster.uid) {
             names.remove(&cluster.name);
@@ -197,7 +197,7 @@ impl Shared {
     }
 
     /// The platforms that a cluster names or ever used, as planners see them.
-    pub(crate) fn views(&self, inner: &Inner) -> BTreeMap<Sym, PlatformView> {
+    pub(crate) fn views(&self, inner: &ClusterState) -> BTreeMap<Sym, PlatformView> {
         let now = self.now();
         let platforms = self.platforms.read();
         let mut views = BTreeMap::new();
@@ -234,7 +234,7 @@ impl Shared {
         for cluster in self.users(platform) {
             // What the platform does concerns all of them, whoever happened to notice it first.
             self.queue.push_for(cluster.uid, urgency, None);
-            self.figures.changed(cluster.uid);
+            self.gauges.changed(cluster.uid);
         }
     }
 
@@ -276,10 +276,10 @@ impl Shared {
     }
 
     /// A reader may see something new of a cluster.
-    pub(crate) fn changed(&self, cluster: &Cluster, inner: &mut Inner) {
+    pub(crate) fn changed(&self, cluster: &Cluster, inner: &mut ClusterState) {
         inner.version += 1;
         self.changes.cluster(cluster.uid);
-        self.figures.changed(cluster.uid);
+        self.gauges.changed(cluster.uid);
     }
 
     pub(crate) fn wrote(&self, revision: Revision) {

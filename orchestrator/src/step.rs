@@ -9,15 +9,14 @@ use drover_store::{Step, StepDone};
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, Inner},
-    codec, infrastructure,
+    cluster::{Cluster, ClusterState},
+    codec, infrastructure, node_counts,
     shared::Shared,
-    tally,
 };
 
 /// The rows that operations change, made on a copy of what they touch.
 pub(crate) fn encode_step(
-    inner: &Inner,
+    inner: &ClusterState,
     ops: &[Op],
     bodies: &[(Uuid, Bytes)],
     now: Millis,
@@ -26,15 +25,15 @@ pub(crate) fn encode_step(
     let mut requests = BTreeSet::new();
     for op in ops {
         match op {
-            Op::Enter { slot, .. }
+            Op::StateChanged { slot, .. }
             | Op::Own { slot }
-            | Op::Learn { slot, .. }
+            | Op::NodeIdAssigned { slot, .. }
             | Op::Remove { slot, .. }
             | Op::Drain { slot, .. }
             | Op::Restamp { slot, .. }
             | Op::Template { slot, .. }
-            | Op::Turn { slot, .. }
-            | Op::Forget { slot, .. } => {
+            | Op::RoleChange { slot, .. }
+            | Op::RecordDropped { slot, .. } => {
                 slots.insert(*slot);
             }
             Op::Close { request, .. } => {
@@ -61,7 +60,7 @@ pub(crate) fn encode_step(
             Op::BackOff { .. }
             | Op::Condition { .. }
             | Op::Rollout { .. }
-            | Op::Grown { .. }
+            | Op::PeakSizeChanged { .. }
             | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Abandon { .. }
@@ -165,9 +164,9 @@ pub(crate) fn take_over(
     now: Millis,
 ) {
     let mut inner = cluster.inner.lock();
-    let before = tally::of(&inner.state.nodes, &plan.ops);
+    let before = node_counts::of(&inner.state.nodes, &plan.ops);
     drover_planner::apply(&mut inner.state, &plan.ops, now);
-    let after = tally::of(&inner.state.nodes, &plan.ops);
+    let after = node_counts::of(&inner.state.nodes, &plan.ops);
     inner.head = drover_store::Versioned {
         value: done.head,
         revision: done.revision,
@@ -201,7 +200,11 @@ pub(crate) fn take_over(
             _ => {}
         }
     }
-    if plan.ops.iter().any(|op| matches!(op, Op::Forget { .. })) {
+    if plan
+        .ops
+        .iter()
+        .any(|op| matches!(op, Op::RecordDropped { .. }))
+    {
         let living: BTreeSet<Uuid> = inner.state.nodes.iter().map(|node| node.request).collect();
         inner
             .first_slots
@@ -215,11 +218,11 @@ pub(crate) fn take_over(
     shared.changed(cluster, &mut inner);
     shared.wrote(done.revision);
     drop(inner);
-    tally::count(shared, before, after);
+    node_counts::count(shared, before, after);
 }
 
 /// Calls that are about to be made, so that no other pass makes them too.
-pub(crate) fn mark_called(inner: &mut Inner, calls: &[Call]) {
+pub(crate) fn mark_called(inner: &mut ClusterState, calls: &[Call]) {
     for call in calls {
         match call {
             Call::Provision { request, .. } => {
@@ -232,9 +235,9 @@ pub(crate) fn mark_called(inner: &mut Inner, calls: &[Call]) {
                     node.call.in_flight = true;
                 }
             }
-            Call::Turn { slot } => {
+            Call::RoleChange { slot } => {
                 if let Some(node) = inner.state.node_mut(*slot) {
-                    node.turn.get_or_insert_default().call.in_flight = true;
+                    node.role_change.get_or_insert_default().call.in_flight = true;
                 }
             }
             Call::Confirm { platform } => {

@@ -15,8 +15,8 @@ use drover_templates::{Matcher, Requirement};
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, Inner},
-    follow,
+    cluster::{Cluster, ClusterState},
+    platform_watch,
     shared::{Registered, Shared},
 };
 
@@ -144,7 +144,7 @@ pub(crate) async fn said(
     if !lists(registered, digest) {
         // It was changed a moment ago, before anybody heard of it.
         let client = registered.platform.client()?;
-        if let Err(error) = follow::refresh(shared, registered, &client).await {
+        if let Err(error) = platform_watch::refresh(shared, registered, &client).await {
             tracing::debug!(platform = %registered.platform.name, %error, "what it has now could not be read");
         }
     }
@@ -164,7 +164,7 @@ fn known_as<'a>(recorded: &'a str, said: &'a str, listed: impl Fn(&str) -> bool)
     }
 }
 
-fn recorded(inner: &Inner, request: Uuid) -> Option<Sym> {
+fn recorded(inner: &ClusterState, request: Uuid) -> Option<Sym> {
     let mut nodes = inner.state.nodes.iter();
     let node = nodes.find(|node| node.request == request)?;
     Some(node.template.clone())

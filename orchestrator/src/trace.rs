@@ -8,7 +8,7 @@ use drover_planner::Plan;
 use drover_telemetry::{Kind, Span};
 use tokio::time::Instant;
 
-use crate::{cluster::Cluster, queue::Turn};
+use crate::{cluster::Cluster, queue::WorkItem};
 
 /// A pass as it is measured. One that nobody asked for has a span only if it does something.
 pub(crate) struct PassTrace {
@@ -23,15 +23,15 @@ pub(crate) struct PassTrace {
 
 impl PassTrace {
     /// A cluster's turn has come.
-    pub(crate) fn begin(cluster: &Arc<Cluster>, turn: Turn) -> Self {
+    pub(crate) fn begin(cluster: &Arc<Cluster>, item: WorkItem) -> Self {
         let began = Instant::now();
-        let lane = turn.urgency.as_str();
-        let waited = began.saturating_duration_since(turn.since);
+        let lane = item.urgency.as_str();
+        let waited = began.saturating_duration_since(item.since);
         metrics::histogram!("drover_queue_wait_seconds", "lane" => lane)
             .record(waited.as_secs_f64());
-        let span = turn.asked.map(|asked| {
+        let span = item.asked.map(|asked| {
             let mut wait =
-                Span::start(Kind::Internal, "queue".into(), Some(asked.by)).since(turn.since);
+                Span::start(Kind::Internal, "queue".into(), Some(asked.by)).since(item.since);
             wait.set("drover.queue.lane", lane);
             drop(wait);
             let mut span = Span::start(Kind::Internal, "pass".into(), Some(asked.by));

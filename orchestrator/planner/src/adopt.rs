@@ -124,7 +124,7 @@ impl Planner<'_> {
         }
         // Handed over after all, it is a node of a group that nobody wants, or an orphan.
         if !node.call.in_flight {
-            self.op(Op::Forget {
+            self.op(Op::RecordDropped {
                 slot: node.slot,
                 reason: "NotAdopted",
                 message: "is left to its owner".into(),
@@ -439,7 +439,7 @@ fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
         seen: Seen::default(),
         probe: ProbeResult::default(),
         call: Attempt::default(),
-        turn: None,
+        role_change: None,
         hook: None,
     }
 }

@@ -19,7 +19,7 @@ pub fn apply(state: &mut State, ops: &[Op], now: Millis) {
 
 fn apply_one(state: &mut State, op: &Op, now: Millis) {
     match op {
-        Op::Enter {
+        Op::StateChanged {
             slot,
             state: entered,
             reason,
@@ -38,7 +38,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 node.stable = *stable;
             }
         }
-        Op::Learn { slot, node_id } => {
+        Op::NodeIdAssigned { slot, node_id } => {
             if let Some(node) = state.node_mut(*slot) {
                 node.node_id = Some(node_id.clone());
                 node.seen.node_id = Box::default();
@@ -133,7 +133,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 node.hook = None;
             }
         }
-        Op::Forget { slot, .. } => {
+        Op::RecordDropped { slot, .. } => {
             if let Some(at) = state.at(*slot) {
                 state.nodes.remove(at);
             }
@@ -223,16 +223,16 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 node.template = digest.clone();
             }
         }
-        Op::Turn { slot, role } => {
+        Op::RoleChange { slot, role } => {
             if let Some(node) = state.node_mut(*slot) {
                 node.role = *role;
                 // How often it failed counts until it has succeeded: who else is tried depends on it.
-                node.turn = match role {
+                node.role_change = match role {
                     Role::Active => None,
                     Role::Promoting | Role::Demoting | Role::Standby => {
-                        node.turn.take().map(|mut turn| {
-                            turn.done = false;
-                            turn
+                        node.role_change.take().map(|mut role_change| {
+                            role_change.done = false;
+                            role_change
                         })
                     }
                 };
@@ -246,7 +246,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
                 state.rollouts.remove(group);
             }
         },
-        Op::Grown { group, to } => match to {
+        Op::PeakSizeChanged { group, to } => match to {
             Some(most) => {
                 state.grown.insert(group.clone(), *most);
             }

@@ -1,6 +1,6 @@
 //! Back-offs: which failures count, how long is waited after them, and what is said of them.
 
-use drover_core::{Class, Error, Millis, Node, Reason, node::Request, spec::Group};
+use drover_core::{Class, Error, Millis, Node, Reason, back_off, node::Request, spec::Group};
 
 use crate::{
     BackOff, BackOffKey, BackOffKind, CHANGED_SECRET, ConditionKey, ConditionKind, Planner,
@@ -118,11 +118,11 @@ impl Planner<'_> {
             BackOffKind::Rejected => SLOW_CADENCE,
             BackOffKind::Credentials => CREDENTIALS_BACK_OFF,
             BackOffKind::NoCapacity => asked
-                .unwrap_or(CAPACITY_FIRST << (failures - 1).min(16))
+                .unwrap_or_else(|| back_off(CAPACITY_FIRST, CAPACITY_MOST, failures - 1))
                 .min(CAPACITY_MOST),
             BackOffKind::Failure if failures >= retries => SLOW_CADENCE,
             BackOffKind::Failure if failures == 1 => 0,
-            BackOffKind::Failure => (FIRST_BACK_OFF << (failures - 2).min(20)).min(SLOW_CADENCE),
+            BackOffKind::Failure => back_off(FIRST_BACK_OFF, SLOW_CADENCE, failures - 2),
         };
         let etag = self
             .input

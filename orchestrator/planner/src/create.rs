@@ -367,7 +367,7 @@ impl Planner<'_> {
                 seen: Seen::default(),
                 probe: ProbeResult::default(),
                 call: Attempt::default(),
-                turn: None,
+                role_change: None,
                 hook: None,
             })
             .collect();

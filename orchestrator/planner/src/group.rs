@@ -268,7 +268,7 @@ impl Planner<'_> {
     fn why_sick(&self, at: usize) -> Box<str> {
         let node = &self.state.nodes[at];
         let judged = self.plan.ops.iter().rev().find_map(|op| match op {
-            Op::Enter { slot, message, .. } if *slot == node.slot => Some(message.clone()),
+            Op::StateChanged { slot, message, .. } if *slot == node.slot => Some(message.clone()),
             _ => None,
         });
         judged.unwrap_or_else(|| node.message.clone())

@@ -53,7 +53,7 @@ impl InfrastructureChange {
 }
 
 /// A record in the making.
-struct Turn<'a> {
+struct Draft<'a> {
     key: &'a BackendKey,
     record: Infrastructure,
     change: Option<InfrastructureChange>,
@@ -119,7 +119,7 @@ impl<'a> Planner<'a> {
             return;
         };
         let key = (wanted.platform.clone(), view.uid.clone());
-        let mut turn = Turn {
+        let mut draft = Draft {
             key: &key,
             record: Infrastructure {
                 phase_time: self.input.now,
@@ -128,8 +128,8 @@ impl<'a> Planner<'a> {
             change: None,
             asks: None,
         };
-        self.ask(&mut turn, wanted, &view.limits);
-        self.settle_turn(turn, None);
+        self.ask(&mut draft, wanted, &view.limits);
+        self.settle(draft, None);
     }
 
     /// Goes on with what was asked for.
@@ -141,7 +141,7 @@ impl<'a> Planner<'a> {
             return;
         }
         let limits = view.map(|view| view.limits).unwrap_or_default();
-        let mut turn = Turn {
+        let mut draft = Draft {
             key,
             record: before.clone(),
             change: None,
@@ -149,18 +149,18 @@ impl<'a> Planner<'a> {
         };
         if let Some(answer) = &before.answer {
             let etag = view.map(|view| view.etag.clone()).unwrap_or_default();
-            if answers::take_in(&mut turn, answer, &limits, &etag) {
+            if answers::take_in(&mut draft, answer, &limits, &etag) {
                 self.remove_record(key, before);
                 return;
             }
         }
-        if turn.record.releasing || wanted.is_none() {
-            self.release(&mut turn, view, &limits);
+        if draft.record.releasing || wanted.is_none() {
+            self.release(&mut draft, view, &limits);
         } else if let Some(wanted) = wanted {
-            self.ensure(&mut turn, wanted, view, &limits);
+            self.ensure(&mut draft, wanted, view, &limits);
         }
-        self.hold_trouble(key, &turn.record);
-        self.settle_turn(turn, Some(before));
+        self.hold_trouble(key, &draft.record);
+        self.settle(draft, Some(before));
     }
 
     fn hold_trouble(&mut self, key: &BackendKey, record: &Infrastructure) {
@@ -180,13 +180,13 @@ impl<'a> Planner<'a> {
         });
     }
 
-    fn settle_turn(&mut self, turn: Turn<'_>, before: Option<&Infrastructure>) {
-        let Turn {
+    fn settle(&mut self, draft: Draft<'_>, before: Option<&Infrastructure>) {
+        let Draft {
             key,
             mut record,
             change,
             asks,
-        } = turn;
+        } = draft;
         if let Some(asked) = asks {
             self.plan.calls.push(Call::Infrastructure {
                 platform: key.0.clone(),
@@ -208,17 +208,17 @@ impl<'a> Planner<'a> {
 
     fn ensure(
         &mut self,
-        turn: &mut Turn<'_>,
+        draft: &mut Draft<'_>,
         wanted: &Wanted,
         view: Option<&PlatformView>,
         limits: &Limits,
     ) {
         let now = self.input.now;
-        let platform = &turn.key.0;
-        let changed = turn.record.spec_hash != wanted.spec_hash;
-        let vanished = turn.record.doubt > 0 && turn.record.phase != ResourcePhase::Ready;
-        if turn.record.is_ready() && !changed {
-            self.look(turn, view, limits);
+        let platform = &draft.key.0;
+        let changed = draft.record.spec_hash != wanted.spec_hash;
+        let vanished = draft.record.doubt > 0 && draft.record.phase != ResourcePhase::Ready;
+        if draft.record.is_ready() && !changed {
+            self.look(draft, view, limits);
             return;
         }
         if let Some(reason) = self.frozen() {
@@ -228,32 +228,32 @@ impl<'a> Planner<'a> {
             return;
         }
         let Some(view) = view.filter(|view| view.callable && view.visible) else {
-            self.unavailable(turn);
+            self.unavailable(draft);
             return;
         };
         let next = if changed {
-            settled_from(&turn.record, view)
+            settled_from(&draft.record, view)
         } else {
-            next_attempt(&turn.record, limits, &view.etag)
+            next_attempt(&draft.record, limits, &view.etag)
         };
         if now < next {
             self.wake(next);
             self.note_until("", None, false, "Infrastructure", Some(next), || {
-                format!("{platform}: {}; asked again then", progress(&turn.record))
+                format!("{platform}: {}; asked again then", progress(&draft.record))
             });
             return;
         }
         if changed || vanished {
-            self.ask(turn, wanted, limits);
+            self.ask(draft, wanted, limits);
         } else {
-            attempt(turn, Asked::Ensure, now, limits);
-            turn.change = Some(InfrastructureChange::Again);
+            attempt(draft, Asked::Ensure, now, limits);
+            draft.change = Some(InfrastructureChange::Again);
         }
     }
 
     /// Makes the intent to have something made, and asks for it.
-    fn ask(&mut self, turn: &mut Turn<'_>, wanted: &Wanted, limits: &Limits) {
-        let record = &mut turn.record;
+    fn ask(&mut self, draft: &mut Draft<'_>, wanted: &Wanted, limits: &Limits) {
+        let record = &mut draft.record;
         record.sequence = self.next_sequence;
         self.next_sequence += 1;
         record.spec_hash = wanted.spec_hash.clone();
@@ -262,15 +262,15 @@ impl<'a> Planner<'a> {
         (record.failures, record.next, record.doubt) = (0, 0, 0);
         answers::clear_trouble(record);
         self.note("", None, true, "Infrastructure", || {
-            format!("asks {} for it", turn.key.0)
+            format!("asks {} for it", draft.key.0)
         });
-        attempt(turn, Asked::Ensure, self.input.now, limits);
-        turn.change = Some(InfrastructureChange::Ask);
+        attempt(draft, Asked::Ensure, self.input.now, limits);
+        draft.change = Some(InfrastructureChange::Ask);
     }
 
     /// Compares what is ready with what is there, now and then.
-    fn look(&mut self, turn: &mut Turn<'_>, view: Option<&PlatformView>, limits: &Limits) {
-        let record = &turn.record;
+    fn look(&mut self, draft: &mut Draft<'_>, view: Option<&PlatformView>, limits: &Limits) {
+        let record = &draft.record;
         let now = self.input.now;
         let Some(view) = view.filter(|view| view.callable && view.visible) else {
             return;
@@ -296,50 +296,50 @@ impl<'a> Planner<'a> {
             self.wake(due);
             return;
         }
-        turn.record.call.in_flight = true;
-        turn.asks = Some(Asked::Read);
+        draft.record.call.in_flight = true;
+        draft.asks = Some(Asked::Read);
     }
 
     /// Frees what nobody wants any more, once no node can use it.
-    fn release(&mut self, turn: &mut Turn<'_>, view: Option<&PlatformView>, limits: &Limits) {
+    fn release(&mut self, draft: &mut Draft<'_>, view: Option<&PlatformView>, limits: &Limits) {
         let now = self.input.now;
-        let platform = turn.key.0.clone();
-        if let Some(users) = self.users(turn.key) {
+        let platform = draft.key.0.clone();
+        if let Some(users) = self.users(draft.key) {
             self.note("", None, false, "Infrastructure", || {
                 format!("{platform}: released when {users} are gone")
             });
             return;
         }
         let Some(view) = view.filter(|view| view.callable && view.visible) else {
-            self.unavailable(turn);
+            self.unavailable(draft);
             return;
         };
-        let next = if turn.record.releasing {
-            next_attempt(&turn.record, limits, &view.etag)
+        let next = if draft.record.releasing {
+            next_attempt(&draft.record, limits, &view.etag)
         } else {
-            settled_from(&turn.record, view)
+            settled_from(&draft.record, view)
         };
         if now < next {
             self.wake(next);
             self.note_until("", None, false, "Infrastructure", Some(next), || {
                 format!(
                     "{platform} releases {}; asked again then",
-                    turn.record.named()
+                    draft.record.named()
                 )
             });
             return;
         }
-        turn.change = Some(InfrastructureChange::Again);
-        if !turn.record.releasing {
+        draft.change = Some(InfrastructureChange::Again);
+        if !draft.record.releasing {
             self.note("", None, true, "Infrastructure", || {
-                format!("has {platform} release {}", turn.record.named())
+                format!("has {platform} release {}", draft.record.named())
             });
-            turn.record.releasing = true;
-            (turn.record.failures, turn.record.next, turn.record.doubt) = (0, 0, 0);
-            answers::clear_trouble(&mut turn.record);
-            turn.change = Some(InfrastructureChange::Release);
+            draft.record.releasing = true;
+            (draft.record.failures, draft.record.next, draft.record.doubt) = (0, 0, 0);
+            answers::clear_trouble(&mut draft.record);
+            draft.change = Some(InfrastructureChange::Release);
         }
-        attempt(turn, Asked::Release, now, limits);
+        attempt(draft, Asked::Release, now, limits);
     }
 
     /// What may still use it. None: nothing does.
@@ -365,14 +365,14 @@ impl<'a> Planner<'a> {
         (nodes + requests + orphans > 0).then(|| format!("{} nodes", nodes + orphans))
     }
 
-    fn unavailable(&mut self, turn: &Turn<'_>) {
+    fn unavailable(&mut self, draft: &Draft<'_>) {
         if self.state.deleting {
             // The deletion says what blocks it.
             return;
         }
-        let view = self.input.platforms.get(&turn.key.0);
-        let trouble = self.trouble(turn.key, view).to_owned();
-        self.fail_infrastructure(&turn.key.0, "PlatformUnavailable", &trouble);
+        let view = self.input.platforms.get(&draft.key.0);
+        let trouble = self.trouble(draft.key, view).to_owned();
+        self.fail_infrastructure(&draft.key.0, "PlatformUnavailable", &trouble);
     }
 
     fn trouble<'v>(&self, key: &BackendKey, view: Option<&'v PlatformView>) -> &'v str {
@@ -514,8 +514,8 @@ fn next_attempt(record: &Infrastructure, limits: &Limits, etag: &Sym) -> Millis 
 }
 
 /// One more attempt whose intent becomes durable with the record.
-fn attempt(turn: &mut Turn<'_>, asked: Asked, now: Millis, limits: &Limits) {
-    let record = &mut turn.record;
+fn attempt(draft: &mut Draft<'_>, asked: Asked, now: Millis, limits: &Limits) {
+    let record = &mut draft.record;
     if record.deadline > 0 {
         // What became of the one before is not known, and never will be.
         let begun = record.deadline + limits.max_creation_time;
@@ -529,7 +529,7 @@ fn attempt(turn: &mut Turn<'_>, asked: Asked, now: Millis, limits: &Limits) {
     record.call.in_flight = true;
     record.sent = true;
     record.answer = None;
-    turn.asks = Some(asked);
+    draft.asks = Some(asked);
 }
 
 /// How far it is, for people.

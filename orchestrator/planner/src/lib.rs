@@ -313,21 +313,21 @@ impl Planner<'_> {
             Op::TakeOrphan { node } => {
                 self.touched.insert(node.slot);
             }
-            Op::Enter { slot, .. }
+            Op::StateChanged { slot, .. }
             | Op::Own { slot }
-            | Op::Learn { slot, .. }
+            | Op::NodeIdAssigned { slot, .. }
             | Op::Remove { slot, .. }
             | Op::Drain { slot, .. }
             | Op::Restamp { slot, .. }
             | Op::Template { slot, .. }
-            | Op::Turn { slot, .. }
-            | Op::Forget { slot, .. } => {
+            | Op::RoleChange { slot, .. }
+            | Op::RecordDropped { slot, .. } => {
                 self.touched.insert(*slot);
             }
             Op::BackOff { .. }
             | Op::Condition { .. }
             | Op::Rollout { .. }
-            | Op::Grown { .. }
+            | Op::PeakSizeChanged { .. }
             | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Sweep { .. }

@@ -48,7 +48,7 @@ impl<'a> Planner<'a> {
         let group = (mark.group != NO_GROUP).then(|| &self.input.groups[usize::from(mark.group)]);
         let health = self.health(mark.group);
         if node.node_id.is_none() && !node.seen.node_id.is_empty() {
-            self.op(Op::Learn {
+            self.op(Op::NodeIdAssigned {
                 slot: node.slot,
                 node_id: node.seen.node_id.clone(),
             });
@@ -64,7 +64,7 @@ impl<'a> Planner<'a> {
             && (state != node.state || *reason != *node.reason || message != node.message)
         {
             let stable = node.stable || self.ran_stably(node, group);
-            self.op(Op::Enter {
+            self.op(Op::StateChanged {
                 slot: node.slot,
                 state,
                 reason,
@@ -347,7 +347,7 @@ impl<'a> Planner<'a> {
                 "is no longer there: complete reads lack it and its agent is silent".into(),
             ),
         };
-        self.op(Op::Forget {
+        self.op(Op::RecordDropped {
             slot: node.slot,
             reason,
             message: message.clone(),

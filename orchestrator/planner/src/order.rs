@@ -134,7 +134,7 @@ impl Planner<'_> {
             None
         };
         if to != before {
-            self.op(Op::Grown {
+            self.op(Op::PeakSizeChanged {
                 group: spec.path.clone(),
                 to,
             });
@@ -151,7 +151,7 @@ impl Planner<'_> {
             .cloned()
             .collect();
         for group in gone {
-            self.op(Op::Grown { group, to: None });
+            self.op(Op::PeakSizeChanged { group, to: None });
         }
     }
 

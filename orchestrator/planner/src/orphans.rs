@@ -206,7 +206,7 @@ impl Planner<'_> {
             },
             probe: ProbeResult::default(),
             call: Call::default(),
-            turn: None,
+            role_change: None,
             hook: None,
         };
         node.keep_id(&orphan.id, self.state.uid);

@@ -95,7 +95,7 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// A node is in another state.
-    Enter {
+    StateChanged {
         /// Its slot.
         slot: u64,
         /// The state.
@@ -108,7 +108,7 @@ pub enum Op {
         stable: bool,
     },
     /// The platform has said under which id it has a node.
-    Learn {
+    NodeIdAssigned {
         /// Its slot.
         slot: u64,
         /// The id.
@@ -167,7 +167,7 @@ pub enum Op {
         failed: Option<Box<str>>,
     },
     /// A node is proven absent; its record goes.
-    Forget {
+    RecordDropped {
         /// Its slot.
         slot: u64,
         /// Why it went, one word.
@@ -221,7 +221,7 @@ pub enum Op {
         digest: Sym,
     },
     /// A node is to have another role, or has it: [`Role::Promoting`] and [`Role::Demoting`] are intents.
-    Turn {
+    RoleChange {
         /// Its slot.
         slot: u64,
         /// The role.
@@ -235,7 +235,7 @@ pub enum Op {
         to: Option<Rollout>,
     },
     /// A group whose nodes come in an order has had so many of them at a time.
-    Grown {
+    PeakSizeChanged {
         /// Path of the group.
         group: Sym,
         /// How many. Absent: of no account any more.
@@ -314,7 +314,7 @@ pub enum Call {
         slot: u64,
     },
     /// Has a node take the role that its record intends.
-    Turn {
+    RoleChange {
         /// Its slot.
         slot: u64,
     },

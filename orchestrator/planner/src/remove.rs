@@ -86,7 +86,7 @@ impl Planner<'_> {
                     NodeState::Deprovisioning,
                     node.removal.map_or("", |r| r.reason.as_str()),
                 );
-                self.op(Op::Enter {
+                self.op(Op::StateChanged {
                     slot: node.slot,
                     state,
                     reason,

@@ -1,7 +1,7 @@
 //! Requests: taking in what was answered, closing, sending again.
 
 use drover_core::{
-    Class, Error, Millis,
+    Class, Error, Millis, back_off,
     node::{Answer, Outcome, Request},
 };
 use uuid::Uuid;
@@ -59,7 +59,7 @@ impl Planner<'_> {
                 Some(Outcome::Made(id)) => {
                     self.end_refusal(request, node, whole);
                     if node.node_id.is_none() {
-                        self.op(Op::Learn {
+                        self.op(Op::NodeIdAssigned {
                             slot: node.slot,
                             node_id: id.clone(),
                         });
@@ -119,7 +119,7 @@ impl Planner<'_> {
             Class::Cannot | Class::Credentials => "Rejected",
             Class::Stale | Class::Reused | Class::Unknown => "PlatformFailed",
         };
-        self.op(Op::Forget {
+        self.op(Op::RecordDropped {
             slot: node.slot,
             reason,
             message: error.message().into(),
@@ -276,7 +276,7 @@ impl Planner<'_> {
         let wait = match error.and_then(Error::retry_after) {
             Some(after) => crate::observe::millis(after),
             None => {
-                let most = (FIRST_RESEND << request.attempts.min(16)).min(MAX_RESEND);
+                let most = back_off(FIRST_RESEND, MAX_RESEND, request.attempts);
                 // Full jitter, from the request's own id so that a plan stays a function of its input.
                 let seed = request.id.as_u128()
                     ^ u128::from(request.attempts).wrapping_mul(0x9e37_79b9_7f4a_7c15);

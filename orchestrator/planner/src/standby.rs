@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use drover_core::{
     NodeState, Phase, Sym,
-    node::{RemovalReason, Role, Turn},
+    node::{RemovalReason, Role, RoleChange},
     spec::{Budget, Group},
 };
 
@@ -51,19 +51,19 @@ impl Planner<'_> {
     /// Takes in how the change of a role went, or tries again.
     fn follow_turn(&mut self, group: usize, at: usize) {
         let (spec, node) = (&self.input.groups[group], &self.state.nodes[at]);
-        let turn = node.turn.as_deref();
-        if turn.is_some_and(|turn| turn.done) {
+        let role_change = node.role_change.as_deref();
+        if role_change.is_some_and(|role_change| role_change.done) {
             let role = match node.role {
                 Role::Promoting | Role::Active => Role::Active,
                 Role::Demoting | Role::Standby => Role::Standby,
             };
-            self.turn(at, role);
+            self.change_role(at, role);
             return;
         }
-        if let Some(turn) = turn.filter(|turn| turn.call.failures > 0) {
-            self.hold_promotion(group, at, turn);
+        if let Some(role_change) = role_change.filter(|role_change| role_change.call.failures > 0) {
+            self.hold_promotion(group, at, role_change);
         }
-        if turn.is_some_and(|turn| turn.call.in_flight) {
+        if role_change.is_some_and(|role_change| role_change.call.in_flight) {
             return;
         }
         if node.role == Role::Promoting && self.acting(group) > Self::actives(spec) {
@@ -73,12 +73,13 @@ impl Planner<'_> {
             });
             return;
         }
-        let exhausted = |turn: &Turn| turn.refused && turn.call.failures >= ATTEMPTS;
-        if node.role == Role::Promoting && turn.is_some_and(exhausted) {
+        let exhausted =
+            |role_change: &RoleChange| role_change.refused && role_change.call.failures >= ATTEMPTS;
+        if node.role == Role::Promoting && role_change.is_some_and(exhausted) {
             let other = self.heirs(group).into_iter().next();
             if other.is_some_and(|other| self.failures(other) < ATTEMPTS) {
-                self.turn(at, Role::Demoting);
-                self.plan.calls.push(Call::Turn { slot: node.slot });
+                self.change_role(at, Role::Demoting);
+                self.plan.calls.push(Call::RoleChange { slot: node.slot });
                 return;
             }
         }
@@ -97,7 +98,10 @@ impl Planner<'_> {
             });
             return;
         }
-        let next = node.turn.as_ref().map_or(0, |turn| turn.call.next);
+        let next = node
+            .role_change
+            .as_ref()
+            .map_or(0, |role_change| role_change.call.next);
         if self.input.now < next {
             self.wake(next);
             self.note_until(group, Some(slot), false, "BackOff", Some(next), || {
@@ -105,22 +109,26 @@ impl Planner<'_> {
             });
             return;
         }
-        self.plan.calls.push(Call::Turn { slot });
+        self.plan.calls.push(Call::RoleChange { slot });
     }
 
-    fn hold_promotion(&mut self, group: usize, at: usize, turn: &Turn) {
+    fn hold_promotion(&mut self, group: usize, at: usize, role_change: &RoleChange) {
         let (path, node) = (&self.input.groups[group].path, &self.state.nodes[at]);
         let key = ConditionKey {
             group: path.clone(),
             kind: ConditionKind::PromotionFailed,
         };
-        let way_out = if turn.refused {
+        let way_out = if role_change.refused {
             ""
         } else {
             "; whether it is active is not known, so no other one is tried while it lives"
         };
-        let message = format!("{}: {}{way_out}", node.name(), turn.message);
-        let reason = if turn.refused { "Refused" } else { "Unknown" };
+        let message = format!("{}: {}{way_out}", node.name(), role_change.message);
+        let reason = if role_change.refused {
+            "Refused"
+        } else {
+            "Unknown"
+        };
         self.hold(key, reason, &message);
         self.note(path, Some(node.slot), false, "PromotionFailed", || message);
     }
@@ -139,7 +147,10 @@ impl Planner<'_> {
             }
             let node = &self.state.nodes[at];
             let (slot, name) = (node.slot, node.name());
-            let next = node.turn.as_ref().map_or(0, |turn| turn.call.next);
+            let next = node
+                .role_change
+                .as_ref()
+                .map_or(0, |role_change| role_change.call.next);
             if self.input.now < next {
                 self.wake(next);
                 continue;
@@ -147,8 +158,8 @@ impl Planner<'_> {
             self.note(&spec.path, Some(slot), true, "Promote", || {
                 format!("{name} becomes active")
             });
-            self.turn(at, Role::Promoting);
-            self.plan.calls.push(Call::Turn { slot });
+            self.change_role(at, Role::Promoting);
+            self.plan.calls.push(Call::RoleChange { slot });
             told += 1;
         }
         if told < lacks {
@@ -192,10 +203,10 @@ impl Planner<'_> {
         self.hold(key, "NoStandbyReady", &message);
     }
 
-    fn turn(&mut self, at: usize, role: Role) {
+    fn change_role(&mut self, at: usize, role: Role) {
         let slot = self.state.nodes[at].slot;
         self.marks[at].role = role;
-        self.op(Op::Turn { slot, role });
+        self.op(Op::RoleChange { slot, role });
     }
 
     /// Nodes that do the work of a group, or may do it for all that is known.
@@ -237,8 +248,8 @@ impl Planner<'_> {
     }
 
     fn failures(&self, at: usize) -> u8 {
-        let turn = self.state.nodes[at].turn.as_ref();
-        turn.map_or(0, |turn| turn.call.failures)
+        let role_change = self.state.nodes[at].role_change.as_ref();
+        role_change.map_or(0, |role_change| role_change.call.failures)
     }
 
     /// Whether a standby is ready to take over from this node as soon as it is gone.
@@ -357,7 +368,7 @@ impl Planner<'_> {
             if self.full() {
                 return;
             }
-            self.turn(at, Role::Standby);
+            self.change_role(at, Role::Standby);
         }
     }
 

@@ -12,7 +12,7 @@ use drover_store::{Lane, NewEvent, Step};
 
 use super::Api;
 use crate::{
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     events::sign,
     infrastructure,
     queue::Urgency,
@@ -203,7 +203,7 @@ impl Api {
 }
 
 /// Whether a cluster has more than the memory that it once used a backend.
-fn is_recorded(inner: &Inner, (platform, uid): &Backend) -> bool {
+fn is_recorded(inner: &ClusterState, (platform, uid): &Backend) -> bool {
     let state = &inner.state;
     let is_it = |name: &Sym, own: &Sym| name == platform && own == uid;
     (state.nodes.iter()).any(|node| is_it(&node.platform, &node.platform_uid))
@@ -214,7 +214,7 @@ fn is_recorded(inner: &Inner, (platform, uid): &Backend) -> bool {
 /// What says that backends that were given up are swept: those of a name, or of a uid. One may have another name by now, or
 /// another uid.
 fn swept(
-    inner: &Inner,
+    inner: &ClusterState,
     request: &pb::AbandonPlatformRequest,
     shown: Option<&Sym>,
     bound: &BTreeMap<String, Sym>,
@@ -240,7 +240,7 @@ fn swept(
 }
 
 /// The backend that is meant. None: the cluster has nothing there.
-fn chosen(inner: &Inner, request: &pb::AbandonPlatformRequest) -> Result<Option<Backend>> {
+fn chosen(inner: &ClusterState, request: &pb::AbandonPlatformRequest) -> Result<Option<Backend>> {
     // What is there without a record blocks as much as what has one.
     let orphans = inner.state.orphans.iter();
     let mut used: BTreeSet<Backend> = orphans
@@ -268,7 +268,7 @@ fn chosen(inner: &Inner, request: &pb::AbandonPlatformRequest) -> Result<Option<
 /// The next step, what it does, the nodes that it drops, and whether it is the last one.
 fn next_step(
     cluster: &Cluster,
-    inner: &Inner,
+    inner: &ClusterState,
     backend: &Backend,
     keep: bool,
     now: Millis,
@@ -326,7 +326,7 @@ fn next_step(
                 ..NewEvent::default()
             });
             ids.push(id);
-            ops.push(Op::Forget {
+            ops.push(Op::RecordDropped {
                 slot,
                 reason: "Abandoned",
                 message: Box::default(),

@@ -8,7 +8,7 @@ use drover_server::{CallRecord, Caller};
 use tonic::Request;
 
 use super::Api;
-use crate::cluster::{Cluster, Inner};
+use crate::cluster::{Cluster, ClusterState};
 
 impl Api {
     /// The same, for who sent a request.
@@ -21,7 +21,7 @@ impl Api {
     }
 
     /// Whether the caller sees a cluster.
-    pub(super) fn sees(&self, cluster: &Cluster, inner: &Inner) -> bool {
+    pub(super) fn sees(&self, cluster: &Cluster, inner: &ClusterState) -> bool {
         self.caller
             .sees(&cluster.name, Some(&inner.desired.value.labels))
     }

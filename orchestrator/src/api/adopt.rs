@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::Api;
 use crate::{
-    cluster::{Cluster, Inner, Resolved},
+    cluster::{Cluster, ClusterState, Resolved},
     intake,
     shared::Registered,
 };
@@ -70,7 +70,7 @@ impl Api {
     /// Whether there may be something to adopt. Refuses what cannot be.
     pub(super) fn adoptable(
         &self,
-        inner: &Inner,
+        inner: &ClusterState,
         resolved: &Resolved,
         removed: &[String],
     ) -> Result<bool> {
@@ -125,7 +125,7 @@ fn refuse_removed(state: &State, resolved: &Resolved, removed: &[String]) -> Res
 }
 
 /// What becomes of adoptions in a forecast: they succeed.
-pub(super) fn suppose(inner: &mut Inner, names: &mut State, plan: &Plan, now: u64) {
+pub(super) fn suppose(inner: &mut ClusterState, names: &mut State, plan: &Plan, now: u64) {
     for op in &plan.ops {
         if let Op::TakeOrphan { node } = op {
             names.nodes.push((**node).clone());

@@ -20,10 +20,11 @@ use super::{
     user_data::names_secrets,
 };
 use crate::{
-    cluster::{Cluster, Inner, Resolved, order_adoption, stored_spec},
+    cluster::{Cluster, ClusterState, Resolved, order_adoption, stored_spec},
     hooks::Point,
-    order, pass,
+    order,
     queue::Urgency,
+    reconcile,
 };
 
 /// How often an apply looks again after somebody else made the cluster meanwhile.
@@ -466,13 +467,13 @@ impl Api {
     }
 
     /// All that would be done at once for a record, put together from as many plans as that takes.
-    fn forecast(&self, cluster: &Cluster, inner: &mut Inner, former: &[Group]) -> pb::Plan {
+    fn forecast(&self, cluster: &Cluster, inner: &mut ClusterState, former: &[Group]) -> pb::Plan {
         let now = self.shared.now();
         let before = inner.state.clone();
         let mut whole = Plan::default();
         let mut names: State = before.clone();
         for round in 0..MAX_PREVIEW {
-            let plan = pass::plan(&self.shared, inner, now, round == 0);
+            let plan = reconcile::plan(&self.shared, inner, now, round == 0);
             drover_planner::apply(&mut inner.state, &plan.ops, now);
             adopt::suppose(inner, &mut names, &plan, now);
             for call in &plan.calls {
@@ -523,8 +524,8 @@ fn with_storage(spec: &Resolved) -> Vec<Sym> {
     platforms
 }
 
-fn what_if(inner: &Inner, desired: Versioned<Desired>, spec: Arc<Resolved>) -> Inner {
-    let mut copy = Inner {
+fn what_if(inner: &ClusterState, desired: Versioned<Desired>, spec: Arc<Resolved>) -> ClusterState {
+    let mut copy = ClusterState {
         desired,
         spec,
         head: inner.head.clone(),
@@ -533,7 +534,7 @@ fn what_if(inner: &Inner, desired: Versioned<Desired>, spec: Arc<Resolved>) -> I
         first_slots: std::collections::HashMap::new(),
         defaults: None,
         leaving: inner.leaving.clone(),
-        witness: None,
+        waiter: None,
         unstored: None,
         calmed: Vec::new(),
         version: 0,
@@ -564,7 +565,7 @@ fn refuse_kept(spec: &pb::ClusterSpec, named: &[String]) -> Result<()> {
 }
 
 /// A group that has nodes goes only if it is named.
-fn refuse_removed(inner: &Inner, resolved: &Resolved, named: &[String]) -> Result<()> {
+fn refuse_removed(inner: &ClusterState, resolved: &Resolved, named: &[String]) -> Result<()> {
     for group in &inner.spec.groups {
         if resolved.groups.iter().any(|new| new.path == group.path) {
             continue;
@@ -597,7 +598,7 @@ fn refuse_removed(inner: &Inner, resolved: &Resolved, named: &[String]) -> Resul
     Ok(())
 }
 
-fn refuse_shrinking(inner: &Inner, resolved: &Resolved) -> Result<()> {
+fn refuse_shrinking(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     for group in inner.spec.groups.iter().filter(|group| group.protection) {
         let new = resolved.groups.iter().find(|new| new.path == group.path);
         // Taking the protection away and shrinking at once would make it no protection.

@@ -18,11 +18,11 @@ use super::{
     status::{self, Visible},
 };
 use crate::{
-    cluster::{Cluster, Inner, Repairs, Resolved},
+    cluster::{Cluster, ClusterState, Repairs, Resolved},
     hooks::Point,
-    pass,
     queue::Urgency,
-    witness::{Outcome, Witness},
+    reconcile,
+    waiter::{Outcome, ReconcileWaiter},
 };
 pub(super) use selector::Selector;
 
@@ -100,7 +100,7 @@ impl Api {
     /// What is wanted once a deletion is asked for.
     pub(super) fn deleted(
         &self,
-        inner: &Inner,
+        inner: &ClusterState,
         request: &pb::DeleteClusterRequest,
     ) -> Result<Versioned<Desired>> {
         let now = i64::try_from(self.shared.now()).unwrap_or(i64::MAX);
@@ -183,7 +183,7 @@ impl Api {
             refuse_deleting(&inner, &cluster.name)?;
             let node = find_node(&cluster, &inner, &request.id)?;
             let mut desired = inner.desired.clone();
-            pass::living_marks(&mut desired.value, &inner.state);
+            reconcile::living_marks(&mut desired.value, &inner.state);
             let id = node.id(cluster.uid);
             if !desired.value.marks.contains(&id) {
                 desired.value.marks.push(id);
@@ -256,7 +256,7 @@ impl Api {
     ) -> Result<pb::ReconcileClusterResponse> {
         let cluster = self.find_to_change(&request.name)?;
         let _only = cluster.reconciling.lock().await;
-        let witness = Arc::new(Witness::default());
+        let waiter = Arc::new(ReconcileWaiter::default());
         {
             let mut inner = cluster.inner.lock();
             if inner.state.paused {
@@ -264,12 +264,12 @@ impl Api {
                 return Err(Error::new(Reason::ClusterPaused, message));
             }
             self.forget_back_offs(&mut inner, request.reset_back_off);
-            inner.witness = Some(witness.clone());
+            inner.waiter = Some(waiter.clone());
         }
         self.shared.queue.push(cluster.uid, Urgency::Urgent);
-        let ended = tokio::time::timeout(RECONCILE_WAIT, witness.ended()).await;
-        cluster.inner.lock().witness = None;
-        let seen = witness.take();
+        let ended = tokio::time::timeout(RECONCILE_WAIT, waiter.ended()).await;
+        cluster.inner.lock().waiter = None;
+        let seen = waiter.take();
         if let Some(error) = seen.broken {
             return Err(error);
         }
@@ -311,7 +311,7 @@ impl Api {
     }
 
     /// Ends what waits for the slow cadence; all that waits, if `all`, and forgets why.
-    fn forget_back_offs(&self, inner: &mut Inner, all: bool) {
+    fn forget_back_offs(&self, inner: &mut ClusterState, all: bool) {
         let now = self.shared.now();
         if all {
             inner.state.backoffs.clear();
@@ -372,7 +372,7 @@ impl Api {
             Ok(revision) => revision,
             Err(error) => {
                 // It may be durable all the same, or something else is: memory has to show what is.
-                if let Err(error) = pass::refresh_desired(&self.shared, cluster).await {
+                if let Err(error) = reconcile::refresh_desired(&self.shared, cluster).await {
                     tracing::warn!(cluster = %cluster.name, %error, "what is wanted could not be read again");
                 }
                 return Err(error);
@@ -412,7 +412,7 @@ impl Api {
     pub(super) fn preview_with(&self, cluster: &Cluster, former: &[Group]) -> pb::Plan {
         let mut inner = cluster.inner.lock();
         let now = self.shared.now();
-        let plan = pass::plan(&self.shared, &mut inner, now, true);
+        let plan = reconcile::plan(&self.shared, &mut inner, now, true);
         let mut shown = status::plan(
             &plan,
             &inner.state,
@@ -438,7 +438,7 @@ pub(super) fn is_full(view: i32) -> Result<bool> {
     }
 }
 
-pub(super) fn expect(inner: &Inner, generation: Option<u64>) -> Result<()> {
+pub(super) fn expect(inner: &ClusterState, generation: Option<u64>) -> Result<()> {
     let now = inner.desired.value.generation;
     match generation {
         Some(expected) if expected != now => {
@@ -449,7 +449,7 @@ pub(super) fn expect(inner: &Inner, generation: Option<u64>) -> Result<()> {
     }
 }
 
-pub(super) fn refuse_deleting(inner: &Inner, name: &str) -> Result<()> {
+pub(super) fn refuse_deleting(inner: &ClusterState, name: &str) -> Result<()> {
     if inner.state.deleting {
         let message = format!("{name} is being deleted; its name is free again when it is gone");
         return Err(Error::new(Reason::ClusterDeleting, message));
@@ -483,7 +483,7 @@ pub(super) fn find_group<'a>(
 /// A node by its id, or by the name of the living one.
 pub(super) fn find_node<'a>(
     cluster: &Cluster,
-    inner: &'a Inner,
+    inner: &'a ClusterState,
     id: &str,
 ) -> Result<&'a drover_core::Node> {
     let nodes = &inner.state.nodes;

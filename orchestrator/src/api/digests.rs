@@ -8,8 +8,8 @@ use drover_store::digest::{ClusterDigests, is_keyed};
 
 use super::{Api, user_data::sources};
 use crate::{
-    calls::digest_not_stored,
     cluster::{Cluster, stored_spec},
+    request::digest_not_stored,
 };
 
 /// A stored spec as it is shown. None: it cannot be read.

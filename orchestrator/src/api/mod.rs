@@ -61,7 +61,7 @@ pub(crate) fn service(shared: &Arc<Shared>) -> drover_server::Service {
         .add(clusters)
         .add(platforms)
         .add(secrets)
-        .metrics(crate::figures::collector(shared))
+        .metrics(crate::gauges::collector(shared))
 }
 
 fn servers(

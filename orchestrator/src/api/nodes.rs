@@ -16,7 +16,9 @@ use super::{
     status,
     watch::STREAM_BYTES,
 };
-use crate::{cluster::Cluster, exec::OPEN_TIMEOUT, limits::Held, secrets, shared::Shared};
+use crate::{
+    cluster::Cluster, executor::hook::OPEN_TIMEOUT, limits::Held, secrets, shared::Shared,
+};
 
 /// How often it is looked whether who follows a node may still do so.
 const LOOK: Duration = Duration::from_secs(1);
@@ -106,7 +108,7 @@ impl Api {
         let (slot, platform, target) = {
             let inner = cluster.inner.lock();
             let node = find_node(&cluster, &inner, id)?;
-            let Some(target) = crate::exec::target(&cluster, node) else {
+            let Some(target) = crate::executor::hook::target(&cluster, node) else {
                 let message = format!("{} is not there yet", node.name());
                 return Err(Error::new(Reason::NodeNotRunning, message));
             };

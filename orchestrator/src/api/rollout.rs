@@ -21,7 +21,7 @@ use super::{
     digests::shown,
 };
 use crate::{
-    cluster::{Cluster, Inner, Resolved, Restart, Restarts, stored_spec},
+    cluster::{Cluster, ClusterState, Resolved, Restart, Restarts, stored_spec},
     template,
 };
 
@@ -228,7 +228,10 @@ impl Api {
 }
 
 /// What is wanted once all present nodes of a group are marked, and how many those are.
-pub(super) fn restarted(inner: &Inner, group: Option<&str>) -> Result<(Versioned<Desired>, u32)> {
+pub(super) fn restarted(
+    inner: &ClusterState,
+    group: Option<&str>,
+) -> Result<(Versioned<Desired>, u32)> {
     let inside = |path: &str| {
         group.is_none_or(|group| path == group || path.starts_with(&format!("{group}/")))
     };

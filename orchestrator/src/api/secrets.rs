@@ -18,9 +18,9 @@ use super::{
     paging::{self, Page},
 };
 use crate::{
-    calls::digest_not_stored,
     hooks::Point,
     registry,
+    request::digest_not_stored,
     secrets::{self, Content, ContentKey, KnownKey},
 };
 

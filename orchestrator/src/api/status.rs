@@ -18,7 +18,7 @@ use drover_store::DigestKey;
 
 use super::digests::shown_spec;
 use crate::{
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     shared::Shared,
     template,
 };
@@ -76,14 +76,19 @@ fn sees(visible: &Visible, node: &Node) -> bool {
     visible.sees(&node.platform, &node.platform_uid)
 }
 
-fn outdated(inner: &Inner, node: &Node) -> bool {
+fn outdated(inner: &ClusterState, node: &Node) -> bool {
     let known = inner.wanted();
     let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
     let group = groups.iter().find(|group| group.path == node.group);
     group.is_none_or(|group| !template::is_current(&inner.state, group, node))
 }
 
-pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &Node) -> pb::Node {
+pub(super) fn node(
+    cluster: &Cluster,
+    inner: &ClusterState,
+    visible: &Visible,
+    node: &Node,
+) -> pb::Node {
     let around = Around {
         uid: cluster.uid,
         cluster: &cluster.name,
@@ -97,7 +102,7 @@ pub(super) fn node(cluster: &Cluster, inner: &Inner, visible: &Visible, node: &N
 /// A cluster; its spec only if asked for.
 pub(super) fn cluster(
     cluster: &Cluster,
-    inner: &Inner,
+    inner: &ClusterState,
     visible: &Visible,
     full: bool,
 ) -> pb::Cluster {
@@ -120,7 +125,7 @@ pub(super) fn cluster(
     }
 }
 
-fn status(cluster: &Cluster, inner: &Inner, visible: &Visible) -> pb::ClusterStatus {
+fn status(cluster: &Cluster, inner: &ClusterState, visible: &Visible) -> pb::ClusterStatus {
     let groups = group_statuses(inner, visible);
     let pause = inner.desired.value.paused.as_ref().map(|pause| pb::Pause {
         reason: pause.reason.clone(),
@@ -151,7 +156,7 @@ fn has_all(group: &pb::GroupStatus) -> bool {
     group.ready >= group.size && group.standby_ready >= group.standby
 }
 
-fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
+fn phase(inner: &ClusterState, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
     let state = &inner.state;
     if state.deleting {
         pb::ClusterPhase::Deleting
@@ -175,7 +180,7 @@ fn phase(inner: &Inner, groups: &[pb::GroupStatus]) -> pb::ClusterPhase {
 }
 
 /// Phase, nodes wanted and nodes ready, for metrics.
-pub(crate) fn figures(inner: &Inner, visible: &Visible) -> (pb::ClusterPhase, u32, u32) {
+pub(crate) fn figures(inner: &ClusterState, visible: &Visible) -> (pb::ClusterPhase, u32, u32) {
     let groups = group_statuses(inner, visible);
     let phase = phase(inner, &groups);
     let wanted = match phase {
@@ -238,7 +243,7 @@ fn condition(
 }
 
 /// Conditions of the cluster: those that are recorded, and those that follow from the record.
-fn conditions(inner: &Inner, groups: &[pb::GroupStatus]) -> Vec<common::Condition> {
+fn conditions(inner: &ClusterState, groups: &[pb::GroupStatus]) -> Vec<common::Condition> {
     let state = &inner.state;
     let ready = inner.unstored.is_none() && is_ready(state, groups);
     let (have, want) = groups.iter().fold((0, 0), |(h, w), group| {
@@ -380,7 +385,7 @@ fn draining(state: &State) -> Option<(&'static str, String, Millis)> {
 }
 
 /// Which templates changed under nodes that are still there.
-fn old_templates(inner: &Inner) -> String {
+fn old_templates(inner: &ClusterState) -> String {
     let known = inner.wanted();
     known.map_or_else(String::new, |groups| {
         template::changed(&inner.state, &groups)
@@ -394,7 +399,7 @@ fn is_replaced(node: &Node) -> bool {
     ) || matches!(node.state, NodeState::Unhealthy | NodeState::Failed)
 }
 
-fn why_not_ready(inner: &Inner, groups: &[pb::GroupStatus]) -> &'static str {
+fn why_not_ready(inner: &ClusterState, groups: &[pb::GroupStatus]) -> &'static str {
     let state = &inner.state;
     if inner.unstored.is_some() {
         return "StoreUnavailable";
@@ -414,7 +419,7 @@ fn why_not_ready(inner: &Inner, groups: &[pb::GroupStatus]) -> &'static str {
 }
 
 /// Nodes of a group that are seen and not ready, each with why; for a message about all of them.
-fn unready(inner: &Inner, visible: &Visible, group: &Group) -> String {
+fn unready(inner: &ClusterState, visible: &Visible, group: &Group) -> String {
     let unready = inner.state.nodes.iter().filter(|node| {
         let own = node.group == group.path && node.removal.is_none();
         own && node.state != NodeState::Ready && sees(visible, node)
@@ -437,7 +442,7 @@ fn unready(inner: &Inner, visible: &Visible, group: &Group) -> String {
 }
 
 /// Why nodes of a group cannot be seen: the platform of the first of them, and what is wrong with it.
-fn unseen(inner: &Inner, visible: &Visible, group: &Group) -> Option<String> {
+fn unseen(inner: &ClusterState, visible: &Visible, group: &Group) -> Option<String> {
     let mut own = inner
         .state
         .nodes
@@ -453,7 +458,7 @@ fn unseen(inner: &Inner, visible: &Visible, group: &Group) -> Option<String> {
     Some(format!("{name} {trouble}"))
 }
 
-fn group_statuses(inner: &Inner, visible: &Visible) -> Vec<pb::GroupStatus> {
+fn group_statuses(inner: &ClusterState, visible: &Visible) -> Vec<pb::GroupStatus> {
     let known = inner.wanted();
     let groups = known.as_ref().map_or(&inner.spec.groups, |groups| groups);
     groups
@@ -462,7 +467,7 @@ fn group_statuses(inner: &Inner, visible: &Visible) -> Vec<pb::GroupStatus> {
         .collect()
 }
 
-fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupStatus {
+fn group_status(inner: &ClusterState, visible: &Visible, group: &Group) -> pb::GroupStatus {
     let mut status = pb::GroupStatus {
         path: group.path.to_string(),
         size: group.size.unwrap_or(1),
@@ -548,7 +553,7 @@ fn group_status(inner: &Inner, visible: &Visible, group: &Group) -> pb::GroupSta
     status
 }
 
-fn platforms(inner: &Inner, visible: &Visible) -> Vec<pb::ClusterPlatform> {
+fn platforms(inner: &ClusterState, visible: &Visible) -> Vec<pb::ClusterPlatform> {
     let count = |name: &Sym, uid: &Sym| {
         inner
             .state

@@ -219,7 +219,10 @@ fn claim(shared: &Shared, storage: &wire::KeptStorage) -> pb::StorageClaim {
 }
 
 /// Storage of a node that is there, or on its way in or out.
-fn refuse_in_use(inner: &crate::cluster::Inner, request: &pb::DeleteStorageRequest) -> Result<()> {
+fn refuse_in_use(
+    inner: &crate::cluster::ClusterState,
+    request: &pb::DeleteStorageRequest,
+) -> Result<()> {
     let node = inner.state.nodes.iter().find(|node| {
         *node.platform == *request.platform
             && *node.group == *request.group

@@ -23,10 +23,10 @@ use uuid::Uuid;
 
 use super::{Api, check::Checked, probe_tls};
 use crate::{
-    calls::digest_not_stored,
-    cluster::{Cluster, Inner, Resolved, stored_spec},
+    cluster::{Cluster, ClusterState, Resolved, stored_spec},
     platform::has,
-    request, secrets,
+    request::{self, digest_not_stored},
+    secrets,
 };
 
 /// Said to who may not change a cluster and brings user data to a plan of it.
@@ -465,7 +465,7 @@ impl Api {
     }
 }
 
-fn open_digests(inner: &Inner) -> Result<Vec<String>> {
+fn open_digests(inner: &ClusterState) -> Result<Vec<String>> {
     let bodies = inner.bodies.values();
     bodies
         .map(|body| Ok(request::decode(body)?.1.user_data))

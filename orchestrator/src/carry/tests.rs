@@ -1,6 +1,6 @@
 use drover_core::{
     NodeState, Phase,
-    node::{Answer, Call, Outcome, Removal, RemovalReason, Role, Seen, Turn},
+    node::{Answer, Call, Outcome, Removal, RemovalReason, Role, RoleChange, Seen},
 };
 use drover_planner::{Input, Limits, Op, PlatformView};
 use uuid::Uuid;
@@ -190,7 +190,7 @@ fn what_is_asked_of_a_node_goes_on_unless_its_record_is_a_step_further() {
 
 #[test]
 fn the_change_of_another_role_is_not_the_change_of_this_one() {
-    let turn = Turn {
+    let role_change = RoleChange {
         call: FLYING,
         done: true,
         doubt: true,
@@ -199,13 +199,13 @@ fn the_change_of_another_role_is_not_the_change_of_this_one() {
     };
     let old = Node {
         role: Role::Promoting,
-        turn: Some(Box::new(turn.clone())),
+        role_change: Some(Box::new(role_change.clone())),
         ..node()
     };
-    for (role, kept) in [(Role::Promoting, Some(turn)), (Role::Active, None)] {
+    for (role, kept) in [(Role::Promoting, Some(role_change)), (Role::Active, None)] {
         let mut new = state(Node { role, ..node() }, None);
         over(state(old.clone(), None), &mut new);
-        assert_eq!(new.nodes[0].turn.as_deref().cloned(), kept);
+        assert_eq!(new.nodes[0].role_change.as_deref().cloned(), kept);
     }
 }
 

@@ -51,7 +51,7 @@ fn every_durable_part_of_a_node_survives() {
             },
             probe: ProbeResult::default(),
             call: Call::default(),
-            turn: None,
+            role_change: None,
             hook: None,
         };
         assert_eq!(

@@ -28,7 +28,7 @@ fn told(state: &State, ops: &[Op]) -> Vec<NewEvent> {
 }
 
 fn enter(state: NodeState, reason: &'static str, message: &str) -> Op {
-    Op::Enter {
+    Op::StateChanged {
         slot: 0,
         state,
         reason,
@@ -81,7 +81,7 @@ fn events_name_the_step_that_did_it_as_the_plan_does() {
             retain: false,
         },
         enter(NodeState::Failed, "Terminated", ""),
-        Op::Forget {
+        Op::RecordDropped {
             slot: 1,
             reason: "Terminated",
             message: "by its own word".into(),

@@ -9,7 +9,7 @@ use prost::Message;
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, Inner, Resolved},
+    cluster::{Cluster, ClusterState, Resolved},
     platform::has,
     shared::Shared,
 };
@@ -162,7 +162,7 @@ fn refused(field: &str, platform: &str, error: &Error) -> Vec<Violation> {
 }
 
 /// An entry goes only when the cluster has no nodes on that platform: they stand on what would be released.
-pub(crate) fn refuse_removed(inner: &Inner, resolved: &Resolved) -> Result<()> {
+pub(crate) fn refuse_removed(inner: &ClusterState, resolved: &Resolved) -> Result<()> {
     let mut wrong = Vec::new();
     for before in &inner.spec.infrastructure {
         let kept = |after: &drover_core::infrastructure::Wanted| after.platform == before.platform;

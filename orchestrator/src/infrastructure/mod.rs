@@ -1,17 +1,17 @@
 //! Infrastructure: checked at apply, asked for and freed as plans say, stored, shown, and looked for where nobody
 //! should have any left.
 
-mod calls;
 pub(crate) mod check;
 pub(crate) mod codec;
 pub(crate) mod show;
 pub(crate) mod sweep;
 
-pub(crate) use calls::call;
 pub(crate) use sweep::Leaks;
 
+use drover_core::{Error, Result};
 use drover_planner::State;
 use drover_proto::platform::v1 as wire;
+use prost::Message;
 
 /// The kind under which the store keeps its records.
 pub(crate) const KIND: &str = "infrastructure";
@@ -26,6 +26,30 @@ pub(crate) fn outputs(state: &State, platform: &str) -> Vec<wire::Infrastructure
             .filter_map(|(_, record)| drover_convert::infrastructure::outputs(&record.outputs))
     };
     own(true).chain(own(false)).collect()
+}
+
+/// A stored spec.
+pub(crate) fn decode(body: &[u8]) -> Result<wire::InfrastructureSpec> {
+    wire::InfrastructureSpec::decode(body)
+        .map_err(|_| Error::internal("the stored infrastructure cannot be read"))
+}
+
+/// What a stored spec asks for, for people: `network, endpoint`.
+fn parts(body: &[u8]) -> String {
+    let spec = decode(body).unwrap_or_default();
+    let parts: Vec<&str> = [
+        ("network", spec.network.is_some()),
+        ("endpoint", spec.endpoint.is_some()),
+        ("firewall", spec.firewall.is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(name, wanted)| wanted.then_some(name))
+    .collect();
+    if parts.is_empty() {
+        "nothing but properties".to_owned()
+    } else {
+        parts.join(", ")
+    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use drover_proto::orchestrator::v1::{self as pb, EventSeverity};
 use drover_store::NewEvent;
 use serde_json::{Value, json};
 
-use super::calls::parts;
-use crate::cluster::{Cluster, Inner};
+use super::parts;
+use crate::cluster::{Cluster, ClusterState};
 
 /// Most resources of an abandoned backend that are told one by one.
 const MAX_TOLD: usize = 64;
@@ -152,7 +152,7 @@ pub(crate) fn action(
 }
 
 /// How far the infrastructure of a cluster is: in the order of the spec, then what is left of earlier ones.
-pub(crate) fn status(cluster: &Cluster, inner: &Inner) -> Vec<pb::InfrastructureStatus> {
+pub(crate) fn status(cluster: &Cluster, inner: &ClusterState) -> Vec<pb::InfrastructureStatus> {
     let owner = cluster.uid.to_string();
     let place = |key: &BackendKey| {
         let mut wanted = inner.spec.infrastructure.iter();
@@ -186,7 +186,7 @@ pub(crate) fn status(cluster: &Cluster, inner: &Inner) -> Vec<pb::Infrastructure
 }
 
 /// Whether the infrastructure is as wanted, why not, and since when. None: nothing of the kind is wanted.
-pub(crate) fn condition(inner: &Inner) -> Option<(bool, String, String, u64)> {
+pub(crate) fn condition(inner: &ClusterState) -> Option<(bool, String, String, u64)> {
     let state = &inner.state;
     if state.deleting || inner.spec.infrastructure.is_empty() {
         return None;

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use drover_core::{Error, Millis, Result, Sym};
+use drover_core::{Millis, Result, Sym};
 use drover_proto::platform::v1 as wire;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::{
-    calls::judged,
+    executor::{Envelope, Kind},
     queue::Urgency,
     shared::{Registered, Shared},
 };
@@ -131,16 +131,26 @@ async fn look(shared: &Arc<Shared>, registered: &Arc<Registered>) -> Result<bool
     {
         return Ok(false);
     }
-    let (uid, instance) = platform.identity();
-    let message = wire::ListInfrastructureRequest {
-        expected_platform_uid: uid,
-        expected_instance_id: instance,
-        ..wire::ListInfrastructureRequest::default()
+    let uid = platform.identity().0;
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Read,
+        platform: &platform.name,
+        uid: &uid,
+        // A list is about all of them, and carries no fence.
+        owner: Uuid::nil(),
+        urgency: Urgency::Bulk,
     };
-    let (client, permit) = client(shared, registered).await?;
-    let listed = client.list_infrastructure(message, LIST_TIMEOUT).await;
-    drop(permit);
-    judged(shared, registered, listed.as_ref().err());
+    let listed = envelope.send(async |open| {
+        let message = wire::ListInfrastructureRequest {
+            expected_platform_uid: uid.clone(),
+            expected_instance_id: open.instance.clone(),
+            ..wire::ListInfrastructureRequest::default()
+        };
+        open.call(async |client| client.list_infrastructure(message, LIST_TIMEOUT).await)
+            .await
+    });
+    let listed = listed.await;
     let sorted = sort(shared, &platform.name, &listed?);
     if platform.set_foreign_resources(sorted.foreign) && sorted.foreign > 0 {
         tracing::warn!(platform = %platform.name, resources = sorted.foreign, "infrastructure of others is there; left alone");
@@ -200,44 +210,34 @@ fn sort(shared: &Shared, platform: &Sym, resources: &[wire::Resource]) -> Sorted
     sorted
 }
 
-async fn client(
-    shared: &Shared,
-    registered: &Registered,
-) -> Result<(
-    drover_client::PlatformClient,
-    tokio::sync::OwnedSemaphorePermit,
-)> {
-    let busy = || Error::unavailable("the platform could not be called in time");
-    let client = registered.platform.client().ok_or_else(busy)?;
-    let permit = registered
-        .platform
-        .permit(Urgency::Bulk, || shared.now())
-        .await
-        .ok_or_else(busy)?;
-    Ok((client, permit))
-}
-
 /// Releases what is left of a deleted cluster. Its tombstone is the durable intent; the owner decides what is freed.
 async fn release(shared: &Arc<Shared>, registered: &Arc<Registered>, owner: Uuid) -> Result<()> {
     let Some(name) = shared.tombstones.name(owner) else {
         return Ok(());
     };
-    let (uid, instance) = registered.platform.identity();
-    let message = wire::ReleaseInfrastructureRequest {
-        expected_platform_uid: uid,
-        expected_instance_id: instance,
-        fence: Some(shared.fence(owner)),
-        cluster_id: name.clone(),
-        owner: owner.to_string(),
-    };
     let platform = &registered.platform.name;
-    tracing::info!(%platform, cluster = %name, %owner, "releasing infrastructure that is left of a deleted cluster");
-    let (client, permit) = client(shared, registered).await?;
-    let answer = client
-        .release_infrastructure(message, RELEASE_TIMEOUT)
-        .await;
-    drop(permit);
-    judged(shared, registered, answer.as_ref().err());
+    let uid = registered.platform.identity().0;
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Release,
+        platform,
+        uid: &uid,
+        owner,
+        urgency: Urgency::Bulk,
+    };
+    let answer = envelope.send(async |open| {
+        let message = wire::ReleaseInfrastructureRequest {
+            expected_platform_uid: uid.clone(),
+            expected_instance_id: open.instance.clone(),
+            fence: Some(open.fence.clone()),
+            cluster_id: name.clone(),
+            owner: owner.to_string(),
+        };
+        tracing::info!(%platform, cluster = %name, %owner, "releasing infrastructure that is left of a deleted cluster");
+        open.call(async |client| client.release_infrastructure(message, RELEASE_TIMEOUT).await)
+            .await
+    });
+    let answer = answer.await;
     if let Err(error) = answer {
         tracing::debug!(%platform, cluster = %name, %error, "it could not be released");
     }

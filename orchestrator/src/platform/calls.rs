@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drover_core::{Error, Millis, Reason, Sym};
+use drover_core::{Error, Millis, Reason, Sym, back_off};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::queue::Urgency;
@@ -32,7 +32,7 @@ const PERMIT_WAIT: Duration = Duration::from_secs(20);
 
 /// What to make of an answer, for whoever made the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum BreakerChange {
     /// The platform is used as before.
     Same,
     /// Too many calls failed in a row, or it works again: who waits for it is to be planned.
@@ -89,7 +89,7 @@ impl Platform {
     }
 
     /// Takes in how a call ended, for the circuit breaker.
-    pub(crate) fn judge(&self, error: Option<&Error>, now: Millis) -> Verdict {
+    pub(crate) fn record_call_result(&self, error: Option<&Error>, now: Millis) -> BreakerChange {
         let failed = error.is_some_and(|error| {
             matches!(
                 error.reason(),
@@ -106,22 +106,23 @@ impl Platform {
             inner.failures = inner.failures.saturating_add(1);
             inner.probing = false;
             if inner.failures >= BREAKER_FAILURES {
-                let wait = BREAKER_FIRST << (inner.failures - BREAKER_FAILURES).min(10);
+                let failures = inner.failures - BREAKER_FAILURES;
+                let wait = back_off(BREAKER_FIRST, BREAKER_MOST, failures);
                 let wait = error
                     .and_then(Error::retry_after)
                     .map_or(wait, crate::clock::millis)
                     .min(BREAKER_MOST);
                 inner.suspended_until = now + wait;
             }
-            return Verdict::Same;
+            return BreakerChange::Same;
         }
         inner.failures = 0;
         inner.probing = false;
         inner.suspended_until = 0;
         if suspended {
-            Verdict::Changed
+            BreakerChange::Changed
         } else {
-            Verdict::Same
+            BreakerChange::Same
         }
     }
 
@@ -152,7 +153,7 @@ impl Platform {
         let key = (pool.clone(), domain.into());
         let (times, until) = inner.capacity.entry(key).or_insert((0, 0));
         if *until <= now {
-            let wait = (CAPACITY_FIRST << (*times).min(16)).min(CAPACITY_MOST);
+            let wait = back_off(CAPACITY_FIRST, CAPACITY_MOST, *times);
             *until =
                 now + after.map_or(wait, |after| crate::clock::millis(after).min(CAPACITY_MOST));
             *times += 1;

@@ -81,23 +81,23 @@ fn calls_are_suspended_after_failures_in_a_row_for_longer_each_time() {
     platform.snapshot_complete(1_000, time(1));
     let failure = Error::unavailable("down");
     for _ in 1..BREAKER_FAILURES {
-        platform.judge(Some(&failure), 1_000);
+        platform.record_call_result(Some(&failure), 1_000);
         assert!(platform.view(1_000).callable);
     }
-    platform.judge(Some(&failure), 1_000);
+    platform.record_call_result(Some(&failure), 1_000);
     assert!(!platform.view(1_000).callable);
     assert!(!platform.end_suspension(1_000 + BREAKER_FIRST - 1));
     assert!(platform.end_suspension(1_000 + BREAKER_FIRST));
     assert!(platform.view(1_000 + BREAKER_FIRST).callable, "one may try");
-    platform.judge(Some(&failure), 3_000);
+    platform.record_call_result(Some(&failure), 3_000);
     assert!(
         !platform.end_suspension(3_000 + BREAKER_FIRST),
         "twice as long"
     );
     assert!(platform.end_suspension(3_000 + 2 * BREAKER_FIRST));
     // What a platform refuses it does answer.
-    platform.judge(Some(&Error::invalid("a", "b")), 9_000);
-    platform.judge(Some(&failure), 9_000);
+    platform.record_call_result(Some(&Error::invalid("a", "b")), 9_000);
+    platform.record_call_result(Some(&failure), 9_000);
     assert!(platform.view(9_000).callable);
 }
 

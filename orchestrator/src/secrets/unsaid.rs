@@ -10,8 +10,8 @@ use drover_core::{
 
 use super::{MAX_USERS, is_of, read};
 use crate::{
-    calls::digest_not_stored,
-    cluster::{Cluster, Inner, Resolved},
+    cluster::{Cluster, ClusterState, Resolved},
+    request::digest_not_stored,
     shared::Shared,
 };
 
@@ -218,7 +218,7 @@ fn makes(group: &Group, path: &str, hash: &str) -> bool {
 type Others = BTreeSet<(Sym, Sym)>;
 
 /// Of these paths, what runs or is there without a record.
-fn others(inner: &Inner, meant: impl Fn(&str) -> bool) -> Others {
+fn others(inner: &ClusterState, meant: impl Fn(&str) -> bool) -> Others {
     let groups = &inner.spec.groups;
     let is_other = |path: &str, hash: &str| !groups.iter().any(|one| makes(one, path, hash));
     let nodes = inner.state.nodes.iter();
@@ -253,7 +253,7 @@ async fn contents(
 
 /// What nodes of a group were given, and what they may have been given as far as anybody knows.
 fn named(
-    inner: &Inner,
+    inner: &ClusterState,
     former: &[FormerGroup],
     group: &str,
     hashes: &BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! Errors to gRPC statuses and back, exhaustively.
+//! Exhaustive mapping between errors and gRPC statuses.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,18 +7,18 @@ use drover_proto::common::v1::ErrorReason;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, ErrorInfo, FieldViolation, StatusExt};
 
-/// Domain of every `ErrorInfo` of ours.
+/// Domain of every `ErrorInfo` that Drover creates.
 pub const DOMAIN: &str = "drover.dev";
 
-/// Most bytes of a message, percent-encoded as it travels. All headers of an answer together may have 16 KiB at most HTTP/2
-/// peers, and the message travels twice: by itself, and within the details.
+/// Maximum length of a message in bytes, percent-encoded as on the wire. Most HTTP/2 peers limit all response headers
+/// together to 16 KiB, and the message is sent twice: on its own and within the details.
 const MAX_MESSAGE: usize = 4 * 1024;
-/// Most bytes of a name, a value or the description of a field.
+/// Maximum length of a name, a value, or a field description, in bytes.
 const MAX_TEXT: usize = 512;
-/// Most bytes of all wrong fields together; details travel as base64.
+/// Maximum size of all field violations together, in bytes; details are sent as base64.
 const MAX_FIELDS: usize = 3 * 1024;
 
-/// The beginning of a text, at most so many bytes by this measure.
+/// Truncates a text so that it costs at most `most` bytes.
 fn clipped(text: &str, most: usize, cost: impl Fn(char) -> usize) -> String {
     if text.chars().map(&cost).sum::<usize>() <= most {
         return text.to_owned();
@@ -37,7 +37,7 @@ fn short(text: &str) -> String {
 }
 
 fn message(text: &str) -> String {
-    // What may stand in a header costs one byte, everything else three for each of its own.
+    // Characters that are allowed in a header cost one byte; every byte of any other character costs three.
     clipped(text, MAX_MESSAGE, |c| match c {
         '%' => 3,
         ' '..='~' => 1,
@@ -45,7 +45,7 @@ fn message(text: &str) -> String {
     })
 }
 
-/// As many wrong fields as there is room for, and how many more there are.
+/// Returns as many field violations as fit, and the number of omitted ones.
 fn violations(fields: &[Violation]) -> Vec<FieldViolation> {
     let mut room = MAX_FIELDS;
     let mut out = Vec::new();
@@ -63,7 +63,7 @@ fn violations(fields: &[Violation]) -> Vec<FieldViolation> {
     out
 }
 
-/// An error as it travels. Long texts and long lists are cut, so that they fit into the headers of an answer.
+/// Converts an error to a status. Long texts and lists are truncated so that they fit into the response headers.
 #[must_use]
 pub fn to_status(error: &Error) -> Status {
     let (code, reason) = wire(error.reason());
@@ -92,7 +92,7 @@ pub fn to_status(error: &Error) -> Status {
     Status::with_error_details(code, message(error.message()), details)
 }
 
-/// A status as the domain sees it: by its reason where we know it, otherwise by its code.
+/// Converts a status to an error: by its reason if it is a known one, otherwise by its code.
 #[must_use]
 pub fn from_status(status: &Status) -> Error {
     let details = status.get_error_details();
@@ -124,7 +124,7 @@ pub fn from_status(status: &Status) -> Error {
     error
 }
 
-/// The reason that a status states beside its code, if it is one of ours. Of all that a status says this repeats nothing.
+/// Returns the reason in the details of a status, if it is one of ours. Nothing else of the status is repeated.
 #[must_use]
 pub fn stated_reason(status: &Status) -> Option<Reason> {
     stated(status.get_error_details().error_info()?)
@@ -137,11 +137,11 @@ fn stated(info: &ErrorInfo) -> Option<Reason> {
     ErrorReason::from_str_name(&format!("ERROR_REASON_{}", info.reason)).and_then(domain)
 }
 
-/// A status inside of an answer (`google.rpc.Status`), as the domain sees it.
+/// Converts a status embedded in a response (`google.rpc.Status`) to an error.
 #[must_use]
 pub fn from_rpc_status(status: &tonic_types::pb::Status) -> Error {
     let mut bytes = Vec::new();
-    // Encoding into a vector cannot fail: it grows.
+    // Cannot fail, because a vector grows as needed.
     let _ = prost::Message::encode(status, &mut bytes);
     from_status(&Status::with_details(
         Code::from_i32(status.code),
@@ -150,7 +150,7 @@ pub fn from_rpc_status(status: &tonic_types::pb::Status) -> Error {
     ))
 }
 
-/// An error as it travels inside of an answer (`google.rpc.Status`).
+/// Converts an error to a status that is embedded in a response (`google.rpc.Status`).
 #[must_use]
 pub fn to_rpc_status(error: &Error) -> tonic_types::pb::Status {
     let status = to_status(error);
@@ -161,10 +161,11 @@ pub fn to_rpc_status(error: &Error) -> tonic_types::pb::Status {
     })
 }
 
-/// The longest wait that another side may impose on us.
+/// Upper bound for a retry delay requested by a peer.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
-/// A reason as traces and logs write it: as it travels, `NO_CAPACITY`, or by its code, `UNAVAILABLE`.
+/// The name of a reason in traces and logs: the wire name (`NO_CAPACITY`), or else the name of its code
+/// (`UNAVAILABLE`).
 #[must_use]
 pub fn reason_name(reason: Reason) -> &'static str {
     let (code, reason) = wire(reason);
@@ -213,7 +214,7 @@ fn by_code(code: Code) -> Reason {
         Code::DeadlineExceeded => Reason::DeadlineExceeded,
         Code::Cancelled => Reason::Cancelled,
         Code::Unimplemented => Reason::Unimplemented,
-        // An OK status is no error; who asks all the same has a defect.
+        // OK is not an error; converting it is a bug of the caller.
         Code::Ok | Code::Unknown | Code::Internal | Code::DataLoss => Reason::Internal,
     }
 }
@@ -226,7 +227,7 @@ macro_rules! reasons {
             }
         }
 
-        /// Every reason, for tests that must not forget one.
+        /// All reasons, so that tests cannot miss one.
         #[cfg(test)]
         const ALL: &[Reason] = &[$(Reason::$reason),*];
     };
@@ -245,6 +246,7 @@ reasons! {
     Unauthenticated => Unauthenticated;
     Exhausted => ResourceExhausted;
     Unavailable => Unavailable;
+    NotSent => Unavailable;
     DeadlineExceeded => DeadlineExceeded;
     Cancelled => Cancelled;
     Unimplemented => Unimplemented;
@@ -361,7 +363,8 @@ mod tests {
 
     #[test]
     fn every_reason_survives_the_wire_with_all_its_details() {
-        for &reason in ALL {
+        // `NotSent` is never received, because the call did not reach a server.
+        for &reason in ALL.iter().filter(|reason| **reason != Reason::NotSent) {
             let error = Error::new(reason, "why")
                 .with_violation("spec.groups[0].size", "is negative")
                 .with_resource("cluster", "orders")

@@ -1,4 +1,4 @@
-//! Infrastructure from the wire, and what platforms are told and say of it.
+//! Converts infrastructure: specs from the wire, and requests to and reports from platforms.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use prost::Message;
 
 use crate::value;
 
-/// Most resources of one cluster on one platform that are recorded: what one row of the store can hold.
+/// Maximum number of recorded resources per cluster and platform, which must fit into one row of the store.
 pub const MAX_RESOURCES: usize = 256;
-/// Longest message of a resource that is recorded, in bytes.
+/// Maximum length of a recorded resource message, in bytes.
 const MAX_MESSAGE: usize = 512;
-/// Largest outputs, encoded: every request for nodes carries those of all platforms.
+/// Maximum encoded size of outputs: every Provision request carries the outputs of all platforms.
 const MAX_OUTPUTS: usize = 32 * 1024;
 
-/// The entries of a spec; what cannot be read is added to `wrong`.
+/// Reads the entries of a spec; unreadable fields are added to `wrong`.
 pub(crate) fn specs(
     from: &[pb::Infrastructure],
     wrong: &mut Vec<Violation>,
@@ -80,7 +80,8 @@ fn rules(at: &str, from: &[wire::FirewallRule], wrong: &mut Vec<Violation>) -> V
                     field: format!("{at}.rules[{index}].direction"),
                     description: format!("{} is no direction", rule.direction),
                 });
-                // Said, though not in words that are known.
+                // Any direction will do: the violation above already rejects the spec, and this avoids a second one for
+                // a missing direction.
                 Some(Direction::Ingress)
             }
         };
@@ -98,7 +99,7 @@ fn rules(at: &str, from: &[wire::FirewallRule], wrong: &mut Vec<Violation>) -> V
         .collect()
 }
 
-/// An entry as platforms are told it.
+/// Converts an entry to the form that is sent to platforms.
 #[must_use]
 pub fn to_spec(from: &InfrastructureSpec) -> wire::InfrastructureSpec {
     let rule = |rule: &Rule| wire::FirewallRule {
@@ -139,16 +140,17 @@ pub fn to_spec(from: &InfrastructureSpec) -> wire::InfrastructureSpec {
     }
 }
 
-/// An entry as it is kept and sent. The same entry always gives the same bytes.
+/// Encodes an entry as it is stored and sent. The encoding is deterministic.
 #[must_use]
 pub fn wanted(from: &InfrastructureSpec) -> Wanted {
     Wanted::new(&from.platform, &to_spec(from).encode_to_vec())
 }
 
-/// What a platform said. `platform` is the name under which it is registered.
+/// Converts the report of a platform. `platform` is the name under which it is registered.
 ///
 /// # Errors
-/// `Internal` when it says nothing, no phase, or more than can be kept.
+///
+/// `Internal` if the report is missing, has no phase, or is too large to be stored.
 pub fn observed(
     platform: &str,
     from: Option<wire::InfrastructureState>,
@@ -241,7 +243,7 @@ fn short(message: &str) -> String {
     message
 }
 
-/// What is recorded of infrastructure, as it is answered.
+/// Converts the infrastructure record to its API representation.
 #[must_use]
 pub fn to_status(
     cluster: &str,
@@ -275,7 +277,7 @@ pub fn to_status(
     }
 }
 
-/// Recorded outputs as they travel. None: none are known.
+/// Decodes the recorded outputs. `None` if there are none.
 #[must_use]
 pub fn outputs(from: &Arc<[u8]>) -> Option<wire::InfrastructureOutputs> {
     if from.is_empty() {

@@ -1,4 +1,5 @@
-//! Between the protos and the domain, and between errors and gRPC statuses: the only place where either happens.
+//! Conversion between protos and the domain, and between errors and gRPC statuses. All such conversions are in this
+//! crate.
 
 pub mod error;
 pub mod infrastructure;

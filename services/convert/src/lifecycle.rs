@@ -1,4 +1,4 @@
-//! Order within a group, and hooks, from the wire: from specs and from the defaults of templates.
+//! Reads the order within a group, and hooks, from specs and from template defaults.
 
 use drover_core::{
     Error, Result,
@@ -9,10 +9,11 @@ use drover_proto::platform::v1 as platform;
 
 use crate::value;
 
-/// The order within a group. None: not said.
+/// Converts the order within a group. `None` if not specified.
 ///
 /// # Errors
-/// `Invalid` for a number that names none.
+///
+/// `Invalid` for an unknown number.
 pub fn management(field: &str, from: i32) -> Result<Option<Management>> {
     use platform::ManagementPolicy as Wire;
     match Wire::try_from(from) {
@@ -26,10 +27,11 @@ pub fn management(field: &str, from: i32) -> Result<Option<Management>> {
     }
 }
 
-/// Hooks of the domain.
+/// Converts hooks.
 ///
 /// # Errors
-/// `Invalid` with every wrong field: no command, a time of nothing.
+///
+/// `Invalid` with all invalid fields, such as an empty command or a timeout of zero.
 pub fn lifecycle(field: &str, from: &platform::Lifecycle) -> Result<Lifecycle> {
     let mut wrong = Vec::new();
     let mut take = |name: &str, from: &Option<platform::LifecycleHook>| {

@@ -1,4 +1,4 @@
-//! Nodes as platforms show them, and as the orchestrator answers them.
+//! Converts nodes: from platforms, and to API responses of the orchestrator.
 
 use drover_core::{
     Node, NodeState, Phase, Sym,
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::value::{to_timestamp, to_timestamp_opt};
 
-/// Which slot a node on a platform says that it has. None: it is foreign.
+/// Returns the slot that a platform reports for a node. `None` if it is a foreign node.
 #[must_use]
 pub fn slot(node: &platform::Node) -> Option<(Uuid, Uuid, u32)> {
     let slot = node.slot.as_ref()?;
@@ -20,7 +20,7 @@ pub fn slot(node: &platform::Node) -> Option<(Uuid, Uuid, u32)> {
     ))
 }
 
-/// The phase of a node; one that is not known here is Unknown.
+/// Converts the phase of a node; unknown values become `Unknown`.
 #[must_use]
 pub fn phase(phase: i32) -> Phase {
     use platform::NodePhase;
@@ -35,7 +35,7 @@ pub fn phase(phase: i32) -> Phase {
     }
 }
 
-/// Takes in what a platform shows of a node now. Answers whether anything that matters changed.
+/// Records the current report of a platform. Returns whether anything relevant changed.
 pub fn observe(
     seen: &mut Seen,
     node: &platform::Node,
@@ -102,21 +102,21 @@ pub fn observe(
     changed
 }
 
-/// What an answer needs to know of the cluster of a node.
+/// The facts about the cluster of a node that its API representation depends on.
 pub struct Around<'a> {
     /// Uid of the cluster.
     pub uid: Uuid,
-    /// Its name.
+    /// Name of the cluster.
     pub cluster: &'a str,
-    /// Whether the platform of the node can be seen now.
+    /// Whether the platform of the node is currently visible.
     pub visible: bool,
-    /// Whether it is not what its group wants now.
+    /// Whether the node no longer matches its group.
     pub outdated: bool,
-    /// Whether somebody works on it.
+    /// Whether the node is under repair.
     pub under_repair: bool,
 }
 
-/// The role that a platform shows of a node; one that is not recorded is active.
+/// Returns the role that a platform reports for a node; without a recorded role it is active.
 #[must_use]
 pub fn role(node: &platform::Node) -> Role {
     match node.role() {
@@ -125,7 +125,7 @@ pub fn role(node: &platform::Node) -> Role {
     }
 }
 
-/// A role, as others may know it: a node is active only when it has taken that role itself.
+/// Converts a role to its public form: a node is reported as active only once it has accepted that role itself.
 #[must_use]
 pub fn to_role(role: Role) -> platform::NodeRole {
     match role {
@@ -134,8 +134,8 @@ pub fn to_role(role: Role) -> platform::NodeRole {
     }
 }
 
-/// What the last probe of a node says that was asked before, if that is not all well: what it was sick of at first may
-/// be over.
+/// Returns the current message of the probe, if there is one. It takes precedence over the message recorded when the
+/// node became unhealthy, whose cause may be gone.
 fn probed(node: &Node) -> Option<String> {
     let words = &node.probe.message;
     match node.state {
@@ -151,12 +151,12 @@ fn probed(node: &Node) -> Option<String> {
     }
 }
 
-/// A node as the orchestrator answers it.
+/// Converts a node record to its API representation.
 #[must_use]
 pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
     use drover_proto::orchestrator::v1::NodeState as Wire;
     let state = match node.state {
-        // What is asked to go, or proven dead, stays so whether it can be seen or not.
+        // Nodes that are being removed or proven dead keep their state whether they are visible or not.
         NodeState::Draining => Wire::Draining,
         NodeState::Deprovisioning => Wire::Deprovisioning,
         NodeState::Failed => Wire::Failed,
@@ -204,12 +204,12 @@ pub fn to_node(node: &Node, around: &Around<'_>) -> pb::Node {
         } else {
             node.reason.to_string()
         },
-        message: if let Some(turn) = node.turn.as_ref().filter(|turn| {
-            node.message.is_empty() && turn.call.failures > 0 && node.role == Role::Promoting
+        message: if let Some(role_change) = node.role_change.as_ref().filter(|role_change| {
+            node.message.is_empty() && role_change.call.failures > 0 && node.role == Role::Promoting
         }) {
             format!(
                 "promotion failed {} times, the last: {}",
-                turn.call.failures, turn.message
+                role_change.call.failures, role_change.message
             )
         } else if let Some(words) = probed(node).filter(|_| !unknown) {
             words

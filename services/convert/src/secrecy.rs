@@ -1,4 +1,4 @@
-//! What of a request no word about it may repeat.
+//! Redaction of the secret content of a request from its response.
 
 use drover_core::secrecy::Hidden;
 use drover_proto::platform::v1::{ProvisionRequest, ProvisionResponse, bootstrap::UserData};
@@ -6,7 +6,7 @@ use tonic::{Code, Status, codegen::http::HeaderMap};
 
 use crate::error::{from_rpc_status, from_status, to_rpc_status, to_status};
 
-/// The secrets and the user data that a request brings.
+/// Collects the secrets and the user data of a request.
 #[must_use]
 pub fn hidden(request: &ProvisionRequest) -> Hidden {
     let secrets = request.secrets.values();
@@ -21,7 +21,7 @@ pub fn hidden(request: &ProvisionRequest) -> Hidden {
     }
 }
 
-/// An answer without what its words repeat.
+/// Redacts the error messages of a response.
 #[must_use]
 pub fn clean(hidden: &Hidden, mut answer: ProvisionResponse) -> ProvisionResponse {
     let failures = answer.failures.iter_mut().chain(&mut answer.unknown);
@@ -36,7 +36,7 @@ pub fn clean(hidden: &Hidden, mut answer: ProvisionResponse) -> ProvisionRespons
     answer
 }
 
-/// Frees how a call ended, in headers or trailers, of what it repeats.
+/// Redacts the gRPC status in headers or trailers.
 pub fn clean_status(hidden: &Hidden, headers: &mut HeaderMap) {
     let failed = Status::from_header_map(headers).filter(|status| status.code() != Code::Ok);
     let Some(said) = failed.map(|status| from_status(&status)) else {
@@ -49,7 +49,7 @@ pub fn clean_status(hidden: &Hidden, headers: &mut HeaderMap) {
     for header in [Status::GRPC_MESSAGE, Status::GRPC_STATUS_DETAILS] {
         headers.remove(header);
     }
-    // Without them it says too little rather than too much.
+    // Without the new status the response reveals too little rather than too much.
     let _ = to_status(&clean).add_header(headers);
 }
 

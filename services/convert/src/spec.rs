@@ -1,5 +1,5 @@
-//! Cluster specs from the wire. What this version cannot do is carried along by name, so that it is refused and never
-//! ignored.
+//! Reads cluster specs from the wire. Fields that this version does not support are passed on by name, so that they are
+//! rejected and never ignored.
 
 use std::collections::BTreeMap;
 
@@ -25,16 +25,16 @@ pub use drover_core::spec::MAX_SPEC;
 pub use health::health_policy;
 pub use placement::to_placement;
 
-/// Most secrets that a group names for its templates.
+/// Maximum number of secrets that a group makes available to templates.
 const MAX_SECRETS: usize = 32;
-/// Longest name of a storage class; platforms refuse longer words.
+/// Maximum length of a storage class; platforms reject longer names.
 const MAX_STORAGE_CLASS: usize = 512;
 
 struct Reader {
     wrong: Vec<Violation>,
 }
 
-/// The part of a group that it has in common with the cluster, the outermost group.
+/// The settings that a group shares with the cluster, the outermost group.
 struct Common<'a> {
     platforms: &'a [pb::PlatformChoice],
     node_class: &'a Option<String>,
@@ -87,17 +87,18 @@ macro_rules! common {
     };
 }
 
-/// A spec of the domain.
+/// Converts a cluster spec.
 ///
 /// # Errors
-/// `Invalid` with every field that cannot be read.
+///
+/// `Invalid` with all unreadable fields.
 pub fn cluster_spec(from: &pb::ClusterSpec) -> Result<ClusterSpec> {
     let mut reader = Reader { wrong: Vec::new() };
     let spec = reader.cluster(from);
     if reader.wrong.is_empty() {
         return Ok(spec);
     }
-    // Whoever has to correct a document wants to know all of it at once.
+    // Report the remaining errors too, so that the document can be corrected in one go.
     if let Err(more) = spec.resolve() {
         reader.wrong.extend(more.fields().iter().cloned());
     }
@@ -168,7 +169,7 @@ impl Reader {
     }
 
     fn groups(&mut self, field: &str, from: &[pb::GroupSpec], depth: usize) -> Vec<GroupSpec> {
-        // One level more than allowed, so that the domain can name it; a deeper tree must not exhaust the stack.
+        // One level more than allowed, so that the domain can report it; deeper trees must not exhaust the stack.
         if depth > drover_core::spec::MAX_DEPTH {
             return Vec::new();
         }
@@ -251,7 +252,7 @@ impl Reader {
             }
             Some(Source::Sha256(digest)) => {
                 let digest = digest.to_ascii_lowercase();
-                // As the orchestrator shows it; it knows what is meant.
+                // The `k1-` form that the orchestrator returns in reads, which it can resolve.
                 let digits = digest.strip_prefix("k1-").unwrap_or(&digest);
                 let hexadecimal = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
                 if digits.len() != 64 || !hexadecimal {
@@ -486,7 +487,7 @@ impl Reader {
                 .span(&format!("{at}.progress_deadline"), &from.progress_deadline)
                 .unwrap_or(default.progress_deadline),
         };
-        // What would never be heeded is refused, not ignored.
+        // Fields without effect are rejected rather than ignored.
         if strategy == UpdateStrategy::OnDelete {
             for (field, set) in [
                 ("max_surge", from.max_surge.is_some()),
@@ -506,7 +507,7 @@ impl Reader {
     }
 }
 
-/// What becomes of storage, as it is answered.
+/// Converts a retention to its API representation.
 #[must_use]
 pub fn to_retention(from: Option<Retention>) -> pb::StorageRetention {
     match from {
@@ -516,7 +517,7 @@ pub fn to_retention(from: Option<Retention>) -> pb::StorageRetention {
     }
 }
 
-/// Storage as platforms are told it.
+/// Converts storage to the form that is sent to platforms.
 #[must_use]
 pub fn to_storage(from: &Storage) -> platform::Storage {
     platform::Storage {

@@ -1,4 +1,4 @@
-//! Free-form values, times and spans.
+//! Converts free-form values, timestamps and durations.
 
 use std::time::Duration;
 
@@ -6,15 +6,16 @@ use drover_core::{Error, Millis, Result, spec::Object};
 use prost_types::{Struct, Timestamp, value::Kind};
 use serde_json::{Number, Value};
 
-/// Largest whole number that a free-form value can carry without loss: 2^53.
+/// Largest integer that a free-form value can carry without loss: 2^53.
 const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
-/// Deepest nesting of free-form values.
+/// Maximum nesting depth of free-form values.
 const MAX_DEPTH: usize = 32;
 
-/// A free-form object of the domain. A number without fraction becomes an integer.
+/// Converts a free-form object. A number without a fraction becomes an integer.
 ///
 /// # Errors
-/// `Invalid`, with the path of the value, for a whole number beyond 2^53, for a number that is none, and for nesting
+///
+/// `Invalid`, with the path of the value, for an integer beyond 2^53, for a number that is not finite, and for nesting
 /// deeper than 32.
 pub fn object(field: &str, from: &Struct) -> Result<Object> {
     object_at(field, from, 0)
@@ -71,7 +72,7 @@ fn number_at(field: &str, number: f64) -> Result<Value> {
         .ok_or_else(|| Error::invalid(field, "is no finite number"))
 }
 
-/// A free-form object as it travels.
+/// Converts a free-form object to its wire form.
 #[must_use]
 pub fn to_struct(object: &Object) -> Struct {
     Struct {
@@ -96,10 +97,11 @@ fn to_value(value: &Value) -> prost_types::Value {
     prost_types::Value { kind: Some(kind) }
 }
 
-/// A span of the domain.
+/// Converts a duration.
 ///
 /// # Errors
-/// `Invalid` for a negative one, and for one longer than 100 years.
+///
+/// `Invalid` if it is negative or longer than 100 years.
 pub fn duration(field: &str, from: &prost_types::Duration) -> Result<Duration> {
     const MOST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
     let duration = Duration::try_from(*from)
@@ -110,7 +112,7 @@ pub fn duration(field: &str, from: &prost_types::Duration) -> Result<Duration> {
     Ok(duration)
 }
 
-/// A span as it travels.
+/// Converts a duration to its wire form.
 #[must_use]
 pub fn to_duration(from: Duration) -> prost_types::Duration {
     prost_types::Duration {
@@ -120,7 +122,7 @@ pub fn to_duration(from: Duration) -> prost_types::Duration {
     }
 }
 
-/// A time as it travels.
+/// Converts a timestamp to its wire form.
 #[must_use]
 pub fn to_timestamp(at: Millis) -> Timestamp {
     Timestamp {
@@ -129,13 +131,13 @@ pub fn to_timestamp(at: Millis) -> Timestamp {
     }
 }
 
-/// A time as it travels; 0 is none.
+/// Converts a timestamp to its wire form; 0 means that there is none.
 #[must_use]
 pub fn to_timestamp_opt(at: Millis) -> Option<Timestamp> {
     (at > 0).then(|| to_timestamp(at))
 }
 
-/// A time of the domain. Times before 1970 become 0.
+/// Converts a timestamp. Times before 1970 become 0.
 #[must_use]
 pub fn millis(from: &Timestamp) -> Millis {
     let seconds = u64::try_from(from.seconds).unwrap_or(0);

@@ -1,8 +1,9 @@
-//! What properties may be set to.
+//! Allow lists for property values.
 //!
-//! A list for each property, of patterns. In a text an asterisk stands for any number of characters. A map is a pattern
-//! for maps: a value must have all keys of it without an asterisk, and none that it does not have. A list is as a pattern
-//! says if all of its entries are, and it has one: without any it would take away what a template brings, which only `*` lets it.
+//! Each property has a list of patterns. In a string, `*` matches any number of characters. A map is a pattern for
+//! maps: the value must have every key of the pattern that does not contain `*`, and no keys that the pattern lacks. A
+//! list matches if it is not empty and each of its entries matches. An empty list would remove the template's entries,
+//! so only `*` allows it.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +11,22 @@ use serde_json::Value;
 
 use crate::spec::Object;
 
-/// The list of every property that has none of its own.
+/// Key of the list that applies to properties without a list of their own.
 const OTHERS: &str = "*";
-/// Patterns that a refusal names.
+/// Maximum number of patterns quoted in a refusal.
 const NAMED: usize = 10;
 
-/// Lists of what properties may be set to, by property. What has no list may be anything.
+/// Allow lists by property. Properties without a list are unrestricted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowList(BTreeMap<String, Vec<Value>>);
 
 impl AllowList {
-    /// Lists by property; `*` is for every property without a list of its own.
+    /// Builds an allow list from the patterns of each property; `*` applies to properties without a list of their own.
     ///
     /// # Errors
-    /// The property whose list has something else than texts, numbers, truth values and maps of them, and why.
+    ///
+    /// The offending property and the reason, if a list contains anything but strings, numbers, booleans and maps of
+    /// them.
     pub fn new(lists: BTreeMap<String, Vec<Value>>) -> Result<Self, (String, String)> {
         for (property, patterns) in &lists {
             if property.is_empty() {
@@ -37,13 +40,14 @@ impl AllowList {
         Ok(Self(lists))
     }
 
-    /// Whether everything is allowed.
+    /// Returns whether nothing is restricted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Which of the properties are not allowed, and why. Values are not repeated: they may be secret.
+    /// Returns the properties that are not allowed, each with the reason. Values are never repeated because they may be
+    /// secret.
     #[must_use]
     pub fn refusals(&self, properties: &Object) -> Vec<(String, String)> {
         let mut refused = Vec::new();
@@ -53,7 +57,7 @@ impl AllowList {
             };
             let allowed = |value: &Value| patterns.iter().any(|pattern| allows(pattern, value));
             match value {
-                // As if it were not said.
+                // `null` is the same as leaving the property out.
                 Value::Null => {}
                 Value::Array(values) if !values.is_empty() => {
                     let wrong = values.iter().enumerate().filter(|(_, one)| !allowed(one));
@@ -70,7 +74,7 @@ impl AllowList {
     }
 }
 
-/// Whether a text is as a pattern says: `*` stands for any number of characters.
+/// Returns whether a string matches a pattern, in which `*` stands for any number of characters.
 #[must_use]
 pub fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
@@ -82,7 +86,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
         return rest.is_empty();
     };
     for next in parts {
-        // The earliest place leaves the most for what follows.
+        // Matching each part as early as possible leaves the most text for the parts that follow.
         let Some(at) = rest.find(part) else {
             return false;
         };
@@ -92,7 +96,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     rest.ends_with(part)
 }
 
-/// What of these patterns is allowed, in words.
+/// Describes what the patterns allow, for error messages.
 #[must_use]
 pub fn describe(patterns: &[Value]) -> String {
     if patterns.is_empty() {
@@ -101,7 +105,7 @@ pub fn describe(patterns: &[Value]) -> String {
     format!("is not allowed; allowed is {}", named(patterns))
 }
 
-/// Why a value that is not allowed is not.
+/// Explains why a value was refused.
 fn why(patterns: &[Value], value: &Value) -> String {
     if patterns.is_empty() || !has_empty_list(value) {
         return describe(patterns);
@@ -315,7 +319,7 @@ mod tests {
                 json!({"key": "db", "operator": "Equal", "value": null}),
                 false,
             ),
-            // It would tolerate everything.
+            // This one would tolerate every taint.
             (json!({"operator": "Exists"}), false),
             (
                 json!({"key": "db", "operator": "Equal", "value": "x", "effect": "NoExecute"}),

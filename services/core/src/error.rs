@@ -1,44 +1,46 @@
-//! What goes wrong, as the domain sees it. `drover-convert` turns it into a gRPC status and back.
+//! Errors of the domain. `drover-convert` maps them to a gRPC status and back.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
 /// Result of a domain operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something failed, for programs.
+/// Machine-readable reason of an error.
 ///
-/// The first block has no `ErrorReason` on the wire, only a gRPC code; the others travel as `ErrorInfo` too, under the
-/// name of the value of `drover.common.v1.ErrorReason`, where each is documented.
+/// The variants of the first block have no `ErrorReason` on the wire, only a gRPC code. The others also travel as
+/// `ErrorInfo`, under the name of the value of `drover.common.v1.ErrorReason`, where each is documented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "ErrorReason in the protos documents each")]
 pub enum Reason {
-    /// The request is wrong as written; `violations` names the fields.
+    /// The request is malformed; `violations` names the fields.
     Invalid,
-    /// The thing asked for is not there; `resource` names it.
+    /// The requested resource does not exist; `resource` names it.
     NotFound,
-    /// It is there already.
+    /// The resource already exists.
     AlreadyExists,
-    /// The state of the system forbids it.
+    /// The current state of the system does not permit the operation.
     Precondition,
-    /// Somebody else was quicker; read again.
+    /// A concurrent write won; read again before retrying.
     Conflict,
-    /// A number or position outside of what exists.
+    /// A number or position outside the valid range.
     OutOfRange,
-    /// The caller may not.
+    /// The caller lacks permission.
     PermissionDenied,
-    /// The caller did not say who it is, or not convincingly.
+    /// The caller sent no credentials, or invalid ones.
     Unauthenticated,
-    /// Too much at once; later it may work.
+    /// Too much at once; a later retry may succeed.
     Exhausted,
-    /// Cannot be reached now. The outcome is unknown.
+    /// The server cannot be reached. The outcome is unknown.
     Unavailable,
-    /// Took too long. The outcome is unknown.
+    /// The call was never sent: its turn did not come in time, or there is no server to send it to.
+    NotSent,
+    /// The deadline passed. The outcome is unknown.
     DeadlineExceeded,
-    /// The caller went away. The outcome is unknown.
+    /// The caller cancelled the call. The outcome is unknown.
     Cancelled,
-    /// This server cannot do that at all.
+    /// This server does not implement the operation.
     Unimplemented,
-    /// A defect or damage on the server's side. The outcome is unknown.
+    /// A bug or corruption on the server. The outcome is unknown.
     Internal,
 
     NoCapacity,
@@ -92,33 +94,34 @@ pub enum Reason {
     SecretInUse,
 }
 
-/// What a caller may conclude from an error of a platform call, and what it does next.
+/// The conclusion that a caller may draw from a failed platform call, which determines its next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// It cannot work as written. This call made nothing.
+    /// The request can never succeed as written. This call created nothing.
     Cannot,
-    /// None to be had now. This call made nothing.
+    /// No capacity at the moment. This call created nothing.
     NoCapacity,
-    /// Credentials. This call made nothing.
+    /// The platform's credentials were refused. This call created nothing.
     Credentials,
-    /// The caller is not up to date (fenced, or the server restarted). This call made nothing.
+    /// The caller is stale: it is fenced, or the server restarted. This call created nothing.
     Stale,
-    /// The request id was used with another fingerprint. Its nodes are unknown until seen or absent.
+    /// The request id was already used with a different fingerprint. Its nodes are unknown until observed or proven
+    /// absent.
     Reused,
-    /// Anything may have happened; the same request is sent again.
+    /// The outcome is unknown; the same request is sent again.
     Unknown,
 }
 
-/// One wrong field of a request.
+/// One invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Violation {
     /// Path of the field (`spec.groups[0].size`).
     pub field: String,
-    /// What is wrong with it and what was expected.
+    /// The problem, and what was expected.
     pub description: String,
 }
 
-/// An error with everything that a caller can use.
+/// An error with all details that a caller can act on.
 #[derive(Clone, PartialEq)]
 pub struct Error(Box<Inner>);
 
@@ -133,7 +136,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a reason and a message for people: no secrets, at most 4 KiB (longer ones are cut).
+    /// Creates an error. The message is for people; it must not contain secrets and is cut at [`MAX_MESSAGE`].
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             reason,
@@ -145,7 +148,7 @@ impl Error {
         }))
     }
 
-    /// One wrong field.
+    /// Creates an error for one invalid field.
     pub fn invalid(field: impl Into<String>, description: impl Into<String>) -> Self {
         Self::violations(vec![Violation {
             field: field.into(),
@@ -153,7 +156,7 @@ impl Error {
         }])
     }
 
-    /// Several wrong fields; the message lists them.
+    /// Creates an error for several invalid fields; the message lists them.
     #[must_use]
     pub fn violations(violations: Vec<Violation>) -> Self {
         let message = violations
@@ -172,45 +175,45 @@ impl Error {
         error
     }
 
-    /// A thing that is not there.
+    /// Creates an error for a resource that does not exist.
     pub fn not_found(kind: impl Into<String>, name: impl Into<String>) -> Self {
         let (kind, name) = (kind.into(), name.into());
         Self::new(Reason::NotFound, format!("there is no {kind} {name:?}"))
             .with_resource(kind, name)
     }
 
-    /// A defect on our side.
+    /// Creates an error for a bug on our side.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Reason::Internal, message)
     }
 
-    /// Something that cannot be reached now.
+    /// Creates an error for something that cannot be reached at the moment.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(Reason::Unavailable, message)
     }
 
-    /// Says when to try again.
+    /// Sets the delay after which to retry.
     #[must_use]
     pub fn with_retry_after(mut self, after: Duration) -> Self {
         self.0.retry_after = Some(after);
         self
     }
 
-    /// Names the thing that the error is about.
+    /// Sets the resource that the error is about.
     #[must_use]
     pub fn with_resource(mut self, kind: impl Into<String>, name: impl Into<String>) -> Self {
         self.0.resource = Some((kind.into(), name.into()));
         self
     }
 
-    /// Adds a value that programs can read, as the protos document it for the reason.
+    /// Adds a machine-readable value, as the protos document it for the reason.
     #[must_use]
     pub fn with_metadata(mut self, key: impl Into<String>, value: impl ToString) -> Self {
         self.0.metadata.insert(key.into(), value.to_string());
         self
     }
 
-    /// Adds a wrong field.
+    /// Adds an invalid field.
     #[must_use]
     pub fn with_violation(
         mut self,
@@ -224,32 +227,32 @@ impl Error {
         self
     }
 
-    /// Says where it happened, in front of the message.
+    /// Prefixes the message with the context in which the error occurred.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
         self.0.message = cut(format!("{context}: {}", self.0.message));
         self
     }
 
-    /// Why it failed, for programs.
+    /// The machine-readable reason.
     #[must_use]
     pub fn reason(&self) -> Reason {
         self.0.reason
     }
 
-    /// Why it failed, for people.
+    /// The message for people.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The wrong fields.
+    /// The invalid fields.
     #[must_use]
     pub fn fields(&self) -> &[Violation] {
         &self.0.violations
     }
 
-    /// Kind and name of what it is about.
+    /// Kind and name of the resource that the error is about.
     #[must_use]
     pub fn resource(&self) -> Option<(&str, &str)> {
         self.0
@@ -258,25 +261,25 @@ impl Error {
             .map(|(kind, name)| (kind.as_str(), name.as_str()))
     }
 
-    /// When to try again, where the other side said so.
+    /// Delay after which to retry, if the other side gave one.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// Values that programs can read.
+    /// Machine-readable values.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.0.metadata
     }
 
-    /// What a caller of a platform may conclude from it.
+    /// The conclusion that the caller of a platform may draw.
     #[must_use]
     pub fn class(&self) -> Class {
         self.0.reason.class()
     }
 
-    /// All texts in it.
+    /// All strings that the error contains.
     pub(crate) fn texts(&self) -> Vec<&str> {
         let inner = &*self.0;
         let mut texts = vec![inner.message.as_str()];
@@ -292,7 +295,7 @@ impl Error {
         texts
     }
 
-    /// The same with other texts, in the order of [`texts`](Self::texts).
+    /// Replaces the strings, in the order of [`texts`](Self::texts).
     pub(crate) fn with_texts(mut self, texts: Vec<String>) -> Self {
         let mut texts = texts.into_iter();
         let mut next = || texts.next().unwrap_or_default();
@@ -311,7 +314,7 @@ impl Error {
 }
 
 impl Reason {
-    /// What a caller of a platform may conclude from it. Judged by reason first, so a known one wins over its code.
+    /// The conclusion that the caller of a platform may draw. The reason takes precedence over the gRPC code.
     #[must_use]
     pub fn class(self) -> Class {
         match self {
@@ -320,7 +323,7 @@ impl Reason {
             | Self::PermissionDenied
             | Self::Unauthenticated
             | Self::NamespaceNotServed => Class::Credentials,
-            Self::Fenced | Self::PlatformRestarted => Class::Stale,
+            Self::NotSent | Self::Fenced | Self::PlatformRestarted => Class::Stale,
             Self::RequestIdReused => Class::Reused,
             Self::Invalid
             | Self::NotFound
@@ -380,10 +383,10 @@ impl Reason {
     }
 }
 
-/// Longest text for people in an error, event, condition or note, in bytes.
+/// Maximum length of human-readable text in an error, event, condition or note, in bytes.
 pub const MAX_MESSAGE: usize = 4096;
 
-/// Cuts a text for people at [`MAX_MESSAGE`], at a character boundary.
+/// Truncates human-readable text to [`MAX_MESSAGE`] at a character boundary.
 #[must_use]
 pub fn cut(mut text: String) -> String {
     if text.len() > MAX_MESSAGE {

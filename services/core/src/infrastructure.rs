@@ -1,4 +1,4 @@
-//! Infrastructure: what a cluster wants before its nodes, and the record of what was asked for and seen.
+//! Infrastructure that a cluster needs before its nodes: the specs, and the record of what was requested and observed.
 
 use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
@@ -11,19 +11,19 @@ use crate::{
     spec::{GroupSpec, MAX_CHOICES, Object},
 };
 
-/// Most rules of a firewall.
+/// Maximum number of rules of a firewall.
 pub const MAX_RULES: usize = 256;
-/// Longest host name, as DNS has it.
+/// Maximum length of a host name in DNS.
 const MAX_HOST: usize = 253;
-/// Raised when what is hashed changes, so that a changed formula never looks like a changed spec.
+/// Raised whenever the hashed fields change, so that a new formula is never mistaken for a changed spec.
 const HASH_VERSION: u8 = 1;
 
-/// What nodes need first on one platform. An absent part is not made.
+/// Infrastructure that nodes need on one platform. Absent parts are not created.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InfrastructureSpec {
-    /// Name of the platform that makes it.
+    /// Name of the platform that creates it.
     pub platform: String,
-    /// For the platform.
+    /// Free-form properties for the platform.
     pub properties: Object,
     /// Private network.
     pub network: Option<Network>,
@@ -33,55 +33,55 @@ pub struct InfrastructureSpec {
     pub firewall: Option<Firewall>,
 }
 
-/// A private network; at most one of `cidr`, `prefix_length` and `id` is given.
+/// A private network; at most one of `cidr`, `prefix_length` and `id` is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// Range to use. Empty: not said.
+    /// Address range to use. Empty if not specified.
     pub cidr: String,
     /// Size of a range that the backend chooses.
     pub prefix_length: Option<u32>,
-    /// The backend's id of a network that exists; it is never released. Empty: not said.
+    /// The backend's id of an existing network, which is never released. Empty if not specified.
     pub id: String,
-    /// The backend's network that leads outside. Empty: none.
+    /// The backend's id of the network that provides external connectivity. Empty if none.
     pub public: String,
 }
 
 /// Stable address of the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Fixed address. Empty: one is allocated.
+    /// Fixed address. If empty, one is allocated.
     pub host: String,
-    /// TCP port. 0: the platform's default.
+    /// TCP port. 0 for the platform's default.
     pub port: u32,
-    /// Paths of the groups that it leads to. Empty: all.
+    /// Paths of the groups that it routes to. Empty for all groups.
     pub targets: Vec<String>,
 }
 
 /// A firewall.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Firewall {
-    /// Image. Empty: the platform's default.
+    /// Image. Empty for the platform's default.
     pub image: String,
-    /// Node class. Empty: the platform's default.
+    /// Node class. Empty for the platform's default.
     pub node_class: String,
-    /// Rules. Empty: the platform's default rules.
+    /// Rules. Empty for the platform's default rules.
     pub rules: Vec<Rule>,
-    /// Machine to use. Empty: any.
+    /// Machine to use. Empty for any.
     pub host: String,
 }
 
-/// Lets traffic through.
+/// A rule that allows traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Direction, seen from the cluster. Absent: not said, which is refused.
+    /// Direction as seen from the cluster. `None` if not specified, which validation rejects.
     pub direction: Option<Direction>,
-    /// `tcp` or `udp`. Empty: tcp.
+    /// `tcp` or `udp`. Empty means `tcp`.
     pub protocol: String,
-    /// Far ends.
+    /// Address ranges of the remote side.
     pub cidrs: Vec<String>,
-    /// Ports, first and last; last 0: the same as first. Empty: all.
+    /// First and last port of each range; a last port of 0 means the same as the first. Empty for all ports.
     pub ports: Vec<(u32, u32)>,
-    /// For people.
+    /// Human-readable note.
     pub comment: String,
 }
 
@@ -94,7 +94,7 @@ pub enum Direction {
     Egress,
 }
 
-/// Checks what can be known without asking anybody.
+/// Validates everything that needs no external lookup.
 pub(crate) fn check(
     specs: &[InfrastructureSpec],
     groups: &[GroupSpec],
@@ -262,7 +262,7 @@ fn parse_cidr(text: &str) -> Result<(IpAddr, u32), String> {
     let (ip, length) = text.split_once('/').ok_or_else(wrong)?;
     let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
     let most = if ip.is_ipv4() { 32 } else { 128 };
-    // Only digits: `u32` alone would take a sign too.
+    // Digits only, because `u32::parse` also accepts a sign.
     let length = length
         .bytes()
         .all(|byte| byte.is_ascii_digit())
@@ -302,19 +302,19 @@ fn has_group(groups: &[GroupSpec], path: &str) -> bool {
         .is_some_and(|group| rest.is_none_or(|rest| has_group(&group.groups, rest)))
 }
 
-/// What is wanted on one platform, ready to be sent.
+/// The desired infrastructure on one platform, ready to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Name of the platform.
     pub platform: Sym,
     /// Hash of `body`.
     pub spec_hash: Sym,
-    /// The spec as platforms are told it, encoded.
+    /// The encoded spec as sent to platforms.
     pub body: Arc<[u8]>,
 }
 
 impl Wanted {
-    /// Of an encoded spec.
+    /// Wraps an encoded spec and computes its hash.
     #[must_use]
     pub fn new(platform: &str, body: &[u8]) -> Self {
         let hex: String = Sha256::digest(body)
@@ -330,134 +330,136 @@ impl Wanted {
     }
 }
 
-/// How far a resource, or all of them, is.
+/// Lifecycle phase of a resource, or of all resources together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ResourcePhase {
-    /// Being made.
+    /// Being created.
     #[default]
     Pending,
-    /// There and usable.
+    /// Exists and is usable.
     Ready,
     /// Not usable.
     Failed,
     /// Being removed.
     Releasing,
-    /// The backend says that it is gone.
+    /// Reported as deleted by the backend.
     Gone,
-    /// Known to be there, and not readable now.
+    /// Known to exist, but not readable at the moment.
     Unknown,
 }
 
-/// One thing that a platform made for a cluster.
+/// A resource that a platform created for a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// What it is, in the platform's words.
+    /// Kind of the resource, in the platform's terms.
     pub kind: Sym,
-    /// Its name among those of its kind.
+    /// Name, unique within its kind.
     pub name: Box<str>,
-    /// The backend's id. Empty: it has none yet.
+    /// The backend's id. Empty if not assigned yet.
     pub id: Box<str>,
-    /// How far it is.
+    /// Lifecycle phase.
     pub phase: ResourcePhase,
-    /// Why, in the backend's words.
+    /// Explanation of the phase, in the backend's words.
     pub message: Box<str>,
-    /// Sequence of the request that made it. 0: not recorded.
+    /// Sequence of the request that created it. 0 if not recorded.
     pub sequence: u64,
-    /// When it was made. 0: not known.
+    /// Creation time. 0 if not known.
     pub create_time: Millis,
 }
 
-/// What a platform said of the infrastructure of a cluster.
+/// The infrastructure of a cluster as reported by a platform.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
-    /// The worst phase of the resources; `Gone` when there is none.
+    /// The worst phase of all resources; `Gone` if there are none.
     pub phase: ResourcePhase,
-    /// The resources, by kind and name.
+    /// The resources, sorted by kind and name.
     pub resources: Vec<Resource>,
-    /// What it offers to nodes, encoded as it travels.
+    /// Outputs that it offers to nodes, in wire encoding.
     pub outputs: Arc<[u8]>,
-    /// When to ask again. Absent: not said.
+    /// When to poll again. `None` if the platform did not say.
     pub poll_after: Option<Millis>,
 }
 
-/// What a call about infrastructure was for.
+/// The kind of an infrastructure call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// To make or complete it.
+    /// Create or complete it.
     Ensure,
-    /// What there is.
+    /// Read its current state.
     Read,
-    /// To free it.
+    /// Release it.
     Release,
 }
 
-/// What a call about infrastructure answered.
+/// The result of an infrastructure call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InfrastructureAnswer {
-    /// What was asked.
+    /// The kind of the call.
     pub asked: Asked,
     /// When the call began.
     pub began: Millis,
-    /// When it ended.
+    /// When the call ended.
     pub at: Millis,
-    /// What it said.
+    /// The platform's report, or the error.
     pub outcome: Result<Observed, Error>,
 }
 
-/// The infrastructure of a cluster on one backend: a slot, from its intent until the platform says that it is gone.
+/// The infrastructure of a cluster on one backend: a slot that exists from the intent until the platform reports it
+/// gone.
 ///
-/// The upper part is durable; `sent`, `call` and `answer` are what this process knows.
+/// The fields above `sent` are durable; `sent`, `call` and `answer` are known to this process only.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Infrastructure {
     /// Sequence of the request.
     pub sequence: u64,
-    /// Hash of what was asked for.
+    /// Hash of the requested spec.
     pub spec_hash: Sym,
-    /// What was asked for, as it is sent.
+    /// The requested spec, as sent.
     pub body: Arc<[u8]>,
-    /// It is being released; irrevocable.
+    /// Whether it is being released; irrevocable.
     pub releasing: bool,
-    /// How far it is, as last seen.
+    /// Phase as last observed.
     pub phase: ResourcePhase,
-    /// Since when.
+    /// When it entered that phase.
     pub phase_time: Millis,
-    /// Its resources, as last seen.
+    /// Resources as last observed.
     pub resources: Vec<Resource>,
-    /// What it offers to nodes, encoded as it travels.
+    /// Outputs that it offers to nodes, in wire encoding.
     pub outputs: Arc<[u8]>,
-    /// Deadline of the last Ensure or Release; 0: it was answered.
+    /// Deadline of the last Ensure or Release. 0 once it was answered.
     pub deadline: Millis,
-    /// Until when what was asked for with an unknown outcome, or was half-made, may still come into being.
+    /// Until when something may still come into existence that was requested with an unknown outcome or only half
+    /// created.
     pub unsettled: Millis,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub failures: u32,
-    /// Not asked again before then.
+    /// Not called again before this time.
     pub next: Millis,
-    /// Why it is in trouble, one word. Empty: it is not.
+    /// Reason of the current problem, one word. Empty if there is none.
     pub reason: Sym,
-    /// Why, in the platform's words.
+    /// Explanation of the problem, in the platform's words.
     pub message: Box<str>,
-    /// Etag of the platform when it refused; it is asked again when that changes.
+    /// The platform's etag when it refused; the call is retried when the etag changes.
     pub etag: Sym,
-    /// Beginning of the first read that lacked something of it. 0: none does.
+    /// Start of the first read in which a resource was missing. 0 if none is missing.
     pub doubt: Millis,
 
     /// Whether this process has ever sent it.
     pub sent: bool,
-    /// A call that is under way, and when the next read may be.
+    /// The call in flight, and when the next read may happen.
     pub call: Call,
-    /// What the last call answered, until it is taken in.
+    /// Result of the last call, until it has been processed.
     pub answer: Option<InfrastructureAnswer>,
 }
 
 impl Infrastructure {
-    /// Whether it is as it was asked for.
+    /// Whether it is ready as requested and not being released.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.phase == ResourcePhase::Ready && !self.releasing
     }
 
-    /// Its resources, for people: `network n1, endpoint e1`.
+    /// Its resources for display: `network n1, endpoint e1`.
     #[must_use]
     pub fn named(&self) -> String {
         let names: Vec<String> = self

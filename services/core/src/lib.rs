@@ -1,8 +1,9 @@
-//! What a cluster is: names, ids, specs, node records, observations, validation and errors.
+//! The domain model of clusters: names, ids, specs, node records, observations, validation and errors.
 //!
 //! Pure: no I/O, no clock, no async runtime, no gRPC.
 
 pub mod allow;
+mod back_off;
 pub mod error;
 pub mod infrastructure;
 pub mod name;
@@ -11,6 +12,7 @@ pub mod secrecy;
 pub mod spec;
 pub mod storage;
 
+pub use back_off::back_off;
 pub use error::{Class, Error, Reason, Result};
 pub use name::Sym;
 pub use node::{Millis, Node, NodeState, Phase};

@@ -1,14 +1,14 @@
-//! Names: what they may look like, and those that are derived.
+//! Names: validation, and names that are derived from others.
 
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// Text that many records share: cloning it costs a counter.
+/// String shared by many records: cloning it only increments a counter.
 pub type Sym = Arc<str>;
 
-/// Shared text; an empty one costs nothing.
+/// Creates a shared string. An empty one is not allocated.
 #[must_use]
 pub fn sym(text: &str) -> Sym {
     if text.is_empty() {
@@ -18,44 +18,50 @@ pub fn sym(text: &str) -> Sym {
     }
 }
 
-/// Longest cluster name: with what platforms put beside it, it must fit into a label of 63 characters.
+/// Maximum length of a cluster name. With the prefixes and suffixes that platforms add, it must fit into a label of 63
+/// characters.
 pub const MAX_CLUSTER_NAME: usize = 40;
-/// Longest name of a group or platform, that of a Kubernetes label value.
+/// Maximum length of a group or platform name, the limit of Kubernetes label values.
 pub const MAX_NAME: usize = 63;
-/// Most labels of a cluster.
+/// Maximum number of labels of a cluster.
 pub const MAX_LABELS: usize = 64;
 
-/// Checks the name of a cluster.
+/// Validates the name of a cluster.
 ///
 /// # Errors
-/// What is wrong with it, in words that follow the name of the field.
+///
+/// A description of the problem, phrased to follow the field name.
 pub fn check_cluster_name(name: &str) -> Result<(), String> {
     check(name, MAX_CLUSTER_NAME, name)
 }
 
-/// Checks the name of a group or platform.
+/// Validates the name of a group or platform.
 ///
 /// # Errors
-/// What is wrong with it, in words that follow the name of the field.
+///
+/// A description of the problem, phrased to follow the field name.
 pub fn check_name(name: &str) -> Result<(), String> {
     check(name, MAX_NAME, name)
 }
 
-/// Checks the name of a secret. What is none may be a content that stands in its place, and is not repeated.
+/// Validates the name of a secret. The error does not repeat an invalid name: it may be secret content that was put
+/// into the wrong field.
 ///
 /// # Errors
-/// What is wrong with it, in words that follow the name of the field.
+///
+/// A description of the problem, phrased to follow the field name.
 pub fn check_secret_name(name: &str) -> Result<(), String> {
     check(name, MAX_NAME, "")
 }
 
-/// Longest name of a key in a secret, as in Kubernetes.
+/// Maximum length of a key in a secret, as in Kubernetes.
 pub const MAX_SECRET_KEY: usize = 253;
 
-/// Checks the name of a key in a secret: 1 to 253 letters, digits, hyphens, underscores, dots.
+/// Validates a key in a secret: 1 to 253 letters, digits, hyphens, underscores and dots.
 ///
 /// # Errors
-/// What is wrong with it, in words that follow the name of the field.
+///
+/// A description of the problem, phrased to follow the field name.
 pub fn check_secret_key(name: &str) -> Result<(), String> {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if (1..=MAX_SECRET_KEY).contains(&name.len()) && name.chars().all(good) {
@@ -66,18 +72,20 @@ pub fn check_secret_key(name: &str) -> Result<(), String> {
     ))
 }
 
-/// A key of a secret as errors may repeat it. `None`: it is none, and may be a content that stands where its key should.
+/// Returns the key of a secret if errors may repeat it. `None` if it is invalid: it may be secret content that was put
+/// into the field of the key.
 #[must_use]
 pub fn shown_secret_key(key: &str) -> Option<&str> {
-    /// Parts of contents that are shorter are not looked for in other texts either.
+    /// Content shorter than this is not redacted from other texts either.
     const SHORT: usize = 8;
     (key.len() < SHORT || check_secret_key(key).is_ok()).then_some(key)
 }
 
-/// Whether templates can call something by this name.
+/// Validates a name under which templates refer to a variable.
 ///
 /// # Errors
-/// What is expected instead.
+///
+/// A description of what is expected instead.
 pub fn check_variable(name: &str) -> Result<(), String> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let begins = name.starts_with(|c: char| c.is_ascii_alphabetic());
@@ -89,7 +97,7 @@ pub fn check_variable(name: &str) -> Result<(), String> {
     ))
 }
 
-/// `shown`: what an error may repeat of it.
+/// `shown` is the part of the name that an error may repeat.
 fn check(name: &str, max: usize, shown: &str) -> Result<(), String> {
     let expected = || {
         format!(
@@ -118,11 +126,12 @@ fn check(name: &str, max: usize, shown: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks key and value of a label, by the rules of Kubernetes
+/// Validates the key and value of a label by the rules of Kubernetes
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/>).
 ///
 /// # Errors
-/// What is wrong with it, in words that follow the name of the field.
+///
+/// A description of the problem, phrased to follow the field name.
 pub fn check_label(key: &str, value: &str) -> Result<(), String> {
     let (prefix, name) = key
         .split_once('/')
@@ -149,17 +158,18 @@ pub fn check_label(key: &str, value: &str) -> Result<(), String> {
     check(value, MAX_NAME, value).map_err(|why| format!("value of {key:?}: {why}"))
 }
 
-/// Name of a node: the group path with hyphens for slashes, a hyphen, the ordinal (`data-hot-1`).
+/// Returns the name of a node: the group path with slashes replaced by hyphens, a hyphen, and the ordinal
+/// (`data-hot-1`).
 #[must_use]
 pub fn node_name(group: &str, ordinal: u32) -> String {
     format!("{}-{ordinal}", group.replace('/', "-"))
 }
 
-/// Id of a node: its name, a hyphen and five characters of its slot's hash (`data-hot-1-x7k2p`). Never reused, because
-/// a slot never is.
+/// Returns the id of a node: its name, a hyphen, and five characters of the hash of its slot (`data-hot-1-x7k2p`). Ids
+/// are never reused because slots are not.
 #[must_use]
 pub fn node_id(group: &str, ordinal: u32, owner: Uuid, request: Uuid, index: u32) -> String {
-    // No vowels and nothing that looks like another character, as Kubernetes does for its random names.
+    // No vowels or lookalike characters, as in the random names of Kubernetes.
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut hash = Sha256::new();
     hash.update(owner.as_bytes());

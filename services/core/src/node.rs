@@ -1,4 +1,4 @@
-//! Nodes: what was asked for, and what platforms and probes show of it, in one compact record.
+//! Node records: what was requested, and what platforms and probes report, in a compact form.
 
 use uuid::Uuid;
 
@@ -7,21 +7,21 @@ use crate::{
     storage::Retention,
 };
 
-/// Milliseconds since the Unix epoch, by the clock that is passed in.
+/// Milliseconds since the Unix epoch, from the clock that the caller passes in.
 pub type Millis = u64;
 
-/// One slot: (request, index), made at most once.
+/// A slot, identified by (request, index) and created at most once.
 ///
-/// The upper part is durable; `seen`, `probe` and `call` are what this process knows.
+/// The fields above `seen` are durable; the fields from `seen` on are known to this process only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Number in the cluster, from 1, never reused.
+    /// Slot number in the cluster, starting at 1, never reused.
     pub slot: u64,
-    /// Request that asks for it.
+    /// The Provision request that asks for it.
     pub request: Uuid,
     /// Index within that request.
     pub index: u32,
-    /// Ordinal in its group.
+    /// Ordinal within its group.
     pub ordinal: u32,
     /// Sequence of the request.
     pub sequence: u64,
@@ -29,103 +29,105 @@ pub struct Node {
     pub group: Sym,
     /// Name of its platform.
     pub platform: Sym,
-    /// Uid of the backend that it is on.
+    /// Uid of the backend on which it runs.
     pub platform_uid: Sym,
-    /// Node class. Empty: the platform's default.
+    /// Node class. Empty for the platform's default.
     pub class: Sym,
-    /// Named machine that it is for. Empty: any.
+    /// Named machine that it is bound to. Empty for any.
     pub host: Sym,
-    /// Store version. Empty: none.
+    /// Store version. Empty if none.
     pub version: Sym,
-    /// Hash of what makes it.
+    /// Hash of the fields that define it.
     pub spec_hash: Sym,
-    /// Digest of the template that it was asked for under, or by its platform's word was made from. Empty: not known.
+    /// Digest of the template under which it was requested, or from which the platform reported that it was created.
+    /// Empty if not known.
     pub template: Sym,
-    /// Attempts to make a node in this place so far, this one included.
+    /// Number of attempts so far to create a node in this position, including this one.
     pub attempts: u32,
-    /// When its intent was recorded.
+    /// When the intent was recorded.
     pub create_time: Millis,
-    /// State.
+    /// Current state.
     pub state: NodeState,
-    /// Since when.
+    /// When it entered that state.
     pub state_time: Millis,
-    /// Why it is in this state, one word.
+    /// Reason of the state, one word.
     pub reason: Sym,
-    /// Why, for people.
+    /// Human-readable explanation of the state.
     pub message: Box<str>,
-    /// Whether its user asked to replace it.
+    /// Whether a user requested its replacement.
     pub marked: bool,
-    /// Whether it was Ready for as long as its group calls stable.
+    /// Whether it was Ready for the group's `stable_after`.
     pub stable: bool,
-    /// What it is in its group, by intent.
+    /// Intended role in its group.
     pub role: Role,
-    /// Whether it was asked for with storage.
+    /// Whether it was requested with storage.
     pub storage: bool,
-    /// The platform's own id of it.
+    /// The platform's id of the node.
     pub node_id: Option<Box<str>>,
-    /// The id with which it was made and which its agent answers, if that is not the one of its slot: it was adopted.
+    /// For adopted nodes: the id that the node was created with and that its agent reports, if it differs from the id
+    /// of the slot.
     pub given_id: Option<Box<str>>,
-    /// Intent to remove it; irrevocable.
+    /// Removal intent; irrevocable.
     pub removal: Option<Removal>,
-    /// From when on no call can make it any more: the deadline of the last attempt. 0: its request is open.
+    /// From when on no call can create it any more: the deadline of the last attempt. 0 while its request is open.
     pub settled: Millis,
-    /// Until when the backend may still bring it into being. 0: its request is open.
+    /// Until when the backend may still create it. 0 while its request is open.
     pub maybe_until: Millis,
-    /// Whose it is until its platform has given it this slot. Absent: it has it.
+    /// Previous owner, until the platform has assigned this slot to the node. `None` once it has.
     pub adoption: Option<Box<Former>>,
 
-    /// What its platform shows.
+    /// State as reported by the platform.
     pub seen: Seen,
-    /// What its probe shows.
+    /// State as reported by the probe.
     pub probe: ProbeResult,
-    /// The call about it that is under way: its removal, or before that the hook in it.
+    /// The pending call for this node: its removal, or before that its pre-stop hook.
     pub call: Call,
-    /// The change of its role. Absent: none is under way, and none failed since it had the role.
-    pub turn: Option<Box<Turn>>,
-    /// How the hook in it ended, until the owner has taken it in.
+    /// Pending role change. `None` if none is pending and none has failed since the node got its role.
+    pub role_change: Option<Box<RoleChange>>,
+    /// Result of the hook, until the owner has processed it.
     pub hook: Option<Box<HookResult>>,
 }
 
-/// What a node is in its group. Outside the spec hash: a change of it replaces nothing.
+/// Role of a node in its group. It is not covered by the spec hash, so that a role change replaces nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
-    /// Does the work.
+    /// Serves the workload.
     #[default]
     Active,
-    /// To become active: the intent is durable; its platform and the node itself may or may not know of it.
+    /// Being promoted: the intent is durable, but the platform and the node may not know it yet.
     Promoting,
-    /// To become standby again, after its promotion was refused: its platform may still show it as active.
+    /// Returning to standby after a refused promotion: the platform may still report it as active.
     Demoting,
-    /// Ready to be promoted.
+    /// Available for promotion.
     Standby,
 }
 
 impl Role {
-    /// Whether the node does the work of its group, or may do so already or still.
+    /// Whether the node serves the workload of its group, or may already or still do so.
     #[must_use]
     pub fn may_act(self) -> bool {
         self != Self::Standby
     }
 }
 
-/// How far this process is with the change of a role.
+/// Progress of this process with a role change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Turn {
-    /// Whether a call is under way, how often it failed, and when the next one may be.
+pub struct RoleChange {
+    /// Whether a call is in flight, how many attempts failed, and when the next one may start.
     pub call: Call,
-    /// Platform and node have taken the role.
+    /// Platform and node have both accepted the role.
     pub done: bool,
-    /// Some attempt may have made the node active, though it failed: its outcome is unknown, or an earlier process
-    /// made it.
+    /// A failed attempt may nevertheless have made the node active: its outcome is unknown, or an earlier process made
+    /// it.
     pub doubt: bool,
-    /// Every attempt proves that the node did not become active: the platform refused, or the hook said no.
+    /// All attempts prove that the node did not become active: the platform refused, or the hook failed.
     pub refused: bool,
-    /// Why the last one failed, for people.
+    /// Human-readable cause of the last failure.
     pub message: Box<str>,
 }
 
-impl Turn {
-    /// Takes in that an attempt failed. `refused`: nothing of it happened.
+impl RoleChange {
+    /// Records a failed attempt. `refused` means that it had no effect at all.
     pub fn failed(&mut self, refused: bool, why: &str) {
         self.doubt |= !refused;
         self.refused = !self.doubt;
@@ -134,15 +136,15 @@ impl Turn {
     }
 }
 
-/// How a hook in a node ended; why not well, for people.
+/// Result of a hook in a node; the error is human-readable.
 pub type HookResult = Result<(), Box<str>>;
 
-/// The slot that a node has until it is adopted, as its platform shows it.
+/// The slot that a node has until it is adopted, as its platform reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Former {
-    /// Owner. Empty: it has no slot at all.
+    /// Owner. Empty if it has no slot at all.
     pub owner: Box<str>,
-    /// Request that made it.
+    /// Request that created it.
     pub request: Box<str>,
     /// Index within that request.
     pub index: Option<u32>,
@@ -151,37 +153,37 @@ pub struct Former {
 /// Intent to remove a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removal {
-    /// Why.
+    /// Why it is removed.
     pub reason: RemovalReason,
-    /// Since when.
+    /// When the removal was decided.
     pub since: Millis,
-    /// Whether its storage is kept. Of no account for a node without storage.
+    /// Whether its storage is retained. Irrelevant for nodes without storage.
     pub retain: bool,
-    /// Until when it waits for the hook in the node. 0: it does not, or not any more.
+    /// Until when to wait for the pre-stop hook. 0 if there is nothing to wait for.
     pub drain: Millis,
 }
 
-/// Why a node is removed, in the order in which a budget is spent.
+/// Why a node is removed, in the order in which the disruption budget is spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RemovalReason {
-    /// Its user, its group's or its cluster's end.
+    /// Requested by a user, or its group or cluster is deleted.
     User,
-    /// The backend says that it died.
+    /// The backend reports it dead.
     Dead,
     /// Its probes fail, or it did not start in time.
     Sick,
-    /// It is not what its group wants any more.
+    /// It no longer matches its group.
     Outdated,
-    /// It has lived for as long as its group lets it.
+    /// It has reached its group's maximum lifetime.
     Lifetime,
-    /// More than wanted.
+    /// The group has more nodes than desired.
     Surplus,
-    /// Of ours, and without a record.
+    /// It is ours but has no record.
     Orphan,
 }
 
 impl RemovalReason {
-    /// The word in events, calls and records.
+    /// The reason as it appears in events, calls and records.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -196,130 +198,130 @@ impl RemovalReason {
     }
 }
 
-/// States of a node, in the order of a life without trouble, then the others. Unknown is no state of the record: it
-/// follows from what is visible when somebody asks.
+/// State of a node: first the states of a trouble-free lifecycle in order, then the others. There is no `Unknown` in
+/// the record; it is derived from the observations when the state is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NodeState {
-    /// The intent is durable; the platform may or may not know of it.
+    /// The intent is durable; the platform may or may not know about it.
     Requested,
     /// The platform has accepted it.
     Provisioning,
-    /// It runs and is not healthy yet.
+    /// Running, but not healthy yet.
     Starting,
-    /// It runs and is healthy.
+    /// Running and healthy.
     Ready,
-    /// It will be removed.
+    /// About to be removed.
     Draining,
-    /// Its removal was asked of the platform.
+    /// The platform was asked to remove it.
     Deprovisioning,
-    /// It runs, and its probes fail.
+    /// Running, but its probes fail.
     Unhealthy,
-    /// It could not be made, or it died.
+    /// It could not be created, or it died.
     Failed,
 }
 
-/// How far a node is, as the backend sees it.
+/// Lifecycle phase of a node as reported by the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Not seen yet by this process.
+    /// Not observed yet by this process.
     #[default]
     Unseen,
-    /// Accepted or half-made.
+    /// Accepted or partially created.
     Pending,
     /// Running.
     Running,
-    /// Exists, does not run and was not asked to go.
+    /// Exists but is not running, without having been asked to stop.
     Stopped,
     /// Being removed.
     Deprovisioning,
-    /// Died or will never run.
+    /// Died, or will never run.
     Failed,
-    /// Ended for good, by the backend's own word: proof of absence.
+    /// Gone for good according to the backend: proof of absence.
     Terminated,
     /// Known to exist, but not readable.
     Unknown,
 }
 
-/// What a platform shows of a node.
+/// A node as reported by its platform.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// The platform's id of it, while the record does not have it. Empty: not shown, or recorded.
+    /// The platform's id, as long as the record does not have it. Empty if not reported or already recorded.
     pub node_id: Box<str>,
-    /// Its phase.
+    /// Lifecycle phase.
     pub phase: Phase,
-    /// The backend's own readiness. Absent: the backend has none.
+    /// The backend's own readiness. `None` if the backend has no such concept.
     pub ready: Option<bool>,
-    /// When it was last shown. 0: never, by this process.
+    /// When it was last reported. 0 if never, in this process.
     pub last: Millis,
-    /// Beginning of the newest complete read that lacks it, by list and by id. 0: none.
+    /// Start of the most recent complete read that lacked it, both in the list and by id. 0 if there is none.
     pub missing_from: Millis,
-    /// Its agent did not answer when that read was made.
+    /// Whether its agent did not respond at the time of that read.
     pub silent: bool,
-    /// The backend itself said that it is gone.
+    /// The backend itself reported it gone.
     pub gone: bool,
-    /// A watch said that it is no longer listed, which proves nothing.
+    /// A watch reported that it is no longer listed, which proves nothing.
     pub unlisted: bool,
-    /// Only answers to calls have shown it yet: no list or watch that would tell when it is gone.
+    /// Only responses to calls have reported it so far, no list or watch that would notice when it disappears.
     pub unproven: bool,
-    /// It counts among the nodes that vanished from its platform, until it is shown again.
+    /// It counts as one of the nodes that vanished from its platform, until it is reported again.
     pub vanished: bool,
-    /// Failure domain. Empty: not known.
+    /// Failure domain. Empty if not known.
     pub failure_domain: Sym,
-    /// Named ports: name, host:port.
+    /// Named ports as (name, `host:port`).
     pub endpoints: Box<[(Sym, Box<str>)]>,
-    /// Where it can be probed. Empty: nowhere.
+    /// Address for probes. Empty if it cannot be probed.
     pub agent_address: Box<str>,
-    /// Id across tools. Empty: not known.
+    /// Provider id shared across tools. Empty if not known.
     pub provider_id: Box<str>,
-    /// Why it is in this phase, in the backend's words.
+    /// Explanation of the phase, in the backend's words.
     pub message: Box<str>,
     /// All its addresses.
     pub addresses: Box<[SeenAddress]>,
-    /// Claimed host.
+    /// The claimed host.
     pub host_id: Option<Box<str>>,
 }
 
 /// One address of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenAddress {
-    /// What kind of address it is, as in `common.v1.AddressType`.
+    /// Kind of the address, a value of `common.v1.AddressType`.
     pub kind: i32,
-    /// IP address or name.
+    /// IP address or DNS name.
     pub value: Box<str>,
-    /// Network interface. Empty: not known.
+    /// Network interface. Empty if not known.
     pub interface: Sym,
 }
 
-/// What the network probes of a node have shown since this process started.
+/// Results of the network probes of a node since this process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeResult {
-    /// Good probes in a row, at most 255.
+    /// Consecutive successful probes, at most 255.
     pub good: u8,
-    /// Failed probes in a row, at most 255.
+    /// Consecutive failed probes, at most 255.
     pub bad: u8,
-    /// Whether it ever answered.
+    /// Whether any probe was ever answered.
     pub answered: bool,
-    /// Why the last one failed.
+    /// Cause of the last failure.
     pub message: Box<str>,
 }
 
-/// A call about a node that is under way or waits.
+/// A call for a node that is in flight or waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
-    /// Whether it is under way.
+    /// Whether the call is in flight.
     pub in_flight: bool,
-    /// Failed attempts in a row.
+    /// Consecutive failed attempts.
     pub failures: u8,
-    /// Not before then.
+    /// Earliest time of the next attempt.
     pub next: Millis,
 }
 
-/// One Provision request, from its intent until it is closed.
+/// A Provision request, from its intent until it is closed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Idempotency key.
     pub id: Uuid,
-    /// Number in the cluster, from 1.
+    /// Sequence number in the cluster, starting at 1.
     pub sequence: u64,
     /// Path of its group.
     pub group: Sym,
@@ -329,66 +331,67 @@ pub struct Request {
     pub platform_uid: Sym,
     /// Node class.
     pub class: Sym,
-    /// Hash of what makes its nodes.
+    /// Hash of the fields that define its nodes.
     pub spec_hash: Sym,
     /// When it was first sent.
     pub first_sent: Millis,
     /// Deadline of the last attempt.
     pub deadline: Millis,
-    /// Attempts whose intent was recorded.
+    /// Number of attempts whose intent was recorded.
     pub attempts: u32,
-    /// Attempts that are known to have made nothing.
+    /// Number of attempts that are known to have created nothing.
     pub made_nothing: u32,
 
     /// Whether this process has ever sent it.
     pub sent: bool,
-    /// Whether a call is under way, and when the next one may be.
+    /// The call in flight, and when the next one may start.
     pub call: Call,
-    /// What the last call answered, until the owner has taken it in.
+    /// Result of the last call, until the owner has processed it.
     pub answer: Option<Answer>,
-    /// Digest of the template that its nodes were made from, by the platform's word. Absent: it did not say.
+    /// Digest of the template from which its nodes were created, as reported by the platform. `None` if not reported.
     pub rendered: Option<Sym>,
 }
 
-/// What a Provision call answered.
+/// The result of a Provision call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// When.
+    /// When the call ended.
     pub at: Millis,
-    /// Whether the record shows it already.
+    /// Whether the record already reflects it.
     pub taken: bool,
-    /// For each index of the request, or the error of the whole call.
+    /// The outcome of each index of the request, or the error of the whole call.
     pub outcome: Result<Vec<Outcome>, crate::Error>,
 }
 
-/// What became of one index of a request.
+/// The outcome of one index of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// It exists under this id.
     Made(Box<str>),
     /// It does not exist and never will.
     Failed(crate::Error),
-    /// The platform cannot say.
+    /// The platform cannot tell.
     Unknown(crate::Error),
 }
 
 impl Node {
-    /// What a process that begins has to believe of the change of its role: an earlier one may have made it active.
+    /// Restores the conservative assumption about a pending role change after a restart: an earlier process may have
+    /// made the node active.
     pub fn resume_turn(&mut self) {
-        let doubt = || Turn {
+        let doubt = || RoleChange {
             doubt: true,
-            ..Turn::default()
+            ..RoleChange::default()
         };
-        self.turn = (self.role == Role::Promoting).then(|| Box::new(doubt()));
+        self.role_change = (self.role == Role::Promoting).then(|| Box::new(doubt()));
     }
 
-    /// Its name (`data-hot-1`).
+    /// The name of the node (`data-hot-1`).
     #[must_use]
     pub fn name(&self) -> String {
         name::node_name(&self.group, self.ordinal)
     }
 
-    /// Its id (`data-hot-1-x7k2p`), given the uid of its cluster.
+    /// The id of the node (`data-hot-1-x7k2p`), derived from the uid of its cluster.
     #[must_use]
     pub fn id(&self, owner: Uuid) -> String {
         if let Some(given) = &self.given_id {
@@ -397,7 +400,7 @@ impl Node {
         name::node_id(&self.group, self.ordinal, owner, self.request, self.index)
     }
 
-    /// Has it keep the id with which it was made. Empty: not known.
+    /// Keeps the id with which the node was created. `id` is empty if not known.
     pub fn keep_id(&mut self, id: &str, owner: Uuid) {
         if !id.is_empty() && id != self.id(owner) {
             self.given_id = Some(id.into());
@@ -413,20 +416,21 @@ impl Node {
                 .is_some_and(|r| r.reason == RemovalReason::Dead)
     }
 
-    /// What becomes of its storage. None: it has none, or does not go.
+    /// Whether its storage is retained or deleted. `None` if it has no storage or is not being removed.
     #[must_use]
     pub fn fate_of_storage(&self) -> Option<Retention> {
         let removal = self.removal.filter(|_| self.storage)?;
         Some(Retention::of(removal.retain))
     }
 
-    /// Whether its platform still has to give it this slot: nothing is known of it yet, and nothing is done to it.
+    /// Whether its platform still has to assign this slot to it. Until then its state is unknown and nothing is done to
+    /// it.
     #[must_use]
     pub fn is_adopting(&self) -> bool {
         self.adoption.is_some()
     }
 
-    /// Whether it is known that the platform accepted it.
+    /// Whether the platform is known to have accepted it.
     #[must_use]
     pub fn is_resolved(&self) -> bool {
         self.node_id.is_some()

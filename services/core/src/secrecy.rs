@@ -1,4 +1,4 @@
-//! Content that nobody may read: what stands for it where it may not go, and how a text is kept from repeating it.
+//! Secret content: placeholders for it, and redaction of texts that repeat it.
 
 mod hidden;
 mod placeholder;

@@ -1,4 +1,4 @@
-//! What a user wants of a cluster, and what it means for each group once everything is inherited.
+//! The desired state of a cluster, and the effective settings of each group after inheritance.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -27,158 +27,159 @@ pub use selector::{Operator, Requirement, Selector};
 /// Free-form values.
 pub type Object = Map<String, Value>;
 
-/// Most groups of a cluster, over all levels.
+/// Maximum number of groups in a cluster, across all levels.
 pub const MAX_GROUPS: usize = 256;
-/// Deepest nesting of groups.
+/// Maximum nesting depth of groups.
 pub const MAX_DEPTH: usize = 8;
-/// Largest spec, encoded: two of them and a step's records fit into one transaction of the store.
+/// Maximum size of an encoded spec: two of them plus the records of one step fit into a single store transaction.
 pub const MAX_SPEC: usize = 128 * 1024;
-/// Most bytes of a secret that templates see.
+/// Maximum size of a secret that templates can read, in bytes.
 pub const MAX_TEMPLATE_SECRET: usize = 64 * 1024;
-/// Most platforms of a group: each is resolved and hashed for every group that inherits it.
+/// Maximum number of platforms of a group: each is resolved and hashed for every group that inherits it.
 pub const MAX_CHOICES: usize = 32;
-/// Most nodes of a cluster.
+/// Maximum number of nodes in a cluster.
 pub const MAX_NODES: u32 = 10_000;
-/// Highest threshold of a health policy: a record counts probes up to here.
+/// Maximum threshold of a health policy, because a record counts probes up to this value.
 pub const MAX_THRESHOLD: u32 = u8::MAX as u32;
 
-/// What is wanted of a cluster: the outermost group and what only a cluster has.
+/// The desired state of a cluster: the outermost group, and the settings that only a cluster has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterSpec {
-    /// Software that the nodes run. Empty: the default entry of each platform's catalogue.
+    /// Software that the nodes run. Empty for the default entry of each platform's catalogue.
     pub software: String,
-    /// Its version. Empty: left to the template.
+    /// Software version. Empty to leave it to the template.
     pub version: String,
-    /// What all groups inherit.
+    /// Settings that all groups inherit.
     pub settings: Settings,
-    /// What nodes need first; at most one entry a platform.
+    /// Infrastructure that nodes need; at most one entry per platform.
     pub infrastructure: Vec<InfrastructureSpec>,
     /// Groups, in order.
     pub groups: Vec<GroupSpec>,
-    /// What becomes of orphans.
+    /// How orphans are handled.
     pub orphans: OrphanPolicy,
-    /// How long an orphan is seen before it is deleted. Default 2 min.
+    /// How long an orphan must be observed before it is deleted. Default 2 min.
     pub orphan_grace: Option<Duration>,
-    /// Fields that are set and whose behaviour this version lacks: path and name of the feature.
+    /// Fields that are set but not supported by this version: path, and name of the feature.
     pub unsupported: Vec<(String, &'static str)>,
 }
 
-/// A group of nodes (with a size) or of groups, never both.
+/// A group of nodes, with a size, or a group of groups; never both.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GroupSpec {
     /// Name, unique among its siblings.
     pub name: String,
-    /// Active nodes. Absent in a group of nodes: 1 at first, later as it is.
+    /// Number of active nodes. `None` in a group of nodes: 1 initially, then left unchanged.
     pub size: Option<u32>,
-    /// Standby nodes besides. Absent: 0.
+    /// Number of additional standby nodes. `None` means 0.
     pub standby: Option<u32>,
-    /// Groups inside.
+    /// Nested groups.
     pub groups: Vec<GroupSpec>,
-    /// Paths of groups that are made and rolled before it, and deleted after it.
+    /// Paths of groups that are created and rolled before it, and deleted after it.
     pub depends_on: Vec<String>,
-    /// Store version. Absent: the outer group's.
+    /// Store version. `None` to inherit that of the outer group.
     pub version: Option<String>,
-    /// What it says itself; the rest is inherited.
+    /// The group's own settings; the rest is inherited.
     pub settings: Settings,
-    /// Fields that are set and whose behaviour this version lacks: path below the group and name of the feature.
+    /// Fields that are set but not supported by this version: path below the group, and name of the feature.
     pub unsupported: Vec<(String, &'static str)>,
 }
 
-/// What any group can say and hand down to the groups inside.
+/// Settings that any group can have and pass on to nested groups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
-    /// Platforms in order of preference. Empty: inherited.
+    /// Platforms in order of preference. Empty to inherit.
     pub platforms: Vec<PlatformChoice>,
     /// Node class.
     pub node_class: Option<String>,
-    /// Role, a free word for templates.
+    /// Role, an arbitrary word for templates.
     pub role: Option<String>,
-    /// For templates and matchers; merged key by key, null deletes.
+    /// Values for templates and matchers; merged key by key, `null` deletes a key.
     pub attributes: Object,
-    /// For the platform; merged key by key, null deletes.
+    /// Values for the platform; merged key by key, `null` deletes a key.
     pub properties: Object,
     /// Where nodes may be placed.
     pub placement: Option<Placement>,
     /// User data for new nodes.
     pub bootstrap: Option<Bootstrap>,
-    /// Keys of secrets by the names that templates have for them; merged name by name.
+    /// Keys of secrets by the names that templates use for them; merged by name.
     pub secrets: BTreeMap<String, SecretRef>,
     /// Storage of each node.
     pub storage: Option<Storage>,
-    /// In which order nodes are made and removed.
+    /// Order in which nodes are created and removed.
     pub management: Option<Management>,
-    /// What is run inside nodes.
+    /// Lifecycle hooks that run inside nodes.
     pub lifecycle: Option<Lifecycle>,
     /// When a node counts as healthy.
     pub health: Option<Health>,
-    /// What becomes of sick nodes.
+    /// How unhealthy nodes are handled.
     pub remediation: Option<Remediation>,
-    /// How changes reach existing nodes.
+    /// How changes are rolled out to existing nodes.
     pub update: Option<Update>,
-    /// Most nodes of a group being made or removed at a time, on each platform.
+    /// Maximum number of nodes of a group that are created or removed concurrently, per platform.
     pub max_in_flight: Option<u32>,
-    /// Time that a node gets to stop by itself.
+    /// Time that a node gets to stop gracefully.
     pub grace: Option<Duration>,
     /// Age at which a node is replaced.
     pub expire_after: Option<Duration>,
-    /// Which nodes go first when all else is equal.
+    /// Which nodes are removed first, all else being equal.
     pub removal_order: Option<RemovalOrder>,
-    /// Refuses what would delete nodes for good.
+    /// Refuses operations that would delete nodes permanently.
     pub protection: Option<bool>,
-    /// Time from accepted to running before a node is sick.
+    /// Time from accepted to running, after which a node is considered unhealthy.
     pub provision_timeout: Option<Duration>,
-    /// Time that a node must be Ready before the back-off of its group is reset.
+    /// Time that a node must be Ready before the backoff of its group is reset.
     pub stable_after: Option<Duration>,
 }
 
-/// One platform of a group, with what differs there.
+/// A platform of a group, with the settings that differ there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PlatformChoice {
     /// Name of a registered platform.
     pub name: String,
-    /// Node class there. Absent: the group's.
+    /// Node class on this platform. `None` for that of the group.
     pub node_class: Option<String>,
-    /// Most nodes of the group by this choice.
+    /// Maximum number of nodes of the group from this choice.
     pub max: Option<u32>,
-    /// Merged over the group's.
+    /// Merged over the properties of the group.
     pub properties: Object,
-    /// Requirement on the version of the platform server. Empty: any.
+    /// Version requirement for the platform server. Empty for any.
     pub version_requirement: String,
 }
 
-/// Where nodes may be placed. The platform does it.
+/// Placement constraints, which the platform enforces.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
-    /// Failure domains that may be used. Empty: any.
+    /// Allowed failure domains. Empty for any.
     pub failure_domains: Vec<String>,
     /// Spread over topology keys.
     pub spread: Vec<Spread>,
-    /// Labels that the machine must have. Absent: any machine.
+    /// Labels that the machine must have. `None` for any machine.
     pub selector: Option<Selector>,
-    /// Named machines, by the platform's ids of them; in a group of nodes only. Empty: any machine.
+    /// Named machines, by the platform's ids; only in a group of nodes. Empty for any machine.
     pub hosts: Vec<Sym>,
 }
 
-/// User data for new nodes, by reference: the data itself is with the store alone.
+/// Reference to user data for new nodes. Only the store has the data itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// Which data.
+    /// Source of the data.
     pub source: UserDataSource,
-    /// Rendered with the template context of each node; the data is text.
+    /// Whether the data, which must then be text, is rendered with the template context of each node.
     pub render: bool,
-    /// What inline data is known by outside of the store: a digest that nobody can guess it by, and that no other cluster
-    /// has for the same data. Empty: nothing was made of it yet.
+    /// Identifier of inline data outside the store: a keyed digest from which the data cannot be guessed, and which
+    /// differs between clusters for the same data. Empty if not computed yet.
     pub known_as: String,
-    /// The same in clusters of which all have one digest for the same data: nodes carry hashes of it.
+    /// Identifier from an earlier version, in which the digest was the same in all clusters. Kept because nodes carry
+    /// hashes of it.
     pub formerly_known_as: String,
 }
 
-/// Where user data is kept.
+/// Location of user data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserDataSource {
-    /// With the cluster, under its SHA-256: 64 lower-case hexadecimal digits.
+    /// Stored with the cluster under its SHA-256: 64 lower-case hexadecimal digits.
     Sha256(String),
-    /// In a secret, read when a node is made.
+    /// In a secret that is read when a node is created.
     Secret(SecretRef),
 }
 
@@ -187,7 +188,7 @@ pub enum UserDataSource {
 pub struct SecretRef {
     /// Name of the secret.
     pub name: String,
-    /// Key in it.
+    /// Key within it.
     pub key: String,
 }
 
@@ -197,35 +198,35 @@ impl fmt::Display for SecretRef {
     }
 }
 
-/// Even distribution over the values of one topology key.
+/// Even distribution across the values of a topology key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spread {
-    /// Its value names the domain (zone, rack).
+    /// Label whose value names the domain (zone, rack).
     pub topology_key: String,
-    /// Most by which the fullest and the emptiest domain may differ.
+    /// Maximum difference between the fullest and the emptiest domain.
     pub max_skew: u32,
-    /// Whether a node that would break it is not made.
+    /// Whether nodes that would violate it are not created.
     pub required: bool,
-    /// Most nodes in one domain.
+    /// Maximum number of nodes in one domain.
     pub max_per_domain: Option<u32>,
-    /// Counts the nodes of the whole cluster instead of those of the group.
+    /// Counts the nodes of the whole cluster instead of the group.
     pub over_cluster: bool,
 }
 
-/// When a node counts as healthy.
+/// When a node is considered healthy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Health {
-    /// How it is asked.
+    /// How health is determined.
     pub probe: Probe,
-    /// Time between two probes of a node.
+    /// Interval between two probes of a node.
     pub interval: Duration,
-    /// Time that a probe may take.
+    /// Timeout of a probe.
     pub timeout: Duration,
-    /// Failed probes in a row that make a node Unhealthy, at most [`MAX_THRESHOLD`].
+    /// Consecutive failures after which a node is Unhealthy, at most [`MAX_THRESHOLD`].
     pub failure_threshold: u32,
-    /// Good probes in a row that make it Ready, at most [`MAX_THRESHOLD`].
+    /// Consecutive successes after which a node is Ready, at most [`MAX_THRESHOLD`].
     pub success_threshold: u32,
-    /// Time from running to Ready before a node is sick.
+    /// Time from running to Ready, after which a node is considered unhealthy.
     pub startup_timeout: Duration,
 }
 
@@ -242,35 +243,35 @@ impl Default for Health {
     }
 }
 
-/// How a node is asked for its health.
+/// How the health of a node is probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// Only the platform's phase and readiness.
     Phase,
     /// `grpc.health.v1`.
     Grpc {
-        /// Port. Absent: that of the agent address.
+        /// Port. `None` for that of the agent address.
         port: Option<Port>,
-        /// Service name. Empty: the whole server.
+        /// Service name. Empty for the whole server.
         service: String,
-        /// How TLS is spoken. Absent: it is not.
+        /// TLS settings. `None` for plaintext.
         tls: Option<ProbeTls>,
     },
-    /// HTTP GET; 200 to 399 is good.
+    /// HTTP GET; status 200 to 399 is healthy.
     Http {
-        /// Port. Absent: that of the agent address.
+        /// Port. `None` for that of the agent address.
         port: Option<Port>,
         /// Path.
         path: String,
-        /// How TLS is spoken. Absent: it is not.
+        /// TLS settings. `None` for plaintext.
         tls: Option<ProbeTls>,
     },
     /// A TCP connection.
     Tcp {
-        /// Port. Absent: that of the agent address.
+        /// Port. `None` for that of the agent address.
         port: Option<Port>,
     },
-    /// A command inside the node, through its platform; exit code 0 is good.
+    /// A command inside the node, run through its platform; exit code 0 is healthy.
     Exec {
         /// Command and arguments, without a shell.
         command: Vec<String>,
@@ -280,31 +281,32 @@ pub enum Probe {
 /// A port of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// By the name that its template gives it.
+    /// The name that the template gives it.
     Name(String),
-    /// By number.
+    /// The port number.
     Number(u16),
 }
 
-/// A number of nodes, or a share of a group.
+/// An absolute number of nodes, or a percentage of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// Number of nodes.
     Count(u32),
-    /// Percent of the group's size, 0 to 100.
+    /// Percentage of the group's size, 0 to 100.
     Percent(u32),
 }
 
-/// What becomes of sick nodes. Dead nodes are always replaced.
+/// How unhealthy nodes are handled. Dead nodes are always replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remediation {
-    /// Whether sick nodes are replaced.
+    /// Whether unhealthy nodes are replaced.
     pub enabled: bool,
-    /// How many of the group may be sick before nothing sick in it is replaced; at least 1 node.
+    /// Number of unhealthy nodes in the group above which no unhealthy node is replaced; at least 1 node.
     pub max_unhealthy: Amount,
-    /// Attempts to make a node before the group is Failed and goes on at the slow cadence.
+    /// Attempts to create a node before the group is Failed and retries at the slow cadence.
     pub max_retries: u32,
-    /// Whether the new node is made before the sick one goes. Not on named machines or kept storage.
+    /// Whether the replacement is created before the unhealthy node is removed. Not possible on named machines or with
+    /// retained storage.
     pub create_first: bool,
 }
 
@@ -320,7 +322,7 @@ impl Default for Remediation {
 }
 
 impl Amount {
-    /// So many of a group of this size, the fraction of a node left out.
+    /// The number of nodes for a group of this size, rounded down.
     #[must_use]
     pub fn down(self, size: u32) -> u32 {
         match self {
@@ -332,7 +334,7 @@ impl Amount {
         }
     }
 
-    /// So many of a group of this size, the fraction of a node counted as one.
+    /// The number of nodes for a group of this size, rounded up.
     #[must_use]
     pub fn up(self, size: u32) -> u32 {
         match self {
@@ -345,20 +347,20 @@ impl Amount {
     }
 }
 
-/// How changes reach existing nodes.
+/// How changes are rolled out to existing nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Update {
-    /// Whether they do so by themselves.
+    /// Whether the rollout is automatic.
     pub strategy: UpdateStrategy,
-    /// Nodes above the size while updating; a percentage rounds up. Absent: 1. Where nodes are replaced
-    /// delete-first there are none.
+    /// Nodes above the size during an update; a percentage rounds up. `None` means 1. Always 0 where nodes are replaced
+    /// delete-first.
     pub max_surge: Option<Amount>,
-    /// Nodes below the size while updating; a percentage rounds down. Absent: 0, where nodes are replaced
-    /// delete-first 1.
+    /// Nodes below the size during an update; a percentage rounds down. `None` means 0, or 1 where nodes are replaced
+    /// delete-first.
     pub max_unavailable: Option<Amount>,
     /// Time that a new node must be Ready before it counts as available.
     pub min_ready: Duration,
-    /// Time without progress after which an update is said to be blocked.
+    /// Time without progress after which an update is reported as blocked.
     pub progress_deadline: Duration,
 }
 
@@ -377,55 +379,56 @@ impl Default for Update {
 /// How outdated nodes are replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateStrategy {
-    /// A few at a time.
+    /// A few at a time, within the budget.
     #[default]
     Rolling,
-    /// Only when a node goes for another reason.
+    /// Only when a node is removed for another reason.
     OnDelete,
 }
 
-/// How many nodes of a group may be renewed at a time.
+/// How many nodes of a group may be replaced concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// So many more than the size may be there.
+    /// Nodes allowed above the size.
     pub surge: u32,
-    /// So many of the size may be missing.
+    /// Nodes allowed to be missing.
     pub unavailable: u32,
 }
 
-/// Which nodes go first when all else is equal.
+/// Which nodes are removed first, all else being equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RemovalOrder {
-    /// The youngest.
+    /// The newest.
     #[default]
     Newest,
     /// The oldest.
     Oldest,
 }
 
-/// What becomes of orphans.
+/// How orphans are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OrphanPolicy {
-    /// Deprovisioned after the grace.
+    /// Deprovisioned after the grace period.
     #[default]
     Delete,
-    /// Reported.
+    /// Only reported.
     Ignore,
-    /// Taken in as a node of its group after the grace.
+    /// Adopted as a node of its group after the grace period.
     Adopt,
 }
 
 impl ClusterSpec {
-    /// The groups of nodes, in order, with everything inherited.
+    /// Returns the groups of nodes, in order, with inheritance applied.
     ///
     /// # Errors
-    /// Every wrong field with its path.
+    ///
+    /// All invalid fields with their paths.
     pub fn resolve(&self) -> Result<Vec<Group>, Error> {
         resolve::resolve(self)
     }
 }
 
-/// Checks the labels of a cluster.
+/// Validates the labels of a cluster.
 pub fn check_labels(field: &str, labels: &BTreeMap<String, String>, wrong: &mut Vec<Violation>) {
     if labels.len() > name::MAX_LABELS {
         let description = format!(
@@ -448,7 +451,7 @@ pub fn check_labels(field: &str, labels: &BTreeMap<String, String>, wrong: &mut 
     }
 }
 
-/// Merges objects key by key; null deletes, other values replace.
+/// Merges objects key by key; `null` deletes a key, other values replace it.
 #[must_use]
 pub fn merge(outer: &Object, inner: &Object) -> Object {
     let mut merged = outer.clone();

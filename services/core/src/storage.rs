@@ -1,48 +1,48 @@
-//! Storage that is declared for the nodes of a group, and what becomes of it when they go.
+//! Storage of the nodes of a group, and its retention when they are removed.
 
 use crate::node::RemovalReason;
 
 /// Storage of each node of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Storage {
-    /// Size in bytes. Absent: the template's or the platform's default.
+    /// Size in bytes. `None` for the default of the template or the platform.
     pub size: Option<u64>,
-    /// Storage class, in the platform's words. Empty: its default.
+    /// Storage class, in the platform's terms. Empty for its default.
     pub class: String,
-    /// What becomes of it when its node goes.
+    /// Retention of the storage when its node is removed.
     pub policy: Policy,
 }
 
-/// What becomes of storage when its node goes, by why it goes.
+/// Retention of storage by the reason for which its node is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Its node is replaced.
+    /// Retention when its node is replaced.
     pub replaced: Retention,
-    /// Its node is scaled away.
+    /// Retention when its node is removed by scaling down.
     pub scaled: Retention,
-    /// Its group or cluster is deleted.
+    /// Retention when its group or cluster is deleted.
     pub deleted: Retention,
 }
 
-/// What becomes of storage.
+/// Whether storage is kept or deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Retention {
-    /// It is kept, for a node of the same ordinal.
+    /// Kept for a node of the same ordinal.
     #[default]
     Retain,
-    /// It is deleted with its node.
+    /// Deleted together with its node.
     Delete,
 }
 
 impl Policy {
-    /// Whether any storage may be kept.
+    /// Whether storage may be retained in any case.
     #[must_use]
     pub fn keeps(self) -> bool {
         [self.replaced, self.scaled, self.deleted].contains(&Retention::Retain)
     }
 
-    /// What becomes of the storage of a node that is removed for this reason. `unwanted`: its group or cluster is
-    /// deleted, whatever else is wrong with it.
+    /// Retention of the storage of a node that is removed for this reason. `unwanted` means that its group or cluster
+    /// is deleted, which takes precedence.
     #[must_use]
     pub fn of(self, reason: RemovalReason, unwanted: bool) -> Retention {
         match reason {
@@ -53,7 +53,7 @@ impl Policy {
             | RemovalReason::Sick
             | RemovalReason::Outdated
             | RemovalReason::Lifetime => self.replaced,
-            // Nobody knows whose it was any more.
+            // The original owner of an orphan's storage is no longer known.
             RemovalReason::Orphan if self.keeps() => Retention::Retain,
             RemovalReason::Orphan => Retention::Delete,
         }
@@ -61,15 +61,15 @@ impl Policy {
 }
 
 impl Retention {
-    /// From whether it is kept.
+    /// Converts from whether the storage is retained.
     #[must_use]
     pub fn of(retain: bool) -> Self {
         if retain { Self::Retain } else { Self::Delete }
     }
 }
 
-/// Bytes of a quantity (`50Gi`, `1.5G`, `1024`); a fraction of a byte counts as one. None: it is none, or more than any
-/// storage has.
+/// Parses a quantity (`50Gi`, `1.5G`, `1024`) to bytes; a fraction of a byte is rounded up. `None` if it is not a
+/// quantity, or exceeds the size of any storage.
 #[must_use]
 pub fn parse_quantity(text: &str) -> Option<u64> {
     let digits = text
@@ -103,7 +103,7 @@ pub fn parse_quantity(text: &str) -> Option<u64> {
     u64::try_from(whole.checked_add(part.div_ceil(power))?).ok()
 }
 
-/// Bytes as people write them, in the largest unit without a fraction (`50Gi`).
+/// Formats bytes in the largest unit that yields a whole number (`50Gi`).
 #[must_use]
 pub fn quantity(bytes: u64) -> String {
     ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"]
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(only(Delete, Retain, Delete).of(Surplus, false), Retain);
         assert_eq!(only(Delete, Delete, Retain).of(Surplus, true), Retain);
         assert_eq!(only(Delete, Delete, Retain).of(User, false), Delete);
-        // What nobody knows more of is kept where anything is.
+        // Orphan storage, whose history is unknown, is kept if the policy retains any.
         assert_eq!(only(Delete, Delete, Retain).of(Orphan, false), Retain);
         assert_eq!(only(Delete, Delete, Delete).of(Orphan, false), Delete);
         assert!(Policy::default().keeps());

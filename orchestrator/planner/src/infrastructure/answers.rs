@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use drover_core::{
-    Class, Error, Millis, Sym,
+    Class, Error, Millis, Sym, back_off,
     infrastructure::{Asked, Infrastructure, InfrastructureAnswer, Observed, ResourcePhase},
 };
 
-use super::{InfrastructureChange, Turn};
+use super::{Draft, InfrastructureChange};
 use crate::{Limits, SLOW_CADENCE, observe::millis};
 
 /// Wait before it is asked again, where the platform does not say.
@@ -33,25 +33,25 @@ const STALE_RETRY: Millis = 100;
 
 /// Takes in an answer. True: the platform has proven that nothing is left.
 pub(super) fn take_in(
-    turn: &mut Turn<'_>,
+    draft: &mut Draft<'_>,
     answer: &InfrastructureAnswer,
     limits: &Limits,
     etag: &Sym,
 ) -> bool {
     match (answer.asked, &answer.outcome) {
-        (Asked::Read, Ok(observed)) => take_read(turn, answer.began, observed),
+        (Asked::Read, Ok(observed)) => take_read(draft, answer.began, observed),
         // Who made the read has noted when it may be made again.
         (Asked::Read, Err(_)) => {}
-        (Asked::Ensure, Ok(observed)) => take_ensured(turn, answer.at, observed),
+        (Asked::Ensure, Ok(observed)) => take_ensured(draft, answer.at, observed),
         (Asked::Release, Ok(observed)) => {
             if observed.phase == ResourcePhase::Gone
-                && answer.began >= turn.record.unsettled + limits.visibility_delay
+                && answer.began >= draft.record.unsettled + limits.visibility_delay
             {
                 return true;
             }
-            take_released(turn, answer.at, observed, limits);
+            take_released(draft, answer.at, observed, limits);
         }
-        (asked, Err(error)) => take_failure(turn, asked, answer.at, error, limits, etag),
+        (asked, Err(error)) => take_failure(draft, asked, answer.at, error, limits, etag),
     }
     false
 }
@@ -62,8 +62,8 @@ pub(super) fn clear_trouble(record: &mut Infrastructure) {
     record.etag = Sym::default();
 }
 
-fn take_read(turn: &mut Turn<'_>, began: Millis, seen: &Observed) {
-    let record = &mut turn.record;
+fn take_read(draft: &mut Draft<'_>, began: Millis, seen: &Observed) {
+    let record = &mut draft.record;
     if !record.is_ready() || seen.phase == ResourcePhase::Unknown {
         return;
     }
@@ -99,11 +99,11 @@ fn take_read(turn: &mut Turn<'_>, began: Millis, seen: &Observed) {
     } else {
         return;
     }
-    turn.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(InfrastructureChange::Learn);
 }
 
-fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed) {
-    let record = &mut turn.record;
+fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
+    let record = &mut draft.record;
     settle(record, at);
     record.phase = match (seen.phase, seen.poll_after) {
         (_, None) if is_nothing(seen) => ResourcePhase::Ready,
@@ -113,7 +113,7 @@ fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed) {
     };
     record.resources.clone_from(&seen.resources);
     record.outputs = Arc::clone(&seen.outputs);
-    turn.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(InfrastructureChange::Learn);
     let poll = poll_after(seen);
     match record.phase {
         ResourcePhase::Ready => {
@@ -122,7 +122,7 @@ fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed) {
         }
         ResourcePhase::Failed => {
             record.failures = record.failures.saturating_add(1);
-            record.next = at + back_off(record.failures).max(poll);
+            record.next = at + ensure_wait(record.failures).max(poll);
             record.reason = "Failed".into();
             record.message = failure(seen).into();
         }
@@ -136,14 +136,14 @@ fn take_ensured(turn: &mut Turn<'_>, at: Millis, seen: &Observed) {
     }
 }
 
-fn take_released(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limits) {
-    let record = &mut turn.record;
+fn take_released(draft: &mut Draft<'_>, at: Millis, seen: &Observed, limits: &Limits) {
+    let record = &mut draft.record;
     // A release makes nothing: it does not put off what counts as a proof.
     record.deadline = 0;
     record.answer = None;
     record.phase = seen.phase;
     record.resources.clone_from(&seen.resources);
-    turn.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(InfrastructureChange::Learn);
     match seen.phase {
         // Too early to be a proof: what was asked for before may still come into being.
         ResourcePhase::Gone => {
@@ -153,7 +153,7 @@ fn take_released(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limi
         }
         ResourcePhase::Failed => {
             record.failures = record.failures.saturating_add(1);
-            let wait = (RETRY_FIRST << record.failures.min(16)).min(RETRY_MOST);
+            let wait = back_off(RETRY_FIRST, RETRY_MOST, record.failures);
             record.next = at + wait.max(poll_after(seen));
             record.reason = "Failed".into();
             record.message = failure(seen).into();
@@ -170,14 +170,14 @@ fn take_released(turn: &mut Turn<'_>, at: Millis, seen: &Observed, limits: &Limi
 }
 
 fn take_failure(
-    turn: &mut Turn<'_>,
+    draft: &mut Draft<'_>,
     asked: Asked,
     at: Millis,
     error: &Error,
     limits: &Limits,
     etag: &Sym,
 ) {
-    let record = &mut turn.record;
+    let record = &mut draft.record;
     let class = error.class();
     let unknown = matches!(class, Class::Unknown | Class::Reused);
     if unknown {
@@ -194,25 +194,25 @@ fn take_failure(
     }
     record.deadline = 0;
     record.answer = None;
-    turn.change = Some(InfrastructureChange::Learn);
+    draft.change = Some(InfrastructureChange::Learn);
     if class == Class::Stale {
         record.next = at + STALE_RETRY;
         return;
     }
     record.failures = record.failures.saturating_add(1);
-    let doubled = |first: Millis, most: Millis| (first << (record.failures - 1).min(20)).min(most);
+    let failures = record.failures - 1;
     let said = error.retry_after().map(millis);
     let wait = match class {
         _ if asked == Asked::Release => said
-            .unwrap_or_else(|| doubled(RETRY_FIRST, RETRY_MOST))
+            .unwrap_or_else(|| back_off(RETRY_FIRST, RETRY_MOST, failures))
             .min(RETRY_MOST),
         Class::Cannot => SLOW_CADENCE,
         Class::Credentials => CREDENTIALS_BACK_OFF,
         Class::NoCapacity => said
-            .unwrap_or_else(|| doubled(CAPACITY_FIRST, CAPACITY_MOST))
+            .unwrap_or_else(|| back_off(CAPACITY_FIRST, CAPACITY_MOST, failures))
             .min(CAPACITY_MOST),
         Class::Stale | Class::Reused | Class::Unknown => said
-            .unwrap_or_else(|| doubled(RETRY_FIRST, RETRY_MOST))
+            .unwrap_or_else(|| back_off(RETRY_FIRST, RETRY_MOST, failures))
             .max(limits.replay_delay)
             .min(SLOW_CADENCE),
     };
@@ -253,11 +253,12 @@ fn poll_after(seen: &Observed) -> Millis {
         .clamp(POLL_LIMITS.0, POLL_LIMITS.1)
 }
 
-fn back_off(failures: u32) -> Millis {
+/// The first failure is retried at once, and after many of them only slowly.
+fn ensure_wait(failures: u32) -> Millis {
     match failures {
         0 | 1 => 0,
         MAX_FAILURES.. => SLOW_CADENCE,
-        more => FIRST_BACK_OFF << (more - 2),
+        more => back_off(FIRST_BACK_OFF, SLOW_CADENCE, more - 2),
     }
 }
 

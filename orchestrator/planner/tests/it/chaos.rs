@@ -204,7 +204,7 @@ fn troubled_world(seed: u64) -> World {
     let faults = Faults {
         provision: world.rng.u64(0..70),
         deprovision: world.rng.u64(0..70),
-        turn: world.rng.u64(0..70),
+        role_change: world.rng.u64(0..70),
         hidden: world.rng.bool(),
         adopt: 0,
     };
@@ -267,7 +267,7 @@ fn a_deletion_ends_from_every_state_once_platforms_answer() {
         let faults = Faults {
             provision: 50,
             deprovision: 50,
-            turn: 50,
+            role_change: 50,
             hidden: true,
             adopt: 0,
         };

@@ -58,7 +58,8 @@ fn requests(planned: &Plan) -> Vec<(&str, usize)> {
 
 fn forgets(planned: &Plan) -> usize {
     let ops = planned.ops.iter();
-    ops.filter(|op| matches!(op, Op::Forget { .. })).count()
+    ops.filter(|op| matches!(op, Op::RecordDropped { .. }))
+        .count()
 }
 
 fn closes(planned: &Plan) -> usize {

@@ -35,9 +35,9 @@ fn step(world: &mut World) -> Plan {
     world.answer_all(&planned);
     for call in &planned.calls {
         match call {
-            Call::Turn { slot } => {
+            Call::RoleChange { slot } => {
                 let node = world.state.node_mut(*slot).unwrap();
-                node.turn.get_or_insert_default().call.in_flight = true;
+                node.role_change.get_or_insert_default().call.in_flight = true;
             }
             Call::Deprovision { slot } => {
                 world.state.node_mut(*slot).unwrap().call.in_flight = true;
@@ -87,7 +87,7 @@ fn run(world: &mut World) -> (Slots<RemovalReason>, Slots<Role>) {
 fn turns(planned: &Plan) -> Vec<(u64, Role)> {
     let ops = planned.ops.iter();
     ops.filter_map(|op| match op {
-        Op::Turn { slot, role } => Some((*slot, *role)),
+        Op::RoleChange { slot, role } => Some((*slot, *role)),
         _ => None,
     })
     .collect()
@@ -118,13 +118,19 @@ fn gone(world: &mut World, slot: u64) {
 /// The change of a role is answered: well, or it failed, for certain or not.
 fn answer(world: &mut World, slot: u64, outcome: Result<(), bool>) {
     let now = world.now;
-    let turn = world.state.node_mut(slot).unwrap().turn.as_mut().unwrap();
-    assert!(turn.call.in_flight, "nothing is under way");
-    turn.call.in_flight = false;
-    turn.done = outcome.is_ok();
+    let role_change = world
+        .state
+        .node_mut(slot)
+        .unwrap()
+        .role_change
+        .as_mut()
+        .unwrap();
+    assert!(role_change.call.in_flight, "nothing is under way");
+    role_change.call.in_flight = false;
+    role_change.done = outcome.is_ok();
     if let Err(refused) = outcome {
-        turn.call.next = now + 1_000;
-        turn.failed(refused, "says no");
+        role_change.call.next = now + 1_000;
+        role_change.failed(refused, "says no");
     }
 }
 
@@ -154,7 +160,7 @@ fn the_death_of_an_active_node_promotes_a_standby_in_the_same_plan() {
     dies(&mut world, 1);
     let planned = step(&mut world);
     assert_eq!(turns(&planned), [(2, Role::Promoting)]);
-    assert!(planned.calls.contains(&Call::Turn { slot: 2 }));
+    assert!(planned.calls.contains(&Call::RoleChange { slot: 2 }));
     assert_eq!(removals(&planned), [(1, RemovalReason::Dead)]);
     assert_eq!(asked(&planned), [STANDBY], "who comes next stands by");
     run(&mut world);
@@ -279,10 +285,13 @@ fn a_refused_promotion_goes_to_another_standby_after_the_first_is_standby_again(
         let planned = step(&mut world);
         assert_eq!(failed(&world).unwrap(), "db-1: says no", "{attempt}");
         if attempt < 3 {
-            assert!(!planned.calls.contains(&Call::Turn { slot: 2 }), "waits");
+            assert!(
+                !planned.calls.contains(&Call::RoleChange { slot: 2 }),
+                "waits"
+            );
             world.now += 1_000;
             let planned = step(&mut world);
-            assert!(planned.calls.contains(&Call::Turn { slot: 2 }));
+            assert!(planned.calls.contains(&Call::RoleChange { slot: 2 }));
         } else {
             assert_eq!(turns(&planned), [(2, Role::Demoting)]);
         }
@@ -359,7 +368,7 @@ fn a_promotion_that_is_not_wanted_any_more_is_not_tried_again() {
     for _ in 0..20 {
         world.now += 1_000;
         let planned = step(&mut world);
-        let again = planned.calls.contains(&Call::Turn { slot: 2 });
+        let again = planned.calls.contains(&Call::RoleChange { slot: 2 });
         assert!(!again, "it would be a second active one");
         removed.extend(removals(&planned));
     }
@@ -385,9 +394,13 @@ fn an_update_renews_standby_nodes_first_and_an_active_one_when_one_of_them_can_t
         for at in 0..world.state.nodes.len() {
             let node = &mut world.state.nodes[at];
             node.seen.gone |= node.removal.is_some();
-            if let Some(turn) = node.turn.as_mut().filter(|turn| turn.call.in_flight) {
-                turn.call.in_flight = false;
-                turn.done = true;
+            if let Some(role_change) = node
+                .role_change
+                .as_mut()
+                .filter(|role_change| role_change.call.in_flight)
+            {
+                role_change.call.in_flight = false;
+                role_change.done = true;
             }
         }
         world.now += 1;

@@ -78,7 +78,7 @@ fn run(world: &mut World) -> (Vec<Removed>, Vec<u32>) {
                         let held = before.nodes.iter().find(|n| n.ordinal == node.ordinal);
                         let gone = |old: &Node| {
                             planned.ops.iter().any(
-                                |op| matches!(op, Op::Forget { slot, .. } if *slot == old.slot),
+                                |op| matches!(op, Op::RecordDropped { slot, .. } if *slot == old.slot),
                             )
                         };
                         assert!(held.is_none_or(gone), "{held:?} has the storage still");
@@ -379,7 +379,7 @@ fn who_is_named_when_a_group_gets_smaller_is_scaled_away_and_not_replaced() {
 
 #[test]
 fn who_is_scaled_away_leaves_its_storage_whatever_it_goes_for_in_the_end() {
-    // The group is large again before its turn comes, so another one is made in its place.
+    // The group is large again before its role_change comes, so another one is made in its place.
     let mut larger = world(SCALED_IS_KEPT);
     let named = slot_of(&larger, 0);
     larger.scale_away(named);

@@ -9,8 +9,8 @@ use prost::Message;
 
 use super::super::Api;
 use crate::{
-    cluster::{Cluster, Inner, Resolved, stored_spec},
-    pass,
+    cluster::{Cluster, ClusterState, Resolved, stored_spec},
+    reconcile,
 };
 
 use super::{expect, find_group, find_node, protected, refuse_deleting};
@@ -36,7 +36,7 @@ impl Api {
     pub(in crate::api) fn scaled(
         &self,
         cluster: &Cluster,
-        inner: &Inner,
+        inner: &ClusterState,
         request: &pb::ScaleGroupRequest,
     ) -> Result<(Versioned<Desired>, Arc<Resolved>)> {
         let named = !request.remove_nodes.is_empty();
@@ -110,12 +110,12 @@ impl Api {
 /// Marks the nodes that a change of size names, so that they go before all others. Answers size and standby.
 fn mark_removed(
     cluster: &Cluster,
-    inner: &Inner,
+    inner: &ClusterState,
     request: &pb::ScaleGroupRequest,
     (before, standby_before): (u32, u32),
     desired: &mut Desired,
 ) -> Result<(u32, u32)> {
-    pass::living_marks(desired, &inner.state);
+    reconcile::living_marks(desired, &inner.state);
     let mut ids = std::collections::BTreeSet::new();
     let mut standing_by = 0;
     for (index, name) in request.remove_nodes.iter().enumerate() {

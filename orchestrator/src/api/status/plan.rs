@@ -139,7 +139,7 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
                 ..action
             })
         }
-        Op::Forget {
+        Op::RecordDropped {
             slot,
             reason,
             message,
@@ -157,7 +157,7 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
                 ..pb::Action::default()
             })
         }
-        Op::Turn { slot, role } if *role == Role::Promoting => {
+        Op::RoleChange { slot, role } if *role == Role::Promoting => {
             about(*slot, pb::ActionKind::Promote, "Promote", "")
         }
         Op::TakeOrphan { node } => Some(pb::Action {
@@ -185,18 +185,18 @@ fn action(op: &Op, state: &State) -> Option<pb::Action> {
         Op::Infrastructure { key, to, change } => {
             crate::infrastructure::show::action(key, to.as_deref(), *change)
         }
-        Op::Enter { .. }
-        | Op::Learn { .. }
+        Op::StateChanged { .. }
+        | Op::NodeIdAssigned { .. }
         | Op::Attempt { .. }
         | Op::MadeNothing { .. }
         | Op::BackOff { .. }
         | Op::Condition { .. }
         | Op::Restamp { .. }
         | Op::Template { .. }
-        | Op::Turn { .. }
+        | Op::RoleChange { .. }
         | Op::Rollout { .. }
         | Op::Drain { .. }
-        | Op::Grown { .. }
+        | Op::PeakSizeChanged { .. }
         | Op::Vacated { .. }
         | Op::Own { .. }
         | Op::Adopted { .. }

@@ -1,4 +1,4 @@
-//! How nodes are probed.
+//! Reads health policies.
 
 use drover_core::{
     Error, Result, name,
@@ -23,10 +23,11 @@ fn probe_tls(at: &str, from: &platform::ProbeTls) -> Result<ProbeTls> {
     })
 }
 
-/// A health policy of the domain.
+/// Converts a health policy.
 ///
 /// # Errors
-/// `Invalid` with the wrong field.
+///
+/// `Invalid` with the invalid field.
 pub fn health_policy(at: &str, from: &platform::HealthPolicy) -> Result<Health> {
     use platform::health_policy::Probe as Wire;
     let default = Health::default();

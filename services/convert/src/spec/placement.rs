@@ -1,4 +1,4 @@
-//! Where nodes may be placed: from users, and to platforms.
+//! Converts placement: from users, and to platforms.
 
 use drover_core::spec::{Operator, Placement, Requirement, Selector, Spread};
 use drover_proto::{
@@ -20,7 +20,7 @@ impl Reader {
         Placement {
             failure_domains: from.failure_domains.clone(),
             spread,
-            // An empty one selects everything.
+            // An empty selector matches everything.
             selector: from
                 .selector
                 .as_ref()
@@ -93,10 +93,10 @@ impl Reader {
     }
 }
 
-/// Placement as platforms are told it.
+/// Converts placement to the form that is sent to platforms.
 #[must_use]
 pub fn to_placement(from: &Placement) -> Option<platform::Placement> {
-    // Named machines travel with each slot.
+    // Named machines are sent with each slot instead.
     if from.failure_domains.is_empty() && from.spread.is_empty() && from.selector.is_none() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! What is read of a spec, and what of it is refused.
+//! Reading and rejection of specs.
 
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 

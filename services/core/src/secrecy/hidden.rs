@@ -1,30 +1,31 @@
-//! Contents that no text may repeat, and texts without them.
+//! Redacts secret content from texts.
 
 use std::{borrow::Cow, collections::HashMap, fmt};
 
 use super::views::{View, counts, views};
 use crate::error::{Error, cut};
 
-/// What stands in a text for what it repeated.
+/// Replacement for redacted text.
 pub const HIDDEN: &str = "[hidden]";
-/// Bytes in a row that count as a part of a content.
+/// Length of a match in bytes: any run of this many bytes of a content is redacted.
 const PART: usize = 8;
-/// Parts in a row that a text has to have in common with a script, if they are nothing but small letters and spaces: 16
-/// bytes. Fewer are words of the language, which errors are written in, too.
+/// Number of consecutive matches that text must share with a script before it is redacted, if the matches consist of
+/// lower-case letters and separators only; 16 bytes in all. Shorter matches are ordinary English words, which error
+/// messages consist of too.
 const WORDS: usize = 9;
-/// Fewest bytes of a content that is hidden. What is shorter is found in any text.
+/// Minimum length of redacted content in bytes. Anything shorter occurs in any text.
 const SHORTEST: usize = 4;
-/// Most of a text that is looked at, in bytes; the rest is cut off. More than any that is answered.
+/// Maximum number of bytes of a text that are scanned; the rest is cut off. More than any message that is returned.
 const MAX_TEXT: usize = 16 * 1024;
 
-/// Contents of secrets and user data, to be kept out of texts. Its `Debug` shows how many there are.
+/// Contents of secrets and user data that are redacted from texts. `Debug` shows only their number.
 #[derive(Clone, Default)]
 pub struct Hidden(Vec<Content>);
 
 #[derive(Clone)]
 struct Content {
     text: Vec<u8>,
-    /// It is a script: words of it are no secret.
+    /// Whether the content is a script, in which plain words are not secret.
     script: bool,
 }
 
@@ -35,13 +36,13 @@ impl fmt::Debug for Hidden {
 }
 
 impl Hidden {
-    /// Hides a secret: every part of 8 bytes, or all of it if it has 4 to 7.
+    /// Redacts a secret: any 8 consecutive bytes of it, or all of it if it is 4 to 7 bytes long.
     #[must_use]
     pub fn secret(self, content: &[u8]) -> Self {
         self.with(content, false)
     }
 
-    /// Hides user data: a script of which parts are secret. As for a secret, but for plain words.
+    /// Redacts user data, a script that contains secrets. Like a secret, except that plain words are kept.
     #[must_use]
     pub fn script(self, content: &[u8]) -> Self {
         self.with(content, true)
@@ -58,21 +59,21 @@ impl Hidden {
         self
     }
 
-    /// Whether there is nothing to hide.
+    /// Whether there is nothing to redact.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A text without what it repeats: plain, without its punctuation, in hexadecimal, base64, or with the escapes of
-    /// JSON, URLs and HTML.
+    /// Redacts a text. Content is recognized in plain form, without punctuation, in hexadecimal, in base64, and with
+    /// the escapes of JSON, URLs and HTML.
     #[must_use]
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut clean = self.texts(&[text]);
         clean.pop().unwrap_or(Cow::Borrowed(text))
     }
 
-    /// An error without what it repeats, in any of its texts.
+    /// Redacts all strings of an error.
     #[must_use]
     pub fn error(&self, error: Error) -> Error {
         if self.is_empty() {
@@ -87,7 +88,7 @@ impl Hidden {
         error.with_texts(clean)
     }
 
-    /// All contents are read once, whatever the texts are.
+    /// Reads every content only once, regardless of the number of texts.
     fn texts<'a>(&self, texts: &[&'a str]) -> Vec<Cow<'a, str>> {
         if self.is_empty() {
             return texts.iter().map(|text| Cow::Borrowed(*text)).collect();
@@ -135,12 +136,12 @@ impl Hidden {
     }
 }
 
-/// As much of a text as is looked at.
+/// The part of a text that is scanned.
 fn beginning(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT)]
 }
 
-/// A text with its marked parts hidden.
+/// Returns the text with its marked bytes redacted.
 fn without<'a>(text: &'a str, marks: &[bool]) -> Cow<'a, str> {
     if !marks.contains(&true) {
         return Cow::Borrowed(text);
@@ -159,11 +160,11 @@ fn without<'a>(text: &'a str, marks: &[bool]) -> Cow<'a, str> {
     Cow::Owned(cut(clean))
 }
 
-/// The parts of texts, and which of them contents have, too.
+/// The byte runs of texts, and which of them also occur in contents.
 #[derive(Default)]
 struct Parts {
     found: HashMap<u64, Found>,
-    /// A bit for what may be in `found`, since most parts of a content are not.
+    /// Bloom-style bitmap of the keys of `found`, because most runs of a content are not in there.
     likely: Vec<u64>,
 }
 
@@ -171,12 +172,12 @@ struct Parts {
 enum Found {
     #[default]
     No,
-    /// In a script.
+    /// In a script only.
     Script,
     Yes,
 }
 
-/// Bits that tell which parts are likely.
+/// Size of the bitmap in bits.
 const LIKELY: usize = 1 << 18;
 
 fn slot(part: u64) -> usize {
@@ -191,7 +192,7 @@ fn keys(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-/// Whether a part is nothing but small letters and what stands between words.
+/// Whether a run consists of lower-case letters and the separators between words only.
 fn is_prose(window: &[u8]) -> bool {
     window
         .iter()
@@ -227,9 +228,9 @@ impl Parts {
         }
     }
 
-    /// Marks what was found, from byte to byte.
+    /// Reports the byte ranges that match.
     fn mark(&self, bytes: &[u8], mut mark: impl FnMut(usize, usize)) {
-        // Where the parts in a row began that are the words of a script.
+        // Start of the current sequence of consecutive matches.
         let mut since = None;
         for (at, key) in keys(bytes).enumerate() {
             let found = self.found.get(&key).copied().unwrap_or_default();
@@ -242,7 +243,7 @@ impl Parts {
             if found == Found::Yes || !is_prose(&bytes[at..at + PART]) {
                 mark(at, at + PART);
             } else if many {
-                // Those before it were not marked yet when there were too few of them.
+                // Also covers the earlier matches of this sequence, which were not marked while it was too short.
                 mark(at + 1 - WORDS, at + PART);
             }
         }

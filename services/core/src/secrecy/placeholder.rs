@@ -1,14 +1,15 @@
-//! What stands for a content that may not be shown.
+//! Placeholders for content that must not be shown.
 
-/// What placeholders are made of, so that who meets one knows it.
+/// Text that placeholders are made of, so that they are recognizable.
 const WORD: &str = "placeholder-";
-/// Lengths differ by this much at least, since the exact one would say something of the content.
+/// Minimum granularity of placeholder lengths, because the exact length would reveal something about the content.
 const STEP: usize = 16;
-/// Most bytes of a line in a placeholder for several.
+/// Maximum line length of a multi-line placeholder in bytes.
 const LINE: usize = 48;
 
-/// Something of about the length of a content, and of its class: digits, one word, a line, several lines, a JSON value, a
-/// PEM block, bytes. It says nothing else of the content, and is the same for all contents of that class and length.
+/// Returns a placeholder with about the length of the content and of the same class: digits, one word, a line, several
+/// lines, a JSON value, a PEM block, or bytes. It reveals nothing else about the content, and is identical for all
+/// contents of the same class and length.
 #[must_use]
 pub fn placeholder(content: &[u8]) -> Vec<u8> {
     let length = about(content.len());
@@ -36,7 +37,7 @@ pub fn placeholder(content: &[u8]) -> Vec<u8> {
     format!("{made}{end}").into_bytes()
 }
 
-/// The length of a placeholder for this many bytes: whole steps, which grow with it.
+/// Returns the length of the placeholder for content of this length, rounded to steps that grow with it.
 fn about(length: usize) -> usize {
     let step = (length.next_power_of_two() / 8).max(STEP);
     (length / step * step).max(STEP / 2)
@@ -44,7 +45,7 @@ fn about(length: usize) -> usize {
 
 fn fill(word: &str, length: usize) -> String {
     let text: String = word.chars().cycle().take(length).collect();
-    // What ends with a space would be another text for who trims it.
+    // A trailing space would make it a different text for consumers that trim it.
     text.trim_end().to_owned()
 }
 
@@ -53,7 +54,7 @@ fn lines(length: usize) -> String {
     vec![fill(WORD, length / count); count].join("\n")
 }
 
-/// The label of a PEM block, if it is one that everybody knows.
+/// Returns the label of a PEM block if it is a well-known one.
 fn pem_label(text: &str) -> Option<&'static str> {
     const LABELS: [&str; 5] = [
         "CERTIFICATE",

@@ -1,14 +1,14 @@
-//! A text as it may be meant: itself, and what it says in the encodings that templates and platforms use.
+//! Interpretations of a text: the text itself, and its decoded forms in the encodings that templates and platforms use.
 
-/// Fewest bytes of a run in hexadecimal or base64 that are looked into; fewer say less than a part that is hidden.
+/// Minimum length of a hexadecimal or base64 run that is decoded. Shorter runs decode to less than a redacted part.
 const SHORTEST_RUN: usize = 8;
 
-/// Bytes that a text stands for, each with where it stands.
+/// Decoded bytes of a text, each with its position in the text.
 pub(super) struct View {
     pub(super) bytes: Vec<u8>,
-    /// Beginning and end of what each byte was read from.
+    /// Start and end of the source of each byte.
     at: Vec<(u32, u32)>,
-    /// Only letters and digits are left of it.
+    /// Whether only letters and digits were kept.
     pub(super) bare: bool,
 }
 
@@ -34,14 +34,14 @@ impl View {
         self.at.push(at);
     }
 
-    /// What these bytes of it were read from.
+    /// Returns the range of the text from which these bytes were decoded.
     pub(super) fn place(&self, from: usize, to: usize) -> (usize, usize) {
         let begin = self.at.get(from).map_or(0, |at| at.0);
         let end = to.checked_sub(1).and_then(|last| self.at.get(last));
         (begin as usize, end.map_or(0, |at| at.1) as usize)
     }
 
-    /// From the first byte of a piece to the last.
+    /// Like [`place`](Self::place), in the representation of `at`.
     fn span(&self, from: usize, to: usize) -> (u32, u32) {
         let (from, to) = self.place(from, to);
         (
@@ -61,7 +61,7 @@ impl View {
         view
     }
 
-    /// The same with every escape in it replaced. None: there is none.
+    /// Replaces all escapes. `None` if there are none.
     fn unescaped(&self, read: impl Fn(&[u8]) -> Option<(char, usize)>, mark: u8) -> Option<Self> {
         if !self.bytes.contains(&mark) {
             return None;
@@ -108,7 +108,7 @@ impl View {
         Some(view)
     }
 
-    /// Whatever stands in it in groups of digits: `group` of them are `makes` bytes.
+    /// Decodes all runs of digits, where `group` digits of `bits` bits each form whole bytes.
     fn decoded(
         &self,
         digit: impl Fn(u8) -> Option<u8> + Copy,
@@ -120,7 +120,7 @@ impl View {
             let run = self.bytes[from..].iter();
             let length = run.take_while(|byte| digit(**byte).is_some()).count();
             if length >= SHORTEST_RUN {
-                // What is before it may be of the same digits, so it may begin with any of a group.
+                // The run may begin with digits that belong to the text before it, so every alignment is tried.
                 for phase in 0..group {
                     out.push(self.groups(from + phase, from + length, digit, (group, bits)));
                 }
@@ -155,7 +155,7 @@ impl View {
     }
 }
 
-/// Whether a byte is left when what separates is taken away.
+/// Whether a byte remains once separators are removed.
 pub(super) fn counts(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || !byte.is_ascii()
 }
@@ -164,7 +164,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
     (byte as char).to_digit(16).map(|digit| digit as u8)
 }
 
-/// Of the alphabet of RFC 4648, or of that for URLs.
+/// The standard and the URL-safe alphabet of RFC 4648.
 fn base64_digit(byte: u8) -> Option<u8> {
     Some(match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -176,7 +176,7 @@ fn base64_digit(byte: u8) -> Option<u8> {
     })
 }
 
-/// An escape of JSON, or of Rust: what it means and how long it is.
+/// Parses an escape of JSON or Rust: the character and the length of the escape.
 fn backslash(text: &[u8]) -> Option<(char, usize)> {
     let meant = match text.get(1)? {
         b'n' => '\n',
@@ -211,7 +211,7 @@ fn utf16(text: &[u8]) -> Option<(char, usize)> {
     Some((pair, 12))
 }
 
-/// An entity of HTML.
+/// Parses an HTML entity.
 fn entity(text: &[u8]) -> Option<(char, usize)> {
     let end = text.iter().take(10).position(|byte| *byte == b';')?;
     let meant = match text.get(1..end)? {
@@ -238,7 +238,7 @@ fn code_point(digits: &[u8]) -> Option<char> {
     char::from_u32(number(digits)?)
 }
 
-/// All views of a text: a small number of times its length.
+/// Returns all interpretations of a text. Their total size is a small multiple of its length.
 pub(super) fn views(text: &str) -> Vec<View> {
     let plain = View::plain(text);
     let read = [

@@ -1,4 +1,4 @@
-//! A group once everything is inherited, and what it makes of nodes.
+//! A group with inheritance applied, and the comparison of nodes with it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,123 +11,124 @@ use crate::{
     storage::{Retention, Storage},
 };
 
-/// A group of nodes with everything inherited merged in.
+/// A group of nodes with all inherited settings merged in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// Path (`data/hot`).
     pub path: Sym,
-    /// Where it stands in the spec (`spec.groups[0].groups[1]`).
+    /// Path in the spec (`spec.groups[0].groups[1]`).
     pub field: String,
-    /// Active nodes wanted. Absent: not said.
+    /// Desired number of active nodes. `None` if not specified.
     pub size: Option<u32>,
-    /// Standby nodes wanted besides.
+    /// Desired number of additional standby nodes.
     pub standby: u32,
-    /// Where its nodes can be, in order of preference.
+    /// Possible locations of its nodes, in order of preference.
     pub choices: Vec<Choice>,
-    /// Role.
+    /// Role, an arbitrary word for templates.
     pub role: String,
-    /// Store version of its nodes. Empty: none.
+    /// Store version of its nodes. Empty if none.
     pub version: Sym,
-    /// For templates and matchers.
+    /// Values for templates and matchers.
     pub attributes: Object,
     /// Where nodes may be placed.
     pub placement: Placement,
     /// User data for new nodes.
     pub bootstrap: Option<Bootstrap>,
-    /// Keys of secrets by the names that templates have for them.
+    /// Keys of secrets by the names that templates use for them.
     pub secrets: BTreeMap<String, SecretRef>,
     /// Storage of each node.
     pub storage: Option<Storage>,
-    /// In which order its nodes are made and removed. Absent: the template's default, else parallel.
+    /// Order in which its nodes are created and removed. `None` for the template's default, or else parallel.
     pub management: Option<Management>,
-    /// What is run inside its nodes. Absent: the template's default, else nothing.
+    /// Lifecycle hooks that run inside its nodes. `None` for the template's default, or else no hooks.
     pub lifecycle: Option<Lifecycle>,
-    /// Paths of the groups of nodes that are made and rolled before it, and deleted after it.
+    /// Paths of the groups of nodes that are created and rolled before it, and deleted after it.
     pub depends_on: Vec<Sym>,
-    /// When a node counts as healthy. Absent: the template's default, else all defaults.
+    /// When a node is considered healthy. `None` for the template's default, or else the default policy.
     pub health: Option<Health>,
-    /// What becomes of sick nodes.
+    /// How unhealthy nodes are handled.
     pub remediation: Remediation,
-    /// How changes reach existing nodes.
+    /// How changes are rolled out to existing nodes.
     pub update: Update,
-    /// Most nodes being made or removed at a time, on each platform.
+    /// Maximum number of nodes that are created or removed concurrently, per platform.
     pub max_in_flight: Option<u32>,
-    /// Time that a node gets to stop by itself.
+    /// Time that a node gets to stop gracefully.
     pub grace: Duration,
-    /// Age at which a node is replaced, give or take 10 %. Absent: never.
+    /// Age at which a node is replaced, with a jitter of 10 %. `None` for never.
     pub expire_after: Option<Duration>,
-    /// Which nodes go first when all else is equal.
+    /// Which nodes are removed first, all else being equal.
     pub removal_order: RemovalOrder,
-    /// Refuses what would delete nodes for good.
+    /// Refuses operations that would delete nodes permanently.
     pub protection: bool,
-    /// Time from accepted to running before a node is sick. Absent: by the kind of platform.
+    /// Time from accepted to running, after which a node is considered unhealthy. `None` for the default of the kind of
+    /// platform.
     pub provision_timeout: Option<Duration>,
-    /// Time that a node must be Ready before the back-off is reset.
+    /// Time that a node must be Ready before the backoff is reset.
     pub stable_after: Duration,
 }
 
-/// One platform of a resolved group.
+/// A platform of a resolved group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// Name of the platform.
     pub platform: Sym,
-    /// Node class. Empty: the platform's default.
+    /// Node class. Empty for the platform's default.
     pub class: Sym,
-    /// Most nodes of the group by this choice.
+    /// Maximum number of nodes of the group from this choice.
     pub max: Option<u32>,
-    /// For the platform, merged.
+    /// Merged properties for the platform.
     pub properties: Object,
-    /// Requirement on the version of the platform server. Empty: any.
+    /// Version requirement for the platform server. Empty for any.
     pub version_requirement: String,
-    /// What capacity of the platform it takes: choices of the same class and properties, of whichever cluster, have the
-    /// same one, and what is out for one is out for all of them.
+    /// Capacity pool on the platform. Choices with the same class and properties share a pool across clusters: when
+    /// capacity is exhausted for one, it is exhausted for all.
     pub pool: Sym,
-    /// Hash of what makes a node by this choice; nodes that carry another one are outdated.
+    /// Hash of the fields that define a node of this choice; nodes with a different hash are outdated.
     pub spec_hash: Sym,
-    /// The same by the formulas of earlier versions, oldest first: nodes that carry one of these are as wanted, and get
-    /// the present one.
+    /// Hashes by the formulas of earlier versions, oldest first. Nodes that carry one of these are up to date, and are
+    /// assigned the current hash.
     pub former_hashes: Vec<Sym>,
-    /// The template that its platform makes these nodes from now; no part of a spec. Absent: not known.
+    /// The template that the platform currently creates these nodes from; not part of the spec. `None` if not known.
     pub template: Option<Template>,
 }
 
 /// A template of a platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// Its name in the catalogue of the platform.
+    /// Name in the platform's catalogue.
     pub name: Sym,
-    /// Digest of what it makes nodes from. Never empty.
+    /// Digest of the content that nodes are created from. Never empty.
     pub digest: Sym,
 }
 
 impl Group {
-    /// Nodes wanted in all, active and standby.
+    /// Desired total number of nodes, active and standby.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.size.unwrap_or(1).saturating_add(self.standby)
     }
 
-    /// Whether a node can be replaced only after it is gone: on a named machine, and on kept storage, there is room for
-    /// one.
+    /// Whether a node can be replaced only after it is gone, because a named machine or retained storage can serve only
+    /// one node at a time.
     #[must_use]
     pub fn delete_first(&self) -> bool {
         !self.placement.hosts.is_empty() || self.hands_on_storage()
     }
 
-    /// Whether who replaces a node gets its storage.
+    /// Whether the replacement of a node takes over its storage.
     #[must_use]
     pub fn hands_on_storage(&self) -> bool {
         let storage = self.storage.as_ref();
         storage.is_some_and(|storage| storage.policy.replaced == Retention::Retain)
     }
 
-    /// How many of its nodes may be renewed at a time.
+    /// How many of its nodes may be replaced concurrently.
     #[must_use]
     pub fn budget(&self) -> Budget {
         let size = self.size.unwrap_or(1);
         let update = match self.update.strategy {
             UpdateStrategy::Rolling => self.update,
-            // What is replaced by name alone goes the gentle way.
+            // Nodes that are only replaced on explicit request use the default, conservative budget.
             UpdateStrategy::OnDelete => Update::default(),
         };
         if self.delete_first() {
@@ -145,7 +146,7 @@ impl Group {
         }
     }
 
-    /// Whether a node is as this group wants it, by what made it and by where it is.
+    /// Whether a node matches this group, by its spec hash and its location.
     #[must_use]
     pub fn makes(&self, node: &crate::Node) -> bool {
         let hosts = &self.placement.hosts;
@@ -153,22 +154,22 @@ impl Group {
             && self.choice_of(&node.spec_hash).is_some()
     }
 
-    /// The template that its platform has now instead of the one that a node was made from. None: it is the same, or
-    /// one of both is not known.
+    /// The template that the platform has now, if it differs from the one that the node was created from. `None` if it
+    /// is the same, or if either is not known.
     #[must_use]
     pub fn newer_template(&self, node: &crate::Node) -> Option<&Template> {
         if node.template.is_empty() {
             return None;
         }
-        // The choices of a platform have one template: it follows from the group.
+        // All choices of a platform have the same template, because it depends on the group only.
         let mut choices = self.choices.iter();
         let choice = choices.find(|choice| choice.platform == node.platform)?;
         let template = choice.template.as_ref()?;
         (node.template != template.digest).then_some(template)
     }
 
-    /// The first choice that makes nodes with this hash. A hash by a formula that this version does not know says
-    /// nothing, and passes as the first choice's: what cannot be compared is never replaced for it.
+    /// The first choice that creates nodes with this hash. A hash by an unknown formula is attributed to the first
+    /// choice: a hash that cannot be compared must never cause a replacement.
     #[must_use]
     pub fn choice_of(&self, hash: &str) -> Option<&Choice> {
         let known = self.choices.iter().find(|choice| choice.is_hash(hash));
@@ -181,10 +182,10 @@ impl Group {
 }
 
 impl Choice {
-    /// Whether a hash is of what this choice makes, by the present formula or an earlier one.
+    /// Whether a hash identifies nodes of this choice, by the current formula or an earlier one.
     #[must_use]
     pub fn is_hash(&self, hash: &str) -> bool {
-        // Mostly one and the same text, which need not be compared.
+        // Usually the same allocation, so that the bytes need not be compared.
         std::ptr::eq(&*self.spec_hash, hash)
             || *self.spec_hash == *hash
             || self.former_hashes.iter().any(|former| **former == *hash)

@@ -1,4 +1,4 @@
-//! Hashes of what makes a node, and of what it takes.
+//! Hashes of the fields that define a node, and of its capacity pool.
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -6,13 +6,13 @@ use sha2::{Digest, Sha256};
 use super::{Bootstrap, Choice, ClusterSpec, Group, Object, Requirement, Selector, UserDataSource};
 use crate::name::{self, Sym};
 
-/// A formula of what makes a node, and the version that its hashes begin with.
+/// A formula for the hash of a node's spec, and the version that its hashes begin with.
 type Formula = (u8, fn(&mut Sha256, &ClusterSpec, &Group, &Choice));
-/// The formulas that nodes may carry hashes of, oldest first; the last one is used for new nodes. One that covers other
-/// fields is added at the end and the others stay, so that a changed formula never looks like a changed spec.
+/// The formulas of hashes that nodes may carry, oldest first; new nodes use the last one. A formula that covers other
+/// fields is appended and the existing ones are kept, so that a new formula is never mistaken for a changed spec.
 const FORMULAS: [Formula; 3] = [(1, cover), (2, cover_keyed), (3, cover_of_cluster)];
 
-/// SHA-256 of user data, as reads show it: 64 lower-case hexadecimal digits.
+/// SHA-256 of user data as returned by reads: 64 lower-case hexadecimal digits.
 #[must_use]
 pub fn digest(data: &[u8]) -> String {
     hex(&Sha256::digest(data))
@@ -22,7 +22,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether a hash was made by a version with another formula than the known ones: `h2-…` where only `h1-…` is known.
+/// Whether a hash uses a formula that this version does not know, such as `h2-…` where only `h1-…` is known.
 pub(super) fn is_of_unknown_formula(hash: &str) -> bool {
     let version = hash
         .strip_prefix('h')
@@ -35,8 +35,8 @@ pub(super) fn is_of_unknown_formula(hash: &str) -> bool {
     })
 }
 
-/// Hash of the fields that make a node, over sorted keys, by every formula that covers it, oldest first: at most 63
-/// characters each, fit for a label.
+/// Hashes of the fields that define a node, over sorted keys, by every applicable formula, oldest first. Each has at
+/// most 63 characters, so that it fits into a label.
 pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice) -> Vec<Sym> {
     let by = |(version, formula): &Formula| {
         let mut hash = Sha256::new();
@@ -44,12 +44,12 @@ pub(super) fn spec_hashes(cluster: &ClusterSpec, group: &Group, choice: &Choice)
         formula(&mut hash, cluster, group, choice);
         format!("h{version}-{}", hex(&hash.finalize()[..16])).into()
     };
-    // Where nothing has to be hidden both say the same, and what is known longest stays.
+    // Without data to hide, all formulas cover the same fields, and the oldest hash is kept.
     let formulas = if hides(group) { FORMULAS.len() } else { 1 };
     FORMULAS[..formulas].iter().map(by).collect()
 }
 
-/// Whether a group has inline data that is known by something else than its SHA-256.
+/// Whether a group has inline data that is identified by something other than its SHA-256.
 fn hides(group: &Group) -> bool {
     let bootstrap = group.bootstrap.as_ref();
     bootstrap.is_some_and(|own| !own.known_as.is_empty())
@@ -59,14 +59,14 @@ fn cover(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choic
     cover_with(hash, cluster, group, choice, |_, digest| digest);
 }
 
-/// Whoever sees the hash, with everything else that it covers, must not be able to guess the data by it.
+/// The hash must not allow anyone who knows all other hashed fields to guess the data.
 fn cover_keyed(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
     cover_with(hash, cluster, group, choice, |own, _| {
         &own.formerly_known_as
     });
 }
 
-/// Nor by trying in a cluster of his own what the data of another one may be.
+/// Nor may a tenant find out the data of another cluster by trying candidates in a cluster of its own.
 fn cover_of_cluster(hash: &mut Sha256, cluster: &ClusterSpec, group: &Group, choice: &Choice) {
     cover_with(hash, cluster, group, choice, |own, _| &own.known_as);
 }
@@ -91,14 +91,14 @@ fn cover_with(
     }
     digest_object(hash, &group.attributes);
     digest_object(hash, &choice.properties);
-    // Only where there is some, so that what was hashed before it existed keeps its hash.
+    // Only hashed if present, so that specs without this field keep the hash they had before it existed.
     if let Some(bootstrap) = &group.bootstrap {
         match &bootstrap.source {
             UserDataSource::Sha256(digest) => {
                 hash.update(b"b");
                 hash.update(data(bootstrap, digest));
             }
-            // What it holds is no part of it: a change of that replaces nothing.
+            // The content is not covered, so that changing it replaces nothing.
             UserDataSource::Secret(secret) => {
                 hash.update(b"k");
                 for field in [&secret.name, &secret.key] {
@@ -124,8 +124,8 @@ fn cover_with(
     }
 }
 
-/// What capacity a choice takes: its class, and a hash of its properties and of the labels that its machines must have,
-/// if there are any (spot or on demand, zone).
+/// The capacity pool of a choice: its class, plus a hash of its properties and of the required machine labels, if there
+/// are any (spot or on demand, zone).
 pub(super) fn pool(class: &str, properties: &Object, selector: Option<&Selector>) -> Sym {
     if properties.is_empty() && selector.is_none() {
         return name::sym(class);
@@ -133,7 +133,7 @@ pub(super) fn pool(class: &str, properties: &Object, selector: Option<&Selector>
     let mut hash = Sha256::new();
     digest_object(&mut hash, properties);
     if let Some(selector) = selector {
-        // Every list with its length in front, so that no two selectors write the same bytes.
+        // Every list is length-prefixed, so that no two selectors produce the same bytes.
         let mut list = |texts: &[&str]| {
             hash.update((texts.len() as u64).to_be_bytes());
             for text in texts {

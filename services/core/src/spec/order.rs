@@ -1,33 +1,33 @@
-//! In which order nodes and groups come and go, and what is run inside nodes when they do.
+//! Ordering of nodes and groups, and lifecycle hooks.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use super::{Group, GroupSpec};
 use crate::name::Sym;
 
-/// Time that a hook may take, unless it is said.
+/// Default timeout of a hook.
 pub const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// In which order the nodes of a group are made and removed.
+/// Order in which the nodes of a group are created and removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Management {
-    /// One at a time, by ordinal, each waiting for those below it; down reversed.
+    /// One at a time by ordinal, each waiting for the lower ones; removed in reverse.
     OrderedReady,
-    /// As many at a time as limits allow.
+    /// Concurrently, as far as limits allow.
     Parallel,
 }
 
-/// What is run inside a node at turns of its life.
+/// Hooks that run inside a node at points of its lifecycle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lifecycle {
-    /// Before it is removed, within its grace.
+    /// Before it is removed, within its grace period.
     pub pre_stop: Option<Hook>,
     /// After it was promoted.
     pub post_promote: Option<Hook>,
 }
 
 impl Lifecycle {
-    /// With the hooks of another one where it has none.
+    /// Fills in missing hooks from another set.
     #[must_use]
     pub fn or(self, other: &Self) -> Self {
         Self {
@@ -37,26 +37,27 @@ impl Lifecycle {
     }
 }
 
-/// A command that is run inside a node.
+/// A command that runs inside a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// Command and arguments, without a shell; never empty.
+    /// Command and arguments, run without a shell; never empty.
     pub exec: Vec<String>,
-    /// Time that it may take.
+    /// Timeout of the command.
     pub timeout: Duration,
 }
 
-/// What is wrong with an order between groups: the field, and why.
+/// An error in the ordering of groups: the field, and the reason.
 type Wrong = (String, String);
 
-/// One `depends_on` entry: who says so, where, and of whom.
+/// A `depends_on` entry: the path of its group, its field, and the group that it names.
 struct Said<'a> {
     path: String,
     field: String,
     on: &'a str,
 }
 
-/// Fills in for every group of nodes the groups of nodes that it depends on. An outer group stands for all inside.
+/// Fills in, for every group of nodes, the groups of nodes that it depends on. A dependency on an outer group covers
+/// all groups inside it.
 pub(super) fn resolve(specs: &[GroupSpec], groups: &mut [Group]) -> Vec<Wrong> {
     let mut said = Vec::new();
     collect(specs, "", "spec.groups", &mut said);
@@ -111,17 +112,17 @@ fn collect<'a>(specs: &'a [GroupSpec], outer: &str, field: &str, said: &mut Vec<
     }
 }
 
-/// Whether a path is this group, or inside it.
+/// Whether a path is this group or inside it.
 fn within(path: &str, outer: &str) -> bool {
     path.strip_prefix(outer)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A circle of groups, the first of them again at its end.
+/// Returns a dependency cycle, with its first group repeated at the end.
 fn circle(groups: &[Group]) -> Option<Vec<String>> {
     let mut done: BTreeSet<usize> = BTreeSet::new();
     for start in 0..groups.len() {
-        // Each entry: a group, and how many of those that it depends on were looked at.
+        // Each entry: a group, and how many of its dependencies were visited.
         let mut way: Vec<(usize, usize)> = vec![(start, 0)];
         while let Some((at, looked)) = way.last().copied() {
             let next = groups[at].depends_on.get(looked);
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(inside[0].0, "spec.groups[0].groups[0].depends_on[0]");
         let around = wrong(vec![group("o", &["o/a"], vec![group("a", &[], vec![])])]);
         assert_eq!(around[0].0, "spec.groups[0].depends_on[0]");
-        // The beginning of a name is no group around it.
+        // A common name prefix does not make a group an ancestor.
         assert!(
             spec(vec![group("ab", &["a"], vec![]), group("a", &[], vec![])])
                 .resolve()

@@ -1,38 +1,38 @@
-//! How probes speak TLS.
+//! TLS settings of probes.
 
 use super::{Probe, SecretRef};
 
-/// Key of a secret with authorities, PEM.
+/// Key of the CA certificates in a secret, PEM.
 pub const CA_CERT: &str = "ca.crt";
-/// Key of a secret with a certificate, PEM.
+/// Key of the certificate in a secret, PEM.
 pub const TLS_CERT: &str = "tls.crt";
-/// Key of a secret with the private key of the certificate beside it, PEM.
+/// Key of the certificate's private key in a secret, PEM.
 pub const TLS_KEY: &str = "tls.key";
 
-/// How a probe speaks TLS.
+/// TLS settings of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProbeTls {
-    /// Whose certificates are believed.
+    /// Trusted certificate authorities.
     pub trust: Trust,
-    /// Name that the certificate must have. Absent: the host of the node's address.
+    /// Name that the certificate must match. `None` for the host of the node's address.
     pub server_name: Option<String>,
-    /// Secret with a client certificate and its key. Absent: none is shown.
+    /// Secret with a client certificate and its key. `None` to present no certificate.
     pub client_certificate: Option<String>,
 }
 
-/// Whose certificates of nodes are believed.
+/// Trust anchors for the certificates of nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Trust {
-    /// Everybody's.
+    /// Any certificate is accepted.
     Any,
-    /// Those of the system's authorities.
+    /// The system's CAs.
     System,
-    /// Those of the authorities in this secret.
+    /// The CAs in this secret.
     Secret(String),
 }
 
 impl ProbeTls {
-    /// What it names of secrets, each with the field that does.
+    /// The secrets that it refers to, each with the referring field.
     #[must_use]
     pub fn secrets(&self) -> Vec<(&'static str, SecretRef)> {
         let of = |name: &str, key: &str| SecretRef {
@@ -53,7 +53,7 @@ impl ProbeTls {
 }
 
 impl Probe {
-    /// How it speaks TLS, with the field that says so below `health`. Absent: it does not.
+    /// The TLS settings and their field below `health`. `None` for plaintext.
     #[must_use]
     pub fn tls(&self) -> Option<(&'static str, &ProbeTls)> {
         match self {

@@ -1,4 +1,4 @@
-//! From the tree that a user writes to the flat list of groups of nodes.
+//! Flattens the user's tree of groups into a list of groups of nodes.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -13,11 +13,11 @@ use crate::{
     name,
 };
 
-/// Time that a node gets to stop by itself, unless it is said.
+/// Default time that a node gets to stop gracefully.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
-/// Longest id of a named machine; platforms refuse longer words.
+/// Maximum length of the id of a named machine; platforms reject longer ids.
 const MAX_HOST: usize = 512;
-/// Time that a node must be Ready before a back-off is reset, unless it is said.
+/// Default time that a node must be Ready before a backoff is reset.
 const DEFAULT_STABLE_AFTER: Duration = Duration::from_secs(600);
 
 struct Walk<'a> {
@@ -28,7 +28,7 @@ struct Walk<'a> {
     nodes: u64,
 }
 
-/// What a group inherits from those around it.
+/// Settings that a group inherits from its ancestors.
 struct Outer<'a> {
     path: &'a str,
     settings: &'a Settings,
@@ -79,7 +79,7 @@ pub(super) fn resolve(cluster: &ClusterSpec) -> Result<Vec<Group>, Error> {
         walk.refuse("spec.groups", description);
     }
     if walk.wrong.is_empty() {
-        // Kept as long as the cluster is: without the room that it grew by.
+        // The list lives as long as the cluster, so excess capacity is released.
         walk.groups.shrink_to_fit();
         Ok(walk.groups)
     } else {
@@ -183,7 +183,7 @@ impl Walk<'_> {
                 ),
             );
         }
-        // Node names put hyphens for slashes, so two paths can come to the same name.
+        // Node names replace slashes with hyphens, so that two paths can map to the same name.
         let flat = path.replace('/', "-");
         if let Some(other) = self
             .groups
@@ -295,7 +295,7 @@ impl Walk<'_> {
         }
     }
 
-    /// An update has to be able to begin: nodes above the size, or nodes below it.
+    /// An update must be able to make progress: either surge or unavailable nodes are required.
     fn check_budget(&mut self, at: &str, group: &Group, own: bool) {
         let budget = group.budget();
         let size = group.total();
@@ -349,7 +349,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Each named machine is for one group, and there are enough of them.
+    /// Each named machine belongs to one group only, and there must be enough of them.
     fn check_hosts(&mut self, at: &str, group: &Group) {
         let hosts = &group.placement.hosts;
         let Some(platform) = group.choices.first().map(|choice| &choice.platform) else {
@@ -398,7 +398,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Storage that is kept is on one platform, and with one node at a time.
+    /// Retained storage requires a single platform and one node at a time.
     fn check_storage(&mut self, at: &str, group: &Group, own: &Settings) {
         let field = |own: bool, name: &str| {
             if own {
@@ -509,7 +509,7 @@ impl Walk<'_> {
     }
 }
 
-/// Whether it says that nothing may ever be replaced.
+/// Whether the update explicitly forbids any replacement.
 fn both_zero(update: &Update) -> bool {
     let zero = |amount| matches!(amount, Some(Amount::Count(0) | Amount::Percent(0)));
     zero(update.max_surge) && zero(update.max_unavailable)

@@ -1,4 +1,4 @@
-//! Labels that a machine must have.
+//! Label selectors for machines.
 
 use std::collections::BTreeMap;
 
@@ -16,35 +16,35 @@ pub struct Selector {
 /// One requirement on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
-    /// Key of the label.
+    /// Label key.
     pub key: String,
-    /// How it is compared.
+    /// Comparison operator.
     pub operator: Operator,
-    /// Values of `In` and `NotIn`; none for the others.
+    /// Values for `In` and `NotIn`; empty for the other operators.
     pub values: Vec<String>,
 }
 
-/// How a requirement compares.
+/// Comparison operator of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operator {
-    /// It is there with one of the values.
+    /// The label exists with one of the values.
     In,
-    /// It is missing, or has none of the values.
+    /// The label is missing, or has none of the values.
     NotIn,
-    /// It is there.
+    /// The label exists.
     Exists,
-    /// It is missing.
+    /// The label is missing.
     NotExists,
 }
 
 impl Selector {
-    /// Whether it selects everything.
+    /// Whether it matches everything.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.requirements.is_empty()
     }
 
-    /// What is wrong with it. `field`: its path in the spec.
+    /// Reports validation errors. `field` is its path in the spec.
     pub(super) fn check(&self, field: &str, wrong: &mut Vec<Violation>) {
         let mut refuse = |field: String, description: String| {
             wrong.push(Violation { field, description });

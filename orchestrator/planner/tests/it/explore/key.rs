@@ -76,9 +76,14 @@ impl Model {
                 .hash(&mut hash);
             (node.call.in_flight, node.call.failures, ago(node.call.next)).hash(&mut hash);
             (node.role, &*node.template).hash(&mut hash);
-            if let Some(turn) = &node.turn {
-                (turn.call.in_flight, turn.call.failures, ago(turn.call.next)).hash(&mut hash);
-                (turn.done, turn.doubt, turn.refused).hash(&mut hash);
+            if let Some(role_change) = &node.role_change {
+                (
+                    role_change.call.in_flight,
+                    role_change.call.failures,
+                    ago(role_change.call.next),
+                )
+                    .hash(&mut hash);
+                (role_change.done, role_change.doubt, role_change.refused).hash(&mut hash);
             }
         }
         for request in self.state.requests.values() {

@@ -277,11 +277,14 @@ impl Model {
                 self.state.confirms.or_default(platform.clone()).in_flight = true;
                 self.reads.insert(platform.clone(), self.now);
             }
-            Call::Turn { slot } => {
+            Call::RoleChange { slot } => {
                 let node = self.state.node_mut(*slot).unwrap();
-                let turn = node.turn.get_or_insert_default();
-                assert!(!turn.call.in_flight, "one change of a role at a time");
-                turn.call.in_flight = true;
+                let role_change = node.role_change.get_or_insert_default();
+                assert!(
+                    !role_change.call.in_flight,
+                    "one change of a role at a time"
+                );
+                role_change.call.in_flight = true;
             }
             Call::Infrastructure { .. } => unreachable!("there is none"),
         }
@@ -331,8 +334,10 @@ impl Model {
                     [Step::Removed(node.slot), Step::NotRemoved(node.slot)]
                 });
             }
-            let turning = |turn: &drover_core::node::Turn| turn.call.in_flight;
-            if node.turn.as_deref().is_some_and(turning) && self.views[&node.platform].visible {
+            let turning = |role_change: &drover_core::node::RoleChange| role_change.call.in_flight;
+            if node.role_change.as_deref().is_some_and(turning)
+                && self.views[&node.platform].visible
+            {
                 let slot = node.slot;
                 steps.extend([
                     Step::Turned(slot),

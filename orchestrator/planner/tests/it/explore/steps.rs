@@ -79,9 +79,9 @@ impl Model {
                 let node = self.state.node_mut(slot).unwrap();
                 (node.call.in_flight, node.call.failures, node.call.next) = (false, 1, next);
             }
-            Step::Turned(slot) => self.turn(slot, true, None),
-            Step::TurnLost(slot) => self.turn(slot, true, Some(false)),
-            Step::TurnRefused(slot) => self.turn(slot, false, Some(true)),
+            Step::Turned(slot) => self.change_role(slot, true, None),
+            Step::TurnLost(slot) => self.change_role(slot, true, Some(false)),
+            Step::TurnRefused(slot) => self.change_role(slot, false, Some(true)),
             Step::Read => self.read(),
             Step::Restart => self.restart(true),
             Step::Unreachable(at) => {
@@ -146,19 +146,19 @@ impl Model {
     }
 
     /// The change of a role ends: it happened or not, and its answer is good, lost or a refusal.
-    pub(super) fn turn(&mut self, slot: u64, happens: bool, failure: Option<bool>) {
+    pub(super) fn change_role(&mut self, slot: u64, happens: bool, failure: Option<bool>) {
         let now = self.now;
         let Some(node) = self.state.node_mut(slot) else {
             return;
         };
         let (key, role) = ((node.request, node.index), node.role);
-        if let Some(turn) = node.turn.as_mut() {
-            turn.call.in_flight = false;
-            turn.done = failure.is_none();
+        if let Some(role_change) = node.role_change.as_mut() {
+            role_change.call.in_flight = false;
+            role_change.done = failure.is_none();
             if let Some(refused) = failure {
-                turn.failed(refused, "");
-                turn.call.failures = turn.call.failures.min(4);
-                turn.call.next = now + 1_000;
+                role_change.failed(refused, "");
+                role_change.call.failures = role_change.call.failures.min(4);
+                role_change.call.next = now + 1_000;
             }
         }
         if happens && let Some(thing) = self.things.get_mut(&key) {
@@ -275,13 +275,14 @@ impl Model {
             self.make(id, usize::MAX);
         }
         let turning = |node: &drover_core::Node| {
-            let turn = node.turn.as_ref();
-            turn.is_some_and(|turn| turn.call.in_flight)
+            let role_change = node.role_change.as_ref();
+            role_change
+                .is_some_and(|role_change| role_change.call.in_flight)
                 .then_some(node.slot)
         };
         let turning: Vec<u64> = self.state.nodes.iter().filter_map(turning).collect();
         for slot in turning.into_iter().filter(|_| begun) {
-            self.turn(slot, true, None);
+            self.change_role(slot, true, None);
         }
         for node in &mut self.state.nodes {
             node.seen = Seen::default();

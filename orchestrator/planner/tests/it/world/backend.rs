@@ -47,7 +47,7 @@ impl Thing {
 pub struct Faults {
     pub provision: u64,
     pub deprovision: u64,
-    pub turn: u64,
+    pub role_change: u64,
     pub adopt: u64,
     /// Time until listed is up to the contract's limit.
     pub hidden: bool,

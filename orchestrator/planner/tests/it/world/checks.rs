@@ -102,7 +102,10 @@ impl World {
                             matches!(op, Op::Vacated { group: path, to }
                                 if *path == group.path && acts(to))
                         });
-                    let waits = planned.ops.iter().any(|op| matches!(op, Op::Enter { .. }));
+                    let waits = planned
+                        .ops
+                        .iter()
+                        .any(|op| matches!(op, Op::StateChanged { .. }));
                     assert!(
                         ready || waits || acts,
                         "{} comes before those below it",

@@ -84,7 +84,7 @@ impl World {
                     node.call.next = self.now + if good { 30_000 } else { 1_000 };
                 }
             }
-            Event::Turn(slot, role) => self.take_role(slot, role),
+            Event::RoleChange(slot, role) => self.take_role(slot, role),
             Event::Turned(epoch, slot, role, outcome) => self.turned(epoch, slot, role, outcome),
             Event::Adopted(epoch, slot, told) => {
                 if epoch == self.epoch

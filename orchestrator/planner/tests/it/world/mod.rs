@@ -63,7 +63,7 @@ pub enum Event {
     /// A Deprovision call ends.
     Deprovisioned(u64, u64, bool),
     /// A node takes a role.
-    Turn(u64, Role),
+    RoleChange(u64, Role),
     /// A call that changes a role ends: well, or refused, or with an unknown outcome.
     Turned(u64, u64, Role, Result<(), bool>),
     /// A call about infrastructure does what it asks for.
@@ -269,7 +269,7 @@ impl World {
                 .nodes
                 .iter()
                 .filter(there)
-                .map(|node| Op::Forget {
+                .map(|node| Op::RecordDropped {
                     slot: node.slot,
                     reason: "Abandoned",
                     message: "".into(),
@@ -499,7 +499,7 @@ impl World {
         match call {
             Call::Provision { request, deadline } => self.provision(*request, *deadline),
             Call::Deprovision { slot } => self.deprovision(*slot),
-            Call::Turn { slot } => self.turn(*slot),
+            Call::RoleChange { slot } => self.change_role(*slot),
             Call::Drain { slot, until } => self.run_hook(*slot, *until),
             Call::Adopt { slot } => self.adopt(*slot),
             Call::Confirm { platform } => {

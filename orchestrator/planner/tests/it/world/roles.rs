@@ -5,15 +5,18 @@ use drover_core::node::Role;
 use super::{Event, World, build};
 
 impl World {
-    pub(super) fn turn(&mut self, slot: u64) {
+    pub(super) fn change_role(&mut self, slot: u64) {
         let faults = {
             let node = self.state.node_mut(slot).unwrap();
-            let turn = node.turn.get_or_insert_default();
-            assert!(!turn.call.in_flight, "one change of a role at a time");
-            turn.call.in_flight = true;
+            let role_change = node.role_change.get_or_insert_default();
+            assert!(
+                !role_change.call.in_flight,
+                "one change of a role at a time"
+            );
+            role_change.call.in_flight = true;
             let backend = &self.platforms[&node.platform];
             if backend.reachable {
-                backend.faults.turn
+                backend.faults.role_change
             } else {
                 100
             }
@@ -33,7 +36,7 @@ impl World {
             (happens, Err(self.rng.bool()))
         };
         if happens {
-            self.at(took, Event::Turn(slot, role));
+            self.at(took, Event::RoleChange(slot, role));
         }
         self.at(took + 1, Event::Turned(epoch, slot, role, outcome));
     }
@@ -63,12 +66,12 @@ impl World {
         if node.role != role {
             return;
         }
-        let turn = node.turn.get_or_insert_default();
-        turn.call.in_flight = false;
-        turn.done = outcome.is_ok();
+        let role_change = node.role_change.get_or_insert_default();
+        role_change.call.in_flight = false;
+        role_change.done = outcome.is_ok();
         if let Err(refused) = outcome {
-            turn.failed(refused, "");
-            turn.call.next = now + 1_000;
+            role_change.failed(refused, "");
+            role_change.call.next = now + 1_000;
         }
     }
 

@@ -95,7 +95,7 @@ impl World {
         for op in &planned.ops {
             let (slot, retain) = match op {
                 Op::Remove { slot, retain, .. } => (*slot, Some(*retain)),
-                Op::Forget { slot, .. } => (*slot, None),
+                Op::RecordDropped { slot, .. } => (*slot, None),
                 _ => continue,
             };
             let Some(node) = self.state.node(slot) else {

@@ -126,7 +126,7 @@ fn words_of_a_script_are_no_secret_and_its_values_are() {
     );
     let long = hidden.text("so: no capacity is left for it").into_owned();
     assert!(!long.contains("capacity is left"), "{long}");
-    // Those of a secret are.
+    // Words of a secret are redacted.
     let words = Hidden::default().secret(b"correct horse");
     assert_eq!(words.text("rrect hor"), HIDDEN);
 }
@@ -160,7 +160,7 @@ fn every_text_of_an_error_is_clean() {
 
 #[test]
 fn the_largest_contents_and_texts_are_gone_through_once() {
-    // Everything repeats, which is the worst that there is for a search: a quadratic one would not end.
+    // Repetitive content is the worst case for a search: a quadratic one would not finish.
     let mut hidden = Hidden::default();
     for byte in 0..32u8 {
         hidden = hidden.secret(&vec![b'a' + byte % 4; 64 * 1024]);

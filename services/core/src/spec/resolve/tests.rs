@@ -1,4 +1,4 @@
-//! What is inherited, refused and hashed.
+//! Inheritance, validation and hashing.
 
 use std::collections::BTreeMap;
 
@@ -167,7 +167,7 @@ fn each_machine_is_for_one_group_and_there_are_enough_of_them() {
             "{field} in {fields:?}"
         );
     }
-    // The same name on another platform is another machine.
+    // The same id on another platform is a different machine.
     let elsewhere = on_machines("b", 1, "other", &["m1"]);
     let spec = ClusterSpec {
         groups: vec![first, elsewhere],
@@ -289,7 +289,7 @@ fn a_hash_says_nothing_of_user_data_to_who_has_no_key_and_nodes_from_before_that
     assert_eq!(now.spec_hash, of("another guess", "k1-a", "k1-x").spec_hash);
     assert_ne!(now.spec_hash, other.spec_hash, "of another cluster");
     assert!(!of("hushed", "k1-b", "k1-x").is_hash(&before.spec_hash));
-    // Nodes carry what their data were known by when all clusters had one digest for the same.
+    // Existing nodes carry the identifier from the time when all clusters had the same digest for the same data.
     let former = |choice: &Choice| choice.former_hashes.last().unwrap().clone();
     assert!(former(&now).starts_with("h2-"));
     assert_eq!(former(&now), former(&other));

@@ -2,20 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drover_core::{Class, Reason, node::Call as Attempt};
+use drover_core::Class;
 use drover_proto::platform::v1 as wire;
-use drover_telemetry::span;
 
-use super::{heard, judged, retry_later, turn_at};
+use super::envelope::{Envelope, Kind};
 use crate::{
-    cluster::{Cluster, Inner},
+    cluster::{CallEnd, Cluster, ClusterState},
     heard::Heard,
-    hooks::Point,
     intake,
     queue::Urgency,
     request, secrets,
     shared::Shared,
-    trace,
 };
 
 /// Deadline of an UpdateNode call.
@@ -34,55 +31,55 @@ pub(super) async fn adopt(
         (node.platform.clone(), node.platform_uid.clone(), message)
     };
     let began = shared.now();
-    let traced = trace::call("adopt", &platform);
-    let answer = span::within(traced.as_ref(), async {
-        let (registered, client, permit) = turn_at(shared, &platform, &uid, urgency).await?;
-        message.fence = Some(shared.fence(cluster.uid));
-        message.expected_instance_id = registered.platform.identity().1;
-        shared.hooks.reach(Point::BeforeAdopt).await;
-        let answer = client.update_node(message, TIMEOUT).await;
-        let answer = secrets::hide(shared, cluster, slot, answer).await;
-        drop(permit);
-        judged(shared, &registered, answer.as_ref().err());
-        shared.hooks.reach(Point::AfterAdopt).await;
-        answer
-    })
-    .await;
-    trace::called(traced, answer.as_ref().err());
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Adopt,
+        platform: &platform,
+        uid: &uid,
+        owner: cluster.uid,
+        urgency,
+    };
+    let answer = envelope
+        .send(async |open| {
+            message.fence = Some(open.fence.clone());
+            message.expected_instance_id.clone_from(&open.instance);
+            open.call(async |client| {
+                let answer = client.update_node(message, TIMEOUT).await;
+                secrets::hide(shared, cluster, slot, answer).await
+            })
+            .await
+        })
+        .await;
     let answer = match answer {
         Ok(answer) => Ok(Heard::of(shared, answer.node.into_iter().collect()).await),
         Err(error) => Err(error),
     };
     let now = shared.now();
+    if let Err(error) = &answer
+        && error.class() != Class::Stale
+    {
+        tracing::debug!(cluster = %cluster.name, slot, %platform, %error, "a node was not adopted");
+    }
+    let (shown, answer) = match answer {
+        Ok(shown) => (shown, Ok(())),
+        Err(error) => (Vec::new(), Err(error)),
+    };
     let mut inner = cluster.inner.lock();
-    let node = heard(&mut inner, slot, answer.as_ref().err())?;
-    match answer {
-        Ok(answer) => {
-            node.call = Attempt::default();
-            for shown in &answer {
-                let at = (began, now);
-                let source = intake::Source {
-                    platform: &platform,
-                    uid: &uid,
-                };
-                intake::show(shared, cluster, &mut inner, source, shown, at, false);
-            }
-        }
-        Err(error) => {
-            if error.class() != Class::Stale {
-                tracing::debug!(cluster = %cluster.name, slot, %platform, %error, "a node was not adopted");
-                node.seen.message = error.message().into();
-            }
-            // Somebody else has it by now, and whoever gave it away compared as we do: it never becomes ours.
-            let taken = [Reason::SlotMismatch, Reason::NodeNotInCluster];
-            node.seen.gone |= taken.contains(&error.reason());
-            retry_later(&mut node.call, &error, now);
-        }
+    if !inner.call_ended(CallEnd::Adopt { slot, answer }, now) {
+        return None;
+    }
+    for node in &shown {
+        let at = (began, now);
+        let source = intake::Source {
+            platform: &platform,
+            uid: &uid,
+        };
+        intake::apply_observation(shared, cluster, &mut inner, source, node, at, false);
     }
     Some(urgency)
 }
 
-fn message(cluster: &Cluster, inner: &Inner, slot: u64) -> Option<wire::UpdateNodeRequest> {
+fn message(cluster: &Cluster, inner: &ClusterState, slot: u64) -> Option<wire::UpdateNodeRequest> {
     let node = inner.state.node(slot)?;
     let former = node.adoption.as_deref()?;
     let adoption = wire::NodeAdoption {

@@ -4,17 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use drover_core::{Error, Node, Reason, Result, Sym, spec::Hook};
 use drover_proto::{common::v1::process_output::Output, platform::v1 as wire};
-use drover_telemetry::span;
 use futures::StreamExt;
 
-use crate::{
-    calls::{judged, reach},
-    cluster::Cluster,
-    hooks::Point,
-    secrets,
-    shared::Shared,
-    trace,
-};
+use super::envelope::{Envelope, Kind, Open};
+use crate::{cluster::Cluster, hooks::Point, queue::Urgency, secrets, shared::Shared};
 
 /// How long a platform may take to open a stream.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,16 +31,16 @@ pub(crate) fn target(cluster: &Cluster, node: &Node) -> Option<wire::NodeTarget>
 ///
 /// # Errors
 /// The hook failed, took too long, or cannot be run: in words for people, without what it wrote. `CapabilityMissing` if
-/// the platform runs nothing in nodes, `NodeNotRunning` if there is nothing to run it in; `Unavailable` and
-/// `PlatformRestarted` say nothing about the hook, which may be run again.
-pub(crate) async fn run_hook(
+/// the platform runs nothing in nodes, `NodeNotRunning` if there is nothing to run it in; after `NotSent`, `Unavailable` and
+/// `PlatformRestarted` it may be run again.
+pub(crate) async fn run(
     shared: &Arc<Shared>,
     cluster: &Arc<Cluster>,
     slot: u64,
     hook: &Hook,
     most: Duration,
 ) -> Result<()> {
-    let (platform, uid, mut target) = {
+    let (platform, uid, target) = {
         let inner = cluster.inner.lock();
         let node = inner.state.node(slot);
         let gone = || Error::new(Reason::NodeNotRunning, "the node is not there");
@@ -56,21 +49,23 @@ pub(crate) async fn run_hook(
         (node.platform.clone(), node.platform_uid.clone(), target)
     };
     let timeout = hook.timeout.min(most);
-    let traced = trace::call("exec", &platform);
-    let ran = span::within(traced.as_ref(), async {
-        shared.hooks.reach(Point::BeforeHook).await;
-        let ran = tokio::time::timeout(
-            timeout,
-            exec(shared, cluster, (&platform, &uid), &mut target, hook),
-        )
-        .await
-        .unwrap_or_else(|_| Err(too_long(timeout)));
-        let ran = secrets::hide(shared, cluster, slot, ran).await;
-        shared.hooks.reach(Point::AfterHook).await;
-        ran
-    })
-    .await;
-    trace::called(traced, ran.as_ref().err());
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Hook,
+        platform: &platform,
+        uid: &uid,
+        owner: cluster.uid,
+        urgency: Urgency::Urgent,
+    };
+    shared.hooks.reach(Point::BeforeHook).await;
+    let ran = envelope.send(async |open| {
+        let exec = exec(open, &platform, target, hook);
+        let ran = tokio::time::timeout(timeout, exec).await;
+        let ran = ran.unwrap_or_else(|_| Err(too_long(timeout)));
+        secrets::hide(shared, cluster, slot, ran).await
+    });
+    let ran = ran.await;
+    shared.hooks.reach(Point::AfterHook).await;
     ran
 }
 
@@ -82,32 +77,29 @@ fn too_long(timeout: Duration) -> Error {
 }
 
 async fn exec(
-    shared: &Arc<Shared>,
-    cluster: &Cluster,
-    (platform, uid): (&Sym, &Sym),
-    target: &mut wire::NodeTarget,
+    open: Open<'_>,
+    platform: &Sym,
+    mut target: wire::NodeTarget,
     hook: &Hook,
 ) -> Result<()> {
-    let (registered, client) = reach(shared, platform, uid)?;
-    if !registered.platform.has(wire::Capability::NodeExec) {
+    if !open.registered.platform.has(wire::Capability::NodeExec) {
         let message = format!("platform {platform} cannot run commands in nodes");
         return Err(Error::new(Reason::CapabilityMissing, message));
     }
-    target.expected_instance_id = registered.platform.identity().1;
+    target.expected_instance_id.clone_from(&open.instance);
     let start = wire::ExecStart {
-        node: Some(target.clone()),
-        fence: Some(shared.fence(cluster.uid)),
+        node: Some(target),
+        fence: Some(open.fence.clone()),
         command: hook.exec.clone(),
         ..wire::ExecStart::default()
     };
     let start = wire::ExecRequest {
         input: Some(wire::exec_request::Input::Start(start)),
     };
-    // Not among the calls that change the backend: a hook may take as long as it is allowed to, and holds no place there.
     let input = futures::stream::once(async move { start });
-    let opened = client.exec(input, OPEN_TIMEOUT).await;
-    judged(shared, &registered, opened.as_ref().err());
-    let mut outputs = opened?;
+    let mut outputs = open
+        .call(async |client| client.exec(input, OPEN_TIMEOUT).await)
+        .await?;
     while let Some(output) = outputs.next().await {
         if let Some(Output::ExitCode(code)) = output?.output {
             return match code {
@@ -122,16 +114,4 @@ async fn exec(
 
 fn failed(message: String) -> Error {
     Error::new(Reason::Precondition, message)
-}
-
-/// Whether a hook that ended like this may be run again: nothing says that it ran, and nothing that it never will.
-pub(crate) fn is_open(error: &Error) -> bool {
-    matches!(
-        error.reason(),
-        Reason::Unavailable
-            | Reason::PlatformRestarted
-            | Reason::RateLimited
-            | Reason::Fenced
-            | Reason::Overloaded
-    )
 }

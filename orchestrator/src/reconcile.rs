@@ -12,17 +12,17 @@ use uuid::Uuid;
 
 use crate::{
     api::status,
-    calls, carry,
-    cluster::{Cluster, Inner, Resolved},
-    codec, events,
+    carry,
+    cluster::{Cluster, ClusterState, Resolved},
+    codec, events, executor,
     hooks::Point,
-    queue::{Turn, Urgency},
+    node_counts,
+    queue::{Urgency, WorkItem},
     request,
     shared::Shared,
     step::{encode_step, mark_called, take_over},
-    tally,
     trace::PassTrace,
-    witness::{Planned, Witness},
+    waiter::{Planned, ReconcileWaiter},
 };
 
 /// Wait after the store could not take a step: long enough to let it recover, short enough to go on soon.
@@ -40,15 +40,15 @@ const MAX_ROUNDS: usize = 64;
 /// Plans clusters as the queue gives them, until the orchestrator stops.
 pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
-        while let Some(turn) = shared.queue.pop(shared.now()) {
-            let uid = turn.cluster;
+        while let Some(item) = shared.queue.pop(shared.now()) {
+            let uid = item.cluster;
             let Some(cluster) = shared.cluster(uid) else {
                 shared.queue.done(uid);
                 continue;
             };
             let worker = shared.clone();
             shared.spawn(async move {
-                let rest = (pass(&worker, &cluster, turn).await * REST).min(MAX_REST);
+                let rest = (pass(&worker, &cluster, item).await * REST).min(MAX_REST);
                 if rest < MIN_REST {
                     return worker.queue.done(uid);
                 }
@@ -73,13 +73,13 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 /// Answers how long planning has taken, without what it waited for.
-async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, turn: Turn) -> Duration {
-    let urgency = turn.urgency;
-    let mut trace = PassTrace::begin(cluster, turn);
+async fn pass(shared: &Arc<Shared>, cluster: &Arc<Cluster>, item: WorkItem) -> Duration {
+    let urgency = item.urgency;
+    let mut trace = PassTrace::begin(cluster, item);
     let broken = rounds(shared, cluster, urgency, &mut trace).await.err();
     let planned = trace.end(broken.as_ref());
-    if let Some(witness) = &cluster.inner.lock().witness {
-        witness.planned(broken);
+    if let Some(waiter) = &cluster.inner.lock().waiter {
+        waiter.planned(broken);
     }
     planned
 }
@@ -143,7 +143,7 @@ struct Prepared {
     expect_head: Revision,
     desired: Revision,
     /// Who wants to know what becomes of it.
-    witness: Option<(Arc<Witness>, Planned)>,
+    waiter: Option<(Arc<ReconcileWaiter>, Planned)>,
 }
 
 async fn round(
@@ -179,7 +179,7 @@ async fn carry_out(
         head,
         expect_head,
         desired,
-        witness,
+        waiter,
     } = prepared;
     if plan.finished && plan.ops.is_empty() {
         return finish(shared, cluster, head, expect_head, desired, now).await;
@@ -212,11 +212,11 @@ async fn carry_out(
         shared.hooks.reach(Point::AfterCommit).await;
         take_over(shared, cluster, &plan, bodies, done, now);
     }
-    if let Some((witness, planned)) = witness {
-        witness.plan(planned);
+    if let Some((waiter, planned)) = waiter {
+        waiter.plan(planned);
     }
     for call in &plan.calls {
-        calls::start(shared, cluster, call, urgency);
+        executor::start(shared, cluster, call, urgency);
     }
     if plan.again || plan.finished {
         return Ok(Round::Again);
@@ -234,13 +234,13 @@ fn is_conflict(error: &drover_core::Error, what: &str) -> bool {
 }
 
 /// Plans a cluster as it is now.
-pub(crate) fn plan(shared: &Shared, inner: &mut Inner, now: Millis, explain: bool) -> Plan {
+pub(crate) fn plan(shared: &Shared, inner: &mut ClusterState, now: Millis, explain: bool) -> Plan {
     let views = shared.views(inner);
     plan_with(shared, inner, &views, now, explain)
 }
 
 /// What requests of a cluster take in the store.
-struct StoredSizes<'a>(&'a Inner);
+struct StoredSizes<'a>(&'a ClusterState);
 
 impl Sizes for StoredSizes<'_> {
     fn request(&self, group: usize, choice: usize) -> usize {
@@ -254,7 +254,7 @@ impl Sizes for StoredSizes<'_> {
 
 fn plan_with(
     shared: &Shared,
-    inner: &mut Inner,
+    inner: &mut ClusterState,
     views: &BTreeMap<Sym, PlatformView>,
     now: Millis,
     explain: bool,
@@ -293,16 +293,16 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
     if inner.finished {
         return Ok(None);
     }
-    let explain = inner.witness.is_some();
+    let explain = inner.waiter.is_some();
     let plan = plan(shared, &mut inner, now, explain);
-    tally::calmed(shared, &mut inner);
+    node_counts::calmed(shared, &mut inner);
     if inner.take_template_news() {
         shared.changed(cluster, &mut inner);
     }
     if inner.take_health_news() {
         shared.probes.track_all(shared, cluster.uid, &mut inner);
     }
-    let witness = inner.witness.clone().map(|witness| {
+    let waiter = inner.waiter.clone().map(|waiter| {
         let shown = status::plan(
             &plan,
             &inner.state,
@@ -310,12 +310,12 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
             inner.state.generation,
             now,
         );
-        (witness, Planned::new(&plan, &inner.state, shown))
+        (waiter, Planned::new(&plan, &inner.state, shown))
     });
     if plan.is_empty() {
         drop(inner);
-        if let Some((witness, planned)) = witness {
-            witness.plan(planned);
+        if let Some((waiter, planned)) = waiter {
+            waiter.plan(planned);
         }
         shared.queue.wake(cluster.uid, plan.wake);
         return Ok(None);
@@ -331,7 +331,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
             head,
             expect_head,
             desired,
-            witness,
+            waiter,
         }));
     }
     let mut bodies = Vec::new();
@@ -369,7 +369,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
         head,
         expect_head,
         desired,
-        witness,
+        waiter,
     }))
 }
 
@@ -377,7 +377,7 @@ fn prepare(shared: &Shared, cluster: &Cluster, now: Millis) -> Result<Option<Pre
 async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     let Some(row) = shared.store.load_cluster(cluster.uid).await? else {
         let mut inner = cluster.inner.lock();
-        let gone = tally::all(&inner.state.nodes);
+        let gone = node_counts::all(&inner.state.nodes);
         inner.finished = true;
         // The answer that it is deleted was lost; what of it comes late is to be known all the same.
         let (used, next_sequence) = remembered(&inner);
@@ -386,7 +386,7 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
         shared.tombstones.inherit(&inner.state, now);
         shared.drop_cluster(cluster);
         drop(inner);
-        tally::count(shared, gone, tally::Tally::new());
+        node_counts::count(shared, gone, node_counts::NodeCounts::new());
         return Ok(());
     };
     let fresh = shared.read(row)?.inner.into_inner();
@@ -397,14 +397,14 @@ async fn reload(shared: &Shared, cluster: &Cluster) -> Result<()> {
     inner.spec = fresh.spec;
     inner.bodies = fresh.bodies;
     inner.first_slots = fresh.first_slots;
-    let before = tally::all(&old.nodes);
+    let before = node_counts::all(&old.nodes);
     carry::over(old, &mut inner.state);
-    let after = tally::all(&inner.state.nodes);
+    let after = node_counts::all(&inner.state.nodes);
     shared.probes.track_all(shared, cluster.uid, &mut inner);
     inner.follow_desired();
     shared.changed(cluster, &mut inner);
     drop(inner);
-    tally::count(shared, before, after);
+    node_counts::count(shared, before, after);
     Ok(())
 }
 
@@ -496,7 +496,7 @@ pub(crate) fn living_marks(desired: &mut Desired, state: &State) {
 }
 
 /// What is kept of a cluster that is deleted, to know what of it comes late; and the sequence that no request of it has.
-fn remembered(inner: &Inner) -> (codec::UsedList, u64) {
+fn remembered(inner: &ClusterState) -> (codec::UsedList, u64) {
     let used = inner.state.used.iter();
     let used = used.map(|(platform, uid)| codec::Used {
         platform: platform.to_string(),

@@ -2,26 +2,21 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use drover_client::platform::Discovered;
-use drover_core::{Error, Millis, Result, Sym, node::Call as Attempt};
+use drover_client::{PlatformClient, platform::Discovered};
+use drover_core::{Error, Millis, Result, Sym};
 use drover_proto::platform::v1 as wire;
-use drover_telemetry::span;
 
-use super::{judged, not_sent, retry_later};
+use super::envelope::{Envelope, Kind};
 use crate::{
-    cluster::{Cluster, Inner},
+    cluster::{CallEnd, Cluster, ClusterState},
     heard::Heard,
-    hooks::Point,
     intake, probes,
     queue::Urgency,
     shared::Shared,
-    trace,
 };
 
 /// Deadline of a complete read.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
-/// Wait between two reads that look for the same absence.
-const CONFIRM_PAUSE: Millis = 2_000;
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an agent may take to prove that its node lives.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -32,24 +27,20 @@ pub(super) async fn confirm(
     platform: &Sym,
 ) -> Option<Urgency> {
     let began = shared.now();
-    let traced = trace::call("confirm", platform);
-    let read = span::within(traced.as_ref(), read(shared, cluster, platform, began)).await;
-    trace::called(traced, read.as_ref().err());
-    shared.hooks.reach(Point::AfterConfirm).await;
+    let read = read(shared, cluster, platform, began).await;
     let now = shared.now();
     let mut inner = cluster.inner.lock();
-    let call = inner.state.confirms.or_default(platform.clone());
-    call.in_flight = false;
-    match read {
-        Ok(read) => {
-            *call = Attempt {
-                in_flight: false,
-                failures: 0,
-                next: now + CONFIRM_PAUSE,
-            };
-            take_in(shared, cluster, &mut inner, platform, &read, now);
-        }
-        Err(error) => retry_later(call, &error, now),
+    let (read, answer) = match read {
+        Ok(read) => (Some(read), Ok(())),
+        Err(error) => (None, Err(error)),
+    };
+    let end = CallEnd::Confirm {
+        platform: platform.clone(),
+        answer,
+    };
+    inner.call_ended(end, now);
+    if let Some(read) = read {
+        take_in(shared, cluster, &mut inner, platform, &read, now);
     }
     Some(Urgency::Urgent)
 }
@@ -74,26 +65,26 @@ async fn read(
     began: Millis,
 ) -> Result<Read> {
     let registered = shared.require_platform(platform)?;
-    let (uid, instance) = registered.platform.identity();
-    let client = registered
-        .platform
-        .client()
-        .ok_or_else(|| not_sent(platform))?;
-    let permit = registered
-        .platform
-        .permit(Urgency::Bulk, || shared.now())
-        .await
-        .ok_or_else(|| not_sent(platform))?;
-    shared.hooks.reach(Point::BeforeConfirm).await;
-    let message = wire::DiscoverRequest {
-        expected_platform_uid: uid.clone(),
-        expected_instance_id: instance,
-        cluster_id: cluster.name.to_string(),
-        ..wire::DiscoverRequest::default()
+    let uid = registered.platform.identity().0;
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Confirm,
+        platform,
+        uid: &uid,
+        owner: cluster.uid,
+        urgency: Urgency::Bulk,
     };
-    let listed = client.discover_all(message.clone(), CONFIRM_TIMEOUT).await;
-    judged(shared, &registered, listed.as_ref().err());
-    let listed = listed?;
+    let reads = envelope.send(async |open| {
+        let message = wire::DiscoverRequest {
+            expected_platform_uid: uid.clone(),
+            expected_instance_id: open.instance.clone(),
+            cluster_id: cluster.name.to_string(),
+            ..wire::DiscoverRequest::default()
+        };
+        open.call(async |client| both(&client, cluster, platform, message).await)
+            .await
+    });
+    let (listed, found, agents) = reads.await?;
     let as_of = |read: &Discovered| {
         let as_of = registered.platform.as_of(read.observe_time.as_ref(), began);
         as_of.ok_or_else(|| {
@@ -103,26 +94,13 @@ async fn read(
         })
     };
     let mut since = as_of(&listed)?;
-    let shown: HashSet<&str> = listed
-        .nodes
-        .iter()
-        .map(|node| node.node_id.as_str())
-        .collect();
-    let (missing, agents) = missing(cluster, platform, &uid, &shown);
     let (mut nodes, mut warnings) = (listed.nodes, listed.warnings);
     let listed = nodes.len();
-    if !missing.is_empty() {
-        // Looked for by id too: some backends list late what they know already.
-        let message = wire::DiscoverRequest {
-            node_ids: missing,
-            ..message
-        };
-        let found = client.discover_all(message, CONFIRM_TIMEOUT).await?;
+    if let Some(found) = found {
         since = since.min(as_of(&found)?);
         nodes.extend(found.nodes);
         warnings.extend(found.warnings);
     }
-    drop(permit);
     let asked = agents.into_iter().map(|(id, address)| async move {
         let gate = shared.gate(platform);
         let alive = probes::network::agent_says(&address, &id, AGENT_TIMEOUT, gate).await;
@@ -141,6 +119,29 @@ async fn read(
         warnings,
         alive,
     })
+}
+
+/// What a platform lists of a cluster, what it has of the rest by id, and the agents of those.
+async fn both(
+    client: &PlatformClient,
+    cluster: &Cluster,
+    platform: &Sym,
+    message: wire::DiscoverRequest,
+) -> Result<(Discovered, Option<Discovered>, Vec<(String, String)>)> {
+    let listed = client.discover_all(message.clone(), TIMEOUT).await?;
+    let ids = listed.nodes.iter().map(|node| node.node_id.as_str());
+    let uid = &message.expected_platform_uid;
+    let (missing, agents) = missing(cluster, platform, uid, &ids.collect());
+    if missing.is_empty() {
+        return Ok((listed, None, agents));
+    }
+    // Looked for by id too: some backends list late what they know already.
+    let message = wire::DiscoverRequest {
+        node_ids: missing,
+        ..message
+    };
+    let found = client.discover_all(message, TIMEOUT).await?;
+    Ok((listed, Some(found), agents))
 }
 
 /// Ids of recorded nodes that a list lacks, and the agents of those that nobody asked to go.
@@ -171,7 +172,7 @@ fn missing(
 fn take_in(
     shared: &Shared,
     cluster: &Cluster,
-    inner: &mut Inner,
+    inner: &mut ClusterState,
     platform: &Sym,
     read: &Read,
     now: Millis,
@@ -183,7 +184,7 @@ fn take_in(
         {
             shown.insert((request, index));
         }
-        intake::show(
+        intake::apply_observation(
             shared,
             cluster,
             inner,

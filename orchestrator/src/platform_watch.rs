@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use drover_client::PlatformClient;
-use drover_core::{Error, Millis, Reason, Result};
+use drover_core::{Error, Millis, Reason, Result, back_off};
 use drover_proto::platform::v1::{self as wire, watch_nodes_response::Event};
 use drover_store::Owned;
 use futures::StreamExt;
@@ -25,9 +25,9 @@ const FENCE_TIMEOUT: Duration = Duration::from_secs(12);
 /// Deadline of a complete read of a platform that cannot be watched.
 const DISCOVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// First wait before the next attempt; it doubles, with full jitter.
-const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_FIRST: Millis = 100;
 /// Longest wait before the next attempt.
-const RETRY_MOST: Duration = Duration::from_secs(10);
+const RETRY_MOST: Millis = 10_000;
 /// Most that is said about one outage: refused, then no answer, then no name.
 const MOST_SAID: usize = 4;
 /// Heartbeats that are asked for.
@@ -38,7 +38,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Follows a platform until it is unregistered or the orchestrator stops.
 pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
     let platform = registered.platform.name.clone();
-    let mut failures = 0;
+    let mut failures = 0_u32;
     let mut said: Vec<String> = Vec::new();
     loop {
         let began = Instant::now();
@@ -60,14 +60,12 @@ pub(crate) async fn run(shared: Arc<Shared>, registered: Arc<Registered>) {
             tracing::warn!(%platform, %error, "platform cannot be followed; tried again");
             said.push(error.message().to_owned());
         }
-        failures = if began.elapsed() > RETRY_MOST {
+        failures = if began.elapsed() > Duration::from_millis(RETRY_MOST) {
             0
         } else {
             failures + 1
         };
-        let most = RETRY_FIRST
-            .saturating_mul(1 << failures.min(10))
-            .min(RETRY_MOST);
+        let most = Duration::from_millis(back_off(RETRY_FIRST, RETRY_MOST, failures));
         let wait = error
             .retry_after()
             .unwrap_or_else(|| most.mul_f64(fastrand::f64()));

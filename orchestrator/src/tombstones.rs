@@ -19,8 +19,8 @@ use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
 use crate::{
-    calls::{judged, turn_at},
     codec::UsedList,
+    executor::{Envelope, Kind},
     platform::Platform,
     queue::Urgency,
     shared::Shared,
@@ -347,31 +347,38 @@ async fn remove(shared: &Arc<Shared>, platform: Sym, node_id: String, late: Late
         return;
     }
     let uid = registered.platform.uid();
-    let turn = turn_at(shared, &platform, &uid, Urgency::Bulk).await;
-    let Ok((registered, client, permit)) = turn else {
-        return;
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Deprovision,
+        platform: &platform,
+        uid: &uid,
+        owner: late.owner,
+        urgency: Urgency::Bulk,
     };
-    // The tombstone is the durable intent; compare-and-delete does the rest.
-    let message = wire::DeprovisionRequest {
-        expected_platform_uid: uid.to_string(),
-        expected_instance_id: registered.platform.identity().1,
-        fence: Some(shared.fence(late.owner)),
-        request_id: Uuid::now_v7().to_string(),
-        owner: late.owner.to_string(),
-        cluster_id: late.cluster.clone(),
-        node_request_id: late.request,
-        index: late.index,
-        node_id: node_id.clone(),
-        reason: "Orphan".to_owned(),
-        // It may have taken over what was kept, and what its cluster said of that is not known any more.
-        retain_storage: registered.platform.has(wire::Capability::RetainStorage),
-        ..wire::DeprovisionRequest::default()
-    };
-    tracing::info!(%platform, %node_id, cluster = %late.cluster, "removing a late node of a deleted cluster");
-    shared.tombstones.asked(&platform, &node_id, shared.now());
-    let answer = client.deprovision(message, TIMEOUT).await;
-    drop(permit);
-    judged(shared, &registered, answer.as_ref().err());
+    let answer = envelope
+        .send(async |open| {
+            // The tombstone is the durable intent; compare-and-delete does the rest.
+            let message = wire::DeprovisionRequest {
+                expected_platform_uid: uid.to_string(),
+                expected_instance_id: open.instance.clone(),
+                fence: Some(open.fence.clone()),
+                request_id: Uuid::now_v7().to_string(),
+                owner: late.owner.to_string(),
+                cluster_id: late.cluster.clone(),
+                node_request_id: late.request,
+                index: late.index,
+                node_id: node_id.clone(),
+                reason: "Orphan".to_owned(),
+                // It may have taken over what was kept, and what its cluster said of that is not known any more.
+                retain_storage: open.registered.platform.has(wire::Capability::RetainStorage),
+                ..wire::DeprovisionRequest::default()
+            };
+            tracing::info!(%platform, %node_id, cluster = %late.cluster, "removing a late node of a deleted cluster");
+            shared.tombstones.asked(&platform, &node_id, shared.now());
+            open.call(async |client| client.deprovision(message, TIMEOUT).await)
+                .await
+        })
+        .await;
     match answer {
         // Nobody may have been watching when it went. Shown again, it is late again.
         Ok(answer) if answer.state() == wire::DeprovisionState::Gone => {

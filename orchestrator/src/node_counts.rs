@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use drover_core::{Node, Sym};
 use drover_planner::{Op, is_troubled};
 
-use crate::{cluster::Inner, shared::Shared};
+use crate::{cluster::ClusterState, shared::Shared};
 
 /// Nodes and those in trouble, by platform.
-pub(crate) type Tally = BTreeMap<Sym, (i64, i64)>;
+pub(crate) type NodeCounts = BTreeMap<Sym, (i64, i64)>;
 
 /// The same among those that operations touch.
-pub(crate) fn of(nodes: &[Node], ops: &[Op]) -> Tally {
-    let mut tally = Tally::new();
+pub(crate) fn of(nodes: &[Node], ops: &[Op]) -> NodeCounts {
+    let mut counts = NodeCounts::new();
     let mut add = |node: &Node| {
-        let (total, sick) = tally.entry(node.platform.clone()).or_default();
+        let (total, sick) = counts.entry(node.platform.clone()).or_default();
         *total += 1;
         *sick += i64::from(is_troubled(node));
     };
@@ -27,7 +27,9 @@ pub(crate) fn of(nodes: &[Node], ops: &[Op]) -> Tally {
     let mut seen = BTreeSet::new();
     for op in ops {
         let slots: Vec<u64> = match op {
-            Op::Enter { slot, .. } | Op::Remove { slot, .. } | Op::Forget { slot, .. } => {
+            Op::StateChanged { slot, .. }
+            | Op::Remove { slot, .. }
+            | Op::RecordDropped { slot, .. } => {
                 vec![*slot]
             }
             Op::Request { nodes, .. } => nodes.iter().map(|node| node.slot).collect(),
@@ -42,22 +44,22 @@ pub(crate) fn of(nodes: &[Node], ops: &[Op]) -> Tally {
             }
         }
     }
-    tally
+    counts
 }
 
 /// The same among all of these nodes.
-pub(crate) fn all(nodes: &[Node]) -> Tally {
-    let mut tally = Tally::new();
+pub(crate) fn all(nodes: &[Node]) -> NodeCounts {
+    let mut counts = NodeCounts::new();
     for node in nodes {
-        let (total, sick) = tally.entry(node.platform.clone()).or_default();
+        let (total, sick) = counts.entry(node.platform.clone()).or_default();
         *total += 1;
         *sick += i64::from(is_troubled(node));
     }
-    tally
+    counts
 }
 
 /// Tells platforms of nodes of which other probes have said that they do not answer.
-pub(crate) fn calmed(shared: &Shared, inner: &mut Inner) {
+pub(crate) fn calmed(shared: &Shared, inner: &mut ClusterState) {
     for platform in std::mem::take(&mut inner.calmed) {
         if let Some(registered) = shared.platform(&platform) {
             registered.platform.count(0, -1, shared.now());
@@ -66,7 +68,7 @@ pub(crate) fn calmed(shared: &Shared, inner: &mut Inner) {
 }
 
 /// Tells platforms by how much their numbers have changed.
-pub(crate) fn count(shared: &Shared, before: Tally, after: Tally) {
+pub(crate) fn count(shared: &Shared, before: NodeCounts, after: NodeCounts) {
     let mut change = after;
     for (platform, (total, sick)) in before {
         let entry = change.entry(platform).or_default();

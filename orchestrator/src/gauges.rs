@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     api::status::{self, Visible},
-    cluster::{Cluster, Inner},
+    cluster::{Cluster, ClusterState},
     shared::Shared,
 };
 
@@ -29,7 +29,7 @@ const PHASES: [(ClusterPhase, &str); 5] = [
 
 /// What is counted.
 #[derive(Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct Gauges {
     /// Clusters that have to be counted again.
     changed: Mutex<HashSet<Uuid>>,
     counted: Mutex<Counted>,
@@ -77,7 +77,7 @@ impl Sums {
     }
 }
 
-impl Figures {
+impl Gauges {
     /// Something of a cluster may count differently now.
     pub(crate) fn changed(&self, cluster: Uuid) {
         self.changed.lock().insert(cluster);
@@ -111,7 +111,7 @@ impl Figures {
     /// Everything as it is now.
     pub(crate) fn write(shared: &Shared, out: &mut Exposition) {
         let now = shared.now();
-        let figures = &shared.figures;
+        let figures = &shared.gauges;
         figures.count(shared, now);
         {
             let counted = figures.counted.lock();
@@ -152,7 +152,7 @@ fn one(cluster: &Cluster, visible: &Visible, now: Millis) -> One {
 }
 
 /// Whether somebody may want to know how long this lasts. Who paused a cluster knows why it stands still.
-fn is_late(inner: &Inner, phase: ClusterPhase) -> bool {
+fn is_late(inner: &ClusterState, phase: ClusterPhase) -> bool {
     phase != ClusterPhase::Ready && inner.desired.value.paused.is_none()
 }
 
@@ -331,5 +331,5 @@ pub(crate) fn platform(name: &str) {
 /// For whoever is asked for metrics.
 pub(crate) fn collector(shared: &Arc<Shared>) -> impl Fn(&mut Exposition) + Send + Sync + 'static {
     let shared = shared.clone();
-    move |out| Figures::write(&shared, out)
+    move |out| Gauges::write(&shared, out)
 }

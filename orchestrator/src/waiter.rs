@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 /// Watches one pass and the calls that follow from it.
 #[derive(Debug, Default)]
-pub(crate) struct Witness {
+pub(crate) struct ReconcileWaiter {
     seen: Mutex<Seen>,
     changed: Notify,
 }
@@ -61,7 +61,7 @@ impl Planned {
             {
                 Some(Outcome::Open(Subject::Slot(*slot)))
             }
-            Op::Turn { slot, role } if *role == Role::Promoting => {
+            Op::RoleChange { slot, role } if *role == Role::Promoting => {
                 Some(Outcome::Open(Subject::Slot(*slot)))
             }
             Op::TakeOrphan { node } if node.removal.is_none() && !node.is_adopting() => {
@@ -75,7 +75,7 @@ impl Planned {
             } if change.is_action() => {
                 Some(Outcome::Open(Subject::Infrastructure(record.sequence)))
             }
-            Op::Remove { .. } | Op::Forget { .. } | Op::Close { .. } => Some(Outcome::Done),
+            Op::Remove { .. } | Op::RecordDropped { .. } | Op::Close { .. } => Some(Outcome::Done),
             _ => None,
         });
         // Requests that are sent again are answered behind what is new.
@@ -90,7 +90,7 @@ impl Planned {
     }
 }
 
-impl Witness {
+impl ReconcileWaiter {
     /// A plan of the pass is carried out.
     pub(crate) fn plan(&self, planned: Planned) {
         let mut seen = self.seen.lock();

@@ -1,0 +1,88 @@
+//! Asking a platform to remove a node.
+
+use std::{sync::Arc, time::Duration};
+
+use drover_core::{Class, storage::Retention};
+use drover_proto::platform::v1 as wire;
+use uuid::Uuid;
+
+use super::envelope::{Envelope, Kind};
+use crate::{
+    cluster::{CallEnd, Cluster},
+    order,
+    queue::Urgency,
+    secrets,
+    shared::Shared,
+};
+
+/// Deadline of the call: the platform answers when it has begun, not when it is done.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(super) async fn deprovision(
+    shared: &Arc<Shared>,
+    cluster: &Arc<Cluster>,
+    slot: u64,
+    urgency: Urgency,
+) -> Option<Urgency> {
+    let (platform, uid, grace, mut message) = {
+        let inner = cluster.inner.lock();
+        let node = inner.state.node(slot)?;
+        let grace = order::grace(&inner, &node.group);
+        let message = wire::DeprovisionRequest {
+            expected_platform_uid: node.platform_uid.to_string(),
+            request_id: Uuid::now_v7().to_string(),
+            owner: cluster.uid.to_string(),
+            cluster_id: cluster.name.to_string(),
+            node_request_id: node.request.to_string(),
+            index: Some(node.index),
+            node_id: node.node_id.as_ref()?.to_string(),
+            reason: node
+                .removal
+                .map_or("", |removal| removal.reason.as_str())
+                .to_owned(),
+            retain_storage: node.fate_of_storage() == Some(Retention::Retain),
+            ..wire::DeprovisionRequest::default()
+        };
+        (
+            node.platform.clone(),
+            node.platform_uid.clone(),
+            grace,
+            message,
+        )
+    };
+    let envelope = Envelope {
+        shared,
+        kind: Kind::Deprovision,
+        platform: &platform,
+        uid: &uid,
+        owner: cluster.uid,
+        urgency,
+    };
+    let answer = envelope
+        .send(async |open| {
+            message.fence = Some(open.fence.clone());
+            message.expected_instance_id.clone_from(&open.instance);
+            if open.registered.platform.has(wire::Capability::GracePeriod) {
+                message.grace_period = grace.map(drover_convert::value::to_duration);
+            }
+            open.call(async |client| {
+                let answer = client.deprovision(message, TIMEOUT).await;
+                secrets::hide(shared, cluster, slot, answer).await
+            })
+            .await
+        })
+        .await;
+    let now = shared.now();
+    if let Err(error) = &answer
+        && error.class() != Class::Stale
+    {
+        tracing::debug!(cluster = %cluster.name, slot, %platform, %error, "removal failed");
+    }
+    let end = CallEnd::Deprovision {
+        slot,
+        grace,
+        answer: answer.map(drop),
+    };
+    let mut inner = cluster.inner.lock();
+    inner.call_ended(end, now).then_some(urgency)
+}
