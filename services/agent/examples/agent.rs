@@ -1,4 +1,4 @@
-//! The agent as a process of its own: `cargo run -p drover-agent --example agent -- --node-id n1`.
+//! The agent as a separate process: `cargo run -p drover-agent --example agent -- --node-id n1`.
 
 use clap::Parser;
 use drover_agent::{AgentSettings, run_blocking};

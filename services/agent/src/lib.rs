@@ -1,8 +1,8 @@
-//! The reference node agent: says which node it is and whether it is well, and nothing else.
+//! The reference node agent, which only reports the identity and the health of its node.
 //!
 //! Serves `grpc.health.v1`, `drover.agent.v1.AgentService`, reflection and, over HTTP on the same port, `/healthz`,
-//! `/readyz` and `/metrics`. While it is unhealthy, health answers `NOT_SERVING` and both HTTP checks 503. It is made
-//! unhealthy by `--unhealthy-file` existing, and by SIGUSR1, which toggles.
+//! `/readyz` and `/metrics`. While it is unhealthy, the health service returns `NOT_SERVING` and both HTTP checks
+//! return 503. It becomes unhealthy while `--unhealthy-file` exists, and is toggled by SIGUSR1.
 
 use std::{
     io,
@@ -25,11 +25,11 @@ use tokio::{
 };
 use tonic::{Request, Response, Status};
 
-/// How often the unhealthy file is looked for: far below any probe interval.
+/// Interval at which the unhealthy file is checked: far below any probe interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long calls in flight may take at the end: all of them are answered from memory.
+/// Grace period for calls in flight at shutdown: all of them are answered from memory.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-/// Connections at once: a few probers, and people who look.
+/// Maximum number of connections: a few probers, and people who debug.
 const MAX_CONNECTIONS: usize = 256;
 
 /// Which node this is and where it listens.
@@ -72,15 +72,15 @@ pub struct AgentSettings {
     pub fail_after: Option<Duration>,
 }
 
-/// Runs the agent until SIGTERM or SIGINT, on a runtime of one thread.
-/// Errors: the address cannot be listened on; `fail_after` is over.
+/// Runs the agent on a single-threaded runtime until SIGTERM or SIGINT. Fails if it cannot listen on the address, or
+/// when `fail_after` has passed.
 pub fn run_blocking(settings: AgentSettings) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("no runtime")?;
     runtime.block_on(async {
-        // Before anything else: a signal that comes while it starts must not kill it.
+        // Installed first, so that a signal during startup does not kill the process.
         let mut signals = Signals::new().context("signals cannot be caught")?;
         let fail_after = settings.fail_after;
         let start_delay = settings.start_delay.unwrap_or_default();
@@ -105,12 +105,12 @@ async fn after(duration: Option<Duration>) {
     }
 }
 
-/// An agent in the background. Dropping it ends it at once.
+/// An agent in the background. Dropping it stops it immediately.
 #[derive(Debug)]
 pub struct Agent {
     running: Running,
     unwell: watch::Sender<bool>,
-    /// Owns what watches the health.
+    /// Owns the tasks that watch the health.
     _helpers: JoinSet<()>,
 }
 
@@ -121,12 +121,12 @@ impl Agent {
         self.running.address()
     }
 
-    /// Makes it unhealthy, or healthy again; the same as SIGUSR1.
+    /// Toggles between healthy and unhealthy, like SIGUSR1.
     pub fn toggle(&self) {
         self.unwell.send_modify(|unwell| *unwell = !*unwell);
     }
 
-    /// Stops it.
+    /// Stops the agent.
     pub async fn shutdown(self) {
         self.running.shutdown().await;
     }
@@ -141,8 +141,8 @@ impl Agent {
     }
 }
 
-/// Starts an agent. `start_delay` and `fail_after` are for whoever owns the process.
-/// Errors: the address cannot be listened on.
+/// Starts an agent. `start_delay` and `fail_after` are left to the owner of the process. Fails if it cannot listen on
+/// the address.
 pub async fn start(settings: AgentSettings, stop: Shutdown) -> anyhow::Result<Agent> {
     let server = ServerSettings {
         listen: settings.listen,

@@ -1,4 +1,4 @@
-//! The agent: in this process, and as one of its own (the example `agent`).
+//! The agent, in this process and as a separate process (the example `agent`).
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{
@@ -140,11 +140,11 @@ async fn one_that_starts_unhealthy_says_so_from_the_first_answer() {
     );
 }
 
-/// An agent as a process, killed if a test leaves it behind.
+/// An agent process, killed if a test leaves it behind.
 struct Process(Child);
 
 impl Process {
-    /// With the address that it logs.
+    /// Starts the process, and returns the address that it logs.
     fn start(flags: &[&str]) -> (Self, SocketAddr) {
         let directory = std::env::current_exe().unwrap();
         let examples = directory
@@ -165,7 +165,7 @@ impl Process {
             .unwrap()
             .unwrap();
         let address = line.split('"').find_map(|part| part.parse().ok()).unwrap();
-        // Read on, so that it can write on.
+        // Keep reading, so that the process does not block on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         (Self(child), address)
     }

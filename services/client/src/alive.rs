@@ -1,4 +1,4 @@
-//! A stream that must not be silent.
+//! A stream with liveness detection.
 
 use std::{
     future::Future,
@@ -14,14 +14,14 @@ use tonic::Streaming;
 
 use crate::call::{silent, to_error};
 
-/// Heartbeat interval of a watch that states none, as the protos say.
+/// Default heartbeat interval of a watch, as documented in the protos.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
-/// Shortest and longest heartbeat interval that is believed, as the protos bound it.
+/// Bounds of the heartbeat interval, as documented in the protos; other values are clamped.
 const INTERVALS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// Intervals of silence after which a watch is dead.
+/// Number of missed heartbeats after which a watch is considered dead.
 const SILENT_INTERVALS: u32 = 3;
 
-/// The messages of a watch. Ends with an error, always: `Unavailable` if the server ended it, `DeadlineExceeded` if it
+/// The messages of a watch. Always ends with an error: `Unavailable` if the server ended it, `DeadlineExceeded` if it
 /// was silent for three heartbeat intervals.
 #[derive(Debug)]
 pub(crate) struct Alive<M> {
@@ -32,7 +32,7 @@ pub(crate) struct Alive<M> {
 }
 
 impl<M> Alive<M> {
-    /// `asked` is the interval in the request, `stated` finds the one that the server says it keeps.
+    /// `asked` is the interval of the request; `stated` extracts the interval that the server announces.
     pub(crate) fn new(
         inner: Streaming<M>,
         asked: Option<&prost_types::Duration>,

@@ -1,4 +1,4 @@
-//! A token that says who calls.
+//! Bearer tokens that authenticate the caller.
 
 use std::{
     fmt,
@@ -12,17 +12,17 @@ use http::HeaderValue;
 use tokio::{io::AsyncReadExt, sync::Mutex};
 use zeroize::{Zeroize, Zeroizing};
 
-/// Longest token: those of the headers of one request have to fit into what servers take.
+/// Maximum length of a token: the headers of a request must stay within the limits of servers.
 const MAX_BYTES: u64 = 8 * 1024;
-/// How often a file is looked at.
+/// Minimum interval between two reads of a token file.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where the token of every call comes from. It is shown nowhere.
+/// Source of the bearer token of every call. The token is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Bearer {
-    /// This one.
+    /// A fixed token.
     Token(String),
-    /// A file that holds nothing else; read again every second in which there are calls.
+    /// A file that contains only the token; read again at most once a second, when there are calls.
     File(PathBuf),
 }
 
@@ -43,7 +43,7 @@ impl Drop for Bearer {
     }
 }
 
-/// The header of a bearer, as it is now.
+/// Provides the current authorization header.
 #[derive(Clone, Debug)]
 pub(crate) struct Header {
     bearer: Bearer,
@@ -64,7 +64,8 @@ impl Header {
         }
     }
 
-    /// `Bearer …`, marked as secret. Errors: the file cannot be read, or holds no token; nothing was sent then.
+    /// Returns `Bearer …`, marked as sensitive. Fails if the file cannot be read or does not contain a token; nothing
+    /// is sent in that case.
     pub(crate) async fn value(&self) -> Result<HeaderValue> {
         let path = match &self.bearer {
             Bearer::Token(token) => return header(token),
@@ -82,7 +83,8 @@ impl Header {
                 format!("token file {}: {why}", path.display()),
             )
         };
-        // Whole, each time: a time of change is too coarse to tell two tokens of the same moment apart.
+        // Read in full each time: modification times are too coarse to tell apart two tokens written in quick
+        // succession.
         let text = read_at_most(path, MAX_BYTES)
             .await
             .map_err(|e| wrong(e.to_string()))?;
@@ -97,7 +99,7 @@ impl Header {
 
 async fn read_at_most(path: &Path, most: u64) -> std::io::Result<Zeroizing<String>> {
     use std::io::{Error, ErrorKind};
-    // At once as long as it may get: what a longer one leaves behind is not wiped.
+    // Allocated at full capacity up front, because reallocation would leave a copy that is not wiped.
     let capacity = usize::try_from(most + 1).unwrap_or_default();
     let mut text = Zeroizing::new(String::with_capacity(capacity));
     let file = tokio::fs::File::open(path).await?;
@@ -109,7 +111,7 @@ async fn read_at_most(path: &Path, most: u64) -> std::io::Result<Zeroizing<Strin
     Ok(text)
 }
 
-/// What no answer to a call with this header may repeat.
+/// The token, which no response to a call with this header may repeat.
 pub(crate) fn hidden(header: &HeaderValue) -> Hidden {
     let token = header.as_bytes().strip_prefix(b"Bearer ");
     Hidden::default().secret(token.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! What is the same for every call: its deadline, and what its failure means.
+//! Common parts of all calls: deadlines and error classification.
 
 use std::{error::Error as StdError, future::Future, time::Duration};
 
@@ -7,17 +7,18 @@ use tonic::{Request, Response, Status};
 
 use crate::TransportError;
 
-/// Metadata key of an error that did not come from a server. Kept inside of this process, never sent.
+/// Metadata key of errors that did not come from a server. Local to this process, never sent.
 const UNREACHABLE: &str = "unreachable";
 
-/// A request with its deadline on it, so that the server stops when nobody waits any more.
+/// Creates a request that carries its deadline, so that the server stops working when the caller no longer waits.
 pub(crate) fn request<T>(message: T, deadline: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline);
     request
 }
 
-/// Waits for an answer until the deadline. The server was told the same deadline; this one counts when it is silent.
+/// Waits for a response until the deadline. The server knows the same deadline; this one applies if it does not
+/// respond.
 pub(crate) async fn within<T>(
     deadline: Duration,
     call: impl Future<Output = Result<Response<T>, Status>>,
@@ -36,7 +37,7 @@ pub(crate) fn silent(deadline: Duration) -> Error {
     )
 }
 
-/// What a status of a call over a [`Channel`](crate::Channel) means.
+/// Converts the status of a call over a [`Channel`](crate::Channel) to an error.
 #[must_use]
 pub fn to_error(status: &Status) -> Error {
     let error = drover_convert::error::from_status(status);
@@ -50,7 +51,7 @@ pub fn to_error(status: &Status) -> Error {
     error
 }
 
-/// Whether an error says that there was no way to the server, as opposed to an answer of it.
+/// Whether the error means that the server could not be reached, as opposed to an error that it returned.
 #[must_use]
 pub fn is_unreachable(error: &Error) -> bool {
     error.reason() == Reason::Unavailable && error.metadata().contains_key(UNREACHABLE)

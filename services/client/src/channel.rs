@@ -1,4 +1,4 @@
-//! One way to a server, whatever lies between.
+//! A channel to a server, independent of the transport.
 
 use std::{
     error::Error as StdError,
@@ -26,34 +26,35 @@ use crate::{
     role::{Role, Wanted},
 };
 
-/// How often a connection is pinged. A partition is noticed after this and [`KEEP_ALIVE_TIMEOUT`] at most.
+/// Keep-alive interval. A partition is noticed after at most this plus [`KEEP_ALIVE_TIMEOUT`].
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a ping may stay unanswered: far more than a busy server takes, far less than a person waits.
+/// Keep-alive timeout: far more than a busy server needs, far less than a person would wait.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection may take to be made: a lost SYN is sent again after 1 s.
+/// Connect timeout: a lost SYN is retransmitted after 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where a server is and how its connection is watched over.
+/// Location of a server, and the settings of its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     uri: Uri,
     socket: Option<PathBuf>,
-    /// Time between pings, also while no call is in flight. Default 10 s.
+    /// Interval between keep-alive pings, also while no call is in flight. Default 10 s.
     pub keep_alive_interval: Duration,
-    /// How long a ping may stay unanswered before the connection is given up. Default 5 s.
+    /// Time without a ping response after which the connection is closed. Default 5 s.
     pub keep_alive_timeout: Duration,
-    /// How long a connection may take to be made. Default 3 s.
+    /// Timeout for establishing a connection. Default 3 s.
     pub connect_timeout: Duration,
-    /// How TLS is spoken, for `https`. Default: the authorities of the system, no certificate of the client's own.
+    /// TLS settings for `https`. Default: the system's CAs and no client certificate.
     pub tls: ClientSettings,
-    /// Token that goes with every call. Default: none.
+    /// Bearer token for every call. Default: none.
     pub bearer: Option<Bearer>,
-    /// Address to connect to in the place of what the host leads to, for who has resolved and judged it. Default: none.
+    /// Address to connect to instead of resolving the host, for callers that have already resolved and vetted it.
+    /// Default: none.
     pub at: Option<SocketAddr>,
 }
 
 impl Target {
-    /// A server of this machine that listens on a unix socket.
+    /// Creates a target for a server on this machine that listens on a unix socket.
     #[must_use]
     pub fn on_socket(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -75,20 +76,20 @@ impl Target {
         }
     }
 
-    /// The unix socket, if it is one.
+    /// The unix socket, if the target is one.
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
         self.socket.as_deref()
     }
 
-    /// Whether TLS is spoken.
+    /// Whether TLS is used.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.uri.scheme() == Some(&Scheme::HTTPS)
     }
 
-    /// The same with certificates, read once to see that they can be. Errors: `Invalid` if they cannot, with which and
-    /// why, or if the endpoint is not `https`.
+    /// Sets the TLS settings, after checking that the certificates can be read. Returns `Invalid` if they cannot,
+    /// naming the file and the cause, or if the endpoint is not `https`.
     pub fn with_tls(mut self, tls: ClientSettings) -> Result<Self, Error> {
         if !self.is_encrypted() && tls != ClientSettings::default() {
             return Err(Error::invalid(
@@ -102,14 +103,14 @@ impl Target {
         Ok(self)
     }
 
-    /// The same with a token for every call.
+    /// Sets the bearer token for every call.
     #[must_use]
     pub fn with_bearer(mut self, bearer: Bearer) -> Self {
         self.bearer = Some(bearer);
         self
     }
 
-    /// The endpoint, as it was given.
+    /// The endpoint as given.
     #[must_use]
     pub fn uri(&self) -> &Uri {
         &self.uri
@@ -119,7 +120,7 @@ impl Target {
 impl FromStr for Target {
     type Err = Error;
 
-    /// `http://host:port` or `https://host:port`. Errors: `Invalid` for anything else.
+    /// Parses `http://host:port` or `https://host:port`. Returns `Invalid` for anything else.
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = |why: &str| {
             Error::invalid(
@@ -161,7 +162,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// A way to a server, usable with every generated client. Clones share the connection.
+/// A channel to a server, usable with every generated client. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Channel {
     way: Way,
@@ -171,20 +172,20 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The same to a server that must have a role. Connections are not made before the first call.
+    /// Requires the server to have this role. Must be set before the first call, which establishes the connection.
     pub(crate) fn to(self, role: Role) -> Self {
         self.wanted.want(role);
         self
     }
 
-    /// The same to a platform of this name: its calls are counted and timed under it.
+    /// Marks the channel as leading to the platform of this name, under which its calls are counted and timed.
     #[must_use]
     pub fn to_platform(mut self, name: &str) -> Self {
         self.peer.platform = Some(name.into());
         self
     }
 
-    /// The same with a token for every call.
+    /// Sets the bearer token for every call.
     #[must_use]
     pub fn with_bearer(mut self, bearer: Bearer) -> Self {
         self.bearer = Some(Header::new(bearer));
@@ -198,8 +199,8 @@ enum Way {
     InProcess(Routes),
 }
 
-/// A channel to a server on the network. Never blocks: the connection is made by the first call, and made again by the
-/// next one when it is lost. Has to be called within a tokio runtime.
+/// Creates a channel to a server on the network. Never blocks: the connection is established by the first call, and
+/// re-established by the next call after it is lost. Must be called within a tokio runtime.
 #[must_use]
 pub fn connect(target: &Target) -> Channel {
     let uri = match target.at {
@@ -244,7 +245,7 @@ pub fn connect(target: &Target) -> Channel {
     }
 }
 
-/// What calls say whom they are for: the name that the certificate must have, where that is another than the address.
+/// The authority of calls: the name that the certificate must match, if it differs from the address.
 fn origin(target: &Target) -> Uri {
     let uri = &target.uri;
     let Some(name) = target.tls.server_name.as_ref() else {
@@ -266,9 +267,10 @@ fn origin(target: &Target) -> Uri {
     Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
-/// Where to connect to. tonic would do its own TLS for `https`, with files that it reads once.
+/// The address to connect to. The scheme becomes `http`, because tonic would otherwise do its own TLS for `https`, with
+/// files that it reads only once.
 fn address(uri: &Uri) -> Uri {
-    /// Where `https` is spoken if nothing is said.
+    /// Default port of `https`.
     const HTTPS_PORT: u16 = 443;
     let mut parts = uri.clone().into_parts();
     if uri.scheme() == Some(&Scheme::HTTPS) {
@@ -279,11 +281,11 @@ fn address(uri: &Uri) -> Uri {
         }
         parts.scheme = Some(Scheme::HTTP);
     }
-    // Nothing but the scheme and the port changed, so it is one.
+    // Cannot fail, since only the scheme and the port changed.
     Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
-/// A channel to services in the same process: no socket, no connection, no HTTP/2. Works with a paused clock.
+/// Creates a channel to services in the same process, without socket, connection or HTTP/2. Works with a paused clock.
 #[must_use]
 pub fn in_process(routes: Routes) -> Channel {
     Channel {
@@ -330,7 +332,7 @@ impl Channel {
                     let answer = channel.call(request);
                     return answer.map(move |answer| outcome(answer, &trouble)).boxed();
                 };
-                // The one that is ready; the clone that stays becomes ready for the next call.
+                // Take the instance that is ready; the clone becomes ready for the next call.
                 let fresh = channel.clone();
                 let mut channel = std::mem::replace(channel, fresh);
                 async move {
@@ -361,7 +363,7 @@ impl Channel {
     }
 }
 
-/// An answer that does not repeat the token that it was asked with.
+/// Redacts the token of the request from its response.
 fn without(token: Hidden, answer: Response<Body>) -> Response<Body> {
     let (mut head, body) = answer.into_parts();
     clean_status(&token, &mut head.headers);
@@ -384,15 +386,15 @@ fn outcome(
     }
 }
 
-/// What went wrong between the two sides, as opposed to what the server answered.
+/// A transport failure, as opposed to an error that the server returned.
 ///
-/// tonic sees `Unavailable` in it (or `DeadlineExceeded`), whatever the layers below called it: the outcome of the call
-/// is unknown, and a retry may reach the server.
+/// tonic treats it as `Unavailable` (or `DeadlineExceeded`), whatever the lower layers called it: the outcome of the
+/// call is unknown, and a retry may reach the server.
 #[derive(Debug)]
 pub struct TransportError(Status);
 
 impl TransportError {
-    /// With what the connection ended with, if that says more.
+    /// Adds the reason for which the connection ended, if it is more specific.
     fn because(self, trouble: &Trouble) -> Self {
         match trouble.get() {
             Some(why) if !self.0.message().contains(&why) => {
@@ -406,7 +408,7 @@ impl TransportError {
         &self.0
     }
 
-    /// What kept a call from being sent.
+    /// Wraps an error that prevented the call from being sent.
     fn of(error: Error) -> Self {
         Self(drover_convert::error::to_status(&error))
     }
@@ -414,7 +416,7 @@ impl TransportError {
     fn new(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         let error = error.into();
         let mut reason = Reason::Unavailable;
-        // The outermost text of tonic says only "transport error"; what helps is further down.
+        // tonic's outermost message is only "transport error"; the useful cause is further down the chain.
         let mut message = String::new();
         let mut next: Option<&(dyn StdError + 'static)> = Some(&*error);
         while let Some(cause) = next {

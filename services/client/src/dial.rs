@@ -1,4 +1,4 @@
-//! Making a connection: TCP, TLS where it is asked for, and words for what goes wrong in between.
+//! Establishes connections: TCP, TLS if requested, and descriptive errors for the failures in between.
 
 use std::{
     fmt,
@@ -26,20 +26,20 @@ use tower::Service;
 
 use crate::role::Wanted;
 
-/// How often an open connection is looked at whose server may have been revoked.
+/// Interval at which an open connection is checked for revocation of the server's certificate.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// First byte of a TLS alert.
 const ALERT: u8 = 0x15;
-/// First byte of an answer of HTTP/1. As the length of a frame of HTTP/2 it would be larger than any server sends.
+/// First byte of an HTTP/1 response. As an HTTP/2 frame length it would exceed anything a server sends.
 const HTTP1: u8 = b'H';
 
-/// Makes connections of one target.
+/// Connector of a target.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
     trouble: Trouble,
     tcp: HttpConnector,
     tls: Option<Secure>,
-    /// Where to connect to instead.
+    /// Unix socket to connect to instead of TCP.
     socket: Option<PathBuf>,
     timeout: Duration,
 }
@@ -47,14 +47,14 @@ pub(crate) struct Dial {
 #[derive(Clone, Debug)]
 struct Secure {
     client: Arc<Client>,
-    /// Name that the certificate must have.
+    /// Name that the certificate must match.
     name: String,
     /// Role that the server must have.
     wanted: Wanted,
 }
 
-/// What the last connection ended with. The connection belongs to a task of its own, which keeps the reason to itself: a
-/// call learns only that it was closed.
+/// Why the last connection ended. The connection is owned by a task of its own that does not expose the reason: a call
+/// only learns that it was closed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trouble(Arc<Mutex<Option<String>>>);
 
@@ -68,7 +68,7 @@ impl Trouble {
     }
 }
 
-/// Why there is no connection, for people.
+/// Human-readable cause of a failed connection.
 #[derive(Debug)]
 pub(crate) struct DialError(String);
 
@@ -137,7 +137,7 @@ impl Service<Uri> for Dial {
         let tcp = self.tcp.call(uri);
         let (tls, timeout) = (self.tls.clone(), self.timeout);
         let trouble = self.trouble.clone();
-        // What was wrong before may be put right.
+        // The previous problem may have been fixed meanwhile.
         trouble.set(None);
         Box::pin(async move {
             let stream = tcp.await?.into_inner();
@@ -161,13 +161,13 @@ impl Service<Uri> for Dial {
 impl Secure {
     async fn handshake(self, stream: TcpStream) -> Result<Line, BoxError> {
         let client = self.client.clone();
-        // Small files, but files.
+        // Reading the certificate files blocks.
         let ready = tokio::task::spawn_blocking(move || client.config()).await??;
         let name = drover_tls::client::server_name(&self.name)?;
         let connector = TlsConnector::from(ready.config.clone());
         match connector.connect(name, stream).await {
             Ok(stream) => {
-                // Before anything is sent over it, a token above all.
+                // Before anything is sent over the connection, in particular a token.
                 let server = stream.get_ref().1.peer_certificates();
                 let server = server.and_then(<[_]>::first);
                 self.wanted.check(server).map_err(DialError)?;
@@ -196,23 +196,23 @@ impl Secure {
     }
 }
 
-/// A connection that says in words what the other side has against it.
+/// A connection that describes errors of the remote side in readable terms.
 pub(crate) struct Line {
     stream: Stream,
-    /// Nothing was read yet.
+    /// Whether nothing was read yet.
     fresh: bool,
     trouble: Trouble,
-    /// Ends when the server's certificate is revoked, with what is wrong. None: nobody would know.
+    /// Resolves with a description once the server's certificate is revoked. `None` if there is no revocation check.
     revoked: Option<BoxFuture<'static, String>>,
 }
 
-/// Ends when a server of this name with these certificates is trusted no more, by the files as they are then.
+/// Resolves once this certificate chain is no longer trusted for this server name, according to the current files.
 async fn revoked(client: Arc<Client>, name: String, chain: Vec<CertificateDer<'static>>) -> String {
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
         let (client, name, chain) = (client.clone(), name.clone(), chain.clone());
         let looked = tokio::task::spawn_blocking(move || {
-            // There are good files, since there was a connection, and those stay in use.
+            // A connection exists, so valid files were loaded; they stay in use if the current ones are unreadable.
             let ready = client.config().ok()?;
             let host = drover_tls::client::server_name(&name).ok()?;
             let wrong = ready.still_trusts(&chain, &host).err()?;
@@ -258,7 +258,7 @@ impl Line {
         }
     }
 
-    /// Whether the server was revoked.
+    /// Returns an error once the server's certificate was revoked.
     fn judge_server(&mut self, cx: &mut Context<'_>) -> Option<io::Error> {
         let Poll::Ready(why) = self.revoked.as_mut()?.poll_unpin(cx) else {
             return None;
@@ -269,7 +269,7 @@ impl Line {
         Some(io::Error::new(kind, DialError(why)))
     }
 
-    /// A server judges the certificate of a client after the client believes that all is well.
+    /// The server judges the client certificate only after the client considers the handshake complete.
     fn told(&self, error: io::Error) -> io::Error {
         let Stream::Secure { name, ready, .. } = &self.stream else {
             return error;
@@ -284,8 +284,7 @@ impl Line {
         }
     }
 
-    /// A server that refuses a certificate closes the connection; what it says before that may still be unread when
-    /// writing fails.
+    /// A server that rejects a certificate closes the connection, and its alert may still be unread when a write fails.
     fn told_in_writing(&mut self, cx: &mut Context<'_>, error: io::Error) -> io::Error {
         if let Stream::Secure { stream, .. } = &mut self.stream
             && self.fresh
@@ -299,7 +298,7 @@ impl Line {
         self.told(error)
     }
 
-    /// What the first byte of a server says that speaks something else.
+    /// Recognizes from its first byte a server that speaks another protocol.
     fn judge(&self, first: u8) -> Option<io::Error> {
         let plain = matches!(self.stream, Stream::Plain(_));
         let why = match first {

@@ -1,4 +1,4 @@
-//! How a server is, by `grpc.health.v1`.
+//! Health checks with `grpc.health.v1`.
 
 use std::time::Duration;
 
@@ -9,13 +9,14 @@ pub use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::{Target, connect, is_unreachable, to_error};
 
-/// How long a server may take to say how it is.
+/// Deadline of a health check.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where an address leads: `HOST:PORT`, a URL with `http`, `https`, `grpc` or `grpcs`, or `unix:PATH`. One without a scheme
-/// is spoken to over TLS if `encrypted`.
+/// Parses an address: `HOST:PORT`, a URL with `http`, `https`, `grpc` or `grpcs`, or `unix:PATH`. Without a scheme, TLS
+/// is used if `encrypted`.
 ///
 /// # Errors
+///
 /// `Invalid` for anything else.
 pub fn target(address: &str, encrypted: bool) -> Result<Target, Error> {
     if let Some(path) = address.strip_prefix("unix:") {
@@ -30,11 +31,12 @@ pub fn target(address: &str, encrypted: bool) -> Result<Target, Error> {
     }
 }
 
-/// Asks how a service of a server is; the empty one stands for the server.
+/// Checks the health of a service; the empty name stands for the whole server.
 ///
 /// # Errors
-/// `Unavailable` if it cannot be reached, `DeadlineExceeded` after 5 s, `NotFound` for a service that it does not know,
-/// otherwise what it answers.
+///
+/// `Unavailable` if the server cannot be reached, `DeadlineExceeded` after 5 s, `NotFound` if it does not know the
+/// service, otherwise the error that it returned.
 pub async fn check(target: &Target, service: &str) -> Result<ServingStatus, Error> {
     let mut client = HealthClient::new(connect(target));
     let request = HealthCheckRequest {

@@ -1,4 +1,4 @@
-//! Calls about infrastructure, one attempt each.
+//! Infrastructure calls, one attempt each.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::{
     pages::Pages,
 };
 
-/// How often a read that outlived its page token is started again.
+/// Number of times that a list is restarted because its page token expired.
 const PAGE_RESTARTS: u32 = 1;
 
 impl PlatformClient {
-    /// Makes or completes the infrastructure of one cluster, or only checks what is wanted.
+    /// Creates or completes the infrastructure of one cluster, or only validates the desired state.
     pub async fn ensure_infrastructure(
         &self,
         message: EnsureInfrastructureRequest,
@@ -34,7 +34,7 @@ impl PlatformClient {
         .await
     }
 
-    /// The infrastructure of one cluster.
+    /// Reads the infrastructure of one cluster.
     pub async fn get_infrastructure(
         &self,
         message: GetInfrastructureRequest,
@@ -50,7 +50,7 @@ impl PlatformClient {
         .ok_or_else(|| Error::internal("GetInfrastructure answered no state"))
     }
 
-    /// Frees the infrastructure of one cluster.
+    /// Releases the infrastructure of one cluster.
     pub async fn release_infrastructure(
         &self,
         message: ReleaseInfrastructureRequest,
@@ -64,7 +64,7 @@ impl PlatformClient {
         .await
     }
 
-    /// One page of resources.
+    /// Reads one page of resources.
     pub async fn list_infrastructure_page(
         &self,
         message: ListInfrastructureRequest,
@@ -78,7 +78,7 @@ impl PlatformClient {
         .await
     }
 
-    /// All pages of resources; `deadline` is for all of them together. Starts again once if a page token expires.
+    /// Reads all pages of resources; `deadline` covers all of them together. Restarts once if a page token expires.
     pub async fn list_infrastructure(
         &self,
         message: ListInfrastructureRequest,

@@ -1,8 +1,9 @@
 //! Typed clients: deadlines, retries by error class, watches that resume.
 //!
-//! - [`Channel`]: one cheap, cloneable way to a server, over the network or in the same process.
-//! - [`platform::PlatformClient`]: one platform, one attempt per call; the caller decides about retries.
-//! - [`orchestrator::OrchestratorClient`]: the orchestrator as people use it: retries and resumed watches inside.
+//! - [`Channel`]: a cheap, cloneable connection to a server, over the network or within the process.
+//! - [`platform::PlatformClient`]: a platform, with one attempt per call; the caller decides about retries.
+//! - [`orchestrator::OrchestratorClient`]: the orchestrator as used by people, with built-in retries and resumed
+//!   watches.
 
 mod alive;
 mod bearer;
@@ -29,7 +30,7 @@ pub use drover_tls::{
 pub use orchestrator::OrchestratorClient;
 pub use platform::PlatformClient;
 
-/// Says in words what is measured of calls to platforms, for `/metrics`. Call it once a recorder is installed.
+/// Registers the descriptions of the platform call metrics for `/metrics`. Call it after installing a recorder.
 pub fn describe_metrics() {
     metrics::describe_counter!(
         "drover_platform_calls_total",
@@ -41,5 +42,5 @@ pub fn describe_metrics() {
     );
 }
 
-/// Largest message that is accepted, in bytes; the contract allows no larger one.
+/// Maximum size of an accepted message in bytes, as defined by the API contract.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;

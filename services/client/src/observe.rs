@@ -1,4 +1,4 @@
-//! What is seen of a call from this side: a span, if it belongs to a trace, and metrics, if the server has a name.
+//! Client-side observability of calls: a span if the call belongs to a trace, and metrics if the server has a name.
 
 use std::{
     pin::Pin,
@@ -17,19 +17,19 @@ use tonic::{Code, Status, body::Body};
 
 use crate::TransportError;
 
-/// Calls that last as long as somebody reads: how long says nothing.
+/// Streaming calls, whose duration depends on the reader and is therefore not recorded.
 const STREAMS: [&str; 3] = ["WatchNodes", "StreamLogs", "Exec"];
 
-/// Whom calls go to.
+/// The server that calls are sent to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peer {
-    /// Label of metrics.
+    /// Metric label.
     pub(crate) platform: Option<Arc<str>>,
-    /// Where it is.
+    /// Address of the server.
     pub(crate) uri: Option<Uri>,
 }
 
-/// A call under way. It ends with its status, or when nobody wants that any more.
+/// A call in flight. It ends with its status, or when it is dropped.
 pub(crate) struct Observed {
     span: Option<Span>,
     platform: Option<Arc<str>>,
@@ -40,7 +40,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// A call that is about to be made; gives its context to the request.
+    /// Begins to observe a call, and injects the trace context into the request.
     pub(crate) fn begin(request: &mut Request<Body>, peer: &Peer) -> Option<Self> {
         let path = request.uri().path();
         let mut span = Span::client(path.trim_start_matches('/').to_owned());
@@ -74,7 +74,7 @@ impl Observed {
         })
     }
 
-    /// The answer, watched until its end.
+    /// Observes the response until its end.
     pub(crate) fn answered(
         mut self,
         answer: Result<Response<Body>, TransportError>,
@@ -99,7 +99,7 @@ impl Observed {
         }
     }
 
-    /// Takes the outcome from headers or trailers, if it is in them.
+    /// Takes the status from headers or trailers, if present.
     fn see(&mut self, headers: &HeaderMap) {
         match headers.get("grpc-status") {
             None => {}
@@ -111,7 +111,7 @@ impl Observed {
         }
     }
 
-    /// Its status is there. What it says for people is not looked at: it may repeat a secret.
+    /// Records the status. Its message is ignored, because it may repeat a secret.
     fn end_with(&mut self, status: &Status) {
         let recorded = self.span.as_ref().is_some_and(Span::is_recorded);
         let reason = recorded.then(|| stated_reason(status)).flatten();
@@ -149,7 +149,7 @@ impl Drop for Observed {
         if self.done {
             return;
         }
-        // Nobody waits any more, because it took too long or for another reason.
+        // Dropped before it ended: the deadline passed, or the caller cancelled it.
         let late = self.timeout.is_some_and(|it| self.began.elapsed() >= it);
         let code = if late {
             Code::DeadlineExceeded
@@ -160,7 +160,7 @@ impl Drop for Observed {
     }
 }
 
-/// What the call itself told the server of its deadline. tonic writes it in full microseconds, or coarser.
+/// The deadline that the call sent to the server. tonic encodes it in whole microseconds, or coarser.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -177,7 +177,7 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
 }
 
 pin_project_lite::pin_project! {
-    /// A body whose trailers are looked at.
+    /// A body that is inspected for trailers.
     struct Watched {
         #[pin]
         inner: Body,

@@ -1,4 +1,4 @@
-//! The orchestrator, as people and their tools use it.
+//! Client of the orchestrator for people and their tools.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use crate::{
     role::Role,
 };
 
-/// Calls of an orchestrator. Clones share the connection.
+/// Client of an orchestrator. Clones share the connection.
 ///
-/// Calls with one answer are repeated while the failure is transient, until their deadline (from now, for all attempts
-/// together); all of them are idempotent. Watches reconnect, see [`watch`](crate::watch). An orchestrator that cannot
-/// be reached at all is given up earlier ([`Policy::unreachable`]) and told apart by
-/// [`is_unreachable`](crate::is_unreachable).
+/// Unary calls are retried while the failure is transient, until their deadline (relative to now, for all attempts
+/// together); all of them are idempotent. Watches reconnect, see [`watch`](crate::watch). If the orchestrator cannot be
+/// reached at all, calls fail earlier ([`Policy::unreachable`]), with an error that
+/// [`is_unreachable`](crate::is_unreachable) recognizes.
 #[derive(Clone, Debug)]
 pub struct OrchestratorClient {
     pub(crate) clusters: ClusterServiceClient<Channel>,
@@ -50,8 +50,8 @@ macro_rules! calls {
 }
 
 impl OrchestratorClient {
-    /// Calls over this channel. Over TLS a server is refused, before anything is sent to it, whose certificate says that it
-    /// is something else (`spiffe://drover/platform/…`).
+    /// Creates a client over this channel. With TLS, a server whose certificate identifies it as something else
+    /// (`spiffe://drover/platform/…`) is rejected before anything is sent to it.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let channel = channel.to(Role::Orchestrator);
@@ -65,7 +65,7 @@ impl OrchestratorClient {
         }
     }
 
-    /// The same with another way to repeat calls.
+    /// Sets the retry policy.
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
@@ -113,7 +113,7 @@ impl OrchestratorClient {
         }
     }
 
-    /// Reads the log of a node, one attempt; `deadline` is for the opening.
+    /// Reads the log of a node, with one attempt; `deadline` applies to opening the stream.
     pub async fn stream_node_logs(
         &self,
         message: pb::StreamNodeLogsRequest,
@@ -130,8 +130,8 @@ impl OrchestratorClient {
             .boxed())
     }
 
-    /// Runs a command in a node, one attempt; `deadline` is for the opening. A stream that ends without an exit code
-    /// has an unknown outcome.
+    /// Runs a command in a node, with one attempt; `deadline` applies to opening the stream. If the stream ends without
+    /// an exit code, the outcome is unknown.
     pub async fn exec_node(
         &self,
         input: impl Stream<Item = pb::ExecNodeRequest> + Send + 'static,

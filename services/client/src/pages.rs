@@ -1,4 +1,4 @@
-//! What one read of a list may take. A platform is somebody else's program: its list may lead in a circle, or never end.
+//! Bounds of a paginated read. A platform is third-party software: its list may be circular or endless.
 
 use std::{
     collections::HashSet,
@@ -9,21 +9,22 @@ use drover_core::{Error, Reason, Result};
 use prost::Message;
 use tokio::time::Instant;
 
-/// Most pages of one read.
+/// Maximum number of pages per read.
 const MAX_PAGES: usize = 10_000;
-/// Most things of one read, what could not be read included: twenty times the largest cluster.
+/// Maximum number of items per read, including unreadable ones: twenty times the largest cluster.
 pub const MAX_ITEMS: usize = 200_000;
-/// Most bytes of one read as they are sent, of which a node takes some 350. In memory it is a few times as much.
+/// Maximum number of bytes per read, as encoded on the wire, where a node takes about 350. In memory it is a few times
+/// as much.
 const MAX_BYTES: usize = 128 << 20;
 
-/// One read of a list, page by page. What goes beyond its bounds makes the read fail: what was not read is unknown, and
-/// half a list looks like one that lacks the other half.
+/// A paginated read. It fails when it exceeds its bounds: the unread part is unknown, and a truncated list would look
+/// as if the rest did not exist.
 #[derive(Debug)]
 pub(crate) struct Pages {
     call: &'static str,
-    /// When the read has to be whole. Answers that come at once pass every deadline of a single call.
+    /// Deadline of the whole read. Responses that arrive immediately would meet any deadline of a single call.
     end: Instant,
-    /// Hashes of the page tokens that were answered, which may be as long as a message.
+    /// Hashes of the page tokens seen so far, because a token may be as long as a message.
     tokens: HashSet<u64>,
     hasher: RandomState,
     items: usize,
@@ -31,7 +32,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// None was read yet.
+    /// Starts a read.
     pub(crate) fn of(call: &'static str, end: Instant) -> Self {
         Self {
             call,
@@ -43,7 +44,7 @@ impl Pages {
         }
     }
 
-    /// Takes in a page with so many things. Answers whether there is another one.
+    /// Records a page with this many items. Returns whether there is another one.
     pub(crate) fn take(&mut self, page: &impl Message, items: usize, next: &str) -> Result<bool> {
         self.items = self.items.saturating_add(items);
         self.bytes = self.bytes.saturating_add(page.encoded_len());

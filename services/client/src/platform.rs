@@ -1,4 +1,4 @@
-//! One platform, seen by an orchestrator: typed calls with deadlines, one attempt each.
+//! Client of a platform for an orchestrator: typed calls with deadlines, one attempt each.
 
 use std::{
     pin::Pin,
@@ -36,28 +36,28 @@ use crate::{
 
 pub use crate::pages::MAX_ITEMS;
 
-/// How often a read that outlived its page token is started again.
+/// Number of times that a list is restarted because its page token expired.
 const PAGE_RESTARTS: u32 = 1;
 
-/// Most different warnings of one read. Each is compared with all of them.
+/// Maximum number of distinct warnings per read. Each is compared with all others.
 const MAX_WARNINGS: usize = 1_000;
 
-/// Everything that a platform listed, in one read.
+/// The complete result of listing a platform.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Discovered {
-    /// The nodes, those of other owners included.
+    /// The nodes, including those of other owners.
     pub nodes: Vec<Node>,
-    /// What was there and could not be read.
+    /// Objects that exist but could not be read.
     pub warnings: Vec<Warning>,
-    /// When the backend was last read whole, by the platform's clock; the oldest of the pages.
+    /// When the backend was last read completely, by the platform's clock; the oldest time of all pages.
     pub observe_time: Option<Timestamp>,
     /// `Platform.etag` at that time.
     pub platform_etag: String,
 }
 
-/// Calls of one platform. Clones share the connection.
+/// Client of a platform. Clones share the connection.
 ///
-/// Every method makes one attempt and ends by its deadline at the latest with `DeadlineExceeded`.
+/// Every method makes one attempt and fails with `DeadlineExceeded` when its deadline passes.
 #[derive(Clone, Debug)]
 pub struct PlatformClient {
     platform: PlatformServiceClient<Channel>,
@@ -68,8 +68,8 @@ pub struct PlatformClient {
 }
 
 impl PlatformClient {
-    /// Calls over this channel. Over TLS a server is refused, before anything is sent to it, whose certificate says that it
-    /// is something else (`spiffe://drover/orchestrator/…`).
+    /// Creates a client over this channel. With TLS, a server whose certificate identifies it as something else
+    /// (`spiffe://drover/orchestrator/…`) is rejected before anything is sent to it.
     #[must_use]
     pub fn new(channel: Channel) -> Self {
         let channel = channel.to(Role::Platform);
@@ -87,7 +87,7 @@ impl PlatformClient {
         }
     }
 
-    /// The handshake.
+    /// Performs the handshake.
     pub async fn get_platform(&self, deadline: Duration) -> Result<Platform> {
         let mut client = self.platform.clone();
         within(
@@ -99,7 +99,7 @@ impl PlatformClient {
         .ok_or_else(|| Error::internal("GetPlatform answered no platform"))
     }
 
-    /// One page of nodes.
+    /// Reads one page of nodes.
     pub async fn discover_page(
         &self,
         message: DiscoverRequest,
@@ -109,7 +109,7 @@ impl PlatformClient {
         within(deadline, client.discover(request(message, deadline))).await
     }
 
-    /// All pages of nodes; `deadline` is for all of them together. Starts again once if a page token expires.
+    /// Reads all pages of nodes; `deadline` covers all of them together. Restarts once if a page token expires.
     pub async fn discover_all(
         &self,
         message: DiscoverRequest,
@@ -152,7 +152,7 @@ impl PlatformClient {
                 all.platform_etag = page.platform_etag;
             }
             for warning in page.warnings {
-                // Every page repeats them.
+                // Every page repeats the warnings.
                 if !all.warnings.contains(&warning) {
                     all.warnings.push(warning);
                 }
@@ -170,7 +170,7 @@ impl PlatformClient {
         }
     }
 
-    /// Makes the nodes of one request.
+    /// Creates the nodes of one request.
     pub async fn provision(
         &self,
         message: ProvisionRequest,
@@ -180,7 +180,7 @@ impl PlatformClient {
         within(deadline, client.provision(request(message, deadline))).await
     }
 
-    /// Removes one node.
+    /// Removes a node.
     pub async fn deprovision(
         &self,
         message: DeprovisionRequest,
@@ -190,7 +190,7 @@ impl PlatformClient {
         within(deadline, client.deprovision(request(message, deadline))).await
     }
 
-    /// Raises the epoch of one shard.
+    /// Raises the epoch of a shard.
     pub async fn fence(&self, message: FenceRequest, deadline: Duration) -> Result<()> {
         let mut client = self.platform.clone();
         within(deadline, client.fence(request(message, deadline)))
@@ -198,7 +198,7 @@ impl PlatformClient {
             .map(drop)
     }
 
-    /// Changes or adopts a node.
+    /// Updates or adopts a node.
     pub async fn update_node(
         &self,
         message: UpdateNodeRequest,
@@ -208,7 +208,7 @@ impl PlatformClient {
         within(deadline, client.update_node(request(message, deadline))).await
     }
 
-    /// One page of hosts.
+    /// Reads one page of hosts.
     pub async fn list_hosts(
         &self,
         message: ListHostsRequest,
@@ -218,7 +218,7 @@ impl PlatformClient {
         within(deadline, client.list_hosts(request(message, deadline))).await
     }
 
-    /// The hosts of all pages that are `wanted`; `deadline` is for all of them together.
+    /// Reads all pages of hosts and returns those that are `wanted`; `deadline` covers all pages together.
     pub async fn find_hosts(
         &self,
         mut message: ListHostsRequest,
@@ -240,7 +240,7 @@ impl PlatformClient {
         }
     }
 
-    /// All kept storage, by id, of one cluster or of all; `deadline` is for all pages together.
+    /// Reads all retained storage by id, of one cluster or of all; `deadline` covers all pages together.
     pub async fn list_storage(
         &self,
         mut message: ListStorageRequest,
@@ -262,7 +262,7 @@ impl PlatformClient {
         }
     }
 
-    /// Deletes kept storage.
+    /// Deletes retained storage.
     pub async fn delete_storage(
         &self,
         message: DeleteStorageRequest,
@@ -272,8 +272,8 @@ impl PlatformClient {
         within(deadline, client.delete_storage(request(message, deadline))).await
     }
 
-    /// Opens a watch, one attempt; `deadline` is for the opening. The stream ends with an error, always: a watch that
-    /// the server ended is `Unavailable`, one that was silent for three heartbeat intervals `DeadlineExceeded`.
+    /// Opens a watch, with one attempt; `deadline` applies to opening it. The stream always ends with an error:
+    /// `Unavailable` if the server ended it, `DeadlineExceeded` if it was silent for three heartbeat intervals.
     pub async fn watch_nodes(
         &self,
         message: WatchNodesRequest,
@@ -281,12 +281,12 @@ impl PlatformClient {
     ) -> Result<NodeWatch> {
         let interval = message.heartbeat_interval;
         let mut client = self.platform.clone();
-        // No grpc-timeout: it would end the stream too.
+        // No grpc-timeout, because it would also end the stream.
         let inner = within(deadline, client.watch_nodes(message)).await?;
         Ok(NodeWatch(Alive::new(inner, interval.as_ref(), heartbeat)))
     }
 
-    /// Reads the log of a node; `deadline` is for the opening.
+    /// Reads the log of a node; `deadline` applies to opening the stream.
     pub async fn stream_logs(
         &self,
         message: StreamLogsRequest,
@@ -303,8 +303,8 @@ impl PlatformClient {
             .boxed())
     }
 
-    /// Runs a command in a node; `deadline` is for the opening. A stream that ends without an exit code has an unknown
-    /// outcome.
+    /// Runs a command in a node; `deadline` applies to opening the stream. If the stream ends without an exit code, the
+    /// outcome is unknown.
     pub async fn exec(
         &self,
         input: impl Stream<Item = ExecRequest> + Send + 'static,
@@ -325,13 +325,13 @@ impl PlatformClient {
 fn older(a: Option<&Timestamp>, b: Option<&Timestamp>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => (a.seconds, a.nanos) < (b.seconds, b.nanos),
-        // A page that does not say when it was read is the oldest of all.
+        // A page without an observation time counts as the oldest.
         (None, Some(_)) => true,
         (_, None) => false,
     }
 }
 
-/// The events of one watch, in order. After an error it ends.
+/// The events of a watch, in order. It ends after an error.
 #[derive(Debug)]
 pub struct NodeWatch(Alive<WatchNodesResponse>);
 
@@ -342,7 +342,7 @@ impl Stream for NodeWatch {
         loop {
             return match ready!(self.0.poll_next_unpin(cx)) {
                 Some(Ok(WatchNodesResponse { event: Some(event) })) => Poll::Ready(Some(Ok(event))),
-                // A kind that this version does not know.
+                // An event kind that this version does not know.
                 Some(Ok(WatchNodesResponse { event: None })) => continue,
                 Some(Err(error)) => Poll::Ready(Some(Err(error))),
                 None => Poll::Ready(None),

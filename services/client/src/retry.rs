@@ -1,4 +1,4 @@
-//! Trying again: which failures, how long between, and until when.
+//! Retries: which failures are retried, with what backoff, and until when.
 
 use std::{future::Future, time::Duration};
 
@@ -7,16 +7,16 @@ use tokio::time::Instant;
 
 use crate::is_unreachable;
 
-/// How calls are repeated. For idempotent calls only.
+/// Retry policy. Only for idempotent calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Upper bound of the first wait. Default 100 ms.
+    /// Upper bound of the first backoff. Default 100 ms.
     pub first: Duration,
-    /// Upper bound of every wait. Default 5 s.
+    /// Upper bound of every backoff. Default 5 s.
     pub longest: Duration,
-    /// Deadline of one attempt. Default 30 s.
+    /// Deadline of a single attempt. Default 30 s.
     pub attempt: Duration,
-    /// How long a server that cannot be reached at all is tried. Default 3 s.
+    /// How long to retry a server that cannot be reached at all. Default 3 s.
     pub unreachable: Duration,
 }
 
@@ -32,9 +32,9 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// How long to wait after so many failed attempts in a row (the first is 0): anything between nothing and a bound
-    /// that doubles, so that those who failed together do not come back together. A wait that the other side asked for
-    /// comes first, and is spread too.
+    /// Returns the backoff after this many consecutive failures (the first is 0). It is random between zero and a bound
+    /// that doubles, so that clients that failed together do not retry together. A delay requested by the server takes
+    /// precedence and is jittered too.
     #[must_use]
     pub fn wait(&self, attempts: u32, error: &Error) -> Duration {
         let bound = self
@@ -44,8 +44,8 @@ impl Policy {
         error.retry_after().unwrap_or_default() + bound.mul_f64(fastrand::f64())
     }
 
-    /// Calls until it works, cannot work, or `deadline` (from now) is over. `call` gets the deadline of its attempt.
-    /// Answers the last error, which says more than that time is up.
+    /// Retries a call until it succeeds, fails permanently, or `deadline` (relative to now) passes. `call` receives the
+    /// deadline of its attempt. Returns the last error, which is more specific than a timeout.
     pub async fn run<T, F>(
         &self,
         deadline: Duration,
@@ -78,7 +78,7 @@ impl Policy {
     }
 }
 
-/// Whether the same call may work later, without anybody changing anything.
+/// Whether the same call may succeed later without any intervention.
 #[must_use]
 pub fn is_transient(error: &Error) -> bool {
     match error.class() {
@@ -86,7 +86,7 @@ pub fn is_transient(error: &Error) -> bool {
             false
         }
         Class::Unknown => match error.reason() {
-            // Another request is needed, or a person.
+            // Requires a different request, or human intervention.
             Reason::AlreadyExists
             | Reason::Conflict
             | Reason::OutOfRange

@@ -1,23 +1,23 @@
-//! What the server at the other end has to be.
+//! The role that a server must have.
 
 use std::sync::{Arc, OnceLock};
 
 use drover_tls::{explain, peer};
 use rustls::pki_types::CertificateDer;
 
-/// What a server is.
+/// Role of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Orchestrator,
     Platform,
 }
 
-/// The role that a server must have, once somebody wants one. Clones share it: who makes a typed client of a channel knows
-/// it, and connections are made by the first call after that.
+/// The role that a server must have, once one was set. Clones share it: the role is known to the code that creates a
+/// typed client for a channel, and connections are only established by the first call after that.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
     role: Arc<OnceLock<Role>>,
-    /// Whether its certificate has to say so.
+    /// Whether the certificate must state the role.
     required: bool,
 }
 
@@ -29,12 +29,12 @@ impl Wanted {
         }
     }
 
-    /// The first one counts.
+    /// Sets the role; only the first call has an effect.
     pub(crate) fn want(&self, role: Role) {
         self.role.get_or_init(|| role);
     }
 
-    /// Whether a server with this certificate is what is wanted. Errors: in words.
+    /// Checks that the certificate of a server has the required role. The error is human-readable.
     pub(crate) fn check(&self, server: Option<&CertificateDer<'_>>) -> Result<(), String> {
         let (Some(role), Some(server)) = (self.role.get(), server) else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Watches of an orchestrator that survive lost connections and restarts.
+//! Watches of an orchestrator that survive lost connections and server restarts.
 
 use std::{
     collections::BTreeSet,
@@ -20,44 +20,44 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{alive::Alive, call::within, orchestrator::OrchestratorClient, retry::is_transient};
 
-/// Updates that wait for the consumer; the server's flow control holds the others.
+/// Number of updates buffered for the consumer; flow control holds back the rest at the server.
 const BUFFER: usize = 16;
-/// Events in a page when the newest one is looked for: the largest page that servers give.
+/// Page size when seeking the newest event: the largest that servers return.
 const EVENT_PAGE: i32 = 1000;
 
-/// What a watch of clusters or nodes says.
+/// An update of a watch of clusters or nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update<T> {
-    /// Objects that are there, or changed: the whole state of each.
+    /// Added or changed objects, each with its complete state.
     Upserts(Vec<T>),
-    /// Objects that are gone. Clusters: their names. Nodes: cluster, a slash, node id.
+    /// Removed objects. For clusters, their names; for nodes, cluster name, a slash, and node id.
     Removals(Vec<String>),
-    /// Everything up to this revision of the store was said: once after the first snapshot, and after every one that a
-    /// lost connection made necessary. What vanished in between came as removals before.
+    /// All changes up to this store revision were delivered. Sent once after the first snapshot, and after every
+    /// snapshot that follows a lost connection. Objects that vanished in between were delivered as removals before.
     Synced {
-        /// Revision of the store.
+        /// Store revision.
         revision: u64,
     },
-    /// The connection was lost and is being made again.
+    /// The connection was lost and is being re-established.
     Reconnecting(Error),
 }
 
-/// What a watch of events says.
+/// An update of a watch of events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventUpdate {
-    /// The next event: none is left out and none comes twice, also across lost connections.
+    /// The next event. No event is lost or duplicated, even across lost connections.
     Event(Box<Event>),
-    /// The cluster is gone since then. The watch ends.
+    /// The cluster was deleted at this time. The watch ends.
     Closed(Timestamp),
-    /// The connection was lost and is being made again.
+    /// The connection was lost and is being re-established.
     Reconnecting(Error),
 }
 
-/// A watch that reconnects by itself until it is dropped. Ends after an error that trying again does not mend.
+/// A watch that reconnects automatically until it is dropped. It ends after an error that retries cannot fix.
 #[derive(Debug)]
 pub struct Watch<T> {
     updates: mpsc::Receiver<Result<T>>,
-    /// Owns the task that watches.
+    /// Owns the watching task, which is aborted on drop.
     _task: JoinSet<()>,
 }
 
@@ -85,7 +85,7 @@ impl<T: Send + 'static> Watch<T> {
 }
 
 impl OrchestratorClient {
-    /// Clusters and their changes. `deadline` is for every opening; answers an error if the first one fails.
+    /// Watches clusters. `deadline` applies to each opening of the stream; returns an error if the first one fails.
     pub async fn watch_clusters(
         &self,
         message: WatchClustersRequest,
@@ -127,7 +127,7 @@ impl OrchestratorClient {
         }))
     }
 
-    /// Nodes and their changes. `deadline` is for every opening; answers an error if the first one fails.
+    /// Watches nodes. `deadline` applies to each opening of the stream; returns an error if the first one fails.
     pub async fn watch_nodes(
         &self,
         message: WatchNodesRequest,
@@ -169,8 +169,9 @@ impl OrchestratorClient {
         }))
     }
 
-    /// Events of a cluster after a sequence (0: from the oldest kept; `None`: from now on). `deadline` is for every
-    /// opening; answers an error if the first one fails. `EventsTrimmed` ends it: some events are gone for good.
+    /// Watches the events of a cluster after a sequence (0: from the oldest retained event; `None`: from now on).
+    /// `deadline` applies to each opening of the stream; returns an error if the first one fails. Ends with
+    /// `EventsTrimmed` if events are permanently lost.
     pub async fn watch_events(
         &self,
         cluster: &str,
@@ -185,7 +186,7 @@ impl OrchestratorClient {
             deadline,
         };
         if after.is_none() {
-            // "From now on" is made a position, so that events during a reconnect are not lost.
+            // "From now on" is resolved to a position, so that events during a reconnect are not lost.
             events.skip_all().await?;
         }
         let first = self.policy.run(deadline, |_| events.open()).await?;
@@ -193,7 +194,7 @@ impl OrchestratorClient {
     }
 }
 
-/// What the two watches with snapshots have in common.
+/// Common form of the messages of both snapshot watches.
 enum Message<T> {
     Upserts(Vec<T>),
     Removals(Vec<String>),
@@ -230,13 +231,13 @@ struct Snapshots<O, T> {
     open: O,
     policy: crate::retry::Policy,
     updates: mpsc::Sender<Result<Update<T>>>,
-    /// Names of everything that the consumer was told of and believes in.
+    /// Names of all objects that the consumer currently knows about.
     known: BTreeSet<String>,
-    /// What a new snapshot must have reached, so that it does not show the past.
+    /// Minimum revision of a new snapshot, so that it does not go back in time.
     revision: Option<u64>,
 }
 
-/// The consumer is gone, or the watch is over.
+/// The consumer is gone, or the watch has ended.
 struct Over;
 
 impl<O, F, T> Snapshots<O, T>
@@ -256,10 +257,10 @@ where
                 Err(error) => error,
             };
             if error.reason() == Reason::StoreRestored {
-                // The past is the present now.
+                // The store was restored, so that an older revision is current now.
                 self.revision = None;
             } else if !is_transient(&error) {
-                // Nobody listens any more, or is told why it ends.
+                // Either the consumer is gone, or it learns why the watch ends.
                 let _ = self.updates.send(Err(error)).await;
                 return;
             }
@@ -273,14 +274,14 @@ where
         }
     }
 
-    /// Follows one connection until it fails.
+    /// Follows a connection until it fails.
     async fn connection(
         &mut self,
         mut messages: Messages<T>,
         name: fn(&T) -> String,
         attempts: &mut u32,
     ) -> Result<Error, Over> {
-        // What the snapshot does not list has gone while nobody looked.
+        // Objects that the snapshot does not list vanished while there was no connection.
         let mut unseen = self.known.clone();
         while let Some(message) = messages.next().await {
             match message {
@@ -329,7 +330,7 @@ where
 struct Events {
     client: OrchestratorClient,
     cluster: String,
-    /// Known from the first event on: a later cluster of the same name counts from 1 again.
+    /// Set by the first event: a later cluster with the same name counts from 1 again.
     uid: String,
     after: u64,
     deadline: Duration,
@@ -358,7 +359,7 @@ impl Events {
     }
 
     fn pass(&mut self, event: &Event) {
-        // A new uid is a new log.
+        // A different uid means a new log.
         let same = self.uid == event.cluster_uid;
         self.after = if same {
             self.after.max(event.sequence)
@@ -382,7 +383,7 @@ impl Events {
             if let Some(last) = page.events.last() {
                 self.pass(last);
             }
-            // Everything may have been trimmed: then the next one is the oldest that can be had.
+            // All events may have been trimmed; the next one is then the oldest available.
             self.after = self.after.max(page.oldest_sequence.saturating_sub(1));
             if page.next_page_token.is_empty() {
                 return Ok(());
@@ -407,7 +408,7 @@ impl Events {
                 Err(error) => error,
             };
             if !is_transient(&error) {
-                // Nobody listens any more, or is told why it ends.
+                // Either the consumer is gone, or it learns why the watch ends.
                 let _ = updates.send(Err(error)).await;
                 return;
             }
@@ -448,7 +449,7 @@ impl Events {
                 Ok(WatchEventsResponse {
                     item: Some(Item::Closed(at)),
                 }) => {
-                    // Told or not, it is over.
+                    // The watch has ended, whether or not the consumer is still there.
                     let _ = updates.send(Ok(EventUpdate::Closed(at))).await;
                     return Err(Over);
                 }

@@ -1,4 +1,4 @@
-//! The least program that renders texts of callers: for tests, whose own program cannot.
+//! Minimal program that runs the template worker, for tests: a test binary cannot be its own worker.
 
 use std::process::ExitCode;
 

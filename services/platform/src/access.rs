@@ -1,4 +1,4 @@
-//! `NodeAccessService` over a [`Platform`]: passes bytes through and keeps none.
+//! `NodeAccessService` over a [`Platform`]: passes bytes through without storing any.
 
 use std::{
     pin::Pin,
@@ -83,7 +83,7 @@ fn object(target: &NodeTarget) -> String {
     format!("{}/{}", target.cluster_id, target.node_id)
 }
 
-/// Says for the audit log which node a request is about.
+/// Records the node of a request in the audit log.
 fn about_node<T>(request: &Request<T>, target: Option<&NodeTarget>) {
     if let Some(target) = target {
         Caller::of(request).about("node", &object(target));
@@ -159,7 +159,7 @@ impl Platform {
         let output = self.driver.exec(&node, start, input).await?;
         let (mut stdout, mut stderr) = (Text::new(as_text), Text::new(as_text));
         let output = output.flat_map(move |item| {
-            // The command holds its place before the fence until its stream is dropped.
+            // The command holds its fence until its stream is dropped.
             let _ = &under_way;
             stream::iter(match item {
                 Ok(output) => pieces(output, &mut stdout, &mut stderr),
@@ -175,7 +175,7 @@ impl Platform {
     }
 }
 
-/// Lets through what is in order. What is not ends the input, and the call by the receiver.
+/// Passes valid input through. Invalid input ends the input, and via the receiver the call.
 fn checked_input(
     input: Streaming<ExecRequest>,
     start: &ExecStart,
@@ -253,7 +253,7 @@ fn pieces(
         .collect()
 }
 
-/// Output that ends with an error when the input was refused.
+/// Output that ends with an error if the input was rejected.
 struct Refusable {
     output: ExecOutput,
     refused: oneshot::Receiver<Error>,
@@ -287,10 +287,10 @@ impl Refusable {
     }
 }
 
-/// Cuts bytes into chunks; as text, what is no UTF-8 becomes U+FFFD, and a character is never cut.
+/// Splits bytes into chunks. In text mode, invalid UTF-8 is replaced by U+FFFD, and characters are never split.
 struct Text {
     as_text: bool,
-    /// The beginning of a character whose rest has not come yet.
+    /// Start of a character that is still incomplete.
     begun: Vec<u8>,
 }
 
@@ -335,7 +335,7 @@ impl Text {
     }
 }
 
-/// Whether these bytes may still become a character.
+/// Whether these bytes may be the start of a character.
 fn is_begun(bytes: &[u8]) -> bool {
     !bytes.is_empty()
         && std::str::from_utf8(bytes)

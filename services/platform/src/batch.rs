@@ -1,4 +1,4 @@
-//! The nodes of one request that are still to be made, and how long making may begin.
+//! The nodes of a request that remain to be created, and how long their creation may still start.
 
 use std::{fmt, sync::Arc};
 
@@ -12,12 +12,12 @@ use crate::{
     templates::{Place, Rendered, Renderer},
 };
 
-/// The nodes of one request that are still to be made. The request has passed every check of the common layer, so
-/// fields that the protos call required are there.
+/// The nodes of a request that remain to be created. The request has passed all checks of the common layer, so fields
+/// that the protos describe as required are present.
 pub struct Batch {
     /// The request.
     pub request: Arc<ProvisionRequest>,
-    /// Its fingerprint, stored on the nodes.
+    /// Fingerprint of the request, stored with the nodes.
     pub fingerprint: String,
     missing: Vec<usize>,
     renderer: Arc<Renderer>,
@@ -25,7 +25,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The slots at these positions of the request, to be made while `lifetime` lasts.
+    /// Creates a batch of the slots at these positions of the request, to be created while `lifetime` lasts.
     #[must_use]
     pub fn new(
         request: Arc<ProvisionRequest>,
@@ -43,29 +43,30 @@ impl Batch {
         }
     }
 
-    /// The slots to make. Indexes of the request that exist already are not among them.
+    /// The slots to create, without those whose node already exists.
     pub fn slots(&self) -> impl ExactSizeIterator<Item = &Slot> {
         self.missing
             .iter()
             .map(|&position| &self.request.slots[position])
     }
 
-    /// What to store with the node of a slot.
+    /// The identity to store with the node of a slot.
     #[must_use]
     pub fn identity(&self, slot: &Slot) -> Identity {
         Identity::of(&self.request, slot, &self.fingerprint)
     }
 
-    /// Names of the ports that the nodes have, for drivers that allocate them.
+    /// Names of the nodes' ports, for drivers that allocate them.
     #[must_use]
     pub fn ports(&self) -> &[String] {
         self.renderer.ports()
     }
 
-    /// The template output, and the user data, of a slot in its place.
+    /// Renders the template and the user data of a slot at its place.
     ///
     /// # Errors
-    /// `Precondition` when the template does not go with what the request says.
+    ///
+    /// `Precondition` if the template does not support the values of the request.
     pub async fn render(&self, slot: &Slot, place: Place) -> Result<Rendered> {
         let mut rendered = self.render_all([(slot, place)]).await;
         rendered
@@ -73,7 +74,7 @@ impl Batch {
             .unwrap_or_else(|| Err(Error::internal("nothing was rendered")))
     }
 
-    /// The same for several slots, in their order.
+    /// Like [`Batch::render`] for several slots, in their order.
     pub async fn render_all<'a>(
         &self,
         slots: impl IntoIterator<Item = (&'a Slot, Place)>,
@@ -84,25 +85,25 @@ impl Batch {
         self.renderer.render_all(slots, wanted).await
     }
 
-    /// What no word about the request may repeat.
+    /// Content that messages about the request must not repeat.
     #[must_use]
     pub fn hidden(&self) -> &Hidden {
         self.renderer.hidden()
     }
 
-    /// Whether a create may still be started: a caller is there and its deadline has not passed.
+    /// Whether another create may be started: a caller is waiting and its deadline has not passed.
     #[must_use]
     pub fn may_start(&self) -> bool {
         self.lifetime.lasts()
     }
 
-    /// How long a create may be started.
+    /// The lifetime of the batch, during which creates may be started.
     #[must_use]
     pub fn lifetime(&self) -> Arc<Lifetime> {
         Arc::clone(&self.lifetime)
     }
 
-    /// Returns when no create may be started any more.
+    /// Returns once no further create may be started.
     pub async fn ended(&self) {
         self.lifetime.ended().await;
     }
@@ -117,15 +118,16 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// How long creates may be started: as long as one of the callers that wait for them is there and within its deadline.
+/// The period during which creates may be started: as long as one of the waiting callers is connected and within its
+/// deadline.
 pub struct Lifetime {
-    // Deadlines of the callers that are there; `None` is none.
+    // Deadlines of the waiting callers; `None` if there is no deadline.
     callers: Mutex<Vec<(u64, Option<Instant>)>>,
     changed: watch::Sender<u64>,
 }
 
 impl Lifetime {
-    /// Nobody waits yet.
+    /// Creates a lifetime without callers.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -134,7 +136,7 @@ impl Lifetime {
         })
     }
 
-    /// Another caller waits until its deadline, or until the guard is dropped.
+    /// Adds a caller that waits until its deadline, or until the guard is dropped.
     #[must_use]
     pub fn join(self: &Arc<Self>, deadline: Option<Instant>) -> Caller {
         let mut callers = self.callers.lock();
@@ -150,7 +152,7 @@ impl Lifetime {
         }
     }
 
-    /// Whether some caller still waits.
+    /// Whether any caller is still waiting.
     #[must_use]
     pub fn lasts(&self) -> bool {
         let now = Instant::now();
@@ -168,7 +170,7 @@ impl Lifetime {
                 if callers.is_empty() {
                     return;
                 }
-                // `None` sorts first and means that one caller waits forever.
+                // `None` sorts first and means that a caller waits indefinitely.
                 if callers.iter().any(|(_, deadline)| deadline.is_none()) {
                     None
                 } else {
@@ -183,14 +185,14 @@ impl Lifetime {
             };
             tokio::select! {
                 () = expired => if !self.lasts() { return },
-                // The sender lives in `self`.
+                // Cannot fail, because the sender lives in `self`.
                 _ = changed.changed() => {}
             }
         }
     }
 }
 
-/// A caller that waits. Dropping it says that it is gone.
+/// A waiting caller. Dropping it means that it is gone.
 pub struct Caller {
     lifetime: Arc<Lifetime>,
     id: u64,

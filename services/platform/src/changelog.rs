@@ -1,5 +1,6 @@
-//! What changed, as a log that keeps only the latest entry of each node. A watcher is a position in it: it costs no
-//! queue, sees every change or a later one of the same node, and is told when it fell behind what is kept.
+//! Change log that keeps only the latest entry of each node. A watcher is just a position in it, without a queue of its
+//! own: it sees every change, or a later one of the same node, and gets an error if it falls behind the retained
+//! entries.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,28 +15,28 @@ use tokio::sync::watch;
 
 use crate::feed::Listener;
 
-/// Most removals that are kept for watchers. At 1,000 removals a second a client may stand still for a minute.
+/// Maximum number of removals retained for watchers. At 1,000 removals per second a client may stall for a minute.
 pub(crate) const MAX_REMOVALS: usize = 65_536;
 
-/// Which node. Ordered by cluster, so that the nodes of one are together.
+/// Identifies a node. Ordered by cluster, so that the nodes of a cluster are adjacent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
-    /// Cluster. Empty: none.
+    /// Cluster id. Empty if none.
     pub(crate) cluster_id: Box<str>,
-    /// Node id, unique in its cluster.
+    /// Node id, unique within the cluster.
     pub(crate) node_id: Box<str>,
 }
 
 /// One entry of the log.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Entry {
-    /// The node is new, or differs from before.
+    /// The node is new or has changed.
     Changed(Arc<Key>),
     /// The node is gone.
     Removed(Arc<Key>, RemovalEvidence),
 }
 
-/// The nodes that exist, and the log of their changes.
+/// The existing nodes, and the log of their changes.
 #[derive(Debug)]
 pub(crate) struct Changelog {
     state: Mutex<State>,
@@ -45,17 +46,17 @@ pub(crate) struct Changelog {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Every node that exists, with the position of its latest change.
+    /// All existing nodes, each with the position of its latest change.
     nodes: BTreeMap<Arc<Key>, u64>,
     entries: BTreeMap<u64, Entry>,
     removals: VecDeque<u64>,
     last: u64,
-    /// Removals up to here are no longer kept.
+    /// Removals up to this position are no longer retained.
     trimmed: u64,
 }
 
 impl Changelog {
-    /// An empty log that keeps this many removals.
+    /// Creates an empty log that retains this many removals.
     #[must_use]
     pub(crate) fn new(max_removals: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -71,13 +72,13 @@ impl Changelog {
         self.state.lock().last
     }
 
-    /// Wakes up when there are new entries.
+    /// Notifies about new entries.
     #[must_use]
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.last.subscribe()
     }
 
-    /// Up to `limit` existing nodes after a key, in order; of one cluster, if one is given.
+    /// Returns up to `limit` existing nodes after a key, in order; of one cluster, if given.
     #[must_use]
     pub(crate) fn nodes_after(
         &self,
@@ -107,11 +108,12 @@ impl Changelog {
             .collect()
     }
 
-    /// Up to `limit` entries after a position, of one cluster if one is given, and the position to go on from. Nothing
-    /// and the position of the newest entry: there is no more.
+    /// Returns up to `limit` entries after a position, of one cluster if given, and the position to continue from. No
+    /// entries and the position of the newest entry mean that there are no more.
     ///
     /// # Errors
-    /// `WatchTooSlow` if removals after the position are no longer kept.
+    ///
+    /// `WatchTooSlow` if removals after the position are no longer retained.
     pub(crate) fn after(
         &self,
         position: u64,

@@ -1,4 +1,4 @@
-//! What every request must look like before anything is done.
+//! Validation of requests.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -23,17 +23,17 @@ use crate::{
     limits,
 };
 
-/// Prefix of the labels that are Drover's own.
+/// Prefix of labels that are reserved for Drover.
 pub(crate) const LABEL_PREFIX: &str = "drover.dev/";
-/// Longest spec hash: a label value.
+/// Maximum length of a spec hash, the limit of label values.
 const MAX_SPEC_HASH: usize = 63;
-/// Longest id or name of a node: a group path of the greatest depth and length, its ordinal and its hash.
+/// Maximum length of the id or name of a node: a group path of maximum depth and length, its ordinal and its hash.
 const MAX_NODE_NAME: usize = 640;
-/// Longest node id, store, version or other word of a backend. Longer ones are a mistake. Room for the longest name of a
-/// node: who has made one can remove it.
+/// Maximum length of a node id, store, version or other backend identifier; longer values are mistakes. It leaves room
+/// for the longest node name, so that any node that was created can also be removed.
 const MAX_WORD: usize = 1024;
 
-/// Collects what is wrong with a request.
+/// Collects the violations of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Checker(pub(crate) Vec<Violation>);
 
@@ -54,7 +54,7 @@ impl Checker {
     }
 
     pub(crate) fn uuid(&mut self, field: &str, value: &str) {
-        // Only the form with hyphens, since ids are compared as text.
+        // Only the hyphenated form, because ids are compared as strings.
         if value.is_empty() {
             self.wrong(field, "is required");
         } else if value.len() != 36 || Uuid::parse_str(value).is_err() {
@@ -170,7 +170,7 @@ impl Checker {
     }
 }
 
-/// Checks the fence of a `Fence` call.
+/// Validates a `Fence` request.
 pub(crate) fn fence(fence: Option<&Fence>) -> Result<Fence> {
     let mut check = Checker::default();
     check.fence(fence);
@@ -178,7 +178,7 @@ pub(crate) fn fence(fence: Option<&Fence>) -> Result<Fence> {
     Ok(fence.cloned().unwrap_or_default())
 }
 
-/// Checks what a Provision call says, and that the platform can do it.
+/// Validates a Provision request, and that the platform supports it.
 pub(crate) fn provision(request: &ProvisionRequest, description: &Description) -> Result<()> {
     let mut check = Checker::default();
     check.fence(request.fence.as_ref());
@@ -276,7 +276,7 @@ fn slots(check: &mut Checker, slots: &[Slot], max: usize) {
         check.wrong("slots", "is required: at least one");
     }
     if slots.len() > max {
-        // The single slots are not looked at: the answer would be as long as the request.
+        // The individual slots are not checked, because the response would be as long as the request.
         return check.wrong(
             "slots",
             format!("has {} slots; at most {max} are allowed", slots.len()),
@@ -402,7 +402,8 @@ fn capabilities(request: &ProvisionRequest, description: &Description) -> Result
         .try_for_each(|capability| need(description, capability))
 }
 
-/// Checks which page of a list is wanted, and of which cluster (empty: all). Answers how many things it may have.
+/// Validates the page size and the cluster (empty for all) of a list request. Returns the maximum number of items of
+/// the page.
 pub(crate) fn page(check: &mut Checker, page_size: i32, cluster_id: &str) -> usize {
     if page_size < 0 {
         check.wrong("page_size", "is negative");
@@ -416,7 +417,7 @@ pub(crate) fn page(check: &mut Checker, page_size: i32, cluster_id: &str) -> usi
     }
 }
 
-/// Refuses what the platform cannot do.
+/// Rejects a request for a capability that the platform lacks.
 pub(crate) fn need(description: &Description, capability: Capability) -> Result<()> {
     if description.capabilities.contains(&capability) {
         Ok(())
@@ -425,7 +426,7 @@ pub(crate) fn need(description: &Description, capability: Capability) -> Result<
     }
 }
 
-/// Checks what a Deprovision call says, and that the platform can do it.
+/// Validates a Deprovision request, and that the platform supports it.
 pub(crate) fn deprovision(request: &DeprovisionRequest, description: &Description) -> Result<()> {
     let mut check = Checker::default();
     check.fence(request.fence.as_ref());
@@ -449,7 +450,7 @@ pub(crate) fn deprovision(request: &DeprovisionRequest, description: &Descriptio
     Ok(())
 }
 
-/// Checks what an UpdateNode call says, and that the platform can do it.
+/// Validates an UpdateNode request, and that the platform supports it.
 pub(crate) fn update(request: &UpdateNodeRequest, description: &Description) -> Result<()> {
     let mut check = Checker::default();
     check.fence(request.fence.as_ref());
@@ -507,7 +508,7 @@ fn adoption(check: &mut Checker, adoption: &NodeAdoption) {
     }
 }
 
-/// Checks which node is meant.
+/// Validates the reference to a node.
 pub(crate) fn target(check: &mut Checker, field: &str, target: Option<&NodeTarget>) {
     let Some(target) = target else {
         return check.wrong(field, "is required");

@@ -1,11 +1,11 @@
-//! Wall-clock times that follow tokio's clock, so that they never run backwards and stand still with a paused clock.
+//! Wall-clock time derived from tokio's clock, so that it never runs backwards and stops with a paused clock.
 
 use std::time::SystemTime;
 
 use prost_types::Timestamp;
 use tokio::time::Instant;
 
-/// The wall clock at the start, continued by tokio's clock.
+/// Wall-clock time at the start, advanced by tokio's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     wall: SystemTime,
@@ -13,7 +13,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Begins with the wall clock's time.
+    /// Starts at the current wall-clock time.
     #[must_use]
     pub fn start() -> Self {
         Self {
@@ -22,7 +22,7 @@ impl Clock {
         }
     }
 
-    /// The time now.
+    /// The current time.
     #[must_use]
     pub fn now(&self) -> SystemTime {
         self.at(Instant::now())
@@ -35,7 +35,7 @@ impl Clock {
     }
 }
 
-/// A time as it travels.
+/// Converts a time to its wire form.
 #[must_use]
 pub fn timestamp(time: SystemTime) -> Timestamp {
     Timestamp::from(time)

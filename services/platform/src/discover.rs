@@ -1,4 +1,4 @@
-//! Pages of nodes, all from one read.
+//! Pagination of nodes, where all pages come from the same read.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -20,12 +20,12 @@ use crate::{
     platform::Platform,
 };
 
-/// How long the pages of a read are kept after the last one was asked for.
+/// How long the pages of a read are kept after the last page request.
 const PAGES_TTL: Duration = Duration::from_secs(60);
-/// Most reads whose pages are kept. Nodes are kept encoded, at some 350 B each.
+/// Maximum number of reads whose pages are kept. Nodes are kept encoded, at about 350 B each.
 const MAX_READS: usize = 16;
 
-/// The reads that somebody is still paging through, the latest used last.
+/// The reads that are still being paged through, most recently used last.
 #[derive(Default)]
 pub(crate) struct Pages(Mutex<VecDeque<Arc<Kept>>>);
 
@@ -41,7 +41,7 @@ struct Kept {
 }
 
 impl Platform {
-    /// Answers a Discover call.
+    /// Handles a Discover call.
     pub(crate) async fn discover(
         self: &Arc<Self>,
         request: DiscoverRequest,
@@ -123,11 +123,12 @@ impl Platform {
 }
 
 impl Platform {
-    /// Reads through to the backend: one cluster, or everything if the id is empty. Nodes of other clusters may be among
-    /// those of one.
+    /// Reads from the backend: one cluster, or everything if the id is empty. A read of one cluster may include nodes
+    /// of others.
     ///
     /// # Errors
-    /// Those of the driver when it cannot read whole.
+    ///
+    /// Those of the driver if it cannot read completely.
     pub(crate) async fn reading(&self, cluster_id: &str) -> Result<Arc<Reading>> {
         if cluster_id.is_empty() {
             self.observer.read().await
@@ -147,7 +148,7 @@ fn page_size(request: &DiscoverRequest) -> Result<usize> {
     Ok(size)
 }
 
-/// How many of these make a page. At least one, so that there is always progress.
+/// Returns how many of these items fit into a page. At least one, to guarantee progress.
 fn page_end(sizes: impl Iterator<Item = usize>, max: usize) -> usize {
     let mut bytes = 0;
     sizes

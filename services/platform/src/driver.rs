@@ -1,5 +1,5 @@
-//! What a backend must be able to do to be a platform. Everything that platforms have in common (checks, fences,
-//! idempotency, paging, watches) is above this trait, so that a new backend is one module.
+//! The interface that a backend implements to become a platform. Everything that platforms have in common (validation,
+//! fences, idempotency, paging, watches) is implemented above this trait, so that a new backend is a single module.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -25,28 +25,31 @@ pub use crate::{
 
 /// A backend that runs nodes.
 ///
-/// The errors are judged by their class as in the protos: `Cannot`, `NoCapacity` and `Credentials` promise that this
-/// call made nothing. Nothing here is called with a lock of the caller held, and calls may run at once.
+/// Errors are interpreted by their class as in the protos: `Cannot`, `NoCapacity` and `Credentials` promise that this
+/// call created nothing. Methods are called without any of the caller's locks held, and may be called concurrently.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
-    /// What the backend is and can do. Asked often, so answered from memory; a change shows as a new etag.
+    /// Describes the backend and its capabilities. Called often, so it must be answered from memory; a change results
+    /// in a new etag.
     fn description(&self) -> Description;
 
-    /// Checks what only the driver knows: node class, placement, hosts, properties beyond their JSON Schema (paths as in
-    /// `group.properties.image`), and that the template output for the first slot is of the right shape. Makes nothing.
+    /// Checks what only the driver can check: node class, placement, hosts, properties beyond their JSON Schema (with
+    /// paths such as `group.properties.image`), and the structure of the template output for the first slot. Creates
+    /// nothing.
     async fn check(&self, batch: &Batch) -> Result<()>;
 
-    /// Every existing node, foreign, half-made and dead ones included; or an error, never a short list.
+    /// Lists all existing nodes, including foreign, partially created and dead ones. Returns an error rather than an
+    /// incomplete list.
     async fn list(&self) -> Result<Listing>;
 
-    /// The existing nodes of one cluster, complete like [`Driver::list`], if that costs less than reading everything.
-    /// `None`: it does not.
+    /// Lists the existing nodes of one cluster, as completely as [`Driver::list`], if that is cheaper than reading
+    /// everything. `None` if it is not.
     async fn list_cluster(&self, cluster_id: &str) -> Result<Option<Listing>> {
         let _ = cluster_id;
         Ok(None)
     }
 
-    /// The existing nodes that one request made, without any delay of visibility that the driver can avoid.
+    /// Lists the existing nodes that a request created, avoiding visibility delays where the driver can.
     async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
         let made_by = |found: &Found| {
             found
@@ -64,7 +67,7 @@ pub trait Driver: Send + Sync + 'static {
             .collect())
     }
 
-    /// The existing nodes with this id, one in each cluster at most.
+    /// Lists the existing nodes with this id, at most one per cluster.
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
         Ok(self
             .list()
@@ -75,22 +78,24 @@ pub trait Driver: Send + Sync + 'static {
             .collect())
     }
 
-    /// Makes the nodes of [`Batch::slots`], each with its identity stored from the first moment. Answers one outcome a
-    /// slot, in their order. [`Batch::may_start`] is asked right before every create at the backend. Runs to its end
-    /// even when the caller is gone.
+    /// Creates the nodes of [`Batch::slots`], each with its identity stored from the very beginning. Returns one
+    /// outcome per slot, in their order. [`Batch::may_start`] must be checked right before every create at the backend.
+    /// Runs to completion even if the caller is gone.
     async fn create(&self, batch: &Batch) -> Vec<Outcome>;
 
-    /// Removes one node if it still has this cluster and slot; otherwise [`Reason::SlotMismatch`]. Not there: `Gone`.
+    /// Removes a node if it still has this cluster and slot; otherwise fails with [`Reason::SlotMismatch`]. Returns
+    /// `Gone` if it does not exist.
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted>;
 
-    /// All storage that was kept when its node went ([`Deletion::retain_storage`]) and that no node has now; or an error,
-    /// never a short list.
+    /// Lists all storage that was retained when its node was removed ([`Deletion::retain_storage`]) and that no node
+    /// uses now. Returns an error rather than an incomplete list.
     async fn kept_storage(&self) -> Result<Vec<KeptStorage>> {
         Err(lacks(Capability::RetainStorage))
     }
 
-    /// Deletes kept storage with its data if it is of this id, owner, cluster, group and ordinal
-    /// ([`storage::is_meant`](crate::storage::is_meant)) and no node has it, nor gets it meanwhile. Not there: `Gone`.
+    /// Deletes retained storage with its data, if it has this id, owner, cluster, group and ordinal
+    /// ([`storage::is_meant`](crate::storage::is_meant)) and is not used by a node, nor handed to one concurrently.
+    /// Returns `Gone` if it does not exist.
     async fn delete_storage(&self, meant: &KeptStorage) -> Result<DeprovisionState> {
         let _ = meant;
         Err(lacks(Capability::RetainStorage))
@@ -102,128 +107,129 @@ pub trait Driver: Send + Sync + 'static {
         Err(lacks(Capability::UpdateNode))
     }
 
-    /// Reads the log of a node, in pieces of any size.
+    /// Reads the log of a node, in chunks of any size.
     async fn logs(&self, node: &Node, request: &StreamLogsRequest) -> Result<LogStream> {
         let _ = (node, request);
         Err(lacks(Capability::NodeLogs))
     }
 
-    /// Runs a command inside a node. The last output is the exit code. Dropping the stream ends the command.
+    /// Runs a command inside a node. The exit code is the last item. Dropping the stream ends the command.
     async fn exec(&self, node: &Node, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
         let _ = (node, start, input);
         Err(lacks(Capability::NodeExec))
     }
 
-    /// The push side, if the driver hears of every change at once. Without it the backend is polled with
+    /// The push interface, if the driver learns of every change immediately. Without it, the backend is polled with
     /// [`Driver::list`].
     fn live(&self) -> Option<&dyn Live> {
         None
     }
 
-    /// Makes what a cluster needs before its nodes, if the backend can.
+    /// The infrastructure interface, if the backend supports it.
     fn infrastructure(&self) -> Option<&dyn Infrastructure> {
         None
     }
 
-    /// The nodes that were on their way to another phase, as they are now, if that costs less than reading everything.
-    /// Nothing is concluded from a node that is missing here. `None`: it does not.
+    /// Reads the current state of the nodes that were in transition, if that is cheaper than reading everything. A node
+    /// that is missing in the result allows no conclusion. `None` if it is not cheaper.
     async fn look(&self) -> Result<Option<Vec<Node>>> {
         Ok(None)
     }
 
-    /// When a polled backend is to be read again sooner than usual, as something there is on its way.
+    /// When a polled backend should be read again earlier than usual, because a node is in transition.
     fn next_poll(&self) -> Option<Duration> {
         None
     }
 
-    /// Ends what the driver has under way. Nodes live on.
+    /// Ends all operations of the driver. Nodes keep running.
     async fn shutdown(&self) {}
 }
 
-/// The push side of a driver.
+/// The push interface of a driver.
 pub trait Live: Send + Sync {
-    /// Called once, before anything else. From now on every change is told, beginning with all nodes that exist.
+    /// Called once, before anything else. From then on the driver reports every change, starting with all existing
+    /// nodes.
     fn connect(&self, changes: Changes);
 
-    /// What is known of a node right now, from memory.
+    /// Returns the current state of a node from memory.
     fn node(&self, cluster_id: &str, node_id: &str) -> Option<Node>;
 
-    /// Whether everything that was told is complete as of now. False while the backend does not answer.
+    /// Whether everything reported is complete as of now. False while the backend does not respond.
     fn is_current(&self) -> bool;
 }
 
-/// Bytes of a log as they come.
+/// Bytes of a log as they arrive.
 pub type LogStream = BoxStream<'static, Result<Vec<u8>>>;
-/// What the client sends to a command after the start: `stdin`, `resize` and `stdin_closed`. Its end is the end of
-/// standard input.
+/// The input that the client sends to a command after the start: `stdin`, `resize` and `stdin_closed`. The end of the
+/// stream is the end of standard input.
 pub type ExecInput = BoxStream<'static, Result<ExecRequest>>;
-/// What a command writes; the exit code is the last item.
+/// The output of a command; the exit code is the last item.
 pub type ExecOutput = BoxStream<'static, Result<ProcessOutput>>;
 
-/// What a backend is and can do. The fields are those of `Platform` in the protos.
+/// Description of a backend and its capabilities. The fields are those of `Platform` in the protos.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Description {
-    /// Uid of the backend together with its scope.
+    /// Uid of the backend including its scope.
     pub uid: String,
     /// Suggested name.
     pub name: String,
-    /// What nodes are made on: cloud, metal, process, simulated.
+    /// Kind of infrastructure: cloud, metal, process, simulated.
     pub kind: String,
-    /// Which driver it is: local, simulated, aws.
+    /// Name of the driver: local, simulated, aws.
     pub driver: String,
-    /// Version of the backend. Empty: it has none.
+    /// Version of the backend. Empty if it has none.
     pub backend_version: String,
-    /// What the uid stands for, for people.
+    /// Human-readable meaning of the uid.
     pub scope: BTreeMap<String, String>,
-    /// What the driver can do. The common layer adds `Watch` and `Fence`.
+    /// Capabilities of the driver. The common layer adds `Watch` and `Fence`.
     pub capabilities: Vec<Capability>,
-    /// How the backend wants to be called.
+    /// Rate and size limits for calls to the backend.
     pub limits: Limits,
     /// Failure domains.
     pub failure_domains: Vec<FailureDomain>,
-    /// Node classes. Empty: they cannot be listed, any name is passed on.
+    /// Node classes. Empty if they cannot be listed, in which case any name is passed on.
     pub node_classes: Vec<NodeClass>,
-    /// JSON Schema (2020-12) of a group's properties. `None`: anything goes.
+    /// JSON Schema (2020-12) of a group's properties. `None` if there are no constraints.
     pub properties_schema: Option<Arc<serde_json::Value>>,
-    /// Valid properties, as an example.
+    /// Example of valid properties.
     pub properties_example: Option<Arc<serde_json::Value>>,
-    /// What the operator should see.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
-/// One complete reading of the backend.
+/// A complete read of the backend.
 #[derive(Clone, Debug, Default)]
 pub struct Listing {
-    /// Every node.
+    /// All nodes.
     pub nodes: Vec<Found>,
-    /// What was there and could not be read.
+    /// Objects that exist but could not be read.
     pub warnings: Vec<Warning>,
 }
 
-/// A node as it was found at the backend.
+/// A node as found at the backend.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// The node.
     pub node: Node,
-    /// [`Identity::fingerprint`] as it was stored with it. Empty: none is (a foreign or adopted node).
+    /// The stored [`Identity::fingerprint`]. Empty for a foreign or adopted node, which has none.
     pub fingerprint: String,
 }
 
-/// What became of one slot.
+/// Outcome of creating the node of one slot.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// It exists now.
+    /// The node exists.
     Made(Box<Node>),
-    /// It does not exist and never will.
+    /// The node does not exist and never will.
     Failed(Error),
-    /// Nobody can say whether it exists.
+    /// It is unknown whether the node exists.
     Unknown(Error),
-    /// The call ended before its create was started.
+    /// The call ended before the create was started.
     NotStarted,
 }
 
 impl Outcome {
-    /// Of a slot that nothing was begun for, because of an error.
+    /// The outcome of a slot for which nothing was started because of an error.
     #[must_use]
     pub fn not_begun(error: Error) -> Self {
         if error.class() == Class::Unknown {
@@ -234,57 +240,58 @@ impl Outcome {
     }
 }
 
-/// A node and what it must be for a change to happen.
+/// A node, and the conditions under which it may be changed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    /// Cluster that it is in. Empty: in none (only when it is adopted).
+    /// Cluster of the node. Empty if it has none, which is only allowed for adoption.
     pub cluster_id: String,
-    /// The platform's id of it.
+    /// The platform's id of the node.
     pub node_id: String,
-    /// Its slot. `None`: it has none (only when it is adopted).
+    /// Slot of the node. `None` if it has none, which is only allowed for adoption.
     pub slot: Option<SlotKey>,
 }
 
 /// How a node is removed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Deletion {
-    /// Time to stop by itself. `None`: the driver's default.
+    /// Time to stop gracefully. `None` for the driver's default.
     pub grace_period: Option<Duration>,
-    /// Keep its storage and report it.
+    /// Whether to retain its storage and report it.
     pub retain_storage: bool,
-    /// Why, for the backend's own records: User, Dead, Sick, …
+    /// Reason for the backend's own records: User, Dead, Sick, …
     pub reason: String,
 }
 
-/// How far a removal is.
+/// Progress of a removal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Deleted {
     /// `Deprovisioning` or `Gone`.
     pub state: DeprovisionState,
-    /// The backend's ids of the storage that was kept.
+    /// The backend's ids of the retained storage.
     pub retained_storage: Vec<String>,
 }
 
-/// A change of a living node.
+/// A change of an existing node.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// New role and labels.
+    /// Changes role and labels.
     Edit {
-        /// The new role. `None`: as it is.
+        /// The new role. `None` to leave it unchanged.
         role: Option<drover_proto::platform::v1::NodeRole>,
         /// Labels to set.
         set_labels: BTreeMap<String, String>,
         /// Labels to remove.
         remove_labels: Vec<String>,
     },
-    /// A new owner and slot. Version, class, labels and endpoints stay; `fingerprint` is empty.
+    /// Assigns a new owner and slot. Version, class, labels and endpoints are kept; `fingerprint` is empty.
     Adopt(Box<Identity>),
 }
 
 impl Target {
-    /// Whether a node is the one that is meant.
+    /// Checks that a node is the intended one.
     ///
     /// # Errors
+    ///
     /// [`Reason::NodeNotInCluster`] for another cluster or owner, [`Reason::SlotMismatch`] for another slot.
     pub fn matches(&self, node: &Node) -> Result<()> {
         let owner =
@@ -313,7 +320,7 @@ impl Target {
     }
 }
 
-/// The error for what a driver cannot do.
+/// The error for a capability that the driver lacks.
 #[must_use]
 pub fn lacks(capability: Capability) -> Error {
     let name = capability.as_str_name();
@@ -325,7 +332,7 @@ pub fn lacks(capability: Capability) -> Error {
     .with_metadata("capability", name)
 }
 
-/// The error for a node that does not run.
+/// The error for a node that is not running.
 #[must_use]
 pub fn not_running(node_id: &str) -> Error {
     Error::new(

@@ -1,4 +1,4 @@
-//! Who may still change something: the highest epoch of each (store, shard), and what is under way for lower ones.
+//! Fencing: the highest known epoch of each (store, shard), and the calls in flight for lower epochs.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,11 +11,11 @@ use drover_proto::platform::v1::Fence;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Longest wait for older calls to end; the protos promise it.
+/// Maximum time to wait for older calls to end, as promised in the protos.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// Most (store, shard) pairs. A store has 64 shards, so this is a thousand stores; more is an attack on the memory.
-/// A pair is never dropped, since that would forget its epoch.
+/// Maximum number of (store, shard) pairs. With 64 shards per store this allows a thousand stores; more is an attack on
+/// memory. Pairs are never evicted, because that would forget their epoch.
 const MAX_SHARDS: usize = 65_536;
 
 /// The epochs of all shards.
@@ -28,11 +28,11 @@ pub(crate) struct Fences {
 #[derive(Debug, Default)]
 struct Shard {
     epoch: u64,
-    /// Calls under way, by epoch.
+    /// Number of calls in flight by epoch.
     under_way: BTreeMap<u64, usize>,
 }
 
-/// A call that may change something, until it is dropped.
+/// A mutating call in flight, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct UnderWay {
     fences: Arc<Fences>,
@@ -41,7 +41,7 @@ pub(crate) struct UnderWay {
 }
 
 impl Fences {
-    /// No epoch is known yet.
+    /// Starts without any known epoch.
     #[must_use]
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
@@ -50,9 +50,10 @@ impl Fences {
         })
     }
 
-    /// Begins a call that changes something.
+    /// Begins a mutating call.
     ///
     /// # Errors
+    ///
     /// `Fenced` if a higher epoch is known.
     pub(crate) fn begin(self: &Arc<Self>, fence: &Fence) -> Result<UnderWay> {
         let key = (fence.store_id.clone(), fence.shard);
@@ -66,9 +67,10 @@ impl Fences {
         })
     }
 
-    /// Checks a call that changes nothing.
+    /// Checks a read-only call.
     ///
     /// # Errors
+    ///
     /// `Fenced` if a higher epoch is known.
     pub(crate) fn check(&self, fence: &Fence) -> Result<()> {
         let known = self
@@ -83,9 +85,10 @@ impl Fences {
         }
     }
 
-    /// Raises the epoch and waits until calls with a lower one have ended.
+    /// Raises the epoch and waits until all calls with a lower epoch have ended.
     ///
     /// # Errors
+    ///
     /// `Fenced` if a higher epoch is known; `DeadlineExceeded` if a call does not end within 10 s.
     pub(crate) async fn raise(&self, fence: &Fence) -> Result<()> {
         let key = (fence.store_id.clone(), fence.shard);
@@ -93,7 +96,7 @@ impl Fences {
         raise(&mut self.shards.lock(), &key, fence.epoch)?;
         let wait = async {
             while self.older(&key, fence.epoch) {
-                // The sender lives in `self`.
+                // Cannot fail, because the sender lives in `self`.
                 let _ = ended.changed().await;
             }
         };

@@ -1,4 +1,4 @@
-//! What is stored with a node from its first moment, so that its owner finds it again.
+//! The identity that is stored with a node from its creation, so that its owner can find it again.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use drover_proto::platform::v1::{Node, NodeRole, ProvisionRequest, Slot, SlotKey
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// Whose a node is and what it was made from.
+/// The owner of a node, and the request and spec that it was created from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Identity {
@@ -16,36 +16,36 @@ pub struct Identity {
     pub cluster_id: String,
     /// Path of the group.
     pub group: String,
-    /// Request that made it.
+    /// Request that created it.
     pub request_id: String,
     /// Index within that request.
     pub index: u32,
-    /// The owner's number of that request.
+    /// The owner's sequence number of that request.
     pub sequence: u64,
-    /// Hash of what the node was made from.
+    /// Hash of the spec that the node was created from.
     pub spec_hash: String,
-    /// Store of the orchestrator that asked.
+    /// Store of the requesting orchestrator.
     pub store_id: String,
-    /// Id, never reused (db-1-x7k2p).
+    /// Id, never reused (`db-1-x7k2p`).
     pub id: String,
-    /// Name (db-1).
+    /// Name (`db-1`).
     pub name: String,
-    /// Ordinal in its group.
+    /// Ordinal within its group.
     pub ordinal: u32,
-    /// Role, as `NodeRole` in the protos.
+    /// Role, a value of `NodeRole` in the protos.
     pub role: i32,
-    /// Store version. Empty: none.
+    /// Store version. Empty if none.
     pub version: String,
-    /// Node class as it was asked for. Empty: the platform's default.
+    /// Node class as requested. Empty for the platform's default.
     pub node_class: String,
-    /// Labels, those of Drover itself excepted.
+    /// Labels, except those of Drover itself.
     pub labels: BTreeMap<String, String>,
     /// Fingerprint of the whole request. Empty for an adopted node.
     pub fingerprint: String,
 }
 
 impl Identity {
-    /// The identity of one slot of a checked request.
+    /// Returns the identity of a slot of a validated request.
     #[must_use]
     pub fn of(request: &ProvisionRequest, slot: &Slot, fingerprint: &str) -> Self {
         let group = request.group.as_ref();
@@ -80,7 +80,7 @@ impl Identity {
         }
     }
 
-    /// The node with everything that the identity says; phase, endpoints and the like are left to the driver.
+    /// Returns a node with all fields of the identity; phase, endpoints and the like are left to the driver.
     #[must_use]
     pub fn node(&self, node_id: impl Into<String>) -> Node {
         Node {
@@ -112,19 +112,19 @@ impl Identity {
         }
     }
 
-    /// The role; an unknown value is `Unspecified`.
+    /// The role; unknown values become `Unspecified`.
     #[must_use]
     pub fn role(&self) -> NodeRole {
         NodeRole::try_from(self.role).unwrap_or_default()
     }
 }
 
-/// The fingerprint of a request: owner, cluster, group path, slots without their roles, spec hash. 32 hexadecimal
+/// Fingerprint of a request: owner, cluster, group path, slots without their roles, spec hash. 32 hexadecimal
 /// characters, short enough for a label or tag.
 #[must_use]
 pub fn fingerprint(request: &ProvisionRequest) -> String {
     let mut hash = Sha256::new();
-    // Every part with its length in front, so that no two requests write the same bytes.
+    // Every part is length-prefixed, so that no two requests produce the same bytes.
     let mut part = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_be_bytes());
         hash.update(bytes);
@@ -158,14 +158,14 @@ pub fn fingerprint(request: &ProvisionRequest) -> String {
     hex(&hash.finalize()[..16])
 }
 
-/// Lower-case hexadecimal.
+/// Encodes bytes in lower-case hexadecimal.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes
         .iter()
         .fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
-            // Writing to a string cannot fail.
+            // Cannot fail for a string.
             let _ = write!(out, "{byte:02x}");
             out
         })

@@ -1,4 +1,5 @@
-//! What a cluster needs before its nodes (network, endpoint, firewall), and `InfrastructureService` over it.
+//! The infrastructure that a cluster needs before its nodes (network, endpoint, firewall), and its
+//! `InfrastructureService`.
 
 mod service;
 
@@ -10,7 +11,7 @@ use drover_proto::platform::v1::{InfrastructureSpec, InfrastructureState, Resour
 
 pub(crate) use service::Working;
 
-/// Whose infrastructure is meant.
+/// Owner of infrastructure.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// Cluster id.
@@ -19,22 +20,24 @@ pub struct Owner {
     pub owner: String,
 }
 
-/// A backend that can make infrastructure. Each resource is a slot (owner, kind, name): made at most once, tagged with
-/// cluster id, owner and sequence from creation on, found again by those tags and by nothing else. Calls for one owner
-/// come one at a time, those for different owners at once.
+/// A backend that can create infrastructure. Each resource is a slot (owner, kind, name): created at most once, tagged
+/// with cluster id, owner and sequence from its creation, and found again by those tags only. Calls for one owner are
+/// serialized; calls for different owners may be concurrent.
 #[async_trait]
 pub trait Infrastructure: Send + Sync {
-    /// Checks what is wanted against the backend and against what was made already, and makes nothing.
+    /// Validates the spec against the backend and against existing resources, without creating anything.
     ///
     /// # Errors
-    /// `Invalid` with the field (`spec.network.cidr`); `Immutable` for what cannot be changed; `NotOwned`.
+    ///
+    /// `Invalid` with the field (`spec.network.cidr`); `Immutable` for a change that is not possible; `NotOwned`.
     async fn check(&self, owner: &Owner, spec: &InfrastructureSpec) -> Result<()>;
 
-    /// Makes what is missing and can be made now, and answers with the state of every resource. Looks at what exists
-    /// first, so that it can be repeated from every half-made state.
+    /// Creates the missing resources that can be created now, and returns the state of all resources. Checks first what
+    /// exists, so that it can be repeated from any partial state.
     ///
     /// # Errors
-    /// Those of the backend. What was made until then stays, and is found again.
+    ///
+    /// Those of the backend. Resources created before the error remain and are found again.
     async fn ensure(
         &self,
         owner: &Owner,
@@ -42,32 +45,36 @@ pub trait Infrastructure: Send + Sync {
         spec: &InfrastructureSpec,
     ) -> Result<Progress>;
 
-    /// What exists, read through to the backend.
+    /// Reads the existing resources from the backend.
     ///
     /// # Errors
+    ///
     /// Those of the backend.
     async fn get(&self, owner: &Owner) -> Result<InfrastructureState>;
 
-    /// Every resource of every owner, foreign ones of the kinds that are made here included; or an error, never a short
-    /// list.
+    /// Lists all resources of all owners, including foreign ones of the kinds that are created here. Returns an error
+    /// rather than an incomplete list.
     ///
     /// # Errors
+    ///
     /// Those of the backend.
     async fn list(&self) -> Result<(Vec<Resource>, Vec<Warning>)>;
 
-    /// Frees whatever of the owner's exists and can be freed now, in the right order, from every half-made state.
-    /// Resources of others, and those that the user brought, are left alone. Done when nothing is left: phase `Gone`.
+    /// Releases the owner's existing resources as far as possible now, in the right order and from any partial state.
+    /// Resources of other owners, and those that the user brought, are left alone. Complete when nothing is left: phase
+    /// `Gone`.
     ///
     /// # Errors
-    /// Those of the backend. What was freed until then is.
+    ///
+    /// Those of the backend. Resources released before the error stay released.
     async fn release(&self, owner: &Owner) -> Result<Progress>;
 }
 
-/// How far infrastructure is.
+/// Progress of an infrastructure operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// State of every resource, and the outputs known by now. The phase is set by the caller from the resources.
+    /// State of all resources, and the outputs known so far. The caller derives the phase from the resources.
     pub state: InfrastructureState,
-    /// When to ask again. `None`: done.
+    /// When to poll again. `None` when complete.
     pub poll_after: Option<Duration>,
 }

@@ -1,5 +1,5 @@
-//! What every platform server has in common: one [`driver::Driver`] trait for backends, and above it, written once, the
-//! checks, fences, idempotency, paging, watches and templates of `platform.v1`.
+//! Common implementation of platform servers: the [`driver::Driver`] trait for backends, and above it the validation,
+//! fences, idempotency, paging, watches and templates of `platform.v1`.
 
 mod access;
 pub mod batch;

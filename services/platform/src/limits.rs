@@ -1,18 +1,18 @@
-//! The limits of the API, and the defaults that the protos state.
+//! Limits of the API, and the defaults documented in the protos.
 
 use std::time::Duration;
 
 use drover_proto::platform::v1::Limits;
 
-/// Size at which a page or a watch message ends, so that it stays far below the largest message.
+/// Size at which a page or a watch message ends, well below the maximum message size.
 pub(crate) const MAX_PAGE_BYTES: usize = 1024 * 1024;
-/// Nodes in a page if the request says nothing.
+/// Default page size in nodes.
 pub(crate) const PAGE_SIZE: usize = 500;
-/// Most nodes in a page.
+/// Maximum page size in nodes.
 pub(crate) const MAX_PAGE_SIZE: usize = 1000;
-/// Most nodes in a message of a watch.
+/// Maximum number of nodes per watch message.
 pub(crate) const MAX_WATCH_NODES: usize = 256;
-/// Largest piece of a log or of what a command writes.
+/// Maximum chunk size of logs and command output, in bytes.
 pub(crate) const MAX_CHUNK: usize = 64 * 1024;
 
 pub(crate) fn max_batch(limits: &Limits) -> usize {

@@ -1,4 +1,4 @@
-//! What is known of the backend: shared whole reads, and the log of changes that watchers follow.
+//! The known state of the backend: shared complete reads, and the change log that watchers follow.
 
 use std::{
     collections::HashMap,
@@ -23,46 +23,45 @@ use crate::{
     limits,
 };
 
-/// One complete reading of the backend, or of one cluster.
+/// A complete read of the backend, or of one cluster.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    /// When it began.
+    /// Start of the read.
     pub(crate) observe_time: SystemTime,
-    /// What was there.
     pub(crate) listing: Listing,
 }
 
 type SharedReading = Shared<BoxFuture<'static, Result<Arc<Reading>>>>;
 
-/// What is known of the backend.
+/// The known state of the backend.
 pub(crate) struct Observer {
     driver: Arc<dyn Driver>,
     clock: Clock,
     log: Arc<Changelog>,
-    /// The read that has not begun yet; whoever asks now shares it.
+    /// The read that has not started yet, shared by all callers until it does.
     next: Mutex<Option<SharedReading>>,
-    /// Held by the read that is under way.
+    /// Held by the read in progress.
     reading: tokio::sync::Mutex<()>,
     state: Mutex<State>,
-    /// Warnings that stand, and how often they changed.
+    /// Current warnings, and how often they changed.
     warnings: watch::Sender<(u64, Vec<Warning>)>,
-    /// Told when the next read of a polled driver may be due sooner.
+    /// Notified when the next read of a polled driver may be due earlier.
     hurry: Notify,
 }
 
 struct State {
     observe_time: SystemTime,
-    /// How many lists of it were taken in.
+    /// Number of lists processed.
     lists: u64,
-    /// The nodes of a driver that is polled.
+    /// The nodes of a polled driver.
     polled: HashMap<Key, Polled>,
 }
 
 struct Polled {
     node: Arc<Node>,
-    /// A read that began before this shows an older state of it.
+    /// Reads that began before this show an older state.
     changed: Instant,
-    /// A read that began before this may not show it yet.
+    /// Reads that began before this may not show the node yet.
     visible_from: Instant,
 }
 
@@ -91,25 +90,24 @@ impl Observer {
         })
     }
 
-    /// The log of changes.
     #[must_use]
     pub(crate) fn log(&self) -> &Arc<Changelog> {
         &self.log
     }
 
-    /// The warnings that stand. The receiver is told when they change.
+    /// The current warnings. The receiver is notified when they change.
     #[must_use]
     pub(crate) fn warnings(&self) -> watch::Receiver<(u64, Vec<Warning>)> {
         self.warnings.subscribe()
     }
 
-    /// The time of this platform.
+    /// The platform's current time.
     #[must_use]
     pub(crate) fn now(&self) -> SystemTime {
         self.clock.now()
     }
 
-    /// When the backend was last known whole. Everything up to then is in the log.
+    /// When the backend was last known completely. The log contains everything up to then.
     #[must_use]
     pub(crate) fn observe_time(&self) -> SystemTime {
         let mut state = self.state.lock();
@@ -121,19 +119,20 @@ impl Observer {
         state.observe_time
     }
 
-    /// Makes sure that the log holds everything that exists now.
+    /// Ensures that the log contains everything that exists now.
     ///
     /// # Errors
-    /// Those of the driver when it cannot read.
+    ///
+    /// Those of the driver if it cannot read.
     pub(crate) async fn prepare(self: &Arc<Self>) -> Result<()> {
         match self.driver.live() {
-            // A driver that hears of everything needs no read as long as it hears.
+            // A driver that pushes changes needs no read while it is connected.
             Some(live) if live.is_current() => Ok(()),
             _ => self.read().await.map(drop),
         }
     }
 
-    /// What is known of a node, from memory.
+    /// Returns the known state of a node, from memory.
     #[must_use]
     pub(crate) fn node(&self, key: &Key) -> Option<Node> {
         match self.driver.live() {
@@ -147,9 +146,10 @@ impl Observer {
         }
     }
 
-    /// Reads everything. The read begins after this was called; those who call before it begins share it.
+    /// Reads everything. The read begins after this call; callers that arrive before it begins share it.
     ///
     /// # Errors
+    ///
     /// Those of the driver.
     pub(crate) async fn read(self: &Arc<Self>) -> Result<Arc<Reading>> {
         let read = {
@@ -165,7 +165,7 @@ impl Observer {
 
     async fn read_now(self: Arc<Self>) -> Result<Arc<Reading>> {
         let _reading = self.reading.lock().await;
-        // From here on it has begun: who calls now needs another one.
+        // The read begins here; later callers need another one.
         *self.next.lock() = None;
         let began = Instant::now();
         let listing = self.driver.list().await?;
@@ -177,9 +177,10 @@ impl Observer {
         }))
     }
 
-    /// Reads one cluster, alone if the driver can do that for less than everything.
+    /// Reads one cluster, alone if that is cheaper than reading everything.
     ///
     /// # Errors
+    ///
     /// Those of the driver.
     pub(crate) async fn read_cluster(self: &Arc<Self>, cluster_id: &str) -> Result<Arc<Reading>> {
         let observe_time = self.clock.now();
@@ -207,7 +208,8 @@ impl Observer {
             return;
         }
         let mut before = std::mem::take(&mut state.polled);
-        // Several replicas may answer: what is new to one of them is not in the next one's list for a while.
+        // The backend may have several replicas: a node that is new at one of them may be missing in the lists of the
+        // others for a while.
         let settles = match state.lists {
             0 => began,
             _ => began + limits::visibility_delay(&self.driver.description().limits),
@@ -220,7 +222,7 @@ impl Observer {
                     state.polled.insert(key, known);
                 }
                 known => {
-                    // What a call made since the read began is newer than what the read saw.
+                    // A change by a call after the read began is newer than the result of the read.
                     let node = match known {
                         Some(known) if known.changed > began => known,
                         known => {
@@ -246,7 +248,7 @@ impl Observer {
         }
     }
 
-    /// Takes in a node that a call made or changed, before the next read shows it.
+    /// Records a node that a call created or changed, before the next read shows it.
     pub(crate) fn made(&self, node: &Node) {
         if self.driver.live().is_some() {
             return;
@@ -254,7 +256,7 @@ impl Observer {
         let changed = Instant::now();
         let visible_from = changed + limits::visibility_delay(&self.driver.description().limits);
         let key = key(node);
-        // First the node, then its news: a watcher reads the node as soon as it hears.
+        // Update the node before the log: watchers read it as soon as they are notified.
         let node = Polled {
             node: Arc::new(node.clone()),
             changed,
@@ -265,9 +267,10 @@ impl Observer {
         self.hurry();
     }
 
-    /// Looks again at what is on its way. Answers whether that was possible without reading everything.
+    /// Refreshes the nodes in transition. Returns whether that was possible without reading everything.
     ///
     /// # Errors
+    ///
     /// Those of the driver.
     pub(crate) async fn look(&self) -> Result<bool> {
         let began = Instant::now();
@@ -294,13 +297,13 @@ impl Observer {
         Ok(true)
     }
 
-    /// Something at the backend is on its way, which the driver knows by now.
+    /// Signals that the driver now knows of a transition at the backend.
     pub(crate) fn hurry(&self) {
         self.hurry.notify_one();
     }
 
-    /// Waits until the backend is to be read again: after the usual interval since the last reading, or after that of
-    /// the driver while something there is on its way. Answers whether the usual interval has passed.
+    /// Waits until the backend should be read again: after the usual interval since the last read, or after the
+    /// driver's interval while nodes are in transition. Returns whether the usual interval has passed.
     pub(crate) async fn pause(&self, read: Instant, usual: Duration) -> bool {
         let since = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! One platform: its driver and everything that its calls share.
+//! A platform: its driver, and the state that its calls share.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -33,13 +33,13 @@ use crate::{
     texts::Texts,
 };
 
-/// How long a shutdown waits for calls that change something.
+/// How long a shutdown waits for mutating calls.
 const MAX_SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// How often a template directory is looked at. A person who saves a template waits no longer.
+/// Interval at which a template directory is checked. People who save a template should not have to wait longer.
 const CATALOGUE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// One platform, shared by its services.
+/// A platform, shared by its services.
 pub struct Platform {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) templates: Templates,
@@ -50,17 +50,17 @@ pub struct Platform {
     pub(crate) memory: Memory,
     pub(crate) pages: Pages,
     pub(crate) working: Working,
-    /// Calls that change something run here, so that a caller who goes away does not leave them half done.
+    /// Mutating calls run here, so that they complete even if their caller disconnects.
     pub(crate) tasks: TaskTracker,
     pub(crate) shutdown: CancellationToken,
-    /// What callers may set. Not set: anything.
+    /// Restrictions for callers. Unrestricted if not set.
     pub(crate) policy: OnceLock<Policy>,
     instance_id: String,
     validator: Mutex<Option<(Arc<Value>, Arc<jsonschema::Validator>)>>,
 }
 
 impl Platform {
-    /// A platform over a driver. Starts what it needs in the background; [`Platform::shutdown`] ends it.
+    /// Creates a platform over a driver. Starts its background tasks; [`Platform::shutdown`] ends them.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>, templates: Templates, clock: Clock) -> Arc<Self> {
         let platform = Arc::new(Self {
@@ -148,7 +148,7 @@ impl Platform {
         }
     }
 
-    /// Ends watches, waits for calls that change something (at most 10 s), and ends the driver.
+    /// Ends watches, waits for mutating calls (at most 10 s), and shuts down the driver.
     pub async fn shutdown(&self) {
         self.shutdown.cancel();
         self.tasks.close();
@@ -161,7 +161,7 @@ impl Platform {
         self.driver.shutdown().await;
     }
 
-    /// What the driver says, and what this layer adds to it.
+    /// The driver's description, extended by the capabilities of this layer.
     pub(crate) fn description(&self) -> Description {
         let mut description = self.driver.description();
         for capability in [Capability::Watch, Capability::Fence] {
@@ -183,7 +183,7 @@ impl Platform {
         description
     }
 
-    /// The handshake.
+    /// The handshake response.
     #[must_use]
     pub fn handshake(&self) -> Handshake {
         let description = self.description();
@@ -226,7 +226,7 @@ impl Platform {
         &self.instance_id
     }
 
-    /// Checks that a call is meant for this backend and this start of the server.
+    /// Checks that a call is addressed to this backend and this run of the server.
     pub(crate) fn meant(&self, uid: &str, uid_required: bool, instance: &str) -> Result<()> {
         if uid.is_empty() && uid_required {
             return Err(Error::invalid("expected_platform_uid", "is required"));
@@ -249,7 +249,7 @@ impl Platform {
         Ok(())
     }
 
-    /// Checks properties with the policy and the driver's JSON Schema.
+    /// Validates properties against the policy and the driver's JSON Schema.
     pub(crate) fn check_properties(&self, properties: Option<&Struct>) -> Result<()> {
         let properties = properties.map_or(Ok(Map::new()), |properties| {
             object("group.properties", properties)
@@ -265,7 +265,7 @@ impl Platform {
             .iter_errors(&Value::Object(properties))
             .map(|error| Violation {
                 field: format!("group.properties{}", path(error.instance_path().as_str())),
-                // Properties may hold what nobody else should read, so values are not repeated.
+                // Properties may contain confidential values, so values are not repeated.
                 description: error.masked().to_string(),
             })
             .collect();
@@ -291,7 +291,7 @@ impl Platform {
         Ok(validator)
     }
 
-    /// The node that is meant by who wants to look into it.
+    /// Finds the node that a node-access call refers to.
     pub(crate) async fn find(&self, target: &NodeTarget) -> Result<Node> {
         let found = self.driver.by_node_id(&target.node_id).await?;
         if found.is_empty() {
@@ -317,7 +317,7 @@ impl Platform {
     }
 }
 
-/// A JSON pointer as the path of a field.
+/// Converts a JSON pointer to a field path.
 fn path(pointer: &str) -> String {
     let parts = pointer
         .split('/')
@@ -334,7 +334,7 @@ fn path(pointer: &str) -> String {
         .collect()
 }
 
-/// A role given as a number that has passed the checks.
+/// Converts a validated role. `None` if it is unspecified.
 pub(crate) fn role(value: i32) -> Option<NodeRole> {
     NodeRole::try_from(value)
         .ok()

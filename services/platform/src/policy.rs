@@ -1,4 +1,4 @@
-//! What a platform lets its callers set, whoever they are.
+//! Restrictions of a platform on the properties that its callers may set.
 
 use std::collections::BTreeMap;
 
@@ -19,9 +19,10 @@ pub struct PolicySettings {
 }
 
 impl PolicySettings {
-    /// As it is asked.
+    /// Compiles the settings.
     ///
     /// # Errors
+    ///
     /// `Invalid` with the setting.
     pub fn read(self) -> Result<Policy> {
         let properties = AllowList::new(self.properties).map_err(|(property, why)| {
@@ -31,14 +32,14 @@ impl PolicySettings {
     }
 }
 
-/// A policy that makes sense.
+/// A validated policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     properties: AllowList,
 }
 
 impl Policy {
-    /// Refuses properties of a group.
+    /// Rejects properties of a group that are not allowed.
     pub(crate) fn check(&self, properties: &Map<String, Value>) -> Result<()> {
         let wrong: Vec<Violation> = self
             .properties

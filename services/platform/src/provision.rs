@@ -1,4 +1,4 @@
-//! Making the nodes of a request at most once, however often and by however many callers it is sent.
+//! Creates the nodes of a request at most once, however often and by however many callers it is sent.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -23,10 +23,11 @@ use crate::{
     templates::Renderer,
 };
 
-/// Most requests that [`Memory`] keeps. They are only those with a final failure or a removed node, at some 200 B each.
+/// Maximum number of requests kept in [`Memory`]. Only requests with a final failure or a removed node are kept, at
+/// about 200 B each.
 const MAX_REMEMBERED: usize = 65_536;
 
-/// The requests that are being worked on, by id.
+/// The requests in progress, by id.
 #[derive(Default)]
 pub(crate) struct Requests(Mutex<HashMap<String, UnderWork>>);
 
@@ -37,15 +38,15 @@ struct UnderWork {
     done: watch::Receiver<Option<Result<Arc<Done>>>>,
 }
 
-/// What became of a request.
+/// Result of processing a request.
 struct Done {
     response: ProvisionResponse,
-    /// Some creates were not started, since nobody waited for them any more.
+    /// Some creates were not started because no caller was waiting any more.
     incomplete: bool,
 }
 
 impl Platform {
-    /// Answers a Provision call of `caller`.
+    /// Handles a Provision call of `caller`.
     pub(crate) async fn provision(
         self: &Arc<Self>,
         request: ProvisionRequest,
@@ -93,11 +94,11 @@ impl Platform {
             if !done.incomplete {
                 return Ok(done.response.clone());
             }
-            // Whoever began it gave up before its end; this caller is still there.
+            // All callers of that attempt gave up before it was complete, but this caller is still there.
         }
     }
 
-    /// Joins the work on this request, or begins it.
+    /// Joins the work on this request, or starts it.
     fn join(
         self: &Arc<Self>,
         request: &Arc<ProvisionRequest>,
@@ -131,7 +132,7 @@ impl Platform {
             Arc::clone(&work.lifetime),
         );
         let (fingerprint, under_way) = (fingerprint.to_owned(), Arc::clone(under_way));
-        // As a part of what the first caller belongs to.
+        // The work runs within the trace of the first caller.
         let trace = drover_telemetry::current();
         self.tasks
             .spawn(drover_telemetry::context::scope(trace, async move {
@@ -139,7 +140,7 @@ impl Platform {
                     .platform
                     .work(request, fingerprint, renderer, lifetime)
                     .await;
-                // Nobody may listen any more.
+                // There may be no receiver any more.
                 let _ = done.send(Some(outcome.map(Arc::new)));
                 drop((registered, under_way));
             }));
@@ -174,7 +175,7 @@ impl Platform {
         for (index, error) in remembered {
             outcomes.entry(index).or_insert(Outcome::Failed(error));
         }
-        // What was there before may have been made from an earlier template.
+        // Nodes that existed before may have been created from an earlier template.
         let all_new = outcomes.is_empty();
         let template_digest = renderer.digest().to_owned();
         let position = |index: &u32| !outcomes.contains_key(index);
@@ -188,14 +189,15 @@ impl Platform {
                 renderer,
                 lifetime,
             );
-            // A part of the request may exist already; then nothing is wrong with it as a whole.
+            // If nodes of the request already exist, the request as a whole has proven to be valid.
             let checked = match outcomes.is_empty() {
                 true => self.check(&batch).await,
                 false => Ok(()),
             };
             let made = match checked {
                 Ok(()) => self.driver.create(&batch).await,
-                // Another caller may have come meanwhile, and is told nothing of that.
+                // Another caller may have joined in the meantime, and must not get the error of the caller that gave
+                // up.
                 Err(error) if is_given_up(&error) => {
                     missing.iter().map(|_| Outcome::NotStarted).collect()
                 }
@@ -263,7 +265,7 @@ impl Platform {
         Ok(done)
     }
 
-    /// The nodes of a request that exist. Another fingerprint is refused.
+    /// Returns the existing nodes of a request. Fails if they have a different fingerprint.
     async fn existing(&self, request: &ProvisionRequest, fingerprint: &str) -> Result<Vec<Node>> {
         let found = self.driver.of_request(&request.request_id).await?;
         if found.iter().all(|found| fits(found, request, fingerprint)) {
@@ -286,12 +288,12 @@ impl Platform {
     }
 }
 
-/// Whether something was not rendered because nobody waited for it any more, so that nothing was begun.
+/// Whether rendering was skipped because no caller was waiting any more, so that nothing was started.
 fn is_given_up(error: &Error) -> bool {
     error.reason() == Reason::Cancelled
 }
 
-/// What became of a slot, in words that repeat nothing of secrets and user data: a backend may repeat what it was sent.
+/// Redacts secrets and user data from the outcome of a slot, because a backend may repeat its input in messages.
 fn clean(hidden: &Hidden, outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Made(mut node) => {
@@ -307,7 +309,7 @@ fn clean(hidden: &Hidden, outcome: Outcome) -> Outcome {
     }
 }
 
-/// The error of the whole call, if every slot failed in the same way and so nothing at all was made.
+/// Returns the error of the whole call if all slots failed in the same way, so that nothing was created.
 fn nothing_made(outcomes: &BTreeMap<u32, Outcome>) -> Option<Error> {
     let mut first: Option<&Error> = None;
     for outcome in outcomes.values() {
@@ -323,13 +325,13 @@ fn nothing_made(outcomes: &BTreeMap<u32, Outcome>) -> Option<Error> {
         }
         first.get_or_insert(error);
     }
-    // A node that was made and removed is no reason to say that it could not be made.
+    // A node that was created and removed later does not mean that it could not be created.
     first
         .filter(|error| !error.metadata().contains_key(REMOVED))
         .cloned()
 }
 
-/// The error of the whole call, if nothing is known of any slot: the same request, sent again, finds out.
+/// Returns the error of the whole call if nothing is known about any slot: sending the same request again resolves it.
 fn nothing_known(outcomes: &BTreeMap<u32, Outcome>) -> Option<Error> {
     let all = outcomes.values().all(
         |outcome| matches!(outcome, Outcome::Unknown(error) if error.class() == Class::Unknown),
@@ -340,10 +342,10 @@ fn nothing_known(outcomes: &BTreeMap<u32, Outcome>) -> Option<Error> {
     }
 }
 
-/// Marks the memory of a removed node.
+/// Metadata key that marks the remembered error of a removed node.
 const REMOVED: &str = "removed_node_id";
 
-/// What a repeat of the request is told of a slot whose node was removed.
+/// The error that a repeated request gets for a slot whose node was removed.
 pub(crate) fn removed(node_id: &str) -> Error {
     Error::new(
         Reason::Precondition,
@@ -359,12 +361,12 @@ pub(crate) fn reused(request_id: &str) -> Error {
     )
 }
 
-/// Whether a node was made by exactly this request.
+/// Whether a node was created by exactly this request.
 fn fits(found: &Found, request: &ProvisionRequest, fingerprint: &str) -> bool {
     if !found.fingerprint.is_empty() {
         return found.fingerprint == fingerprint;
     }
-    // An adopted node has no fingerprint; everything that it has of one must be the same.
+    // An adopted node has no fingerprint; all of the fields that it covers must match instead.
     let node = &found.node;
     let slot = node.slot.clone().unwrap_or_default();
     let asked = slot
@@ -412,7 +414,7 @@ fn lost() -> Error {
     Error::internal("the work on this request ended without an answer; its outcome is unknown")
 }
 
-/// Work that is listed; dropping it takes it off the list.
+/// Registration of work in progress, removed on drop.
 struct Registered {
     platform: Arc<Platform>,
     request_id: String,
@@ -424,7 +426,7 @@ impl Drop for Registered {
     }
 }
 
-/// Slots that will never have a node (again), for as long as their request may be repeated.
+/// Slots that will never have a node (again), remembered for as long as their request may be repeated.
 #[derive(Default)]
 pub(crate) struct Memory(Mutex<Remembered>);
 

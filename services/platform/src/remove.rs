@@ -1,4 +1,4 @@
-//! Removing and changing single nodes, if they are still what the caller believes.
+//! Removal and update of single nodes, on condition that they still are what the caller believes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Platform {
-    /// Answers a Deprovision call.
+    /// Handles a Deprovision call.
     pub(crate) async fn deprovision(
         self: &Arc<Self>,
         request: DeprovisionRequest,
@@ -34,7 +34,7 @@ impl Platform {
             .await
     }
 
-    /// Runs what changes something to its end, even if the caller goes away.
+    /// Runs a mutation to completion, even if the caller disconnects.
     pub(crate) async fn changing<T: Send + 'static>(
         &self,
         fence: &Fence,
@@ -88,7 +88,7 @@ impl Platform {
         };
         let deleted = self.driver.delete(&target, &options).await?;
         self.observer.hurry();
-        // A late repeat of the request that made the node must not make it again.
+        // A late repetition of the request that created the node must not create it again.
         self.remember(
             &slot.request_id,
             None,
@@ -101,7 +101,7 @@ impl Platform {
         })
     }
 
-    /// Answers an UpdateNode call.
+    /// Handles an UpdateNode call.
     pub(crate) async fn update(self: &Arc<Self>, request: UpdateNodeRequest) -> Result<Node> {
         self.meant(
             &request.expected_platform_uid,
@@ -185,9 +185,11 @@ fn adopted(adoption: NodeAdoption, store_id: String) -> Identity {
     }
 }
 
-/// The node, if it has its slot by now: an earlier call whose answer was lost may have been carried out since it was read.
+/// Returns the node if it already has its new slot: an earlier call whose response was lost may have been executed
+/// since the node was read.
 ///
 /// # Errors
+///
 /// `SlotMismatch` if another node has the slot.
 fn taken_by<'a>(
     nodes: impl IntoIterator<Item = &'a Node>,
@@ -205,7 +207,7 @@ fn taken_by<'a>(
     }
 }
 
-/// Whether an adoption has happened before. The role may have changed since.
+/// Whether this adoption has already happened. The role may have changed since.
 fn is_already(node: &Node, identity: &Identity) -> bool {
     node.cluster_id == identity.cluster_id
         && node.slot.as_ref() == Some(&identity.key())

@@ -1,41 +1,40 @@
 //! The Replicante Platform API (HTTP and JSON) over a [`Platform`]: `GET /discover`, `POST /provision`,
-//! `POST /deprovision`, beside gRPC on the same port.
+//! `POST /deprovision`, on the same port as gRPC.
 //!
-//! It is one more client of the platform: what it makes, removes and reads goes through the same checks, templates,
-//! fences and idempotency as gRPC, under an owner of its own ([`OWNER`]). Orchestrators see its nodes as foreign.
+//! It is just another client of the platform: its operations go through the same validation, templates, fences and
+//! idempotency as gRPC, under an owner of its own ([`OWNER`]). Orchestrators see its nodes as foreign.
 //!
-//! The fields of the written specification and those of the Replicante SDK are both understood:
+//! Both the fields of the written specification and those of the Replicante SDK are supported:
 //! - `version` or `store_version`, of the cluster and of a node group; `node_group_id` or `node_group`.
-//! - `provision.count` (at most that many; absent: 1). More than the platform makes in one request
-//!   (`Limits.max_batch`): as many as that. The answer says how many there are, and which.
-//! - `attributes` (absent: none). Those of the group are merged into those of the cluster as a JSON merge patch; a null
+//! - `provision.count` is an upper limit (default 1), capped at the number of nodes that the platform creates per
+//!   request (`Limits.max_batch`). The response contains the number of nodes and their ids.
+//! - `attributes` (default none). Those of the group are merged into those of the cluster as a JSON merge patch; `null`
 //!   deletes.
-//! - Fields that neither knows are ignored.
+//! - Fields unknown to both are ignored.
 //!
-//! Each POST to `/provision` is a new request, because the specification has no idempotency key. A client that sends the
-//! header `Idempotency-Key` (a UUID, which becomes the request id, or any other text) may repeat it: the same key
-//! answers the nodes that it made. Another document under the same key is refused.
+//! Each POST to `/provision` is a new request, because the specification has no idempotency key. A client that sends
+//! the header `Idempotency-Key` (a UUID, which becomes the request id, or any other text) may retry: the same key
+//! returns the nodes that it created. A different document with the same key is rejected.
 //!
-//! Discovery lists every node that has a cluster id, whoever made it and whatever its health; only those that the
-//! backend itself calls ended for good are left out. If anything could not be read the answer is 503 and never a short
-//! list, because clients take a node that is missing for gone.
+//! Discovery lists all nodes that have a cluster id, regardless of owner and health, except those that the backend
+//! itself reports as terminated. If anything could not be read, the response is 503 rather than an incomplete list,
+//! because clients assume that a missing node is gone.
 //!
 //! Errors have the body of the SDK (`error`, `error_msg`, `error_cause`, `error_trail`):
 //!
-//! | status | means |
-//! |---|---|
-//! | 400 | the document is no JSON, lacks a field, or has a wrong one; each with its path |
-//! | 403 | the node was not made through this API, and `delete_any` is off |
+//! | status | meaning | |---|---|
+//! | 400 | the document is not JSON, lacks a field or has an invalid one; each is reported with its path |
+//! | 403 | the node was not created through this API, and `delete_any` is off |
 //! | 405, 413, 415 | wrong method (with `Allow`), too large, not `application/json` |
-//! | 409 | the node is in another cluster, or changed meanwhile |
-//! | 422 | it cannot work as written: unknown node group (`defined_node_groups` has those that exist), store, version or class; key used before |
-//! | 500, 502, 503, 504 | a defect, the platform's credentials, nothing to be had or the backend away (`Retry-After`), too late |
+//! | 409 | the node is in another cluster, or was changed concurrently |
+//! | 422 | unknown node group (`defined_node_groups` lists them), store, version or class; reused key |
+//! | 500, 502, 503, 504 | bug; platform credentials; no capacity or backend down (`Retry-After`); deadline passed |
 //!
-//! No answer is 404: clients take that for a wrong address and drop the body.
+//! No response is 404, because clients would take that for a wrong address and drop the body.
 //!
-//! A platform binary has it without doing anything: [`crate::PlatformServer::service`] brings the routes along. To make it
-//! configurable, the binary has a field `replicante: ReplicanteSettings` (with serde's default) in the settings of its file,
-//! and calls [`crate::PlatformServer::with_replicante`] with it before it asks for the service.
+//! Platform binaries have it by default: [`crate::PlatformServer::service`] includes the routes. To make it
+//! configurable, a binary adds a field `replicante: ReplicanteSettings` (with serde's default) to its settings file,
+//! and calls [`crate::PlatformServer::with_replicante`] before it requests the service.
 
 mod answer;
 mod deprovision;
@@ -64,13 +63,13 @@ use uuid::Uuid;
 use self::{answer::Refusal, plans::Plans};
 use crate::platform::Platform;
 
-/// Owner of every node that is made through this API, on every platform: no cluster record of an orchestrator ever has
-/// it. It is also the id of the store in the fences of its calls.
+/// Owner of all nodes created through this API, on every platform; no cluster record of an orchestrator ever has it. It
+/// is also the store id in the fences of its calls.
 pub const OWNER: Uuid = Uuid::from_u128(0x7c1d_5a0e_93f4_4b62_8e17_52ac_d60b_3f98);
 
-/// The header under which a client may repeat a request.
+/// Header that makes a request repeatable.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
-/// Longest key: twice the length of anything sensible.
+/// Maximum key length: twice that of any sensible key.
 const MAX_KEY: usize = 256;
 
 /// What the Replicante Platform API of a server does: `replicante` in its settings file.
@@ -108,7 +107,7 @@ impl Door {
         })
     }
 
-    /// Adds its routes to a server.
+    /// Adds the routes to a server.
     pub(crate) fn serve(self: &Arc<Self>, server: Server) -> Server {
         if !self.settings.enabled {
             return server;
@@ -125,13 +124,13 @@ impl Door {
             .route("/deprovision", complete(post(deprovision), "POST"))
     }
 
-    /// The uid of the platform that calls carry.
+    /// The platform uid that calls carry.
     fn uid(&self) -> String {
         self.platform.driver.description().uid
     }
 }
 
-/// The fence of every call. Nobody else calls in the name of this store, so its epoch never changes.
+/// The fence of every call. No other client uses this store id, so the epoch never changes.
 fn fence() -> Option<Fence> {
     Some(Fence {
         store_id: OWNER.to_string(),
@@ -185,7 +184,7 @@ fn deadline(request: &Request) -> Option<Instant> {
         .and_then(|context| context.deadline)
 }
 
-/// Ends what takes longer than the server allows, with a body that says so.
+/// Limits the work to the server's deadline, with an error body that says so.
 async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = Result<T>>) -> Result<T> {
     let Some(at) = deadline else {
         return work.await;
@@ -198,9 +197,9 @@ async fn within<T>(deadline: Option<Instant>, work: impl Future<Output = Result<
     })
 }
 
-/// The document of a request.
+/// Reads the JSON document of a request.
 async fn read(what: &'static str, request: Request) -> Result<Value, Refusal> {
-    // Pages of other origins may send anything but this without asking first.
+    // Rejecting other content types prevents cross-site requests: browsers send any other type without a preflight.
     if !is_json(request.headers()) {
         return Err(Refusal::plain(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,

@@ -1,4 +1,4 @@
-//! A platform to embed or to serve.
+//! A platform that can be embedded or served.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     templates::Templates,
 };
 
-/// A platform: its driver, and everything above it. Nodes outlive it where the driver lets them.
+/// A platform: its driver and everything above it. Nodes outlive it where the driver permits.
 pub struct PlatformServer {
     name: &'static str,
     platform: Arc<Platform>,
@@ -30,11 +30,12 @@ pub struct PlatformServer {
 }
 
 impl PlatformServer {
-    /// A platform over a driver, served by the binary of this name. Nothing listens; see [`PlatformServer::routes`] and
-    /// [`PlatformServer::service`].
+    /// Creates a platform over a driver, to be served by the binary of this name. It does not listen; see
+    /// [`PlatformServer::routes`] and [`PlatformServer::service`].
     ///
     /// # Errors
-    /// `Internal` if the descriptors of the services are damaged.
+    ///
+    /// `Internal` if the service descriptors are corrupt.
     pub fn new(
         name: &'static str,
         driver: Arc<dyn Driver>,
@@ -52,40 +53,40 @@ impl PlatformServer {
         })
     }
 
-    /// With other settings of the Replicante Platform API than the defaults.
+    /// Overrides the settings of the Replicante Platform API.
     #[must_use]
     pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
         self.replicante = Door::new(Arc::clone(&self.platform), settings);
         self
     }
 
-    /// With a policy over what callers may set. The first one counts.
+    /// Sets the policy that restricts callers. Only the first call has an effect.
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         self.platform.policy.get_or_init(|| policy);
         self
     }
 
-    /// The services for the same process, with deadlines and bounds, for `drover_client::in_process`.
+    /// The services for use within the process, with deadlines and limits, for `drover_client::in_process`.
     #[must_use]
     pub fn routes(&self) -> Routes {
         self.routes.clone()
     }
 
-    /// The services for the network, for `drover_server::serve`, with the Replicante Platform API beside them.
+    /// The services for the network, for `drover_server::serve`, including the Replicante Platform API.
     #[must_use]
     pub fn service(&self) -> Server {
         self.replicante.serve(service(self.name, &self.platform))
     }
 
-    /// Ends watches, waits for calls that change something (at most 10 s), and ends the driver. Nodes live on.
+    /// Ends watches, waits for mutating calls (at most 10 s), and shuts down the driver. Nodes keep running.
     pub async fn shutdown(&self) {
         self.platform.shutdown().await;
     }
 }
 
 impl Drop for PlatformServer {
-    /// Ends watches and background work, also without a [`PlatformServer::shutdown`].
+    /// Ends watches and background tasks even without a [`PlatformServer::shutdown`].
     fn drop(&mut self) {
         self.platform.shutdown.cancel();
     }

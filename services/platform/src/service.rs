@@ -16,14 +16,13 @@ use tonic::{Request, Response, Status};
 
 use crate::{check, platform::Platform};
 
-/// A stream of answers.
 pub(crate) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// `PlatformService` over a [`Platform`].
 #[derive(Clone)]
 pub(crate) struct Service(pub(crate) Arc<Platform>);
 
-/// An answer as it travels.
+/// Converts a result to a gRPC response.
 pub(crate) fn answer<T>(outcome: Result<T, Error>) -> Result<Response<T>, Status> {
     outcome
         .map(Response::new)

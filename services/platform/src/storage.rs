@@ -1,4 +1,4 @@
-//! `StorageService` over a [`Platform`]: kept storage, listed and deleted.
+//! `StorageService` over a [`Platform`]: lists and deletes retained storage.
 
 use std::sync::Arc;
 
@@ -100,10 +100,11 @@ impl Platform {
     }
 }
 
-/// Whether storage is the one that is meant.
+/// Checks that storage is the intended one.
 ///
 /// # Errors
-/// [`Reason::NodeNotInCluster`] if it is of another owner, cluster, group or ordinal.
+///
+/// [`Reason::NodeNotInCluster`] if it has another owner, cluster, group or ordinal.
 pub fn is_meant(meant: &KeptStorage, found: &KeptStorage) -> Result<()> {
     let of = |one: &KeptStorage| {
         let (owner, cluster) = (one.owner.clone(), one.cluster_id.clone());
@@ -121,7 +122,7 @@ pub fn is_meant(meant: &KeptStorage, found: &KeptStorage) -> Result<()> {
     ))
 }
 
-/// The error for storage that a node has.
+/// The error for storage that a node uses.
 #[must_use]
 pub fn in_use(id: &str, node: &str) -> Error {
     Error::new(

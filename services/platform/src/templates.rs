@@ -1,4 +1,4 @@
-//! From a request to what its template makes of it.
+//! Renders the templates of requests.
 
 use std::{
     collections::VecDeque,
@@ -28,41 +28,41 @@ use tokio::time::Instant;
 
 use crate::texts::{Session, Texts};
 
-/// How user data is called in errors.
+/// Name of user data in errors.
 const BOOTSTRAP: &str = "bootstrap";
 
-/// How long one request renders before another may.
+/// Maximum time that a request renders before it yields to others.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Name of the only entry of [`Templates::Anything`].
 const ANYTHING: &str = "anything";
 
-/// Where templates come from.
+/// Source of templates.
 #[derive(Clone)]
 pub enum Templates {
     /// A catalogue.
     Catalogue(Arc<Catalogue>),
-    /// Every store and version is fine and renders to nothing, for backends that run nothing.
+    /// Accepts every store and version and renders nothing, for backends that run no software.
     Anything,
 }
 
-/// Where a node is put, as its template may know it. Known only when it is made.
+/// Location of a node as visible to its template. Known only when the node is created.
 #[derive(Clone, Default)]
 pub struct Place {
-    /// Name of its failure domain. Empty: none or not known.
+    /// Name of its failure domain. Empty if none or not known.
     pub failure_domain: String,
-    /// `platform` in the template context; each driver documents its keys.
+    /// `platform` in the template context; the keys are documented by each driver.
     pub platform: Map<String, Value>,
-    /// Directory of the node's storage, on platforms where it is one.
+    /// Directory of the node's storage, on platforms where storage is a directory.
     pub storage_path: Option<String>,
 }
 
-/// What a template made for one node. Secret: `Debug` shows lengths only.
+/// The rendered templates of one node. Secret: `Debug` shows lengths only.
 #[derive(Clone)]
 pub struct Rendered {
-    /// The output of the template. What it means is up to the driver.
+    /// The output of the template. Its meaning is up to the driver.
     pub document: drover_templates::Rendered,
-    /// User data, rendered if the request says so. `None`: none was given.
+    /// User data, rendered if requested. `None` if there is none.
     pub bootstrap: Option<Vec<u8>>,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Debug for Rendered {
     }
 }
 
-/// The template of one request, with everything that is the same for all of its nodes.
+/// The template of a request, and the context that all of its nodes share.
 pub struct Renderer {
     selected: Option<Selected>,
     scope: Scope,
@@ -85,26 +85,26 @@ pub struct Renderer {
     hidden: Hidden,
     texts: Arc<Texts>,
     caller: String,
-    /// The user data, if it is rendered.
+    /// The user data, if it is to be rendered.
     session: OnceLock<Result<Session>>,
-    /// What is said of user data that no process survives.
+    /// The error for user data that kills every rendering process.
     fatal: OnceLock<Error>,
 }
 
-/// A rendering that failed.
+/// A failed rendering.
 enum Failed {
-    /// By user data, and maybe by what it sees of secrets.
+    /// Caused by the user data, and possibly by the secrets that it reads.
     Text { error: Error, by_content: bool },
-    /// By the template, and maybe by what it sees of secrets and user data.
+    /// Caused by the template, and possibly by the secrets and user data that it reads.
     Template(Error),
 }
 
-/// What is rendered, and with what content.
+/// The content that is rendered.
 #[derive(Clone, Copy, PartialEq)]
 enum Content {
-    /// That of the request.
+    /// The content of the request.
     Real,
-    /// Placeholders, to find out what is wrong with any content.
+    /// Placeholders, to find errors that do not depend on the content.
     Placeholder,
 }
 
@@ -120,7 +120,7 @@ impl Content {
 }
 
 impl Templates {
-    /// The entries as `GetPlatform` lists them.
+    /// The entries as listed by `GetPlatform`.
     #[must_use]
     pub fn entries(&self) -> Vec<TemplateEntry> {
         match self {
@@ -136,7 +136,7 @@ impl Templates {
         }
     }
 
-    /// What the operator should see.
+    /// Warning for the operator, if any.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         match self {
@@ -145,10 +145,11 @@ impl Templates {
         }
     }
 
-    /// Chooses the template of a request, and reads its free-form values.
+    /// Selects the template of a request, and reads its free-form values.
     ///
     /// # Errors
-    /// `TemplateNotFound`; `Invalid` for a free-form value that is not exact.
+    ///
+    /// `TemplateNotFound`; `Invalid` for a free-form value that cannot be represented exactly.
     pub fn select(&self, request: &ProvisionRequest) -> Result<Renderer> {
         let context = context(request)?;
         let selected = match self {
@@ -180,7 +181,7 @@ impl Templates {
 }
 
 impl Renderer {
-    /// Names of the ports that the nodes have, as the catalogue entry lists them.
+    /// Names of the nodes' ports, from the catalogue entry.
     #[must_use]
     pub fn ports(&self) -> &[String] {
         self.selected
@@ -188,7 +189,7 @@ impl Renderer {
             .map_or(&[], |selected| &selected.entry().ports)
     }
 
-    /// Digest of the template, as the catalogue entry has it. Empty: there is none.
+    /// Digest of the template, from the catalogue entry. Empty if there is none.
     #[must_use]
     pub fn digest(&self) -> &str {
         self.selected
@@ -196,22 +197,22 @@ impl Renderer {
             .map_or("", |selected| &selected.entry().digest)
     }
 
-    /// What no word about the request may repeat.
+    /// Content that messages about the request must not repeat.
     #[must_use]
     pub fn hidden(&self) -> &Hidden {
         &self.hidden
     }
 
-    /// The same with user data rendered by `texts`, when it is the turn of `caller`.
+    /// Renders user data with `texts`, in the turns of `caller`.
     pub(crate) fn in_turn(mut self, texts: &Arc<Texts>, caller: &str) -> Self {
         self.texts = Arc::clone(texts);
         caller.clone_into(&mut self.caller);
         self
     }
 
-    /// What becomes of slots in their places, in their order, as long as they are `wanted`. Errors: `Precondition` when
-    /// the template or the user data does not go with what the request says, `Unavailable` when user data cannot be
-    /// rendered now. Nothing in them depends on the content of secrets, or repeats any of user data.
+    /// Renders slots at their places, in their order, for as long as they are `wanted`. Fails with `Precondition` if
+    /// the template or the user data does not support the values of the request, and with `Unavailable` if user data
+    /// cannot be rendered at the moment. Errors neither depend on the content of secrets nor repeat any user data.
     pub(crate) async fn render_all(
         self: &Arc<Self>,
         slots: Vec<(Slot, Place)>,
@@ -230,7 +231,7 @@ impl Renderer {
                 None
             };
             let Some(turn) = turn else {
-                // Nothing is evaluated.
+                // There is nothing to evaluate.
                 all.extend(
                     slots
                         .drain(..)
@@ -245,7 +246,7 @@ impl Renderer {
                     all.extend(made);
                     slots = rest;
                 }
-                // What a panic says may repeat contents.
+                // The message of a panic may contain secret content.
                 Err(_) => {
                     let error = Error::internal("a template could not be rendered: it is a defect");
                     all.extend(std::iter::repeat_n(Err(error), count));
@@ -262,7 +263,7 @@ impl Renderer {
         all
     }
 
-    /// Renders until others should have their turn. Answers what is left, too.
+    /// Renders until the time slice is over. Returns the results and the remaining slots.
     fn slice(
         &self,
         mut slots: VecDeque<(Slot, Place)>,
@@ -303,8 +304,8 @@ impl Renderer {
         })
     }
 
-    /// A template may say a content in ways that nobody can list (backwards, or each character by another one), so what
-    /// is said is what it says with placeholders.
+    /// A template can transform secret content in ways that cannot be enumerated (reversed, or with substituted
+    /// characters). Therefore the error is that of a second rendering with placeholders.
     fn without_content(&self, error: Error, slot: &Slot, place: &Place) -> Error {
         let mut context = self.scope.context().clone();
         if context.secrets.is_empty() && self.bootstrap.is_none() {
@@ -332,7 +333,7 @@ impl Renderer {
     ) -> Result<Rendered, Failed> {
         let own = own(&scope, slot, place);
         let bootstrap = self.bootstrap(&scope, &own, content)?;
-        // User data that is no text cannot be part of a template; it reaches the node as it is.
+        // User data that is not text cannot be part of a template; it is passed to the node unchanged.
         let text = bootstrap
             .as_ref()
             .and_then(|data| str::from_utf8(data).ok())
@@ -348,7 +349,7 @@ impl Renderer {
         })
     }
 
-    /// User data that is rendered.
+    /// The user data, if it is to be rendered.
     fn text(&self) -> Option<&str> {
         let bootstrap = self.bootstrap.as_ref().filter(|it| it.render)?;
         match &bootstrap.user_data {
@@ -399,7 +400,7 @@ fn is_fatal(session: Option<&Result<Session>>) -> bool {
     session.is_some_and(|session| session.as_ref().is_ok_and(Session::is_fatal))
 }
 
-/// What a slot in its place has of its own.
+/// The part of the template context that is specific to a node.
 fn own(scope: &Scope, slot: &Slot, place: &Place) -> NodeScope {
     NodeScope {
         node: NodeContext {

@@ -1,4 +1,4 @@
-//! Where texts that callers wrote are parsed and rendered: in a few processes with hard limits, in turn.
+//! Parses and renders texts written by callers, in a few processes with hard limits that callers take turns to use.
 
 mod process;
 mod turns;
@@ -20,17 +20,17 @@ use self::process::{Ended, Process};
 pub(crate) use self::turns::Turn;
 use self::turns::Turns;
 
-/// Most processes, of which one caller has all but one: with what each may take, they fit beside the server into the
-/// memory that deployments give it.
+/// Maximum number of processes, of which one caller can use all but one. With the limits of each process, they fit
+/// beside the server into the memory that deployments allot.
 const MAX_PROCESSES: usize = 3;
 
-/// Templates of operators that are rendered at once, each on a thread of its own.
+/// Maximum number of operator templates rendered concurrently, each on its own thread.
 const MAX_TEMPLATES: usize = 8;
 
-/// Processes that a text is tried in. That one was killed is not its fault.
+/// Number of processes in which a text is tried, because a killed process may not be the fault of the text.
 const ATTEMPTS: usize = 3;
 
-/// The processes of one platform. They start when they are needed, and stay.
+/// The processes of one platform. They are started on demand and kept.
 pub(crate) struct Texts {
     turns: Turns,
     templates: Arc<Semaphore>,
@@ -49,13 +49,13 @@ impl Default for Texts {
     }
 }
 
-/// A text, with what is the same for all nodes of a request.
+/// A text, with the context that all nodes of a request share.
 pub(crate) struct Session {
     id: u64,
     name: &'static str,
-    /// What tells it to a process.
+    /// The message that loads it into a process.
     frame: Vec<u8>,
-    /// Why no process survives it.
+    /// The error, once the text is known to kill every process.
     fatal: OnceLock<Error>,
 }
 
@@ -70,39 +70,40 @@ impl Session {
         })
     }
 
-    /// Whether no process survives it.
+    /// Whether the text is known to kill every process.
     pub(crate) fn is_fatal(&self) -> bool {
         self.fatal.get().is_some()
     }
 }
 
 impl Texts {
-    /// Starts the first process, to find out whether it can be. Blocks.
+    /// Starts the first process, to find out whether that is possible. Blocks.
     pub(crate) fn try_out(&self) -> Result<()> {
         let process = Process::start()?;
         self.idle.lock().push(process);
         Ok(())
     }
 
-    /// Waits until it is the turn of this caller, and of this cluster of it.
+    /// Waits for a turn of this caller and cluster.
     pub(crate) async fn turn(&self, caller: &str, cluster: &str) -> Turn {
         self.turns.take(caller, cluster).await
     }
 
-    /// Waits until a template of an operator may be rendered. `None`: never again.
+    /// Waits until an operator template may be rendered. `None` means never.
     pub(crate) async fn template_turn(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.templates).acquire_owned().await.ok()
     }
 
-    /// What a text is for a node. Blocks; whoever calls has a [`Turn`].
+    /// Renders a text for a node. Blocks; the caller must hold a [`Turn`].
     ///
     /// # Errors
-    /// Those of the text; `Precondition` if it takes too much; `Unavailable` if no process can be had.
+    ///
+    /// Those of the text; `Precondition` if it exceeds the limits; `Unavailable` if no process is available.
     pub(crate) fn render(&self, session: &Session, own: NodeScope) -> Result<String> {
         self.ask(session, &worker::render(own)?)
     }
 
-    /// Whether a text can be parsed. As [`Texts::render`].
+    /// Checks that a text can be parsed. See [`Texts::render`].
     pub(crate) fn parse(&self, session: &Session) -> Result<()> {
         self.ask(session, &worker::parse()?).map(drop)
     }
@@ -143,7 +144,7 @@ impl Texts {
         Err(Error::unavailable(message).with_metadata("file", session.name))
     }
 
-    /// A process that has nothing to do, and one that knows the text already if there is one.
+    /// Returns an idle process, preferably one that has already loaded the text.
     fn warm(&self, session: u64) -> Option<Process> {
         let mut idle = self.idle.lock();
         let known = idle.iter().position(|it| it.knows(session));

@@ -1,4 +1,5 @@
-//! Watches: a snapshot, then every change. Each is pulled by its own stream, so flow control alone paces it.
+//! Watches: a snapshot, followed by all changes. Each is pulled by its own stream, so it is paced by flow control
+//! alone.
 
 use std::{
     collections::VecDeque,
@@ -24,15 +25,15 @@ use crate::{
     platform::Platform,
 };
 
-/// Heartbeat interval if the request says nothing.
+/// Default heartbeat interval.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Shortest and longest heartbeat interval.
+/// Minimum and maximum heartbeat interval.
 const HEARTBEATS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Time between two messages of changes, on average: a large creation is some messages a second, and not some for each
-/// of its nodes.
+/// Average time between two change messages: creating many nodes causes a few messages per second instead of several
+/// for each node.
 const PAUSE: Duration = Duration::from_millis(5);
-/// So much of that may be taken in advance: what happens to one node is sent at once.
+/// How much of that pause may be taken in advance, so that isolated changes are sent immediately.
 const BURST: Duration = Duration::from_millis(25);
 
 struct Watcher {
@@ -40,12 +41,12 @@ struct Watcher {
     cluster: Option<String>,
     heartbeat: Duration,
     next_heartbeat: Instant,
-    /// When the pauses of all messages of changes so far are over.
+    /// End of the accumulated pauses of all change messages so far.
     paused_until: Instant,
     stage: Stage,
     /// Position in the log up to which everything was sent.
     position: u64,
-    /// When everything sent so far was complete.
+    /// As of when everything sent so far was complete.
     fresh: SystemTime,
     ready: VecDeque<Event>,
     changes: watch::Receiver<u64>,
@@ -54,14 +55,14 @@ struct Watcher {
 }
 
 enum Stage {
-    /// After this node.
+    /// Continues after this node.
     Snapshot(Option<Arc<Key>>),
     Changes,
     Ended,
 }
 
 impl Platform {
-    /// Answers a WatchNodes call.
+    /// Handles a WatchNodes call.
     pub(crate) async fn watch(
         self: &Arc<Self>,
         request: WatchNodesRequest,
@@ -98,7 +99,7 @@ impl Platform {
                 platform_etag: self.etag(),
             })]),
             changes: log.subscribe(),
-            // Taken before the snapshot begins, so that what changes meanwhile is sent after it.
+            // Taken before the snapshot begins, so that concurrent changes are sent after it.
             position: log.last(),
             warnings: self.observer.warnings(),
             warnings_sent: 0,
@@ -138,7 +139,7 @@ impl Watcher {
                 }
             }
             if self.ready.is_empty() {
-                // A long run of nodes of other clusters must not hold up the thread.
+                // A long run of nodes of other clusters must not block the thread.
                 tokio::task::consume_budget().await;
             }
         }
@@ -160,7 +161,7 @@ impl Watcher {
         self.push_upserts(keys);
     }
 
-    /// Puts what is new into `ready`, or waits until there is something.
+    /// Moves new changes to `ready`, or waits for some.
     async fn changes(&mut self) -> Result<()> {
         let platform = Arc::clone(&self.platform);
         let ended = || Error::unavailable("the platform server shuts down");
@@ -213,7 +214,7 @@ impl Watcher {
     fn push_entries(&mut self, entries: Vec<Entry>) {
         let mut changed = Vec::with_capacity(entries.len());
         let mut removed = Vec::new();
-        // Node ids are never used again, so the order between nodes does not matter.
+        // Node ids are never reused, so the order across nodes does not matter.
         for entry in entries {
             match entry {
                 Entry::Changed(key) => changed.push(key),
@@ -221,7 +222,7 @@ impl Watcher {
                     cluster_id: key.cluster_id.to_string(),
                     node_id: key.node_id.to_string(),
                     evidence: evidence.into(),
-                    // An id is not given out again here before its removal was told.
+                    // Not needed, because an id is never reused before its removal was sent.
                     slot: None,
                 }),
             }
@@ -236,7 +237,7 @@ impl Watcher {
     fn push_upserts(&mut self, keys: Vec<Arc<Key>>) {
         let mut nodes = Vec::with_capacity(keys.len());
         let mut bytes = 0;
-        // A node that is gone by now has its removal in the log.
+        // If a node is gone by now, its removal is in the log.
         for node in keys
             .iter()
             .filter_map(|key| self.platform.observer.node(key))

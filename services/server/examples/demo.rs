@@ -1,4 +1,4 @@
-//! A whole server: `cargo run -p drover-server --example demo -- --help`.
+//! A complete server: `cargo run -p drover-server --example demo -- --help`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The `main` of a server.
+//! The `main` function of servers.
 
 use std::{error::Error as StdError, future::Future, io, process::ExitCode, time::Duration};
 
@@ -10,28 +10,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{ServerArgs, ServerSettings, settings, telemetry};
 
-/// Exit code of wrong usage (`EX_USAGE`).
+/// Exit code for wrong usage (`EX_USAGE`).
 const WRONG_USAGE: u8 = 64;
-/// How long work that cannot be cancelled may hold up the end, and how long spans that were not sent.
+/// Maximum time to wait at exit, for work that cannot be cancelled and for unsent spans.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
-/// What a server is called and where it listens.
+/// Name and default port of a server binary.
 #[derive(Clone, Copy, Debug)]
 pub struct Binary {
     /// Name of the executable.
     pub name: &'static str,
-    /// Version, semantic versioning.
+    /// Version (semver).
     pub version: &'static str,
-    /// What it does, in one line.
+    /// One-line description.
     pub about: &'static str,
-    /// Port of its own on loopback.
+    /// Default port on loopback.
     pub port: u16,
 }
 
-/// The whole of a server's `main`: flags, settings, `--print-config`, logs, runtime, signals, exit code.
+/// The complete `main` of a server: flags, settings, `--print-config`, logs, runtime, signals, exit code.
 ///
-/// `A` are the flags of this server, `S` its settings; both may be `()`. `start` runs until its token is cancelled.
-/// Errors are printed once, with their causes. Exit codes: 0, 1 failed, 64 wrong usage.
+/// `A` are the flags of this server and `S` its settings; both may be `()`. `start` runs until its token is cancelled.
+/// Errors are printed once, with their causes. Exit codes: 0 success, 1 failure, 64 wrong usage.
 pub fn run<A, S, F>(
     binary: Binary,
     start: impl FnOnce(ServerSettings, S, CancellationToken) -> F,
@@ -44,7 +44,7 @@ where
     let command = Command::new(binary.name)
         .version(binary.version)
         .about(binary.about);
-    // The doc comments of the flags would replace it.
+    // The doc comments of the flag structs would override it.
     let command = A::augment_args(ServerArgs::augment_args(command))
         .about(binary.about)
         .long_about(None);
@@ -55,7 +55,7 @@ where
     let (common, own) = match flags {
         Ok(flags) => flags,
         Err(e) => {
-            // Nobody is left to tell when this fails.
+            // There is no other way to report a failure to print.
             let _ = e.print();
             return if e.use_stderr() {
                 ExitCode::from(WRONG_USAGE)
@@ -125,8 +125,8 @@ where
     outcome
 }
 
-/// Keeps what is in memory, keys and tokens, out of core dumps and from other processes of the same user. What this process
-/// starts is not concerned, so that nodes leave core dumps as their machine wants it.
+/// Keeps the memory of this process, with its keys and tokens, out of core dumps and inaccessible to other processes of
+/// the same user. Child processes are not affected, so that nodes leave core dumps as configured on their machine.
 #[cfg(target_os = "linux")]
 fn keep_memory_private() {
     use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -138,7 +138,7 @@ fn keep_memory_private() {
 #[cfg(not(target_os = "linux"))]
 fn keep_memory_private() {}
 
-/// Takes as many file descriptors as may be had: each connection needs one, and what systems give at first is for programs
+/// Raises the file descriptor limit to its maximum: each connection needs one, and the soft limit is meant for programs
 /// that use `select`.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
@@ -151,7 +151,7 @@ fn raise_file_limit() {
     }
 }
 
-/// How many files this process may have open.
+/// Maximum number of open files of this process.
 pub(crate) fn file_limit() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| {
@@ -165,7 +165,7 @@ fn report(error: &(dyn StdError + 'static)) {
     let mut next = error.source();
     while let Some(cause) = next {
         let text = cause.to_string();
-        // Many messages contain their cause already.
+        // Many messages already contain their cause.
         if !said.contains(&text) {
             eprintln!("  because: {text}");
             said = text;
@@ -174,7 +174,7 @@ fn report(error: &(dyn StdError + 'static)) {
     }
 }
 
-/// Waits for SIGTERM or SIGINT. Errors: the signals cannot be caught.
+/// Waits for SIGTERM or SIGINT. Fails if the signals cannot be handled.
 pub async fn shutdown_signal() -> io::Result<()> {
     Signals::new()?.next().await;
     Ok(())
@@ -204,7 +204,7 @@ impl Signals {
 async fn stop_on_signal(mut signals: Signals, stop: CancellationToken) {
     signals.next().await;
     stop.cancel();
-    // Who asks twice does not want to wait for the grace.
+    // A second signal skips the grace period.
     signals.next().await;
     tracing::warn!("asked to stop twice, ending at once");
     std::process::exit(1);

@@ -1,5 +1,5 @@
-//! What a connection writes while it is polled once goes out together. HTTP/2 writes the end of an answer apart from its
-//! body, which would be a system call, a record of TLS and a packet more for each.
+//! Coalesces all writes of a connection within one poll. HTTP/2 writes the end of a response separately from its body,
+//! which would otherwise cost an additional system call, TLS record and packet per response.
 
 use std::{
     io,
@@ -11,23 +11,23 @@ use std::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that wait for the end of a poll: a record of TLS.
+/// Maximum number of buffered bytes: the size of a TLS record.
 const MOST: usize = 16 * 1024;
 
-/// A stream whose writes wait until [`Uncork::poll`].
+/// A stream that buffers writes until [`Uncork::poll`].
 pub(crate) struct Cork<S>(Arc<Mutex<Held<S>>>);
 
-/// Lets go what waits in a [`Cork`].
+/// Flushes a [`Cork`].
 pub(crate) struct Uncork<S>(Arc<Mutex<Held<S>>>);
 
 struct Held<S> {
     stream: S,
     out: Vec<u8>,
-    /// So many bytes of it are written.
+    /// Number of bytes of `out` already written.
     gone: usize,
 }
 
-/// The stream for whoever writes, and what has to be polled whenever that was.
+/// Wraps a stream. Returns the stream to write to, and the handle that must be polled after each poll of the writer.
 pub(crate) fn cork<S>(stream: S) -> (Cork<S>, Uncork<S>) {
     let held = Arc::new(Mutex::new(Held {
         stream,
@@ -38,7 +38,7 @@ pub(crate) fn cork<S>(stream: S) -> (Cork<S>, Uncork<S>) {
 }
 
 impl<S: AsyncWrite + Unpin> Held<S> {
-    /// Writes all that waits.
+    /// Writes all buffered bytes.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.gone < self.out.len() {
             let stream = Pin::new(&mut self.stream);
@@ -50,14 +50,14 @@ impl<S: AsyncWrite + Unpin> Held<S> {
         }
         self.out.clear();
         self.gone = 0;
-        // One that is idle holds nothing for the next answer.
+        // Idle connections should not keep a large buffer.
         self.out.shrink_to(MOST / 16);
         Poll::Ready(Ok(()))
     }
 }
 
 impl<S: AsyncWrite + Unpin> Uncork<S> {
-    /// Writes what waits. Errors are those of the next write, too; the writer is told then.
+    /// Writes the buffered bytes. The writer gets the same error at its next write.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut held = self.0.lock();
         if held.out.is_empty() {
@@ -114,7 +114,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Cork<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // At the end of the poll.
+        // Deferred to the end of the poll.
         Poll::Ready(Ok(()))
     }
 
@@ -157,7 +157,7 @@ mod tests {
         let text: Vec<u8> = (0..200_000).map(|_| random.u8(..)).collect();
         let (ours, mut theirs) = tokio::io::duplex(1000);
         let (mut writer, uncork) = cork(ours);
-        // More than it holds waits for the reader.
+        // Writes beyond the buffer size wait for the reader.
         let mut taken = 0;
         while let Poll::Ready(written) =
             futures::poll!(std::pin::pin!(writer.write(&text[taken..])))

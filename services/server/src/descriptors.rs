@@ -1,5 +1,5 @@
-//! What is known of the services: only of those that are served, because all of it would be most of the memory of an
-//! agent.
+//! Service descriptors, limited to the services that are served: all of them would account for most of an agent's
+//! memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,13 +7,14 @@ use drover_core::{Error, Result};
 use prost::Message;
 use prost_types::{FileDescriptorProto, FileDescriptorSet, ServiceDescriptorProto};
 
-/// Files that no service imports and clients want all the same: what the details of errors are.
+/// Files that clients need although no service imports them: the error details.
 const ALWAYS: &[&str] = &[
     "google/rpc/error_details.proto",
     "drover/common/v1/error_reason.proto",
 ];
 
-/// What of a `FileDescriptorSet` says how methods are called. Most of a set is messages and comments, which are skipped.
+/// The parts of a `FileDescriptorSet` that describe methods. Messages and comments, which make up most of a set, are
+/// skipped.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Outline {
     #[prost(message, repeated, tag = "1")]
@@ -28,7 +29,7 @@ struct FileOutline {
     services: Vec<ServiceDescriptorProto>,
 }
 
-/// The services of descriptor sets, by full name. Errors: `Internal` if one is damaged.
+/// Returns the services of descriptor sets by full name. Fails with `Internal` if one is corrupt.
 pub(crate) fn services(encoded: &[&[u8]]) -> Result<BTreeMap<String, ServiceDescriptorProto>> {
     let mut services = BTreeMap::new();
     for bytes in encoded {
@@ -46,7 +47,7 @@ fn damaged(error: prost::DecodeError) -> Error {
     Error::internal(format!("a descriptor set is damaged: {error}"))
 }
 
-/// The files of the named services with all that they import. Errors: `Internal` if a descriptor set is damaged.
+/// Returns the files of the named services including all imports. Fails with `Internal` if a descriptor set is corrupt.
 pub(crate) fn needed(encoded: &[&[u8]], services: &[&str]) -> Result<FileDescriptorSet> {
     let mut files = BTreeMap::new();
     for bytes in encoded {

@@ -1,4 +1,4 @@
-//! Connections that begin with a TLS handshake, and those that should.
+//! TLS connections, and handling of connections that should use TLS but do not.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,46 +22,47 @@ use tokio_util::sync::CancellationToken;
 
 use crate::audit::Audit;
 
-/// How long a handshake may take: several round trips around the world, and no time for who means harm.
+/// Handshake timeout: enough for several round trips around the world, but not for abuse.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a refused client has to read why. Closing at once would reset the connection under its eyes.
+/// How long a rejected client has to read the reason. Closing immediately would reset the connection before that.
 const LINGER: Duration = Duration::from_secs(1);
-/// What is read and thrown away of a refused client meanwhile.
+/// Maximum number of bytes read and discarded from a rejected client during that time.
 const LINGER_BYTES: u64 = 64 * 1024;
-/// First byte of every handshake.
+/// First byte of a TLS handshake.
 const HANDSHAKE: u8 = 0x16;
-/// What a client without TLS is told, in the oldest words there are: gRPC libraries know them, too.
+/// Response to clients without TLS, in HTTP/1.0, which gRPC libraries can display as well.
 const SPEAK_TLS: &[u8] =
     b"HTTP/1.0 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
 this port speaks TLS: use https://\n";
-/// How long the same trouble with the same client is not said again.
+/// Minimum interval between two log messages about the same problem of the same client.
 const SAID_FOR: Duration = Duration::from_secs(60);
-/// How often the clock is looked at for certificates: it may be set, and timers stand still while a machine sleeps.
+/// Maximum interval between two checks of certificate validity: the clock may be adjusted, and timers stand still while
+/// a machine is suspended.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(60);
-/// What calls are told whose certificate has come to its end.
+/// Error of calls whose certificate has expired.
 const EXPIRED: &str = "the client certificate has expired; connect again with a new one";
-/// The same of one that is not believed any more.
+/// Error of calls whose certificate is no longer trusted.
 const WITHDRAWN: &str = "the client certificate was revoked, or its authority is not trusted any more; connect again with another one";
-/// The same when nobody can know whether it is.
+/// Error of calls whose certificate can no longer be checked for revocation.
 const UNKNOWN: &str =
     "the server's list of revoked certificates has ended; connect again when it has a new one";
-/// Clients with trouble that are remembered.
+/// Maximum number of remembered clients with problems.
 const MAX_SAID: usize = 256;
 
-/// Who a client says it is, by its certificate. Errors: the certificate holds, but names nobody.
+/// Identity in the certificate of a client. An error if the certificate is valid but contains no usable identity.
 pub(crate) type Shown = Result<Peer, String>;
 
-/// The certificate that a client has shown on one connection.
+/// The client certificate of a connection.
 pub(crate) struct Credential {
     who: Arc<Shown>,
-    /// Its own first, then what lies between it and its authority.
+    /// Certificate chain, leaf first.
     chain: Vec<CertificateDer<'static>>,
     tls: Arc<drover_tls::Server>,
-    /// Whom the server has trusted since before the handshake.
+    /// Notifies about changes of trust since before the handshake.
     trust: watch::Receiver<u64>,
 }
 
-/// Why a certificate holds no longer: for its calls, and for the log.
+/// Why a certificate is no longer valid: the error for its calls, and the reason for the log.
 pub(crate) struct Over {
     pub(crate) told: &'static str,
     pub(crate) why: String,
@@ -72,8 +73,8 @@ impl Credential {
         &self.who
     }
 
-    /// Ends when it holds no longer: it expires, it is revoked, its authority is trusted no more, or the list by which that
-    /// is known ends.
+    /// Resolves when the certificate is no longer valid: it has expired or was revoked, its CA is no longer trusted, or
+    /// the revocation list has expired.
     pub(crate) async fn over(mut self) -> Over {
         loop {
             let left = self.left();
@@ -84,14 +85,14 @@ impl Credential {
                 };
             }
             let list = self.tls.list_expires().map(left_until);
-            // One that has ended is looked at again like the clock.
+            // An expired list is only checked at the clock interval.
             let list = list.filter(|left| !left.is_zero());
             let nap = left.min(CLOCK_INTERVAL).min(list.unwrap_or(CLOCK_INTERVAL));
             tokio::select! {
                 () = tokio::time::sleep(nap) => {}
                 Ok(()) = self.trust.changed() => {}
             }
-            // What has expired is not trusted either, and is told so above.
+            // An expired certificate is not trusted either, but gets its own error above.
             if let Err(error) = self.tls.still_trusts(&self.chain)
                 && !self.left().is_zero()
             {
@@ -103,11 +104,11 @@ impl Credential {
         }
     }
 
-    /// How long it still holds by itself.
+    /// Remaining validity of the certificate itself.
     fn left(&self) -> Duration {
         match &*self.who {
             Ok(peer) => left_until(peer.expires()),
-            // It opens nothing that its end could close.
+            // Without an identity it grants nothing, so its expiry does not matter.
             Err(_) => CLOCK_INTERVAL,
         }
     }
@@ -123,9 +124,9 @@ fn told(error: &rustls::Error) -> &'static str {
     }
 }
 
-/// How long something holds that ends then, in seconds since 1970.
+/// Remaining time until the end of a validity period, given in seconds since the Unix epoch.
 fn left_until(end: i64) -> Duration {
-    // The last valid second is one.
+    // The last second is still valid.
     let end = u64::try_from(end).unwrap_or_default().saturating_add(1);
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -139,18 +140,18 @@ pub(crate) struct Encryption {
     audit: Option<Arc<Audit>>,
     said: Mutex<HashMap<(IpAddr, &'static str), Instant>>,
     shaking: Mutex<Shaking>,
-    /// Handshakes at once. The oldest gives way to a new one: honest ones are over in an instant.
+    /// Maximum number of concurrent handshakes. Beyond it the oldest one is aborted: honest ones take only an instant.
     most: usize,
 }
 
-/// Handshakes under way, the oldest first.
+/// Handshakes in progress, oldest first.
 #[derive(Default)]
 struct Shaking {
     next: u64,
     under_way: BTreeMap<u64, CancellationToken>,
 }
 
-/// One handshake under way; it is none any more when this is dropped.
+/// A handshake in progress, removed on drop.
 struct Attempt<'a> {
     of: &'a Mutex<Shaking>,
     number: u64,
@@ -163,7 +164,7 @@ impl Drop for Attempt<'_> {
 }
 
 impl Encryption {
-    /// For a server with so many connections at most.
+    /// Creates it for a server with this maximum number of connections.
     pub(crate) fn new(
         tls: Arc<drover_tls::Server>,
         connections: usize,
@@ -174,12 +175,12 @@ impl Encryption {
             audit,
             said: Mutex::default(),
             shaking: Mutex::default(),
-            // Who only says hello never takes the places of those who work.
+            // At most half, so that unfinished handshakes cannot take the slots of established connections.
             most: (connections / 2).max(1),
         }
     }
 
-    /// Takes a place among the handshakes; the oldest one is told to give way if there are too many.
+    /// Registers a handshake; if there are too many, the oldest one is aborted.
     fn attempt(&self) -> (Attempt<'_>, CancellationToken) {
         let give_way = CancellationToken::new();
         let mut shaking = self.shaking.lock();
@@ -199,13 +200,14 @@ impl Encryption {
         (attempt, give_way)
     }
 
-    /// The stream after its handshake, and who is there. None: it failed, and the client was told.
+    /// Performs the handshake. Returns the stream and the client's certificate; `None` if it failed, in which case the
+    /// client was told why.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
         peer: SocketAddr,
     ) -> Option<(TlsStream<TcpStream>, Option<Credential>)> {
-        // Before it is judged: what changes meanwhile is not missed.
+        // Subscribed before the certificate is verified, so that no change is missed.
         let trust = self.tls.trust();
         let (attempt, give_way) = self.attempt();
         let handshake = give_way.run_until_cancelled_owned(self.handshake(stream));
@@ -241,7 +243,7 @@ impl Encryption {
             })) => {
                 self.say(peer, reason, &why);
                 if let Some(stream) = stream {
-                    // Nobody waits for this one.
+                    // The client may not be reading any more.
                     let _ = tokio::time::timeout(LINGER, linger(stream)).await;
                 }
                 None
@@ -258,7 +260,7 @@ impl Encryption {
         match stream.peek(&mut first).await {
             Ok(1) if first[0] == HANDSHAKE => {}
             Ok(1) => {
-                // It may have gone already.
+                // The client may have gone already.
                 let _ = stream.write_all(SPEAK_TLS).await;
                 return Err(Failure {
                     reason: "not_tls",
@@ -266,7 +268,7 @@ impl Encryption {
                     stream: Some(stream),
                 });
             }
-            // Port scanners and load balancers look whether somebody listens.
+            // Port scanners and load balancers connect without sending anything.
             _ => return Err(Failure::gone()),
         }
         let acceptor = TlsAcceptor::from(self.tls.config());
@@ -289,7 +291,7 @@ impl Encryption {
         })
     }
 
-    /// Says it once a minute for each client and kind of trouble; counts it always.
+    /// Counts every failure, and logs it at most once a minute per client and kind.
     fn say(&self, peer: SocketAddr, reason: &'static str, why: &str) {
         metrics::counter!("drover_tls_handshakes_failed_total", "reason" => reason).increment(1);
         if reason == "gone" {

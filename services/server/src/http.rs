@@ -1,4 +1,4 @@
-//! What is answered over plain HTTP.
+//! Plain HTTP endpoints.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::{
     telemetry::{self, Collector},
 };
 
-/// What must answer when nothing else does.
+/// Paths that must always be answered.
 pub(crate) const OWN_PATHS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
-/// The label of whatever clients make up.
+/// Label of all unknown paths and methods, so that clients cannot create labels.
 const OTHER: &str = "other";
 
-/// Counts a request when it ends, however it ends. The server's own paths are not counted.
+/// Records a request when it ends, however it ends. The server's own paths are not counted.
 pub(crate) struct Record {
     path: Option<&'static str>,
     method: &'static str,
@@ -44,7 +44,7 @@ impl Record {
         let parent = TraceContext::of(request.headers());
         let parent = match path {
             Some(_) => parent,
-            // What only asks whether the server is well begins no trace.
+            // Health checks do not start a trace.
             None => Some(TraceContext::root(Some(false))),
         };
         let mut trace = TraceSpan::server(format!("{method} {}", path.unwrap_or_default()), parent);
@@ -75,7 +75,7 @@ impl Record {
         }
     }
 
-    /// The trace that it belongs to.
+    /// The trace of the request.
     pub(crate) fn trace(&self) -> TraceContext {
         let trace = self.trace.as_ref().map(TraceSpan::context);
         trace.unwrap_or_else(|| TraceContext::root(Some(false)))
@@ -85,12 +85,12 @@ impl Record {
         self.span.clone()
     }
 
-    /// Says where its end is to be written, too.
+    /// Adds the request to the audit log.
     pub(crate) fn audit(&mut self, entry: Entry) {
         self.audit = Some(entry);
     }
 
-    /// The answer is there.
+    /// Ends the request with its response.
     pub(crate) fn end<B>(mut self, response: Response<B>) -> Response<B> {
         self.count(response.status().as_str());
         response
@@ -128,12 +128,12 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Nobody took the answer: the client went away.
+        // There was no response, because the client went away.
         self.count("cancelled");
     }
 }
 
-/// A method as a label.
+/// The metric label of a method.
 fn method(method: &Method) -> &'static str {
     [
         (Method::GET, "GET"),
@@ -149,7 +149,7 @@ fn method(method: &Method) -> &'static str {
     .unwrap_or(OTHER)
 }
 
-/// The routes that every server has.
+/// The routes that all servers have.
 pub(crate) fn routes(
     liveness: Option<watch::Receiver<Readiness>>,
     readiness: watch::Receiver<Readiness>,

@@ -1,9 +1,9 @@
-//! How every server starts, is configured, reports and stops.
+//! The common parts of all servers: startup, configuration, telemetry and shutdown.
 //!
 //! ```text
 //! main ── settings (defaults < file < environment < flags) ── telemetry (logs, metrics)
 //!   └─ your closure: Service::new(..).add(FooServiceServer::new(..)) ── serve(service, settings, stop)
-//!        one port ─┬─ application/grpc ─ calls (deadline, bounds, panics, metrics, span) ─ your services,
+//!        one port ─┬─ application/grpc ─ calls (deadline, limits, panics, metrics, span) ─ your services,
 //!                  │                                                    grpc.health.v1, reflection
 //!                  └─ anything else ──── /healthz, /readyz, /metrics, your HTTP routes
 //! ```
@@ -12,8 +12,8 @@ pub mod access;
 pub mod audit;
 mod binary;
 mod calls;
+mod connection_limiter;
 mod cork;
-mod crowd;
 mod descriptors;
 mod encryption;
 mod ending;
@@ -36,9 +36,9 @@ pub use service::{Readiness, Service};
 pub use settings::{ServerArgs, ServerSettings};
 pub use socket::SocketError;
 
-/// What a handler watches to end early when the server stops.
+/// Token by which handlers notice that the server stops and end early.
 pub use tokio_util::sync::CancellationToken as Shutdown;
 
-/// Largest message in bytes, as the contract says. tonic bounds what it decodes per generated service and its default is
-/// the same; a larger one is refused with `OUT_OF_RANGE`. Handlers keep their answers below it by paging.
+/// Maximum message size in bytes, as defined by the API contract. It is tonic's default limit for decoding; larger
+/// messages are rejected with `OUT_OF_RANGE`. Handlers stay below it in responses by paging.
 pub const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;

@@ -1,4 +1,4 @@
-//! Sockets: who holds a port, and connections that must say something soon.
+//! Sockets: the process that holds a port, and a timeout for the connection preface.
 
 use std::{
     future::Future,
@@ -15,7 +15,8 @@ use tokio::{
     time::Sleep,
 };
 
-/// Who listens on a port, for people: pid, command and directory. Only on Linux, and only what this user may see.
+/// Describes the process that listens on a port: pid, program and directory. Linux only, and limited to what this user
+/// may see.
 pub(crate) fn holder(address: SocketAddr) -> Option<String> {
     let inodes = listening(address.port());
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
@@ -28,7 +29,7 @@ pub(crate) fn holder(address: SocketAddr) -> Option<String> {
         };
         if holds(&process.path(), &inodes) {
             let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-            // Only the program: arguments may be secret.
+            // Without arguments, which may be secret.
             let program = command
                 .split(|b| *b == 0)
                 .next()
@@ -44,9 +45,9 @@ pub(crate) fn holder(address: SocketAddr) -> Option<String> {
     None
 }
 
-/// Inodes of the sockets that listen on a port.
+/// Returns the inodes of the sockets that listen on a port.
 fn listening(port: u16) -> Vec<String> {
-    /// State of a listening socket in /proc/net/tcp.
+    /// State of listening sockets in `/proc/net/tcp`.
     const LISTEN: &str = "0A";
     let mut inodes = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
@@ -87,18 +88,17 @@ fn holds(process: &Path, inodes: &[String]) -> bool {
         })
 }
 
-/// What HTTP/2 with prior knowledge begins with.
+/// Connection preface of HTTP/2 with prior knowledge.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A connection that is given up if it does not say in time which protocol it speaks. hyper has timeouts of its own only
-/// from there on.
-pub(crate) struct Impatient<S> {
+/// Closes a connection whose protocol is not known in time: the timeouts of hyper only apply after that.
+pub(crate) struct PrefaceTimeout<S> {
     stream: S,
     seen: usize,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Impatient<S> {
+impl<S> PrefaceTimeout<S> {
     pub(crate) fn new(stream: S, timeout: Duration) -> Self {
         Self {
             stream,
@@ -108,7 +108,7 @@ impl<S> Impatient<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PrefaceTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -138,7 +138,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PrefaceTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! What one caller may take of something that all callers share, so that some is left for others.
+//! Quotas per caller for shared resources, so that one caller cannot take everything.
 
 use std::{
     collections::HashMap,
@@ -12,17 +12,17 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Callers that are remembered before those are forgotten who hold nothing.
+/// Number of callers above which entries without any usage are removed.
 const REMEMBERED: usize = 1024;
 
-/// Something of which a caller may hold so much: places, bytes.
+/// A resource with a quota per caller, such as slots or bytes.
 #[derive(Debug)]
 pub struct Shares {
     most: usize,
     taken: Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>,
 }
 
-/// What a caller holds, until it is dropped.
+/// The part of a resource that a caller holds, released on drop.
 #[derive(Debug)]
 pub struct Share {
     own: usize,
@@ -31,7 +31,7 @@ pub struct Share {
 }
 
 impl Shares {
-    /// So much for each caller.
+    /// Creates a quota of this amount per caller.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
@@ -40,12 +40,13 @@ impl Shares {
         }
     }
 
-    /// Of so many places. Three quarters are for one caller: an orchestrator is often the only one of a platform.
+    /// Creates the quota for this number of slots. A single caller gets three quarters of them, because an orchestrator
+    /// is often the only caller of a platform.
     pub(crate) fn of(places: usize) -> Self {
         Self::new((places - places / 4).max(1))
     }
 
-    /// So much for a caller. None: it has as much as it may.
+    /// Takes an amount for a caller. `None` if that would exceed its quota.
     #[must_use]
     pub fn take(&self, caller: &Arc<str>, amount: usize) -> Option<Share> {
         let taken = {
@@ -70,7 +71,7 @@ impl Shares {
 }
 
 impl Share {
-    /// Makes it larger or smaller. False: the caller has as much as it may, and nothing has changed.
+    /// Changes the amount. Returns false, without any change, if that would exceed the caller's quota.
     #[must_use]
     pub fn resize(&mut self, amount: usize) -> bool {
         let more = amount.saturating_sub(self.own);
@@ -92,7 +93,7 @@ impl Drop for Share {
     }
 }
 
-/// What is filled at an even pace, and taken from in bursts.
+/// Token bucket.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     most: f64,
@@ -118,7 +119,7 @@ impl Bucket {
         self.at = now;
     }
 
-    /// Takes one. Error: there is none, and how long it takes until there is.
+    /// Takes a token. If there is none, returns the time until there is one.
     pub(crate) fn take(&mut self) -> Result<(), Duration> {
         self.fill();
         if self.left < 1.0 {
@@ -135,16 +136,16 @@ impl Bucket {
     }
 }
 
-/// How often each caller may do something.
+/// Rate limits per caller.
 #[derive(Debug)]
 pub struct Rates {
-    /// At once, and then a second.
+    /// Burst, and tokens per second.
     rate: (u32, u32),
     callers: Mutex<HashMap<Arc<str>, Bucket>>,
 }
 
 impl Rates {
-    /// So many at once, and then so many a second; at least one.
+    /// Creates rate limits with this burst and this rate per second, both at least one.
     #[must_use]
     pub fn new(at_once: u32, a_second: u32) -> Self {
         Self {
@@ -153,7 +154,7 @@ impl Rates {
         }
     }
 
-    /// Whether a caller may now. Error: when it may.
+    /// Takes a token of a caller. If there is none, returns the time until there is one.
     pub fn take(&self, caller: &Arc<str>) -> Result<(), Duration> {
         let mut callers = self.callers.lock();
         if callers.len() >= REMEMBERED && !callers.contains_key(caller) {

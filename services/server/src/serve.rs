@@ -1,4 +1,4 @@
-//! A server from its first connection to its last.
+//! The lifecycle of a server, from start to shutdown.
 
 mod connection;
 mod entrance;
@@ -30,7 +30,7 @@ use crate::{
     access::Access,
     audit::Audit,
     calls::Calls,
-    crowd::{Crowd, Entry},
+    connection_limiter::{ConnectionLimiter, Entry},
     encryption::Encryption,
     http::routes,
     net::holder,
@@ -42,94 +42,93 @@ use hosts::Hosts;
 pub(crate) use hosts::check as check_hosts;
 pub use listener::{Listener, Place};
 
-/// How often a connection is pinged; a dead one holds its place no longer than this and [`KEEP_ALIVE_TIMEOUT`].
+/// Keep-alive interval; a dead connection occupies its slot for at most this plus [`KEEP_ALIVE_TIMEOUT`].
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// How long a ping may stay unanswered.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Calls at once on one connection: room for an orchestrator with a watch per cluster, and not for more than the server
-/// takes in all.
+/// Maximum number of concurrent calls per connection: enough for an orchestrator with a watch per cluster, and less
+/// than the limits of the whole server.
 const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
-/// Bytes of requests that a client may send ahead, on one call and on all of one connection. They are kept until
-/// somebody reads them.
+/// Flow-control window of a stream: request bytes that a client may send before they are read. They are buffered until
+/// then.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same for all calls of a connection.
+/// Flow-control window of all streams of a connection.
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Bytes of answers that wait on one call for a client to read them.
+/// Maximum number of buffered response bytes per stream.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Calls that a client may take back before anybody has looked at them. More at once is an attack (CVE-2023-44487), and
-/// ends the connection.
+/// Maximum number of calls that a client may reset before they were processed. More at once is an attack
+/// (CVE-2023-44487), and ends the connection.
 const MAX_RESETS: usize = 64;
-/// The same for calls that break the protocol (CVE-2025-8671).
+/// The same for calls that violate the protocol (CVE-2025-8671).
 const MAX_ERRORS: usize = 128;
-/// How long a connection for which there is no place has to ask something and to be told.
+/// How long a refused connection has to send a request and receive the refusal.
 const REFUSAL_TIME: Duration = Duration::from_secs(5);
-/// How long an idle connection has to end when its place is needed. A call that crosses the message is still answered.
+/// How long a displaced connection has to close. A call that crosses the GOAWAY is still answered.
 const FAREWELL: Duration = Duration::from_millis(250);
-/// Largest sum of the headers of a request: ours have a few hundred bytes.
+/// Maximum size of all request headers; Drover's own are a few hundred bytes.
 const MAX_HEADER_BYTES: u32 = 16 * 1024;
-/// How long streams have to end on their own when the server stops: enough to send a last message.
+/// How long streams have to end on their own at shutdown: enough to send a last message.
 const STREAM_DRAIN: Duration = Duration::from_millis(250);
-/// How long connections may stay open after the last call: enough to send its answer, and no more, because a client
-/// that has gone silent would hold up the end.
+/// How long connections may stay open after the last call: enough to send its response, but no more, because an
+/// unresponsive client would delay the shutdown.
 const LINGER: Duration = Duration::from_millis(500);
-/// Pause after a failed accept: usually there are no file descriptors left, and trying at once does not help.
+/// Pause after a failed accept: usually there are no file descriptors left, and an immediate retry would fail again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often recorded metrics are put into their buckets.
+/// Interval at which recorded metrics are moved to their buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The port is taken.
+    /// The port is already in use.
     #[error("port {} is taken{}; stop that process or choose another port with --listen", address.port(), by(holder))]
     PortTaken {
-        /// Address that was asked for.
+        /// Requested address.
         address: SocketAddr,
-        /// Who has it: pid, program and directory.
+        /// The process that uses it: pid, program and directory.
         holder: Option<String>,
     },
-    /// The address cannot be listened on.
+    /// Listening on the address failed.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Address that was asked for.
+        /// Requested address.
         address: SocketAddr,
-        /// Why.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// The unix socket cannot be listened on.
+    /// Listening on the unix socket failed.
     #[error(transparent)]
     Socket(#[from] crate::SocketError),
-    /// Others could reach an address without encryption.
+    /// An address that others can reach would be served in plaintext.
     #[error(
         "{address} can be reached from outside and would be served as plaintext; give a certificate (--tls-cert, \
          --tls-key, --tls-client-ca), listen on loopback (127.0.0.1), or say --insecure if the network is trusted"
     )]
     Plaintext {
-        /// Address that was asked for.
+        /// Requested address.
         address: SocketAddr,
     },
-    /// Others could call without saying who they are.
+    /// An address that others can reach would be served without authentication.
     #[error(
         "{address} can be reached from outside and would be served to everybody; say whose certificates to believe \
          (--tls-client-ca), or who may do what (--access), or --insecure if the network is trusted"
     )]
     Anonymous {
-        /// Address that was asked for.
+        /// Requested address.
         address: SocketAddr,
     },
-    /// Certificate, key or authorities cannot be used.
+    /// Certificate, key or CAs are invalid.
     #[error(transparent)]
     Tls(#[from] drover_tls::TlsError),
-    /// The rules of who may do what cannot be used.
+    /// The access rules are invalid.
     #[error(transparent)]
     Access(#[from] crate::access::AccessError),
-    /// The audit log cannot be written.
+    /// The audit log cannot be opened.
     #[error(transparent)]
     Audit(#[from] crate::AuditError),
-    /// A name by which the server is called is none.
+    /// One of the allowed host names is invalid.
     #[error("{0}")]
     AllowedHosts(String),
-    /// The services do not fit together.
+    /// The services are inconsistent.
     #[error(transparent)]
     Services(#[from] drover_core::Error),
 }
@@ -141,7 +140,7 @@ fn by(holder: &Option<String>) -> String {
         .unwrap_or_default()
 }
 
-/// Takes the port. Port 0 takes a free one.
+/// Binds the port, after validating the settings. Port 0 binds a free port.
 pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError> {
     let address = settings.listen;
     let files = settings.tls.files();
@@ -155,7 +154,7 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
         }
     }
     if let Some(files) = files {
-        // Said before anything else of the server starts.
+        // Validated before anything else of the server starts.
         drover_tls::Server::load(files)?;
     }
     Access::of(settings)?;
@@ -171,13 +170,14 @@ pub async fn listen(settings: &ServerSettings) -> Result<TcpListener, StartError
         })
 }
 
-/// Takes a unix socket, which only this user connects to (mode 0600). One that a dead process left is replaced; the file is
-/// removed when the server ends. Errors: a living process listens there, or others may write to its directory.
+/// Binds a unix socket that only this user can connect to (mode 0600). A socket left by a dead process is replaced; the
+/// file is removed when the server ends. Fails if a live process listens on it, or if others can write to its
+/// directory.
 pub async fn listen_on_socket(path: &Path) -> Result<Listener, StartError> {
     Ok(crate::socket::bind(path).await?.into())
 }
 
-/// Serves until `stop` is cancelled and everything in flight has ended, or the grace is over.
+/// Serves until `stop` is cancelled and all calls in flight have ended, or until the grace period is over.
 pub async fn serve(
     service: Service,
     settings: &ServerSettings,
@@ -189,8 +189,8 @@ pub async fn serve(
     Ok(())
 }
 
-/// Serves in the background on a listener of [`listen`] or [`listen_on_socket`]. What comes over a socket is plaintext,
-/// whatever the settings say of TLS: it does not leave the machine.
+/// Serves in the background on a listener from [`listen`] or [`listen_on_socket`]. Connections over a socket are
+/// plaintext regardless of the TLS settings, because they do not leave the machine.
 pub fn spawn(
     service: Service,
     listener: impl Into<Listener>,
@@ -263,7 +263,7 @@ pub fn spawn(
     })
 }
 
-/// A server in the background. Dropping it ends it at once.
+/// A server in the background. Dropping it stops it immediately.
 #[derive(Debug)]
 pub struct Running {
     place: Place,
@@ -278,7 +278,7 @@ impl Running {
         &self.place
     }
 
-    /// Address that it listens on. On a unix socket it has none: 0.0.0.0:0, where nobody listens.
+    /// Address that it listens on; for a unix socket 0.0.0.0:0, on which nothing can listen.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         match self.place {
@@ -287,7 +287,7 @@ impl Running {
         }
     }
 
-    /// Stops it: no new connections, calls in flight finish within the grace, streams are ended.
+    /// Stops it: no new connections are accepted, calls in flight finish within the grace period, streams are ended.
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.finished().await;
@@ -349,7 +349,7 @@ impl Server {
         });
 
         let mut connections = JoinSet::new();
-        let crowd = Crowd::new(most);
+        let limiter = ConnectionLimiter::new(most);
         let builder = Arc::new(builder());
         loop {
             while connections.try_join_next().is_some() {}
@@ -365,9 +365,9 @@ impl Server {
                 encryption: encryption.clone(),
             };
             let builder = builder.clone();
-            match crowd.enter() {
-                Entry::Admitted(place) => {
-                    connections.spawn(async move { connection.serve(&builder, &place).await });
+            match limiter.enter() {
+                Entry::Admitted(slot) => {
+                    connections.spawn(async move { connection.serve(&builder, &slot).await });
                 }
                 Entry::Refused(permit) => {
                     connections.spawn(async move {
@@ -432,10 +432,10 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// How many connections this process can have: each takes a file descriptor, and the store, logs and calls to others
-/// need some, too.
+/// The number of connections that this process can have: each needs a file descriptor, and so do the store, logs and
+/// outgoing calls.
 fn affordable(wanted: usize) -> usize {
-    /// Kept for everything that is no connection of a client.
+    /// File descriptors reserved for everything but client connections.
     const RESERVE: usize = 256;
     let limit = crate::binary::file_limit();
     let most = limit.saturating_sub(RESERVE).max(1);
@@ -454,7 +454,7 @@ struct Health {
     reporter: HealthReporter,
     names: Vec<&'static str>,
     readiness: watch::Receiver<Readiness>,
-    /// Keeps the channel of a server that is always ready open.
+    /// Keeps the channel open if the server has no readiness of its own.
     _always: watch::Sender<Readiness>,
 }
 

@@ -1,4 +1,4 @@
-//! What a server serves.
+//! The services of a server.
 
 use std::convert::Infallible;
 
@@ -17,16 +17,16 @@ use crate::{
     telemetry::{Collector, Exposition},
 };
 
-/// Whether a server can do its work, and why not.
+/// Whether a server is able to work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It can.
+    /// It is ready.
     Ready,
-    /// It cannot, for this reason: shown to people, without secrets.
+    /// It is not ready, for this human-readable reason, which must not contain secrets.
     NotReady(String),
 }
 
-/// The gRPC services and HTTP routes of one server. Health, reflection and metrics are added when it is served.
+/// The gRPC services and HTTP routes of a server. Health, reflection and metrics are added when it is served.
 pub struct Service {
     pub(crate) name: &'static str,
     pub(crate) version: &'static str,
@@ -34,7 +34,7 @@ pub struct Service {
     pub(crate) names: Vec<&'static str>,
     pub(crate) descriptors: Vec<&'static [u8]>,
     pub(crate) http: axum::Router,
-    /// Paths of `http`: each is a label of its metrics.
+    /// Paths of `http`, each of which is a metric label.
     pub(crate) paths: Vec<&'static str>,
     pub(crate) readiness: Option<watch::Receiver<Readiness>>,
     pub(crate) liveness: Option<watch::Receiver<Readiness>>,
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Service {
 }
 
 impl Service {
-    /// A server without services; `name` is what it is called in logs and metrics.
+    /// Creates a server without services; `name` identifies it in logs and metrics.
     #[must_use]
     pub fn new(name: &'static str, version: &'static str) -> Self {
         Self {
@@ -97,16 +97,16 @@ impl Service {
         self
     }
 
-    /// Adds a serialized `FileDescriptorSet` of services that are not among Drover's own.
+    /// Adds a serialized `FileDescriptorSet` of services other than Drover's own.
     #[must_use]
     pub fn descriptors(mut self, encoded: &'static [u8]) -> Self {
         self.descriptors.push(encoded);
         self
     }
 
-    /// A plain HTTP route on the same port, beside `/healthz`, `/readyz` and `/metrics`; the path has no parameters. It is
-    /// bounded, cut off, drained and counted like a call with one answer. Handlers find a [`crate::CallContext`] in the
-    /// extensions of the request; its deadline is the default one of the server.
+    /// Adds a plain HTTP route on the same port, besides `/healthz`, `/readyz` and `/metrics`; the path has no
+    /// parameters. It is limited, timed out, drained and counted like a unary call. Handlers find a
+    /// [`crate::CallContext`] in the extensions of the request; its deadline is the server's default.
     #[must_use]
     pub fn route(mut self, path: &'static str, methods: MethodRouter) -> Self {
         self.http = self.http.route(path, methods);
@@ -114,29 +114,30 @@ impl Service {
         self
     }
 
-    /// Writes further metrics whenever `/metrics` is read, quickly.
+    /// Adds metrics that are collected whenever `/metrics` is read. `collect` must be fast.
     #[must_use]
     pub fn metrics(mut self, collect: impl Fn(&mut Exposition) + Send + Sync + 'static) -> Self {
         self.collectors.push(std::sync::Arc::new(collect));
         self
     }
 
-    /// What `grpc.health.v1` and `/readyz` follow. Without it the server is ready from the start.
+    /// Sets the source of `grpc.health.v1` and `/readyz`. Without it, the server is ready from the start.
     #[must_use]
     pub fn readiness(mut self, readiness: watch::Receiver<Readiness>) -> Self {
         self.readiness = Some(readiness);
         self
     }
 
-    /// What `/healthz` follows. Without it the server is alive as long as it answers.
+    /// Sets the source of `/healthz`. Without it, the server is alive as long as it responds.
     #[must_use]
     pub fn liveness(mut self, liveness: watch::Receiver<Readiness>) -> Self {
         self.liveness = Some(liveness);
         self
     }
 
-    /// The services with what surrounds every call (deadline, bounds, panics, metrics, span) and without a network, for
-    /// `drover_client::in_process`. `shutdown` ends the streams. Errors: `Internal` if a descriptor set is damaged.
+    /// Returns the services with the middleware of every call (deadline, limits, panics, metrics, span) but without a
+    /// network, for `drover_client::in_process`. `shutdown` ends the streams. Fails with `Internal` if a descriptor set
+    /// is corrupt.
     pub fn into_routes(self, settings: &ServerSettings, shutdown: Shutdown) -> Result<Routes> {
         let methods = Methods::of(&self.names, &self.descriptors)?;
         let calls = Calls::new(
@@ -150,7 +151,7 @@ impl Service {
         Ok(Routes::from(axum::Router::new().fallback_service(calls)))
     }
 
-    /// Adds health and reflection, and finds what is known of the methods of all services.
+    /// Adds health and reflection, and collects the methods of all services.
     pub(crate) fn complete(mut self) -> Result<(Self, Methods, HealthReporter)> {
         let (reporter, health) = tonic_health::server::health_reporter();
         self = self.add(health);

@@ -1,4 +1,4 @@
-//! A unix socket: for the user whose it is, and nobody else on the machine.
+//! Unix sockets that are accessible to their owner only.
 
 use std::{
     fs, io,
@@ -9,21 +9,22 @@ use std::{
 
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
-/// Only its owner connects.
+/// Socket mode: only the owner can connect.
 const MODE: u32 = 0o600;
-/// Bits of a mode that let others write.
+/// Mode bits that allow others to write.
 const WRITE: u32 = 0o022;
-/// Bit of a directory in which only owners remove what is theirs.
+/// Mode bit of directories in which files can only be removed by their owners.
 const STICKY: u32 = 0o1000;
-/// Longest path in bytes that every system takes (`sun_path`).
+/// Maximum path length in bytes that all systems support (`sun_path`).
 const MAX_PATH: usize = 103;
-/// Connections that may wait to be accepted.
+/// Maximum number of pending connections.
 const BACKLOG: u32 = 1024;
-/// How long another process may look after the same directory, and how often that is looked at: it takes no time.
+/// How long to wait for another process that holds the lock of the directory, and the interval of attempts. The lock is
+/// held only briefly.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Why there is no socket.
+/// Why the socket cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on the socket {}: {why}", path.display())]
 pub struct SocketError {
@@ -31,7 +32,7 @@ pub struct SocketError {
     why: String,
 }
 
-/// The file of a socket. Dropped, it is removed, unless another has taken its place.
+/// The file of a socket. It is removed on drop, unless it was replaced by another one.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -55,7 +56,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Listens on a socket that nobody else may connect to. One that a dead process left is replaced.
+/// Binds a socket that only this user can connect to. A socket left by a dead process is replaced.
 pub(crate) async fn bind(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let failed = |why: String| SocketError {
         path: path.to_owned(),
@@ -68,7 +69,7 @@ pub(crate) async fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Sock
             "the path is longer than {MAX_PATH} bytes; choose a shorter one"
         )));
     }
-    // Two that start at once must not take each other's for one that was left.
+    // Locked, so that two processes that start concurrently do not mistake each other's socket for a stale one.
     let lock = lock(&directory).await.map_err(failed)?;
     make_way(&place).await.map_err(failed)?;
     let bound = listen(&place).map_err(|error| failed(error.to_string()))?;
@@ -85,12 +86,12 @@ fn listen(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
         device: found.dev(),
         inode: found.ino(),
     };
-    // Before anybody can connect, whatever the umask is.
+    // Before anyone can connect, regardless of the umask.
     fs::set_permissions(path, fs::Permissions::from_mode(MODE))?;
     Ok((socket.listen(BACKLOG)?, file))
 }
 
-/// The directory of a socket. Errors: it is not there, or somebody else could put another socket into its place.
+/// Returns the directory of a socket. Fails if it does not exist, or if others could replace the socket.
 fn directory(path: &Path) -> Result<PathBuf, String> {
     if path.file_name().is_none() {
         return Err("it names no file".to_owned());
@@ -140,7 +141,7 @@ async fn lock(directory: &Path) -> Result<fs::File, String> {
     Ok(file)
 }
 
-/// Removes what a dead process has left. Errors: somebody listens there, or it is something else.
+/// Removes a stale socket. Fails if a process listens on it, or if it is not a socket.
 async fn make_way(path: &Path) -> Result<(), String> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -191,14 +192,14 @@ mod tests {
     async fn one_that_is_left_is_replaced_and_one_that_lives_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("api");
-        // Its process has ended without a word.
+        // Its process has ended without removing it.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let (_listener, file) = bind(&path).await.unwrap();
         let why = refused(&path).await;
         assert!(why.contains("another process listens there"), "{why}");
         UnixStream::connect(&path).await.unwrap();
-        // Another one in its place stays.
+        // A different socket at the same path is kept.
         fs::remove_file(&path).unwrap();
         let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
         drop(file);
@@ -234,7 +235,7 @@ mod tests {
         }
         mode(&directory, 0o755);
         bind(&directory.join("api")).await.unwrap();
-        // Who may rename it may put another in its place.
+        // Anyone who can rename the directory can replace it.
         mode(root.path(), 0o777);
         let why = refused(&directory.join("api")).await;
         assert!(why.contains("others could replace it"), "{why}");

@@ -1,4 +1,4 @@
-//! Logs to stderr, metrics to `/metrics`.
+//! Logging to stderr, metrics at `/metrics`.
 
 use std::{
     fmt::Write as _,
@@ -12,14 +12,14 @@ use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberI
 
 use crate::settings::LogFormat;
 
-/// Bounds of all histograms in seconds: from a call in memory to a cloud that takes its time.
+/// Bucket bounds of all histograms in seconds: from in-memory calls to slow clouds.
 const BUCKETS: &[f64] = &[
     0.000_1, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0, 30.0, 60.0,
 ];
 
-/// Sends logs and panics to stderr. The level is that of `RUST_LOG`, default `info`. Once per process; later calls
-/// change nothing.
+/// Initializes logging, including panics, to stderr. The level is taken from `RUST_LOG`, default `info`. Has an effect
+/// only once per process.
 pub fn init(format: LogFormat) {
     let human = match format {
         LogFormat::Auto => std::io::stderr().is_terminal(),
@@ -45,7 +45,7 @@ pub fn init(format: LogFormat) {
             .try_init()
     };
     if installed.is_ok() {
-        // One line in the format of all others, instead of several in one of its own.
+        // Panics are logged on one line in the common format instead of several lines in their own.
         std::panic::set_hook(Box::new(|panic| {
             let location = panic
                 .location()
@@ -62,32 +62,32 @@ pub fn init(format: LogFormat) {
 pub struct Metrics(PrometheusHandle);
 
 impl Metrics {
-    /// Everything, in the text format of Prometheus.
+    /// Renders all metrics in the Prometheus text format.
     #[must_use]
     pub fn render(&self) -> String {
         self.0.render()
     }
 
-    /// Puts recorded values into their buckets, so that they do not pile up while nobody reads.
+    /// Moves recorded values to their buckets, so that they do not accumulate while nobody reads the metrics.
     pub(crate) fn upkeep(&self) {
         self.0.run_upkeep();
     }
 }
 
-/// Metrics that are looked up when somebody asks for them, in the text format of Prometheus. Their labels may go away,
-/// unlike those of metrics that are recorded.
+/// Metrics that are collected on demand, in the Prometheus text format. Unlike recorded metrics, their labels can
+/// disappear.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
 
 impl Exposition {
-    /// A gauge with all of its values, each with its labels.
+    /// Adds a gauge with all of its samples, each with its labels.
     pub fn gauge(
         &mut self,
         name: &str,
         help: &str,
         samples: impl IntoIterator<Item = (Vec<(&'static str, String)>, f64)>,
     ) {
-        // Writing to a string cannot fail.
+        // Cannot fail for a string.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} gauge\n");
         for (labels, value) in samples {
             self.0.push_str(name);
@@ -111,10 +111,10 @@ impl Exposition {
     }
 }
 
-/// Writes metrics that are looked up.
+/// Collects metrics on demand.
 pub(crate) type Collector = Arc<dyn Fn(&mut Exposition) + Send + Sync>;
 
-/// All metrics: those that are recorded, and those that these look up.
+/// Renders all metrics: the recorded ones and those of the collectors.
 pub(crate) fn expose(collectors: &[Collector]) -> String {
     let mut looked_up = Exposition::default();
     for collect in collectors {
@@ -197,7 +197,8 @@ impl std::fmt::Debug for Metrics {
     }
 }
 
-/// The metrics of this process; installs the recorder at the first call. Metrics registered before that are lost.
+/// Returns the metrics of this process, and installs the recorder at the first call. Metrics registered before that are
+/// lost.
 pub fn metrics() -> &'static Metrics {
     static METRICS: OnceLock<Metrics> = OnceLock::new();
     METRICS.get_or_init(|| {

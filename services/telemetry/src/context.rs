@@ -1,4 +1,4 @@
-//! Where in which trace something happens, as W3C Trace Context has it.
+//! Trace contexts according to W3C Trace Context.
 
 use std::{
     fmt,
@@ -10,22 +10,22 @@ use std::{
 
 use http::{HeaderMap, HeaderValue};
 
-/// Header, and gRPC metadata, that carries a context.
+/// Header and gRPC metadata key of the trace context.
 pub const TRACEPARENT: &str = "traceparent";
-/// Header that carries what only some know of a context.
+/// Header of vendor-specific trace data.
 const TRACESTATE: &str = "tracestate";
-/// Says that nobody has decided yet whether the spans of a trace are recorded: whoever asked has no exporter.
+/// Value of `tracestate` if the sampling decision is still open, because the caller has no exporter.
 const OPEN: &str = "drover=open";
-/// Flag of a trace whose spans are recorded.
+/// Flag of sampled traces.
 const SAMPLED: u8 = 1;
 
-/// A trace and a span in it.
+/// A trace, and a span in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Context {
     trace: u128,
     span: u64,
     flags: u8,
-    /// Whether to record it is for the next one with an exporter to say.
+    /// Whether the sampling decision is left to the next process with an exporter.
     open: bool,
 }
 
@@ -33,19 +33,20 @@ tokio::task_local! {
     static CURRENT: Context;
 }
 
-/// What the code that runs now belongs to. None: nothing that anybody asked for.
+/// The context of the running code. `None` if it does not belong to a trace.
 #[must_use]
 pub fn current() -> Option<Context> {
     CURRENT.try_with(|context| *context).ok()
 }
 
-/// Runs something as a part of a trace, or of none. Tasks that it spawns have to be given the context anew.
+/// Runs a future within a trace context, or outside of any. Spawned tasks do not inherit the context.
 pub fn scope<F: Future>(context: Option<Context>, work: F) -> Scope<F> {
     Scope { context, work }
 }
 
 pin_project_lite::pin_project! {
-    /// Something that runs as a part of a trace. No larger than it: futures of ours are large, and stacks are not.
+    /// A future that runs within a trace context. Adds as little size as possible, because futures here are large and
+    /// stacks are not.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct Scope<F> {
@@ -68,11 +69,11 @@ impl<F: Future> Future for Scope<F> {
 }
 
 impl Context {
-    /// Of a trace that begins here. `sampled`: whether its spans are recorded; `None` leaves that to others.
+    /// Creates the context of a new trace. `sampled` is the sampling decision; `None` leaves it to others.
     #[must_use]
     pub fn root(sampled: Option<bool>) -> Self {
         Self {
-            // Zero means none.
+            // Zero is the invalid id.
             trace: fastrand::u128(1..),
             span: fastrand::u64(1..),
             flags: if sampled == Some(true) { SAMPLED } else { 0 },
@@ -80,7 +81,7 @@ impl Context {
         }
     }
 
-    /// The same trace, now that somebody says whether it is recorded.
+    /// The same trace with a sampling decision.
     #[must_use]
     pub(crate) fn decided(self, sampled: bool) -> Self {
         Self {
@@ -89,13 +90,13 @@ impl Context {
         }
     }
 
-    /// Whether nobody has decided yet.
+    /// Whether the sampling decision is still open.
     #[must_use]
     pub(crate) fn is_open(self) -> bool {
         self.open
     }
 
-    /// Of another span of the same trace.
+    /// Creates the context of another span of the same trace.
     #[must_use]
     pub(crate) fn child(self) -> Self {
         Self {
@@ -104,19 +105,19 @@ impl Context {
         }
     }
 
-    /// 16 bytes that all of the trace has in common.
+    /// The trace id, 16 bytes.
     #[must_use]
     pub fn trace_id(self) -> u128 {
         self.trace
     }
 
-    /// 8 bytes of the span.
+    /// The span id, 8 bytes.
     #[must_use]
     pub fn span_id(self) -> u64 {
         self.span
     }
 
-    /// Whether the spans of the trace are recorded.
+    /// Whether the trace is sampled.
     #[must_use]
     pub fn is_sampled(self) -> bool {
         self.flags & SAMPLED != 0
@@ -126,7 +127,7 @@ impl Context {
         self.flags
     }
 
-    /// The context that a request came with. What is no context is none.
+    /// Reads the context from the headers of a request. `None` if it is missing or invalid.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut context: Self = headers.get(TRACEPARENT)?.to_str().ok()?.parse().ok()?;
@@ -135,9 +136,9 @@ impl Context {
         Some(context)
     }
 
-    /// Gives the context to a request.
+    /// Writes the context to the headers of a request.
     pub fn put(self, headers: &mut HeaderMap) {
-        // Digits and hyphens are a header's value.
+        // Cannot fail: digits and hyphens are valid in headers.
         if let Ok(value) = HeaderValue::from_str(&self.to_string()) {
             headers.insert(TRACEPARENT, value);
         }
@@ -157,7 +158,7 @@ impl fmt::Display for Context {
     }
 }
 
-/// What is no `traceparent`.
+/// An invalid `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no traceparent")]
 pub struct NoContext;
@@ -177,7 +178,7 @@ impl FromStr for Context {
         let trace = hex(parts.next(), 32)?;
         let span = hex(parts.next(), 16)?;
         let flags = hex(parts.next(), 2)?;
-        // Later versions may say more behind it, this one does not.
+        // Later versions may append further fields; version 0 has none.
         let more = parts.next().is_some();
         if version == 0xff || (version == 0 && more) || trace == 0 || span == 0 {
             return Err(NoContext);
@@ -185,7 +186,7 @@ impl FromStr for Context {
         Ok(Self {
             trace,
             span: u64::try_from(span).map_err(|_| NoContext)?,
-            // Those that are not known are not passed on.
+            // Unknown flags are not propagated.
             flags: u8::try_from(flags).map_err(|_| NoContext)? & SAMPLED,
             open: false,
         })

@@ -1,4 +1,4 @@
-//! The way of spans to a collector. It takes what it can and never holds anybody up.
+//! Export of spans to a collector. Best effort; it never blocks anything else.
 
 mod channel;
 
@@ -25,22 +25,21 @@ use crate::{
     span::{Recorded, Value},
 };
 
-/// Spans that wait for their turn: some seconds of a busy server, some megabytes at most. More are dropped.
+/// Maximum number of queued spans: a few seconds of a busy server, a few megabytes at most. Further spans are dropped.
 const QUEUE: usize = 4096;
-/// Most spans of one call.
+/// Maximum number of spans per call.
 const BATCH: usize = 512;
-/// How long a span waits for others at most.
+/// Maximum time that a span waits for its batch to fill.
 const LINGER: Duration = Duration::from_secs(1);
-/// Deadline of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// First wait after a call failed; it doubles.
+/// First backoff after a failed call; it doubles.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-/// Longest wait after a call failed.
+/// Maximum backoff after a failed call.
 const RETRY_MOST: Duration = Duration::from_secs(30);
-/// How long the same spans are tried: a collector that starts again is back by then.
+/// How long a batch is retried: long enough for a collector to restart.
 const RETRY_FOR: Duration = Duration::from_secs(60);
 
-/// What every span of this process needs to know.
+/// The export state that all spans of this process share.
 struct Way {
     sender: mpsc::Sender<Box<Recorded>>,
     ratio: f64,
@@ -49,14 +48,14 @@ struct Way {
 
 static WAY: OnceLock<Way> = OnceLock::new();
 
-/// Share of the traces that begin here which is recorded. None: there is no exporter.
+/// Fraction of the traces starting here that are sampled. `None` if there is no exporter.
 pub(crate) fn sample_ratio() -> Option<f64> {
     WAY.get()
         .filter(|way| way.open.load(Ordering::Relaxed))
         .map(|way| way.ratio)
 }
 
-/// Sends a span, some time.
+/// Queues a span for export.
 pub(crate) fn send(span: Box<Recorded>) {
     if let Some(way) = WAY.get()
         && way.sender.try_send(span).is_err()
@@ -70,7 +69,7 @@ fn dropped(reason: &'static str, spans: usize) {
         .increment(spans as u64);
 }
 
-/// The task that sends spans. Dropping it ends it at once; what was not sent is lost then.
+/// The exporter task. Dropping it stops it immediately; spans that were not sent are lost.
 #[derive(Debug)]
 pub struct Exporter {
     flush: mpsc::Sender<oneshot::Sender<()>>,
@@ -78,7 +77,8 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Begins to record and send spans; once a process. Needs a tokio runtime. Errors: files of TLS cannot be used.
+    /// Starts to record and export spans; at most once per process. Requires a tokio runtime. Fails if TLS files are
+    /// invalid.
     pub fn start(settings: Settings) -> Result<Option<Self>, TelemetryError> {
         let channel = channel::open(&settings)?;
         let (sender, queue) = mpsc::channel(QUEUE);
@@ -90,7 +90,7 @@ impl Exporter {
         if WAY.set(way).is_err() {
             return Ok(None);
         }
-        // Both exist from the start, so that a rise can be seen.
+        // Both metrics exist from the start, so that an increase is visible.
         metrics::counter!("drover_otlp_spans_exported_total").increment(0);
         for reason in ["queue", "collector", "rejected"] {
             dropped(reason, 0);
@@ -119,7 +119,7 @@ impl Exporter {
         }))
     }
 
-    /// Records nothing more, sends what waits, and ends; waits no longer than that for it.
+    /// Stops recording, sends the queued spans, and stops, waiting at most this long.
     pub async fn finish(self, within: Duration) {
         if let Some(way) = WAY.get() {
             way.open.store(false, Ordering::Relaxed);
@@ -127,11 +127,11 @@ impl Exporter {
         let sent = async {
             let (done, flushed) = oneshot::channel();
             if self.flush.send(done).await.is_ok() {
-                // An error is an end, too.
+                // An error also means that it is done.
                 let _ = flushed.await;
             }
         };
-        // What could not be sent by then is not worth waiting for.
+        // Spans that were not sent by then are dropped.
         let _ = timeout(within, sent).await;
         self.task.abort();
     }
@@ -143,7 +143,7 @@ impl Drop for Exporter {
     }
 }
 
-/// Calls that have failed since the last one that did not.
+/// Consecutive failed calls.
 struct Trouble {
     since: Instant,
     calls: u32,
@@ -173,7 +173,7 @@ impl Worker {
                 done = self.flushes.recv() => {
                     self.flush().await;
                     if let Some(done) = done {
-                        // Nobody waits any more: that is fine.
+                        // The receiver may have stopped waiting.
                         let _ = done.send(());
                     }
                     return;
@@ -195,7 +195,7 @@ impl Worker {
         }
     }
 
-    /// Everything that waits, each batch once.
+    /// Sends all queued spans, each batch once.
     async fn flush(&mut self) {
         self.queue.close();
         loop {
@@ -210,7 +210,7 @@ impl Worker {
         }
     }
 
-    /// Sends the batch. Answers whether it is off the table: a collector that may take it later gets it again.
+    /// Sends the batch. Returns whether it is done with: if the collector may accept it later, it is retried.
     async fn export(&mut self) -> bool {
         let count = self.batch.len();
         match self.call().await {
@@ -234,7 +234,7 @@ impl Worker {
     fn failed(&mut self, status: &Status) -> bool {
         let now = Instant::now();
         if self.trouble.is_none() {
-            // Once, however long it lasts: a metric counts what is lost.
+            // Logged only once per outage; a metric counts the lost spans.
             let error = reason(status);
             tracing::warn!(endpoint = self.endpoint, %error, "traces cannot be sent; nothing else suffers from it");
         }
@@ -266,7 +266,7 @@ impl Worker {
         true
     }
 
-    /// One call. Answers how many spans the collector does not want.
+    /// Makes one call. Returns the number of spans that the collector rejected.
     async fn call(&mut self) -> Result<i64, Status> {
         let spans = self.batch.iter().map(|span| (**span).clone().into());
         let message = ExportRequest {
@@ -300,7 +300,7 @@ impl Worker {
     }
 }
 
-/// A status with what lies below it.
+/// The message of a status including its underlying cause.
 fn reason(status: &Status) -> String {
     let below = std::error::Error::source(status).map(channel::words);
     match below {

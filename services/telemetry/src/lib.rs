@@ -1,12 +1,12 @@
-//! Traces: which of them a piece of work belongs to, what of it is a span, and how spans get to a collector.
+//! Tracing: context propagation, spans, and their export to a collector.
 //!
 //! ```text
-//! Span::server / client / internal ── scope(..) ── whatever runs in it has it as its parent (task-local)
-//!        └─ dropped ── a bounded queue ── export: OTLP over gRPC, in batches. Nobody ever waits for it
+//! Span::server / client / internal ── scope(..) ── the parent of everything that runs within (task-local)
+//!        └─ drop ── bounded queue ── export: OTLP over gRPC, in batches, never blocking
 //! ```
 //!
-//! Without an exporter no span is recorded. Contexts are passed on all the same, so that all servers audit and log one
-//! trace id for one thing that somebody asked for.
+//! Without an exporter no spans are recorded. Contexts are propagated anyway, so that all servers audit and log the
+//! same trace id for the same request.
 
 pub mod context;
 pub mod export;

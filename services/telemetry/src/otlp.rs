@@ -1,4 +1,4 @@
-//! What is sent to a collector: `opentelemetry.proto.collector.trace.v1`, as much of it as is used here.
+//! The part of `opentelemetry.proto.collector.trace.v1` that is used here.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use crate::{
     span::{Kind, Recorded, Value},
 };
 
-/// Path of the call.
+/// gRPC path of the call.
 pub(crate) const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 #[derive(Clone, PartialEq, Message)]

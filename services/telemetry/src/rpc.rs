@@ -1,10 +1,10 @@
-//! What spans say of gRPC calls, in the words of OpenTelemetry's semantic conventions.
+//! Span attributes of gRPC calls according to OpenTelemetry's semantic conventions.
 
 use tonic::Code;
 
 use crate::Span;
 
-/// Says which call a span is. `path` is `/package.Service/Method`.
+/// Sets the attributes that identify a call. `path` is `/package.Service/Method`.
 pub fn describe(span: &mut Span, path: &str) {
     let (service, method) = split(path);
     span.set("rpc.system", "grpc");
@@ -12,15 +12,15 @@ pub fn describe(span: &mut Span, path: &str) {
     span.set("rpc.method", method.to_owned());
 }
 
-/// Service and method of a path.
+/// Splits a path into service and method.
 #[must_use]
 pub fn split(path: &str) -> (&str, &str) {
     let path = path.trim_start_matches('/');
     path.rsplit_once('/').unwrap_or((path, ""))
 }
 
-/// Says how a call ended that was made. `why` is one of few words (`NO_CAPACITY`), and never what a server has said: that may
-/// repeat a secret.
+/// Records the result of an outgoing call. `why` is from a fixed set of words (`NO_CAPACITY`), never a message of the
+/// server, which may repeat a secret.
 pub fn end_client(span: &mut Span, code: Code, why: &'static str) {
     span.set("rpc.grpc.status_code", i64::from(i32::from(code)));
     if code != Code::Ok {
@@ -28,7 +28,8 @@ pub fn end_client(span: &mut Span, code: Code, why: &'static str) {
     }
 }
 
-/// Says how a call ended that was received; `why` as in [`end_client`]. What the caller did wrong is no failure of the server.
+/// Records the result of an incoming call; `why` as in [`end_client`]. Errors of the caller do not count as failures of
+/// the server.
 pub fn end_server(span: &mut Span, code: Code, why: &'static str) {
     span.set("rpc.grpc.status_code", i64::from(i32::from(code)));
     if matches!(
@@ -44,7 +45,7 @@ pub fn end_server(span: &mut Span, code: Code, why: &'static str) {
     }
 }
 
-/// A code as metrics, audit and spans write it.
+/// The name of a code in metrics, audit logs and spans.
 #[must_use]
 pub fn code_name(code: Code) -> &'static str {
     match code {

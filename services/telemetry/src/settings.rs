@@ -1,4 +1,4 @@
-//! Where spans go, from our own settings and from the variables that all of OpenTelemetry knows.
+//! Export settings, from Drover's own settings and from the standard OpenTelemetry environment variables.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -8,7 +8,7 @@ use http::{
     uri::{PathAndQuery, Scheme},
 };
 
-/// What is wrong with the settings.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TelemetryError(String);
@@ -23,26 +23,26 @@ impl TelemetryError {
     }
 }
 
-/// What was set for a program of ours. Each one goes before the variable of OpenTelemetry that says the same.
+/// Drover's own settings. Each takes precedence over the corresponding OpenTelemetry variable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Given {
     /// `http://HOST:PORT` or `https://HOST:PORT` of a collector that speaks OTLP over gRPC.
     pub endpoint: Option<String>,
-    /// What the program is called in traces.
+    /// Service name in traces.
     pub service_name: Option<String>,
-    /// Share of the traces that begin here which is recorded, 0 to 1.
+    /// Fraction of the traces starting here that are sampled, 0 to 1.
     pub sample_ratio: Option<f64>,
-    /// Authorities of the collector's certificate, PEM.
+    /// CAs for the collector's certificate, PEM.
     pub ca: Option<PathBuf>,
 }
 
-/// Where spans go, and what is said of where they come from.
+/// The resolved export settings and resource attributes.
 #[derive(Clone)]
 pub struct Settings {
     pub(crate) endpoint: Uri,
     pub(crate) sample_ratio: f64,
     pub(crate) tls: ClientSettings,
-    /// They may hold a token.
+    /// May contain a token.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     pub(crate) resource: Vec<(String, String)>,
 }
@@ -57,8 +57,8 @@ impl fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// Puts together what was given and what the environment says. `name` and `version` are those of the program. None:
-    /// nobody named a collector, or `OTEL_SDK_DISABLED` is true. Errors: a value that cannot be.
+    /// Combines the given settings with the environment. `name` and `version` are those of the program. `None` if no
+    /// collector is configured, or if `OTEL_SDK_DISABLED` is true. Fails for an invalid value.
     pub fn resolve(
         given: &Given,
         (name, version): (&str, &str),
@@ -112,7 +112,7 @@ impl Settings {
     }
 }
 
-/// Tells starts of a program apart.
+/// Distinguishes runs of a program.
 fn instance() -> String {
     format!("{:016x}", fastrand::u64(..))
 }
@@ -175,7 +175,7 @@ fn tls(given: &Given, variable: &impl Fn(&str) -> Option<String>) -> ClientSetti
     }
 }
 
-/// `key=value,key=value`, values percent-encoded. A value is never in an error: it may be a token.
+/// Parses `key=value,key=value` with percent-encoded values. Errors never contain a value, because it may be a token.
 fn pairs(what: &str, text: &str) -> Result<Vec<(String, String)>, TelemetryError> {
     let wrong = || TelemetryError::new(format!("{what} is not KEY=VALUE,KEY=VALUE"));
     let parts = text.split(',').filter(|part| !part.trim().is_empty());

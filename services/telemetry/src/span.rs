@@ -1,4 +1,4 @@
-//! Spans: what took how long, as a part of what.
+//! Spans: timed operations and their relationships.
 
 use std::{borrow::Cow, future::Future, time::SystemTime};
 
@@ -9,30 +9,30 @@ use crate::{
     export,
 };
 
-/// Most attributes of a span, links apart.
+/// Maximum number of attributes of a span, not counting links.
 const MAX_ATTRIBUTES: usize = 32;
-/// Longest text in a span, bytes: an error says what it has to say in that.
+/// Maximum length of a text in a span, in bytes; enough for error messages.
 const MAX_TEXT: usize = 512;
-/// Most links of a span.
+/// Maximum number of links of a span.
 const MAX_LINKS: usize = 8;
 
-/// Which side of what a span is.
+/// The role of a span in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Work in this process.
+    /// Work within this process.
     Internal,
-    /// A request that was received.
+    /// A received request.
     Server,
-    /// A request that was made.
+    /// A sent request.
     Client,
 }
 
-/// What an attribute says.
+/// Value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// A text.
+    /// A string.
     Text(Cow<'static, str>),
-    /// A number.
+    /// An integer.
     Number(i64),
 }
 
@@ -60,17 +60,17 @@ impl From<usize> for Value {
     }
 }
 
-/// Something that takes time. It ends when it is dropped, at the latest. Without an exporter, and in traces that are
-/// not sampled, it only carries the context of whatever asked for it.
+/// A timed operation. It ends when it is dropped at the latest. Without an exporter, and in traces that are not
+/// sampled, it only propagates the context.
 ///
-/// Never put into one: secrets, user data, rendered templates, or what somebody else has said, which may repeat them.
+/// Spans must never contain secrets, user data, rendered templates, or messages from elsewhere, which may repeat them.
 #[derive(Debug)]
 pub struct Span {
     context: Context,
     recorded: Option<Box<Recorded>>,
 }
 
-/// What is sent of a span.
+/// The recorded data of a span.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorded {
     pub(crate) context: Context,
@@ -82,30 +82,30 @@ pub(crate) struct Recorded {
     pub(crate) end: SystemTime,
     pub(crate) attributes: Vec<(&'static str, Value)>,
     pub(crate) links: Vec<Context>,
-    /// Why it failed.
+    /// Cause of the failure.
     pub(crate) error: Option<String>,
 }
 
 impl Span {
-    /// Begins one as a part of what a request came with; without that, as a trace of its own.
+    /// Starts a span for a received request, within the trace of the request or else as a new trace.
     #[must_use]
     pub fn server(name: impl Into<Cow<'static, str>>, parent: Option<Context>) -> Self {
         Self::start(Kind::Server, name.into(), parent)
     }
 
-    /// Begins one for a request to somebody else, as a part of what runs now. None: nothing that belongs to a trace.
+    /// Starts a span for an outgoing request, within the current trace. `None` if there is no current trace.
     #[must_use]
     pub fn client(name: impl Into<Cow<'static, str>>) -> Option<Self> {
         current().map(|parent| Self::start(Kind::Client, name.into(), Some(parent)))
     }
 
-    /// Begins one for a part of what runs now. None: nothing that belongs to a trace.
+    /// Starts a span for an internal operation, within the current trace. `None` if there is no current trace.
     #[must_use]
     pub fn internal(name: impl Into<Cow<'static, str>>) -> Option<Self> {
         current().map(|parent| Self::start(Kind::Internal, name.into(), Some(parent)))
     }
 
-    /// Begins one below a parent; without one, as a trace of its own.
+    /// Starts a span below a parent, or else as a new trace.
     #[must_use]
     pub fn start(kind: Kind, name: Cow<'static, str>, parent: Option<Context>) -> Self {
         let ratio = export::sample_ratio();
@@ -113,7 +113,7 @@ impl Span {
         let (context, parent) = match (parent, sampled) {
             (Some(parent), Some(_)) if parent.is_sampled() => (parent.child(), Some(parent)),
             (Some(parent), Some(sampled)) if parent.is_open() => (parent.decided(sampled), None),
-            // Nobody will ever see this span: what follows belongs to the one above it.
+            // This span is not recorded anywhere, so its children refer to the parent instead.
             (Some(parent), _) => (parent, None),
             (None, sampled) => (Context::root(sampled), None),
         };
@@ -135,7 +135,7 @@ impl Span {
         Self { context, recorded }
     }
 
-    /// The same, begun when something else began.
+    /// Backdates the start of the span.
     #[must_use]
     pub fn since(mut self, began: Instant) -> Self {
         if let Some(recorded) = &mut self.recorded {
@@ -149,24 +149,24 @@ impl Span {
         self
     }
 
-    /// What whatever it causes is a part of.
+    /// The context for operations that this span causes.
     #[must_use]
     pub fn context(&self) -> Context {
         self.context
     }
 
-    /// Whether anybody will see it: what is costly to say may be left out otherwise.
+    /// Whether the span is recorded. Costly attributes can be skipped if it is not.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.recorded.is_some()
     }
 
-    /// Runs something as a part of it.
+    /// Runs a future within the context of the span.
     pub fn scope<F: Future>(&self, work: F) -> Scope<F> {
         context::scope(Some(self.context), work)
     }
 
-    /// Says something of it. The last word counts.
+    /// Sets an attribute. The last value counts.
     pub fn set(&mut self, key: &'static str, value: impl Into<Value>) {
         let Some(recorded) = &mut self.recorded else {
             return;
@@ -183,7 +183,7 @@ impl Span {
         }
     }
 
-    /// It has to do with a span of another trace, too.
+    /// Links the span to a span of another trace.
     pub fn link(&mut self, other: Context) {
         if let Some(recorded) = &mut self.recorded
             && recorded.links.len() < MAX_LINKS
@@ -192,7 +192,8 @@ impl Span {
         }
     }
 
-    /// It failed, for this reason: each one of few words, which nobody has said but this program. `why` may be empty.
+    /// Marks the span as failed. Both texts come from a fixed set of this program, never from elsewhere. `why` may be
+    /// empty.
     pub fn fail(&mut self, kind: &'static str, why: &'static str) {
         self.set("error.type", kind);
         if let Some(recorded) = &mut self.recorded {
@@ -210,13 +211,13 @@ impl Drop for Span {
     }
 }
 
-/// As much of a text as a span takes.
+/// Truncates a text to the maximum length in spans.
 fn cut(text: &str) -> &str {
     text.get(..text.floor_char_boundary(MAX_TEXT))
         .unwrap_or_default()
 }
 
-/// Runs something as a part of a span, if there is one.
+/// Runs a future within the context of a span, if there is one.
 pub fn within<F: Future>(span: Option<&Span>, work: F) -> Scope<F> {
     context::scope(span.map(Span::context), work)
 }

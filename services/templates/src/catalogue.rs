@@ -1,4 +1,4 @@
-//! Loading, choosing and reloading.
+//! Loading, selection and reloading of catalogues.
 
 use std::{
     collections::BTreeMap,
@@ -22,31 +22,31 @@ use crate::{
     version::Requirement,
 };
 
-/// Name of the index in a catalogue.
+/// Name of the index file in a catalogue.
 const INDEX: &str = "index.yaml";
 
-/// Endings of the files that are parsed as templates.
+/// Extensions of the files that are parsed as templates.
 const ENDINGS: [&str; 4] = [".yaml", ".yml", ".j2", ".jinja"];
 
-/// Largest file of a catalogue in bytes. More is a mistake, not a template.
+/// Maximum size of a catalogue file in bytes. Larger files are mistakes, not templates.
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// Most files of a catalogue, so that a wrong directory (a home, a root) is refused and not read through.
+/// Maximum number of files in a catalogue, so that a wrong directory (a home, the root) is rejected instead of read.
 const MAX_FILES: usize = 1000;
 
-/// A file of a catalogue that is built into a program.
+/// A catalogue file that is embedded in a program.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddedFile {
-    /// Name in the catalogue; `index.yaml` is the index.
+    /// Name within the catalogue; `index.yaml` is the index.
     pub name: &'static str,
     /// Content, usually from `include_str!`.
     pub content: &'static str,
 }
 
-/// The templates of a platform: those of a directory first, then those built in.
+/// The templates of a platform: those of a directory first, then the embedded ones.
 ///
 /// Cheap to share behind an `Arc`. Reading files blocks; call [`open`](Self::open) and
-/// [`reload_if_changed`](Self::reload_if_changed) where that is allowed.
+/// [`reload_if_changed`](Self::reload_if_changed) where blocking is allowed.
 #[derive(Debug)]
 pub struct Catalogue {
     embedded: Option<Arc<Layer>>,
@@ -61,47 +61,47 @@ struct State {
     warning: Option<String>,
 }
 
-/// What is wanted.
+/// Selection criteria.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
-    /// Store software. Empty: the default entry.
+    /// Store software. Empty for the default entry.
     pub store: &'a str,
-    /// Store version. Empty: any, so that the first entry of the store wins.
+    /// Store version. Empty for any, so that the first entry of the store is selected.
     pub version: &'a str,
     /// Merged attributes of the group.
     pub attributes: &'a Map<String, Value>,
 }
 
-/// One entry of the catalogue, for listing it.
+/// A catalogue entry, for listing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Store software. Empty: the default entry, or an addon.
+    /// Store software. Empty for the default entry and for addons.
     pub store: String,
-    /// Versions that it is for. Absent: the default entry, or an addon.
+    /// Versions that it supports. `None` for the default entry and for addons.
     pub version: Option<Requirement>,
-    /// Attributes that must match.
+    /// Matchers that the attributes must satisfy.
     pub matchers: BTreeMap<String, Matcher>,
     /// Name of the template: its file, or the name of the addon.
     pub template: String,
-    /// Whether it makes an addon.
+    /// Whether it creates an addon.
     pub addon: bool,
-    /// Options for the template.
+    /// Options passed to the template.
     pub options: Map<String, Value>,
-    /// Names of the ports of its nodes.
+    /// Names of its nodes' ports.
     pub ports: Vec<String>,
-    /// Suggested health policy.
+    /// Default health policy.
     pub health: Option<Health>,
-    /// Suggested order.
+    /// Default order within a group.
     pub management_policy: Option<ManagementPolicy>,
-    /// Suggested hooks.
+    /// Default lifecycle hooks.
     pub lifecycle: Option<Lifecycle>,
-    /// SHA-256, in hexadecimal digits, of what nodes are made from: the template, the files that it names (of all files, if
-    /// it computes a name), options and ports. The same content has the same digest on any machine.
+    /// SHA-256 in hexadecimal of everything that nodes are created from: the template, the files that it refers to (all
+    /// files, if it computes a name), options and ports. The same content has the same digest on every machine.
     pub digest: String,
     file: String,
 }
 
-/// An entry that fits, ready to be rendered. It stays as it is when the catalogue is reloaded.
+/// A selected entry, ready to be rendered. It is not affected by reloads of the catalogue.
 #[derive(Clone, Debug)]
 pub struct Selected {
     layer: Arc<Layer>,
@@ -113,40 +113,42 @@ pub struct Selected {
 pub enum Reload {
     /// No file has changed.
     Unchanged,
-    /// The new catalogue is in force.
+    /// The new catalogue is in use.
     Reloaded,
-    /// The new catalogue is wrong, for this reason; the last good one stays in force. Said once per change.
+    /// The new catalogue is invalid, for this reason; the last valid one stays in use. Returned once per change.
     Refused(String),
 }
 
-/// The entries and templates of one place.
+/// The entries and templates of one source.
 #[derive(Debug)]
 struct Layer {
-    /// How errors call the place: a directory, or nothing for what is built in.
+    /// Prefix of file names in errors: the directory, or empty for embedded files.
     prefix: String,
     entries: Vec<Entry>,
     environment: Environment<'static>,
 }
 
 type Stamps = BTreeMap<String, Stamp>;
-/// Which file it is, its size, and when it changed last: seconds and nanoseconds, of contents and of all else. A clock of
-/// files is coarse, but a file that takes the place of another has a number of its own.
+/// Identity of a file version: inode, size, and seconds and nanoseconds of modification and status change. File
+/// timestamps are coarse, but a file that replaces another one has a different inode.
 type Stamp = (u64, u64, [i64; 4]);
 pub(crate) type Files = BTreeMap<String, String>;
 
 impl Catalogue {
-    /// A catalogue that is built into the program.
+    /// Creates a catalogue that is embedded in the program.
     ///
     /// # Errors
+    ///
     /// `Invalid` with file, line and column.
     pub fn embedded(files: &[EmbeddedFile]) -> Result<Self> {
         Self::open(files, None)
     }
 
-    /// A catalogue that is built into the program, behind the one of a directory, if one is given. Entries of the
-    /// directory go first, and its default entry wins.
+    /// Creates a catalogue from a directory, if given, followed by embedded files. Entries of the directory take
+    /// precedence, and so does its default entry.
     ///
     /// # Errors
+    ///
     /// `Invalid` with file, line and column; `Precondition` if the directory cannot be read.
     pub fn open(files: &[EmbeddedFile], directory: Option<&Path>) -> Result<Self> {
         let embedded = if files.is_empty() {
@@ -174,7 +176,7 @@ impl Catalogue {
         })
     }
 
-    /// Reads the directory again if a file of it has changed since.
+    /// Reloads the directory if any of its files has changed.
     pub fn reload_if_changed(&self) -> Reload {
         let Some(directory) = &self.directory else {
             return Reload::Unchanged;
@@ -213,7 +215,7 @@ impl Catalogue {
         Reload::Refused(warning)
     }
 
-    /// What the operator should see: why the catalogue on disk is not the one in force.
+    /// Warning for the operator: why the catalogue on disk is not the one in use.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         self.state.lock().warning.clone()
@@ -231,19 +233,21 @@ impl Catalogue {
             .collect()
     }
 
-    /// The first entry that fits.
+    /// Selects the first matching entry.
     ///
     /// # Errors
-    /// `TemplateNotFound`; the message says what was asked and what there is.
+    ///
+    /// `TemplateNotFound`; the message contains the query and the available entries.
     pub fn select(&self, query: Query<'_>) -> Result<Selected> {
         self.find(|entry| entry.fits(query))
             .ok_or_else(|| self.not_found(query))
     }
 
-    /// The template of an addon, by name.
+    /// Selects the template of an addon by name.
     ///
     /// # Errors
-    /// `TemplateNotFound`; the message says what there is.
+    ///
+    /// `TemplateNotFound`; the message lists the available addons.
     pub fn select_addon(&self, name: &str) -> Result<Selected> {
         self.find(|entry| entry.addon && entry.template == name)
             .ok_or_else(|| {
@@ -280,7 +284,7 @@ impl Catalogue {
             (store, "") => format!("store `{store}`"),
             (store, version) => format!("store `{store}` version `{version}`"),
         };
-        // Of the attributes only the names are said: their values belong to the user.
+        // Only the names of attributes are shown, because their values belong to the user.
         let names = query
             .attributes
             .keys()
@@ -322,16 +326,17 @@ impl Catalogue {
 }
 
 impl Selected {
-    /// The entry.
+    /// The selected entry.
     #[must_use]
     pub fn entry(&self) -> &Entry {
         &self.entry
     }
 
-    /// Renders the template. `options` of the scope are those of the entry.
+    /// Renders the template with the `options` of the entry.
     ///
     /// # Errors
-    /// `Precondition` with file, line and column, without any of what was rendered.
+    ///
+    /// `Precondition` with file, line and column, without any rendered content.
     pub fn render(&self, scope: &Scope) -> Result<Rendered> {
         let scope = scope.clone().with_options(&self.entry.options);
         let name = format!("{}{}", self.layer.prefix, self.entry.file);
@@ -413,7 +418,7 @@ impl Layer {
     }
 }
 
-/// Builds an [`Entry`] from one of the structures of the index file.
+/// Builds an [`Entry`] from one of the structs of the index file.
 macro_rules! entry {
     ($check:expr, $file:expr, $($field:ident: $value:expr),* $(,)?) => {{
         let file = $file;
@@ -475,7 +480,7 @@ fn entries(place: &str, index: IndexFile, files: &Files) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// What cannot be said in the types of the index file.
+/// Validates what the types of the index file cannot express.
 struct Check<'a> {
     place: &'a str,
     files: &'a Files,
@@ -523,13 +528,13 @@ fn wrong(place: &str, at: &Position, what: &str) -> Error {
         .with_metadata("column", column)
 }
 
-/// The index is no secret; its errors may repeat what is written there.
+/// The index is not secret, so errors may repeat its content.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// What tells every file of a catalogue from an earlier one.
+/// Returns stamps by which changed files are detected.
 fn stamps(directory: &Path) -> Result<Stamps> {
     let mut found = Stamps::new();
     walk(directory, "", &mut found)?;
@@ -552,14 +557,14 @@ fn walk(root: &Path, below: &str, found: &mut Stamps) -> Result<()> {
         } else {
             format!("{below}/{name}")
         };
-        // Follows links: mounted configuration consists of them.
+        // Follows symlinks, which mounted configuration consists of.
         let meta = match fs::metadata(entry.path()) {
             Ok(meta) => meta,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(unreadable(&entry.path(), &error)),
         };
         if meta.is_dir() {
-            // One level is enough for includes, and ends loops of links.
+            // One level is enough for includes, and prevents endless symlink loops.
             if below.is_empty() {
                 walk(root, &path, found)?;
             }

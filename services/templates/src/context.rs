@@ -1,13 +1,13 @@
-//! What a template sees.
+//! The context that templates can read.
 
 use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Everything that a template can read, under these names.
+/// All values that a template can read, under these names.
 ///
-/// Its `Debug` shows no values, because attributes, secrets and user data may be confidential.
+/// `Debug` shows no values, because attributes, secrets and user data may be confidential.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Context {
@@ -15,25 +15,26 @@ pub struct Context {
     pub cluster: ClusterContext,
     /// The group of the node.
     pub group: GroupContext,
-    /// The node that is made.
+    /// The node that is created.
     pub node: NodeContext,
     /// The living nodes of the cluster, by group and ordinal.
     pub peers: Vec<PeerContext>,
-    /// Storage of the node. Absent (`none` in a template): none is declared.
+    /// Storage of the node. `None` (`none` in a template) if none is declared.
     pub storage: Option<StorageContext>,
-    /// What the spec names of secrets, by the names that it gives them.
+    /// Values of the secrets that the spec refers to, by the names that it assigns.
     pub secrets: BTreeMap<String, String>,
-    /// Id of the request that makes the node.
+    /// Id of the request that creates the node.
     pub request_id: String,
-    /// User data of the node. Absent: none was given.
+    /// User data of the node. `None` if there is none.
     pub bootstrap: Option<String>,
-    /// Options of the catalogue entry. Set when it is rendered.
+    /// Options of the catalogue entry. Set when rendering.
     pub options: Map<String, Value>,
-    /// What the platform says of itself and of the place of this node; each platform documents its keys.
+    /// Information of the platform about itself and the location of this node; the keys are documented by each
+    /// platform.
     pub platform: Map<String, Value>,
-    /// What the cluster's infrastructure offers, this platform's first.
+    /// Outputs of the cluster's infrastructure, this platform's first.
     pub infrastructure: Vec<InfrastructureContext>,
-    /// The addon that is made. Absent: a node is made.
+    /// The addon that is created. `None` if a node is created.
     pub addon: Option<Value>,
 }
 
@@ -52,11 +53,11 @@ impl fmt::Debug for Context {
 pub struct ClusterContext {
     /// Cluster id.
     pub id: String,
-    /// Store software. Empty: the cluster names none.
+    /// Store software. Empty if the cluster does not specify any.
     pub store: String,
-    /// Store version of the cluster. Empty: none.
+    /// Store version of the cluster. Empty if none.
     pub version: String,
-    /// Attributes of the cluster as the user wrote them.
+    /// Attributes of the cluster as written by the user.
     pub attributes: Map<String, Value>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
@@ -66,17 +67,17 @@ pub struct ClusterContext {
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GroupContext {
-    /// Path (data/hot).
+    /// Path (`data/hot`).
     pub path: String,
-    /// Role, a free word. Empty: none.
+    /// Role, an arbitrary word. Empty if none.
     pub role: String,
-    /// Nodes that the group should have, standby not counted.
+    /// Desired number of nodes of the group, without standby nodes.
     pub size: u32,
-    /// Node class. Empty: the platform's default.
+    /// Node class. Empty for the platform's default.
     pub class: String,
-    /// Store version of these nodes. Empty: none.
+    /// Store version of these nodes. Empty if none.
     pub version: String,
-    /// Attributes with everything inherited merged in.
+    /// Attributes with inheritance applied.
     pub attributes: Map<String, Value>,
 }
 
@@ -84,15 +85,15 @@ pub struct GroupContext {
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeContext {
-    /// Id (db-1-x7k2p).
+    /// Id (`db-1-x7k2p`).
     pub id: String,
-    /// Name (db-1).
+    /// Name (`db-1`).
     pub name: String,
-    /// Ordinal in its group.
+    /// Ordinal within its group.
     pub ordinal: u32,
-    /// Its role at the start.
+    /// Initial role.
     pub role: NodeRole,
-    /// Name of its failure domain. Empty: none.
+    /// Name of its failure domain. Empty if none.
     pub failure_domain: String,
 }
 
@@ -100,26 +101,26 @@ pub struct NodeContext {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeRole {
-    /// Does the work of its group.
+    /// Serves the workload of its group.
     #[default]
     Active,
-    /// Stands by for it.
+    /// Available for promotion.
     Standby,
 }
 
-/// One of `peers` in a template.
+/// An entry of `peers` in a template.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerContext {
-    /// Name (db-0).
+    /// Name (`db-0`).
     pub name: String,
     /// Path of its group.
     pub group: String,
-    /// Ordinal in its group.
+    /// Ordinal within its group.
     pub ordinal: u32,
-    /// Its role now.
+    /// Current role.
     pub role: NodeRole,
-    /// Its named ports, each as host:port.
+    /// Named ports, each as `host:port`.
     pub endpoints: BTreeMap<String, String>,
     /// Whether it is Ready.
     pub ready: bool,
@@ -129,26 +130,26 @@ pub struct PeerContext {
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StorageContext {
-    /// Size in bytes. Absent: the platform's default.
+    /// Size in bytes. `None` for the platform's default.
     pub size_bytes: Option<u64>,
-    /// Storage class. Empty: the platform's default.
+    /// Storage class. Empty for the platform's default.
     pub class: String,
-    /// Directory of the node's storage, on platforms where it is one. Absent: elsewhere.
+    /// Directory of the node's storage, on platforms where storage is a directory; otherwise `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }
 
-/// One of `infrastructure` in a template.
+/// An entry of `infrastructure` in a template.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InfrastructureContext {
-    /// Name of the platform that made it.
+    /// Name of the platform that created it.
     pub platform: String,
-    /// Control-plane endpoint as host and port. Absent: none, or not known yet.
+    /// Host and port of the control-plane endpoint. `None` if there is none or if it is not known yet.
     pub endpoint: Option<EndpointContext>,
-    /// The backend's id of the network. Empty: none.
+    /// The backend's id of the network. Empty if none.
     pub network_id: String,
-    /// Further values, free-form.
+    /// Additional free-form values.
     pub properties: Map<String, Value>,
 }
 
@@ -156,13 +157,13 @@ pub struct InfrastructureContext {
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EndpointContext {
-    /// Address or name.
+    /// IP address or DNS name.
     pub host: String,
     /// TCP port.
     pub port: u32,
 }
 
-/// What a node has of its own in a context.
+/// The parts of a context that are specific to a node.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeScope {
@@ -170,6 +171,6 @@ pub struct NodeScope {
     pub node: NodeContext,
     /// `platform` in a template.
     pub platform: Map<String, Value>,
-    /// `storage` in a template, where it is not that of the context.
+    /// `storage` in a template, if it differs from that of the context.
     pub storage: Option<StorageContext>,
 }

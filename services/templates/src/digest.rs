@@ -1,4 +1,4 @@
-//! What an entry makes nodes from, as one digest: who made nodes from another one can tell that they are outdated.
+//! Digest of the content that an entry creates nodes from. Nodes created from a different digest are outdated.
 
 use std::{collections::BTreeSet, fmt::Write};
 
@@ -7,18 +7,18 @@ use sha2::{Digest, Sha256};
 
 use crate::catalogue::Files;
 
-/// Version of what is digested. Another one makes every node of every template outdated: it changes with the meaning of
-/// templates, not with the code.
+/// Version of the digest format. A new version makes all nodes of all templates outdated, so it changes only with the
+/// meaning of templates, not with the code.
 const VERSION: u8 = 1;
 
-/// Statements that name another file.
+/// Statements that refer to another file.
 const NAMING: [&str; 4] = ["include", "import", "from", "extends"];
 
-/// What may follow the name of a file in such a statement, if the name is one literal.
+/// Tokens that may follow the file name in such a statement if the name is a single literal.
 const AFTER: [&str; 7] = ["%}", "-%}", "+%}", "ignore", "with", "as", "import"];
 
-/// SHA-256, in hexadecimal digits, over a template, the files that it names, what these name, and what else of its entry
-/// reaches its nodes. The same content gives the same digest in any directory and on any machine.
+/// SHA-256 in hexadecimal of a template, the files that it refers to, directly or indirectly, and the other parts of
+/// its entry that reach its nodes. The same content has the same digest in any directory and on any machine.
 pub(crate) fn digest(
     template: &str,
     options: &Map<String, Value>,
@@ -40,13 +40,13 @@ pub(crate) fn digest(
         text(&mut hash, port);
     }
     hash.finalize().iter().fold(String::new(), |mut hex, byte| {
-        // Writing to a string cannot fail.
+        // Cannot fail for a string.
         let _ = write!(hex, "{byte:02x}");
         hex
     })
 }
 
-/// The other files that a template needs. All there are, if it puts the name of one together when it is rendered.
+/// Returns the other files that a template needs; all files if it computes a name during rendering.
 fn named<'a>(template: &'a str, files: &'a Files) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::from([template]);
     let mut open = vec![template];
@@ -68,7 +68,7 @@ fn is_quoted(source: &str, name: &str) -> bool {
         .any(|quote| source.contains(&format!("{quote}{name}{quote}")))
 }
 
-/// Whether a statement names a file by anything but one literal.
+/// Whether a statement refers to a file by anything but a single literal.
 fn computes_names(source: &str) -> bool {
     let mut rest = source;
     while let Some((_, after)) = rest.split_once("{%") {
@@ -92,7 +92,7 @@ fn is_literal(name: &str) -> bool {
     let Some((literal, after)) = name[1..].split_once(quote) else {
         return false;
     };
-    // An escape may spell a name in another way than the file is called.
+    // With an escape, the literal may differ from the file name.
     !literal.contains('\\')
         && AFTER
             .iter()
@@ -104,7 +104,7 @@ fn text(hash: &mut Sha256, text: &str) {
     hash.update(text);
 }
 
-/// The order of keys is of no account.
+/// The order of keys does not matter.
 fn object(hash: &mut Sha256, object: &Map<String, Value>) {
     let mut keys: Vec<&String> = object.keys().collect();
     keys.sort();

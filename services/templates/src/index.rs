@@ -27,7 +27,8 @@ pub(crate) struct StoreFile {
     pub(crate) versions: Vec<VersionFile>,
 }
 
-/// The fields that every kind of entry has. Repeated in each, because flattening and unknown fields exclude each other.
+/// The fields that all kinds of entries share. Repeated in each struct, because serde cannot combine `flatten` with
+/// `deny_unknown_fields`.
 macro_rules! entry_file {
     ($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$meta])*
@@ -60,13 +61,13 @@ entry_file!(AddonFile {
     name: Spanned<String>,
 });
 
-/// What an attribute must be.
+/// A condition on an attribute.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(from = "Value")]
 pub enum Matcher {
-    /// This value.
+    /// Must equal this value.
     Value(Value),
-    /// One of these values.
+    /// Must equal one of these values.
     OneOf(Vec<Value>),
 }
 
@@ -80,7 +81,7 @@ impl From<Value> for Matcher {
 }
 
 impl Matcher {
-    /// Whether an attribute has an accepted value. An absent one equals only null.
+    /// Whether an attribute satisfies the matcher. An absent attribute equals only `null`.
     #[must_use]
     pub fn accepts(&self, attribute: Option<&Value>) -> bool {
         let attribute = attribute.unwrap_or(&Value::Null);
@@ -90,7 +91,7 @@ impl Matcher {
         }
     }
 
-    /// The matcher as JSON: the value, or the list.
+    /// The matcher as JSON: the value or the list.
     #[must_use]
     pub fn to_value(&self) -> Value {
         match self {
@@ -100,7 +101,7 @@ impl Matcher {
     }
 }
 
-/// Numbers compare by value: 2 and 2.0 are the same for whoever writes them.
+/// Numbers are compared by value, so that 2 equals 2.0 as users expect.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,
@@ -108,59 +109,59 @@ fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// When a node counts as healthy, as its template suggests. Absent fields: no suggestion.
+/// Default health policy of a template. Absent fields have no default.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(try_from = "HealthFile")]
 pub struct Health {
-    /// How it is asked.
+    /// How health is determined.
     pub probe: Option<Probe>,
-    /// Time between two probes.
+    /// Interval between two probes.
     pub interval: Option<Duration>,
-    /// Time that a probe may take.
+    /// Timeout of a probe.
     pub timeout: Option<Duration>,
-    /// Failed probes in a row that make a node Unhealthy.
+    /// Consecutive failures after which a node is Unhealthy.
     pub failure_threshold: Option<u32>,
-    /// Good probes in a row that make it Ready.
+    /// Consecutive successes after which a node is Ready.
     pub success_threshold: Option<u32>,
-    /// Time from running to Ready before a node is sick.
+    /// Time from running to Ready, after which a node is considered unhealthy.
     pub startup_timeout: Option<Duration>,
 }
 
-/// How a node is asked for its health. An absent port is that of the agent address.
+/// How the health of a node is probed. Without a port, that of the agent address is used.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Probe {
-    /// Only the platform is asked.
+    /// Only the platform's phase and readiness.
     Phase,
-    /// grpc.health.v1.
+    /// `grpc.health.v1`.
     Grpc {
-        /// Port.
+        /// Port. `None` for that of the agent address.
         port: Option<Port>,
-        /// Service; empty: the whole server.
+        /// Service name. Empty for the whole server.
         service: String,
     },
     /// HTTP GET.
     Http {
-        /// Port.
+        /// Port. `None` for that of the agent address.
         port: Option<Port>,
-        /// Path; empty: /healthz.
+        /// Path. Empty for `/healthz`.
         path: String,
-        /// By https.
+        /// Whether to use https.
         tls: bool,
     },
     /// A TCP connection.
     Tcp {
-        /// Port.
+        /// Port. `None` for that of the agent address.
         port: Option<Port>,
     },
     /// A command inside the node.
     Exec {
-        /// Command and arguments.
+        /// Command and arguments, run without a shell.
         command: Vec<String>,
     },
 }
 
 impl Probe {
-    /// The port that it names.
+    /// The port of the probe, if it has one.
     #[must_use]
     pub fn port(&self) -> Option<&Port> {
         match self {
@@ -174,22 +175,22 @@ impl Probe {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Port {
-    /// By number.
+    /// The port number.
     Number(u16),
-    /// By name.
+    /// The port name.
     Name(String),
 }
 
-/// In which order the nodes of a group are made and removed.
+/// Order in which the nodes of a group are created and removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum ManagementPolicy {
-    /// One at a time, each waiting for the one before to be Ready.
+    /// One at a time, each waiting until the previous one is Ready.
     OrderedReady,
-    /// As many at a time as limits allow.
+    /// Concurrently, as far as limits allow.
     Parallel,
 }
 
-/// What is run inside a node at turns of its life.
+/// Hooks that run inside a node at points of its lifecycle.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Lifecycle {
@@ -201,13 +202,13 @@ pub struct Lifecycle {
     pub post_promote: Option<Hook>,
 }
 
-/// A command that is run inside a node.
+/// A command that runs inside a node.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Hook {
-    /// Command and arguments, without a shell.
+    /// Command and arguments, run without a shell.
     pub exec: Vec<String>,
-    /// Time that it may take.
+    /// Timeout of the command.
     #[serde(default, deserialize_with = "optional_duration")]
     pub timeout: Option<Duration>,
 }

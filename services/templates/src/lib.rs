@@ -1,22 +1,22 @@
-//! The template catalogue of a platform: which template makes a node of which store, version and attributes.
+//! The template catalogue of a platform, which selects a template by store, version and attributes of a node.
 //!
-//! # A catalogue is a directory
+//! # Format
 //!
-//! It holds the templates and one `index.yaml`:
+//! A catalogue is a directory with the templates and an `index.yaml`:
 //!
 //! ```yaml
-//! default:                        # for clusters that name no store; optional
+//! default:                        # for clusters without a store; optional
 //!   template: agent.yaml
 //! stores:                         # first match wins, from top to bottom
 //!   - store: redis
 //!     versions:
 //!       - version: ^7             # requirement: ^16, 3.4 (the same as ^3.4), ">=3.4, <5", "*" (anything)
-//!         matchers:               # optional: attribute -> value, or a list of values one of which it must have
+//!         matchers:               # optional: attribute -> required value, or list of accepted values
 //!           tier: [hot, warm]
-//!         template: redis.yaml    # a file of this directory
+//!         template: redis.yaml    # a file in this directory
 //!         options: {appendonly: true}      # free-form, `options` in the context; optional
 //!         ports: [client]         # names of the ports of its nodes; optional
-//!         health: {tcp: {port: client}, interval: 5s}    # the template's suggestions; all optional
+//!         health: {tcp: {port: client}, interval: 5s}    # defaults of the template; all optional
 //!         managementPolicy: OrderedReady   # or Parallel
 //!         lifecycle:
 //!           preStop: {exec: [redis-cli, shutdown], timeout: 10s}
@@ -27,23 +27,23 @@
 //! ```
 //!
 //! `health` has at most one of `phase: {}`, `grpc: {port, service}`, `http: {port, path, tls}`, `tcp: {port}` and
-//! `exec: {command}`, and `interval`, `timeout`, `failureThreshold`, `successThreshold`, `startupTimeout`. A port is a
-//! name of `ports` or a number. Times are written `500ms`, `10s`, `5m`, `1h`.
+//! `exec: {command}`, and optionally `interval`, `timeout`, `failureThreshold`, `successThreshold`, `startupTimeout`. A
+//! port is a name in `ports` or a number. Durations are written as `500ms`, `10s`, `5m`, `1h`.
 //!
-//! Every other file whose name ends in `.yaml`, `.yml`, `.j2` or `.jinja` is parsed too, so that templates can
-//! `{% include %}` and `{% import %}` it.
+//! All other files with the extension `.yaml`, `.yml`, `.j2` or `.jinja` are parsed too, so that templates can
+//! `{% include %}` and `{% import %}` them.
 //!
-//! Every entry has a [digest](Entry::digest) of what its nodes are made from.
+//! Every entry has a [digest](Entry::digest) of everything that its nodes are created from.
 //!
 //! # Templates
 //!
-//! Templates are [minijinja](https://docs.rs/minijinja). They see [`Context`] and nothing else; a name that is not
-//! defined is refused (`{{ options.size | default(1) }}` where it may be absent), nothing is escaped by itself
-//! (`{{ value | tojson }}` quotes for YAML and JSON), and time and output are limited. `{{ refuse("why") }}` refuses a
-//! request that the template cannot serve, in these words. Errors name file, line and column and never repeat what was
-//! rendered.
+//! Templates use [minijinja](https://docs.rs/minijinja) and can read [`Context`] only. An undefined name is an error
+//! (use `{{ options.size | default(1) }}` if it may be absent), there is no automatic escaping (`{{ value | tojson }}`
+//! quotes for YAML and JSON), and time and output are limited. `{{ refuse("why") }}` rejects a request that the
+//! template cannot serve, with this message. Errors contain file, line and column, and never repeat rendered content.
 //!
-//! Templates are files that an operator installed. What a caller wrote is a [`Text`], and goes to a [`worker`].
+//! Templates are files installed by an operator. A template written by a caller is a [`Text`], and is rendered by a
+//! [`worker`].
 
 mod catalogue;
 mod context;

@@ -1,4 +1,4 @@
-//! Parsing and rendering of templates, and reading of what came out, without ever repeating it.
+//! Parsing and rendering of templates, and parsing of their output. Errors never repeat any content.
 
 use std::{fmt, io};
 
@@ -9,14 +9,14 @@ use serde_saphyr::Location;
 
 use crate::Scope;
 
-/// Instructions that one rendering may take. The largest templates in use take some ten thousand; an endless loop ends
-/// in a fraction of a second.
+/// Instruction limit of a rendering. The largest templates in use need about ten thousand; an endless loop ends within
+/// a fraction of a second.
 const FUEL: u64 = 5_000_000;
 
-/// Largest result of one rendering in bytes: a message of the API is no larger either.
+/// Maximum size of a rendering result in bytes, which is also the maximum size of API messages.
 pub(crate) const MAX_RENDERED: usize = 4 * 1024 * 1024;
 
-/// What a template made. Secret: it has no `Display`, and its `Debug` shows the size only.
+/// The output of a template. Secret: it has no `Display`, and its `Debug` shows only the size.
 #[derive(Clone, Default)]
 pub struct Rendered {
     name: String,
@@ -24,31 +24,33 @@ pub struct Rendered {
 }
 
 impl Rendered {
-    /// The text. It must not reach a log, an event or an error.
+    /// The text. It must not end up in a log, an event or an error.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
     }
 
-    /// The text, owned.
+    /// The text, owned. The same restrictions as for [`expose`](Self::expose) apply.
     #[must_use]
     pub fn into_text(self) -> String {
         self.text
     }
 
-    /// Reads it as one YAML document.
+    /// Parses the output as a single YAML document.
     ///
     /// # Errors
-    /// `Precondition` with template, line and column (of the rendered text), without any of its content.
+    ///
+    /// `Precondition` with template, line and column (of the output), without any content.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
         serde_saphyr::from_str_with_options(&self.text, yaml_options())
             .map_err(|error| self.yaml_error(&error))
     }
 
-    /// Reads it as any number of YAML documents, empty ones left out.
+    /// Parses the output as any number of YAML documents, skipping empty ones.
     ///
     /// # Errors
-    /// As [`parse`](Self::parse).
+    ///
+    /// See [`parse`](Self::parse).
     pub fn parse_all<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
         serde_saphyr::from_str_multiple_with_options(&self.text, yaml_options())
             .map_err(|error| self.yaml_error(&error))
@@ -76,19 +78,20 @@ impl fmt::Debug for Rendered {
     }
 }
 
-/// A text that is no file of a catalogue, such as user data, with the rules of the catalogue.
+/// A template that is not a file of a catalogue, such as user data, under the rules of catalogues.
 ///
-/// Neither parsing it (constants are worked out then) nor rendering it is bounded in memory, so what a caller wrote is
-/// read by a [`worker`](crate::worker) only.
+/// Neither parsing, which evaluates constants, nor rendering is bounded in memory. Therefore texts written by callers
+/// are processed by a [`worker`](crate::worker) only.
 pub struct Text {
     name: String,
     environment: Environment<'static>,
 }
 
 impl Text {
-    /// Parses it. `name` stands for it in errors.
+    /// Parses a text. `name` identifies it in errors.
     ///
     /// # Errors
+    ///
     /// `Invalid` for a syntax error.
     pub fn parse(name: &str, source: String) -> Result<Self> {
         let mut environment = environment();
@@ -101,10 +104,11 @@ impl Text {
         })
     }
 
-    /// Renders it.
+    /// Renders the text.
     ///
     /// # Errors
-    /// As [`Selected::render`](crate::Selected::render).
+    ///
+    /// See [`Selected::render`](crate::Selected::render).
     pub fn render(&self, scope: Scope) -> Result<Rendered> {
         render(&self.environment, &self.name, &self.name, scope)
     }
@@ -116,15 +120,17 @@ impl fmt::Debug for Text {
     }
 }
 
-/// Parses and renders a [`Text`] here and now, which nothing bounds in memory: never one that a caller wrote.
+/// Parses and renders a [`Text`] within this process, without any memory limit. Must never be used for texts written by
+/// callers.
 ///
 /// # Errors
-/// `Invalid` for a syntax error, otherwise as [`Selected::render`](crate::Selected::render).
+///
+/// `Invalid` for a syntax error, otherwise see [`Selected::render`](crate::Selected::render).
 pub fn render_text(name: &str, source: &str, scope: &Scope) -> Result<Rendered> {
     Text::parse(name, source.to_owned())?.render(scope.clone())
 }
 
-/// An environment with the rules of every catalogue.
+/// Creates an environment with the rules that all catalogues share.
 pub(crate) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -134,12 +140,12 @@ pub(crate) fn environment() -> Environment<'static> {
     environment
 }
 
-/// `refuse("why")` in a template: ends the rendering with these words of its author.
+/// `refuse("why")` in a template: ends the rendering with this message of the template's author.
 fn refuse(why: String) -> std::result::Result<minijinja::Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, "refused").with_source(Refusal(why)))
 }
 
-/// What a template says of what it cannot make.
+/// The message with which a template rejects a request.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -151,7 +157,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Renders template `key`, which errors call `name`.
+/// Renders the template `key`, which errors refer to as `name`.
 pub(crate) fn render(
     environment: &Environment<'static>,
     key: &str,
@@ -175,7 +181,7 @@ pub(crate) fn render(
     })
 }
 
-/// A buffer that refuses to grow beyond [`MAX_RENDERED`].
+/// A buffer that does not grow beyond [`MAX_RENDERED`].
 struct Bounded(Vec<u8>);
 
 impl io::Write for Bounded {
@@ -192,7 +198,7 @@ impl io::Write for Bounded {
     }
 }
 
-/// An error of a template with its place. Details of values are left out: they may repeat what is confidential.
+/// Converts a template error, with its position. Details about values are omitted because they may be confidential.
 pub(crate) fn template_error(name: &str, error: &minijinja::Error, reason: Reason) -> Error {
     let error = innermost(error);
     let refusal = std::error::Error::source(error).and_then(|it| it.downcast_ref::<Refusal>());
@@ -237,7 +243,7 @@ pub(crate) fn template_error(name: &str, error: &minijinja::Error, reason: Reaso
     .with_metadata("column", column)
 }
 
-/// The error of the file that is included, not that of the one that includes it.
+/// Returns the error of the included file rather than that of the including one.
 fn innermost(error: &minijinja::Error) -> &minijinja::Error {
     let mut inner = error;
     while let Some(source) =
@@ -248,7 +254,7 @@ fn innermost(error: &minijinja::Error) -> &minijinja::Error {
     inner
 }
 
-/// A line and a column, both from 1; 0 where they are not known.
+/// Line and column, starting at 1; 0 if not known.
 pub(crate) struct Position {
     pub(crate) line: u64,
     pub(crate) column: u64,
@@ -267,7 +273,7 @@ pub(crate) fn yaml_options() -> serde_saphyr::Options {
     serde_saphyr::options! { with_snippet: false, strict_booleans: true }
 }
 
-/// What is wrong with a YAML text, without any of it.
+/// Describes a YAML error without any content.
 fn without_content(error: &serde_saphyr::Error) -> String {
     use serde_saphyr::Error as Yaml;
 

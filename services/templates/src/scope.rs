@@ -1,4 +1,4 @@
-//! A context as templates read it.
+//! A context in the form that templates read.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use serde_json::Map;
 
 use crate::{Context, NodeScope};
 
-/// The names at the top of a context.
+/// The top-level names of a context.
 const NAMES: &[&str] = &[
     "cluster",
     "group",
@@ -31,10 +31,11 @@ const NAMES: &[&str] = &[
     "addon",
 ];
 
-/// A [`Context`] for any number of renderings. What the nodes of a request have in common is shared, and made readable
-/// when a template reads it first: peers, of which there may be thousands, are not by most. Cheap to clone.
+/// A [`Context`] that can be rendered any number of times. The parts that the nodes of a request share are converted
+/// lazily, when a template first reads them: most templates do not read peers, of which there may be thousands. Cheap
+/// to clone.
 ///
-/// Its `Debug` shows no values, because attributes, secrets and user data may be confidential.
+/// `Debug` shows no values, because attributes, secrets and user data may be confidential.
 #[derive(Clone)]
 pub struct Scope {
     common: Arc<Common>,
@@ -47,13 +48,13 @@ struct Common {
 }
 
 impl Scope {
-    /// The context in which everything is rendered.
+    /// The underlying context.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.common.context
     }
 
-    /// The same for a node.
+    /// Replaces the parts that are specific to a node.
     #[must_use]
     pub fn of_node(self, own: &NodeScope) -> Self {
         let scope = self.with("node", &own.node).with("platform", &own.platform);
@@ -63,7 +64,7 @@ impl Scope {
         }
     }
 
-    /// The same with another `bootstrap`.
+    /// Replaces `bootstrap`.
     #[must_use]
     pub fn with_bootstrap(self, bootstrap: Option<&str>) -> Self {
         self.with("bootstrap", bootstrap)

@@ -1,27 +1,27 @@
-//! What the nodes of the shipped stores run, wherever they are: one script a store, for the catalogue of any platform that
-//! tells its nodes of themselves as the local one does (`DROVER_…` variables, a file with the role, one with the peers).
+//! Scripts that run the shipped stores on any platform: one per store, for the catalogues of platforms that inform
+//! nodes in the same way as the local one (`DROVER_…` variables, a role file and a peers file).
 
 use crate::EmbeddedFile;
 
-/// What the scripts of all stores have in common; they include it.
+/// The part that the scripts of all stores include.
 pub const NODE: EmbeddedFile = EmbeddedFile {
     name: "node.sh.j2",
     content: include_str!("../stores/node.sh.j2"),
 };
 
-/// A member of etcd: `run`, and `leave` as its hook before it goes.
+/// An etcd member: `run`, and `leave` as its pre-stop hook.
 pub const ETCD: EmbeddedFile = EmbeddedFile {
     name: "etcd.sh.j2",
     content: include_str!("../stores/etcd.sh.j2"),
 };
 
-/// A server of PostgreSQL: `run`, `promote` as its hook when it becomes active, and `stop`.
+/// A PostgreSQL server: `run`, `promote` as its post-promote hook, and `stop`.
 pub const POSTGRESQL: EmbeddedFile = EmbeddedFile {
     name: "postgresql.sh.j2",
     content: include_str!("../stores/postgresql.sh.j2"),
 };
 
-/// A server of Redis: `run`, and `promote` as its hook when it becomes active.
+/// A Redis server: `run`, and `promote` as its post-promote hook.
 pub const REDIS: EmbeddedFile = EmbeddedFile {
     name: "redis.sh.j2",
     content: include_str!("../stores/redis.sh.j2"),

@@ -1,4 +1,4 @@
-//! Versions as people write them, and requirements on them.
+//! Versions as people write them, and version requirements.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use drover_core::{Error, Result};
 use semver::{BuildMetadata, Prerelease, Version, VersionReq};
 use serde::Deserialize;
 
-/// What a version has to be: comma-separated comparators of semantic versioning, or `*` for anything.
+/// A version requirement: comma-separated semver comparators, or `*` for any version.
 ///
-/// A bare version means the same as with a caret: `3.4` accepts 3.4 up to, but without, 4.
+/// A bare version implies a caret: `3.4` accepts 3.4 and up, below 4.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Requirement {
     text: String,
-    /// Absent: anything.
+    /// `None` accepts any version.
     parsed: Option<VersionReq>,
 }
 
@@ -21,7 +21,8 @@ impl Requirement {
     /// Parses a requirement.
     ///
     /// # Errors
-    /// `Invalid`, with what was expected.
+    ///
+    /// `Invalid`, with a description of what is expected.
     pub fn parse(text: &str) -> Result<Self> {
         let text = text.trim();
         if text == "*" {
@@ -47,8 +48,8 @@ impl Requirement {
         })
     }
 
-    /// Whether a version meets it. A version that is not a number (`latest`) meets only `*`; an empty one, which leaves
-    /// the choice to the catalogue, meets all.
+    /// Whether a version satisfies the requirement. A version that is not a number (`latest`) satisfies only `*`; an
+    /// empty version, which leaves the choice to the catalogue, satisfies all requirements.
     #[must_use]
     pub fn accepts(&self, version: &str) -> bool {
         let Some(required) = &self.parsed else {
@@ -60,8 +61,7 @@ impl Requirement {
         let Some(mut version) = comparable(version) else {
             return false;
         };
-        // Semantic versioning lets a pre-release meet only requirements that name one. Here 8.0.0-rc1 is an 8.0.0 for
-        // whoever wrote ^8.
+        // In semver a pre-release matches only requirements that name one. Here `^8` is meant to include 8.0.0-rc1.
         if required
             .comparators
             .iter()
@@ -101,7 +101,7 @@ fn strip_v(part: &str) -> String {
     format!("{operator}{version}")
 }
 
-/// Reads `16`, `3.4`, `v1.30.2`, `17beta1` or `6.2.14-alpine`; a fourth number is not compared.
+/// Parses `16`, `3.4`, `v1.30.2`, `17beta1` or `6.2.14-alpine`; a fourth number is not compared.
 fn comparable(text: &str) -> Option<Version> {
     let text = strip_v(text.trim());
     let end = text

@@ -1,12 +1,12 @@
-//! A process that parses and renders what callers wrote, so that a text that takes all memory, or never ends, ends
-//! nothing but that process.
+//! A process that parses and renders texts written by callers, so that a text that exhausts memory or never ends
+//! affects only that process.
 //!
-//! The process is the program itself, started again with one reserved argument ([`enter`]). It says on its standard
-//! output that it has confined itself ([`confine`]), and then answers what comes on its standard input, until that
-//! ends. Contents come and go there only; its environment is empty.
+//! The process is the program itself, restarted with a reserved argument ([`enter`]). It reports on standard output
+//! that it has confined itself ([`confine`]), and then answers the frames on its standard input until that is closed.
+//! Content is passed only this way; its environment is empty.
 //!
-//! A frame is its length (4 bytes, little endian) and that many bytes, of which the first says what it is. The one who
-//! asks sends [`Session`]s, each of which is forgotten with the next, and [`Question`]s about the last one.
+//! A frame is its length (4 bytes, little endian) followed by that many bytes, the first of which is the kind. The
+//! client sends [`Session`]s, each of which replaces the previous one, and [`Question`]s about the current session.
 
 mod confine;
 mod frame;
@@ -31,23 +31,24 @@ use crate::{
     StorageContext, Text,
 };
 
-/// Memory that a process may take above what it has when it starts. A context with 10,000 peers takes a third of it, and
-/// all processes of a server together stay within what its deployment allows it.
+/// Memory that a process may use beyond what it has at its start, in bytes. A context with 10,000 peers takes a third
+/// of it, and all processes of a server together stay within the limit of its deployment.
 pub const MAX_MEMORY: u64 = 64 << 20;
 
-/// Seconds of processor time that one text may take, at most one more: limits count whole seconds.
+/// Processor time that a text may use, in seconds; up to one second more, because limits are whole seconds.
 pub const MAX_SECONDS: u64 = 1;
 
-/// The argument that makes a program the process of this module.
+/// The argument that turns a program into the worker process.
 const ARGUMENT: &str = "render-texts";
 
-/// The running program, whatever its file is called now.
+/// The running executable, even if its file was renamed.
 const ITSELF: &str = "/proc/self/exe";
 
-/// What is started.
+/// The executable of the worker process.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// To be called first in `main` of a program that serves a platform. `Some`: this was the process, and has ended.
+/// Must be called first in `main` of a program that serves a platform. `Some` means that this was the worker process,
+/// and that it has finished.
 #[must_use]
 pub fn enter() -> Option<ExitCode> {
     if env::args_os().nth(1).is_some_and(|first| first == ARGUMENT) {
@@ -57,23 +58,24 @@ pub fn enter() -> Option<ExitCode> {
     None
 }
 
-/// Has another program do it, one that begins with [`enter`]: for those that embed a platform and do not. The first call
-/// counts.
+/// Uses another program as the worker, one that begins with [`enter`]. For programs that embed a platform without doing
+/// so themselves. Only the first call has an effect.
 pub fn use_program(path: impl Into<PathBuf>) {
-    // Whoever was first has decided.
+    // Fails if the program was already set.
     let _ = PROGRAM.set(path.into());
 }
 
-/// Whether this program is the one that is started.
+/// Whether the worker is this program itself.
 #[must_use]
 pub fn is_itself() -> bool {
     PROGRAM.get().is_some_and(|path| path == Path::new(ITSELF))
 }
 
-/// Starts the process, with pipes to it.
+/// Creates the command that starts the worker process with pipes.
 ///
 /// # Errors
-/// `Unavailable` if this program neither called [`enter`] nor [`use_program`].
+///
+/// `Unavailable` if this program called neither [`enter`] nor [`use_program`].
 pub fn command() -> Result<Command> {
     let program = PROGRAM.get().map(PathBuf::as_path);
     let program: &Path = program.ok_or_else(|| {
@@ -86,12 +88,12 @@ pub fn command() -> Result<Command> {
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // What a failing allocation or a panic says may repeat contents.
+        // The message of an allocation failure or a panic may contain secret content.
         .stderr(Stdio::null());
     Ok(command)
 }
 
-/// A text with everything that is the same for all nodes of a request.
+/// A text, with the context that all nodes of a request share.
 #[derive(Deserialize)]
 struct Session {
     name: String,
@@ -99,7 +101,7 @@ struct Session {
     context: Context,
 }
 
-/// The same, to be sent.
+/// [`Session`], for sending.
 #[derive(Serialize)]
 struct SessionRef<'a> {
     name: &'a str,
@@ -121,30 +123,32 @@ struct ContextRef<'a> {
     addon: &'a Option<Value>,
 }
 
-/// What is asked about a session.
+/// A question about the current session.
 #[derive(Serialize, Deserialize)]
 enum Question {
-    /// Whether it can be parsed.
+    /// Whether the text can be parsed.
     Parse,
-    /// What it is for a node.
+    /// The text rendered for a node.
     Render(Box<NodeScope>),
 }
 
-/// Whether a text can see the secrets of its context.
+/// Whether a text can read the secrets of its context.
 #[must_use]
 pub fn sees_secrets(source: &str) -> bool {
     sees(source, "secrets")
 }
 
-/// Whether a text can see this part of its context: a name that it reads is written in it, and `debug()` reads all.
+/// Whether a text can read this part of its context: it must contain the name, or `debug`, which shows everything.
 fn sees(source: &str, name: &str) -> bool {
     source.contains(name) || source.contains("debug")
 }
 
-/// The frame that begins a session. What the text cannot see of the context is not sent: there may be thousands of peers.
+/// Returns the frame that starts a session. Parts of the context that the text cannot read are left out: there may be
+/// thousands of peers.
 ///
 /// # Errors
-/// `Internal` if the context cannot be written.
+///
+/// `Internal` if the context cannot be serialized.
 pub fn session(name: &str, source: &str, context: &Context) -> Result<Vec<u8>> {
     let sees = |name| sees(source, name);
     let session = SessionRef {
@@ -174,28 +178,30 @@ pub fn session(name: &str, source: &str, context: &Context) -> Result<Vec<u8>> {
     frame::write(frame::SESSION, &session)
 }
 
-/// The frame that asks what the text of the session is for a node.
+/// Returns the frame that asks to render the text of the session for a node.
 ///
 /// # Errors
-/// `Internal` if it cannot be written.
+///
+/// `Internal` if it cannot be serialized.
 pub fn render(own: NodeScope) -> Result<Vec<u8>> {
     frame::write(frame::QUESTION, &Question::Render(Box::new(own)))
 }
 
-/// The frame that asks whether the text of the session can be parsed.
+/// Returns the frame that asks whether the text of the session can be parsed.
 ///
 /// # Errors
-/// `Internal` if it cannot be written.
+///
+/// `Internal` if it cannot be serialized.
 pub fn parse() -> Result<Vec<u8>> {
     frame::write(frame::QUESTION, &Question::Parse)
 }
 
-/// The life of the process.
+/// Main function of the worker process.
 fn main() -> ExitCode {
     let (input, output) = (io::stdin().lock(), io::stdout().lock());
     match serve(input, output) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever asked is gone, or not one who knows how to ask.
+        // The client is gone, or does not speak the protocol.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -237,7 +243,7 @@ fn answer(text: &Result<(Text, Scope)>, body: &[u8]) -> Result<String> {
     }
 }
 
-/// The error of a text whose process did not survive it.
+/// The error for a text that its process did not survive.
 #[must_use]
 pub fn too_much(name: &str) -> Error {
     let message = format!(

@@ -1,4 +1,4 @@
-//! The side that calls.
+//! The client side.
 
 use std::{
     fmt,
@@ -30,26 +30,26 @@ const CRL: &str = "revoked certificates (crl)";
 const CERT: &str = "client certificate (cert)";
 const KEY: &str = "key of the client certificate (key)";
 
-/// Whose certificates of servers are believed.
+/// Trust anchors for server certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Authorities {
-    /// Those of the system.
+    /// The system's CAs.
     #[default]
     System,
-    /// Those in a file, PEM.
+    /// A PEM file with CAs.
     File(PathBuf),
-    /// These, PEM.
+    /// CAs in PEM format.
     Pem(String),
-    /// Nobody's in particular: every certificate is believed. For who asks only how a server is.
+    /// Any certificate is accepted. Only for clients that just check the health of a server.
     Any,
 }
 
-/// A client's own certificate (with what lies between it and its authority), and its key.
+/// A client certificate (with its intermediates) and its private key.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// Files of the two, PEM; read again when they change.
+    /// PEM files with certificate and key, reloaded when they change.
     Files(PathBuf, PathBuf),
-    /// The two, PEM. Never shown.
+    /// PEM contents of certificate and key. Never shown.
     Pem(Arc<[u8]>, Arc<[u8]>),
 }
 
@@ -68,25 +68,27 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// How a server is called over TLS.
+/// TLS settings for calling a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientSettings {
-    /// Whose certificates of servers are believed. Default: those of the system.
+    /// Trust anchors for server certificates. Default: the system's CAs.
     pub authorities: Authorities,
-    /// The client's own certificate. Default: none is shown.
+    /// Client certificate. Default: none is presented.
     pub certificate: Option<Identity>,
-    /// Name that the server's certificate must have. Default: the host of the endpoint.
+    /// Name that the server's certificate must match. Default: the host of the endpoint.
     pub server_name: Option<String>,
-    /// File with lists of revoked certificates, PEM, one of each authority that issues; read again when it changes. With it a
-    /// server is refused of which none of them says anything, and each once they have ended. Default: none is revoked.
+    /// PEM file with certificate revocation lists, one per issuing CA; reloaded when it changes. If set, a server is
+    /// also rejected if no list covers it, and every server is rejected once the lists have expired. Default: no
+    /// revocation check.
     pub crl: Option<PathBuf>,
-    /// Whether a server is refused whose certificate says no role, where the caller wants one of a role
-    /// ([`check_role`](crate::peer::check_role)). Default false: only one that says another role is.
+    /// Whether to reject servers whose certificate states no role if the caller requires one
+    /// ([`check_role`](crate::peer::check_role)). Default false: only certificates that state a different role are
+    /// rejected.
     pub require_role: bool,
 }
 
 impl ClientSettings {
-    /// Reads everything once. Errors: a file is missing, unreadable or not what it should be.
+    /// Reads all files once. Fails if a file is missing, unreadable or invalid.
     pub fn check(&self) -> Result<(), TlsError> {
         if let Some(name) = &self.server_name {
             server_name(name)?;
@@ -94,7 +96,7 @@ impl ClientSettings {
         Client::new(self.clone()).config().map(drop)
     }
 
-    /// Reads the files that are named, once; not the authorities of the system. Errors: as of [`ClientSettings::check`].
+    /// Reads the configured files once, but not the system's CAs. Fails as [`ClientSettings::check`] does.
     pub fn check_files(&self) -> Result<(), TlsError> {
         let client = Client::new(self.clone());
         let sources = client.read()?;
@@ -110,14 +112,14 @@ impl ClientSettings {
     }
 }
 
-/// A name as TLS takes it: of DNS, or an address.
+/// Parses the name of a TLS server: a DNS name or an IP address.
 pub fn server_name(host: &str) -> Result<ServerName<'static>, TlsError> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     ServerName::try_from(bare.to_owned())
         .map_err(|_| TlsError::new("server name", None, format!("{host:?} is no host name")))
 }
 
-/// How a server is called over TLS, as the files are now.
+/// TLS client that follows changes of its files.
 pub struct Client {
     settings: ClientSettings,
     state: Mutex<State>,
@@ -126,31 +128,32 @@ pub struct Client {
 #[derive(Default)]
 struct State {
     ready: Option<(Arc<Ready>, Sources)>,
-    /// What was said of changed files that cannot be used; once.
+    /// The last error about changed files, so that it is logged only once.
     said: Option<TlsError>,
 }
 
-/// What a connection is made with.
+/// The TLS configuration of a connection.
 #[derive(Debug)]
 pub struct Ready {
-    /// For rustls.
+    /// Configuration for rustls.
     pub config: Arc<ClientConfig>,
-    /// The client's own certificate, to say what is wrong with it.
+    /// The client certificate, used to explain its rejection.
     pub own: Option<Certificate>,
-    /// What servers are judged by, if any of them may be revoked.
+    /// Verifier for server certificates, if there are revocation lists.
     servers: Option<Arc<WebPkiServerVerifier>>,
-    /// Whether the authorities and the certificate come from settings of this program, which has flags for them.
+    /// Whether CAs and certificate are set by flags of this program, which error messages may then mention.
     pub by_flags: bool,
 }
 
 impl Ready {
-    /// Whether a server that was believed may be so no more later.
+    /// Whether the trust in a server can end later.
     #[must_use]
     pub fn may_revoke(&self) -> bool {
         self.servers.is_some()
     }
 
-    /// Whether a server of this name would be believed now that was with these certificates, its own first. Errors: why not.
+    /// Checks whether a server of this name with this certificate chain (leaf first) would be trusted now. Returns the
+    /// reason if not.
     pub fn still_trusts(
         &self,
         chain: &[CertificateDer<'_>],
@@ -181,7 +184,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Nothing is read yet.
+    /// Creates a client without reading any files.
     #[must_use]
     pub fn new(settings: ClientSettings) -> Self {
         Self {
@@ -190,8 +193,8 @@ impl Client {
         }
     }
 
-    /// For the next connection: reads the files, which may have changed. Files that cannot be used any more are said once,
-    /// and the last good ones stay in use. Errors: there are none yet.
+    /// Returns the configuration for the next connection, after checking the files for changes. If changed files are
+    /// invalid, this is logged once and the last valid ones stay in use. Fails if there are no valid ones yet.
     pub fn config(&self) -> Result<Arc<Ready>, TlsError> {
         let found = self.read();
         let mut state = self.state.lock();
@@ -287,7 +290,7 @@ impl Client {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"h2".to_vec()];
-        // Every connection shows the certificate of its time.
+        // Every connection must present the certificate that is current at the time.
         config.resumption = Resumption::disabled();
         Ok(Ready {
             config: Arc::new(config),
@@ -305,7 +308,7 @@ impl Client {
     }
 }
 
-/// Believes every certificate, as long as the server has its key.
+/// Accepts every certificate, as long as the server proves that it has the key.
 #[derive(Debug)]
 struct Anybody;
 
@@ -348,7 +351,7 @@ impl ServerCertVerifier for Anybody {
     }
 }
 
-/// The authorities of the system, read once a process.
+/// The system's CAs, read once per process.
 fn system() -> Result<Arc<RootCertStore>, TlsError> {
     static SYSTEM: OnceLock<Arc<RootCertStore>> = OnceLock::new();
     let store = SYSTEM.get_or_init(|| {

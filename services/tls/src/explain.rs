@@ -1,4 +1,4 @@
-//! What went wrong in a handshake: which side refuses what, and why.
+//! Explains handshake failures: which side rejects what, and why.
 
 use std::error::Error as StdError;
 
@@ -6,7 +6,7 @@ use rustls::{AlertDescription, CertificateError, Error};
 
 use crate::{client::Ready, peer::Certificate};
 
-/// The error of rustls within another, however deep.
+/// Finds the rustls error in an error chain.
 #[must_use]
 pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
     let mut next = Some(error);
@@ -14,7 +14,7 @@ pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
         if let Some(found) = at.downcast_ref::<Error>() {
             return Some(found);
         }
-        // An I/O error hides what it wraps from `source`.
+        // `source` of an I/O error skips the error that it wraps.
         let hidden = at
             .downcast_ref::<std::io::Error>()
             .and_then(std::io::Error::get_ref);
@@ -26,26 +26,27 @@ pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
     None
 }
 
-/// What a message begins with in which a server refuses the certificate of a client.
+/// Prefix of messages about a client certificate that the server rejects.
 const REFUSED: &str = "the server refuses the client's certificate: ";
-/// What a message begins with in which a client refuses the certificate of a server.
+/// Prefix of messages about a server certificate that the client rejects.
 const REFUSES: &str = "the server's certificate is refused: ";
-/// What one begins with in which it misses one.
+/// Prefix of messages about a missing client certificate.
 const WANTED: &str = "the server wants a client certificate";
 
-/// Whether a message of [`to_client`] says that the server refuses the client, which says nothing of the server.
+/// Whether a message of [`to_client`] says that the server rejects the client, which implies nothing about the server.
 #[must_use]
 pub fn is_of_client(message: &str) -> bool {
     message.contains(REFUSED) || message.contains(WANTED)
 }
 
-/// For who calls with flags: what is wrong between it and a server at `host`, whose own certificate is `own`.
+/// Explains a failure between a client that is configured by flags and a server at `host`; `own` is the client's
+/// certificate.
 #[must_use]
 pub fn to_client(error: &Error, host: &str, own: Option<&Certificate>) -> String {
     between(error, host, own, true)
 }
 
-/// For who calls as `ready` says: what is wrong between it and a server at `host`.
+/// Explains a failure between a client that is configured by `ready` and a server at `host`.
 #[must_use]
 pub fn to_caller(error: &Error, host: &str, ready: &Ready) -> String {
     between(error, host, ready.own.as_ref(), ready.by_flags)
@@ -84,7 +85,7 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
             "it is of an authority that the server does not trust, or of which it has no list of revoked certificates \
              that holds",
         ),
-        // An authority of the same name with another key.
+        // A CA with the same name but a different key.
         A::DecryptError => refused("its signature is not of an authority that the server trusts"),
         A::CertificateExpired => {
             let now = now();
@@ -110,13 +111,13 @@ fn refused_by_server(alert: AlertDescription, own: Option<&Certificate>) -> Stri
     }
 }
 
-/// What a client says of a server whose certificate is not that of the role that was called.
+/// Message for a server whose certificate does not have the required role.
 #[must_use]
 pub fn wrong_role(why: &str) -> String {
     format!("{REFUSES}{why}")
 }
 
-/// For a server: a label out of few, and what is wrong with who called.
+/// Explains a client's failure to a server: a label from a small set, and a description.
 #[must_use]
 pub fn to_server(error: &Error) -> (&'static str, String) {
     use AlertDescription as A;
@@ -204,14 +205,14 @@ fn certificate(error: &CertificateError, host: &str, trusted: &str) -> String {
     }
 }
 
-/// `DnsName("a")` as rustls shows names, without what is around it. None: it is no name of a host.
+/// Extracts the name from the notation of rustls (`DnsName("a")`). `None` if it is not a host name.
 fn bare(name: &str) -> Option<String> {
     let (kind, rest) = name.split_once('(').unwrap_or(("", name));
     if kind.starts_with("Uniform") {
         return None;
     }
     let name = rest.trim_end_matches(')').trim_matches('"');
-    // In its usual form.
+    // Canonical form.
     let address = name.parse::<std::net::IpAddr>().ok();
     Some(address.map_or_else(|| name.to_owned(), |address| address.to_string()))
 }
@@ -224,11 +225,11 @@ fn now() -> i64 {
         })
 }
 
-/// Seconds since 1970 as people read them (`2026-11-21 16:09:21 UTC`).
+/// Formats seconds since the Unix epoch (`2026-11-21 16:09:21 UTC`).
 #[must_use]
 pub fn utc(seconds: i64) -> String {
     let (days, rest) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days to civil date: eras of 400 years that begin in March.
+    // Days to civil date, based on eras of 400 years that begin in March.
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
     let year_of_era =

@@ -1,7 +1,7 @@
-//! Certificates: read, checked, read again when they change, explained when they are refused.
+//! Certificates: loading, validation, reloading, and explanations of rejections.
 //!
-//! TLS 1.3 only, with ring. [`server`] and [`client`] hold the two sides, [`peer`] says whom a certificate names,
-//! [`explain`] puts what went wrong in a handshake into words: which side refuses what, and why.
+//! TLS 1.3 only, with ring. [`server`] and [`client`] are the two sides, [`peer`] identifies the subject of a
+//! certificate, and [`explain`] describes handshake failures: which side rejects what, and why.
 
 pub mod client;
 pub mod explain;
@@ -19,7 +19,7 @@ pub use self::{
     server::{Server, ServerFiles},
 };
 
-/// What is wrong with a certificate, a key or a list of authorities. Never shows what is in them.
+/// An invalid certificate, key or CA list. Never shows any of their content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {}: {why}", place(path.as_ref()))]
 pub struct TlsError {
@@ -42,13 +42,13 @@ impl TlsError {
     }
 }
 
-/// The one provider of cryptography.
+/// The cryptography provider that all connections use.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A list of authorities as PEM, checked. Errors: it holds none, or what it holds is none.
+/// Validates a list of CAs in PEM format. Fails if it is empty or contains anything else.
 pub fn check_authorities(text: &str) -> Result<(), TlsError> {
     pem::authorities("authorities", &pem::Source::given(text.as_bytes().to_vec())).map(drop)
 }

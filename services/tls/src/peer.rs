@@ -1,35 +1,35 @@
-//! Whom a certificate names.
+//! Identities in certificates.
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer};
 
-/// Trust domain of the identities that `drover certs` makes.
+/// Trust domain of the identities that `drover certs` issues.
 const TRUST_DOMAIN: &str = "spiffe://drover/";
 
-/// What a certificate says.
+/// The relevant fields of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// First valid second, since 1970.
+    /// Start of validity, in seconds since the Unix epoch.
     pub not_before: i64,
-    /// Last valid second, since 1970.
+    /// End of validity (inclusive), in seconds since the Unix epoch.
     pub not_after: i64,
     /// Common name of the subject.
     pub common_name: Option<String>,
-    /// Names and addresses that it is for.
+    /// Subject alternative names: DNS names and IP addresses.
     pub names: Vec<String>,
-    /// URIs among its alternative names.
+    /// Subject alternative names: URIs.
     pub uris: Vec<String>,
-    /// Who made it, as text.
+    /// Issuer name as text.
     pub issuer: String,
-    /// Whether it is an authority.
+    /// Whether it is a CA certificate.
     pub is_authority: bool,
-    /// Number that its authority gave it.
+    /// Serial number.
     pub serial: Vec<u8>,
     der: CertificateDer<'static>,
 }
 
 impl Certificate {
-    /// Reads a certificate in DER. Errors: it is none, in words.
+    /// Parses a DER certificate. The error is human-readable.
     pub fn read(der: &CertificateDer<'_>) -> Result<Self, String> {
         let (_, parsed) = X509Certificate::from_der(der)
             .map_err(|_| "holds a certificate that cannot be read".to_owned())?;
@@ -63,7 +63,7 @@ impl Certificate {
         })
     }
 
-    /// Whether an authority has signed it with its key, whatever their names say.
+    /// Whether this CA has signed it with its key, regardless of names.
     #[must_use]
     pub fn is_signed_by(&self, authority: &Self) -> bool {
         let (Ok((_, own)), Ok((_, authority))) = (
@@ -76,7 +76,7 @@ impl Certificate {
             && own.verify_signature(Some(authority.public_key())).is_ok()
     }
 
-    /// Reads all certificates of a file. Errors: it cannot be read, or holds none.
+    /// Reads all certificates of a PEM file. Fails if the file cannot be read or contains none.
     pub fn read_file(path: &std::path::Path) -> Result<Vec<Self>, crate::TlsError> {
         const WHAT: &str = "certificate";
         let source = crate::pem::Source::read(WHAT, path)?;
@@ -97,7 +97,7 @@ fn address(bytes: &[u8]) -> Option<String> {
     Some(std::net::Ipv6Addr::from(v6).to_string())
 }
 
-/// Who is at the other end, by a certificate that was verified.
+/// Identity of the remote side, from a verified certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     name: String,
@@ -105,7 +105,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The SPIFFE URI of a verified certificate, else its common name. Errors: it has neither, or several URIs, in words.
+    /// Returns the SPIFFE URI of a verified certificate, or else its common name. Fails with a human-readable error if
+    /// it has neither, or several URIs.
     pub fn of(der: &CertificateDer<'_>) -> Result<Self, String> {
         let certificate = Certificate::read(der)?;
         let mut spiffe = certificate
@@ -114,12 +115,12 @@ impl Peer {
             .filter(|uri| uri.starts_with("spiffe://"));
         let name = match (spiffe.next(), spiffe.next()) {
             (Some(one), None) => one,
-            // The standard allows one; which of several counts would be anybody's guess.
+            // The SPIFFE standard allows one URI; with several, it would be ambiguous which one counts.
             (Some(_), Some(_)) => {
                 return Err("the client certificate has several SPIFFE URIs".to_owned());
             }
             (None, _) => match certificate.common_name {
-                // A common name must not pass for a URI.
+                // A common name must not be mistaken for a URI.
                 Some(name) if !name.is_empty() && !name.contains("://") => name,
                 _ => {
                     return Err(
@@ -141,22 +142,22 @@ impl Peer {
         &self.name
     }
 
-    /// Last valid second of the certificate, since 1970.
+    /// End of the certificate's validity (inclusive), in seconds since the Unix epoch.
     #[must_use]
     pub fn expires(&self) -> i64 {
         self.expires
     }
 
-    /// The role that a URI of ours claims (`spiffe://drover/ROLE/NAME`).
+    /// The role in a Drover URI (`spiffe://drover/ROLE/NAME`).
     #[must_use]
     pub fn role(&self) -> Option<&str> {
         role_of(&self.name)
     }
 }
 
-/// Whether a server is of the role that its caller wants (`orchestrator`, `platform`), by its certificate. One that says no
-/// role of ours, as those of public authorities do, is of any, unless it is `required` to say one. Errors: what was wanted
-/// and what was found, in words.
+/// Checks that the certificate of a server has the role that its caller requires (`orchestrator`, `platform`). A
+/// certificate without a Drover role, such as one of a public CA, matches any role unless a role is `required`. The
+/// error describes the required and the actual role.
 pub fn check_role(der: &CertificateDer<'_>, wanted: &str, required: bool) -> Result<(), String> {
     let certificate = Certificate::read(der)?;
     let mut ours = certificate
@@ -182,7 +183,7 @@ fn role_of(uri: &str) -> Option<&str> {
     (!role.is_empty() && !name.is_empty()).then_some(role)
 }
 
-/// The URI of a role and a name.
+/// Builds the URI of a role and a name.
 #[must_use]
 pub fn uri(role: &str, name: &str) -> String {
     format!("{TRUST_DOMAIN}{role}/{name}")

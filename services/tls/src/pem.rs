@@ -1,4 +1,4 @@
-//! Files of certificates and keys.
+//! Certificate and key files.
 
 use std::{collections::BTreeSet, fmt, path::Path, path::PathBuf, sync::Arc};
 
@@ -16,10 +16,10 @@ use zeroize::Zeroize;
 
 use crate::TlsError;
 
-/// Largest file that is read: a system's whole list of authorities has a few hundred kilobytes.
+/// Maximum file size: a system's complete CA bundle has a few hundred kilobytes.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// What a file holds, and where it is.
+/// The content of a file, and its path.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Source {
     path: Option<PathBuf>,
@@ -28,14 +28,14 @@ pub(crate) struct Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        // It may be a key.
+        // May be a private key.
         self.bytes.zeroize();
     }
 }
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // It may be a key.
+        // May be a private key.
         write!(f, "Source({:?})", self.path)
     }
 }
@@ -60,7 +60,7 @@ impl Source {
         })
     }
 
-    /// Where it is, in words.
+    /// Description of the location.
     pub(crate) fn name(&self) -> String {
         self.path.as_ref().map_or_else(
             || "the one beside it".to_owned(),
@@ -73,7 +73,7 @@ impl Source {
     }
 }
 
-/// A chain, the certificate itself first.
+/// Parses a certificate chain, leaf first.
 pub(crate) fn chain(
     what: &'static str,
     source: &Source,
@@ -109,7 +109,7 @@ pub(crate) fn authorities(
     Ok(Arc::new(store))
 }
 
-/// Lists of revoked certificates, and when the first of them ends, in seconds since 1970.
+/// Certificate revocation lists, and when the first of them expires, in seconds since the Unix epoch.
 #[derive(Debug)]
 pub(crate) struct Revoked {
     pub(crate) lists: Vec<CertificateRevocationListDer<'static>>,
@@ -131,12 +131,12 @@ pub(crate) fn revoked(what: &'static str, source: &Source) -> Result<Revoked, Tl
     for list in &lists {
         let (_, read) = CertificateRevocationList::from_der(list)
             .map_err(|_| source.wrong(what, "holds a list that cannot be read"))?;
-        // Without an end, one that was taken away cannot be told from the last one.
+        // Without an expiry, a withheld newer list could not be detected.
         let end = read
             .next_update()
             .ok_or_else(|| source.wrong(what, "holds a list that does not say when it ends"))?;
         expires = expires.min(end.timestamp());
-        // Of two, only the first would be looked at, which may be the older one.
+        // Of two lists with the same scope only the first would be checked, which may be the older one.
         let points = read
             .extensions()
             .iter()

@@ -1,4 +1,4 @@
-//! The side that is called.
+//! The server side.
 
 use std::{
     fmt,
@@ -24,59 +24,60 @@ use crate::{
     provider,
 };
 
-/// How often the files are looked at. What changed is used when two looks in a row find the same, so that a certificate
-/// is not read together with the key of another.
+/// Interval at which the files are checked. A change takes effect once two consecutive checks find the same content, so
+/// that a certificate is not combined with the key of another one.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Protocols that are offered, the preferred one first.
+/// ALPN protocols in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 const CERT: &str = "certificate (tls.cert)";
 const KEY: &str = "key (tls.key)";
 const CLIENT_CA: &str = "authorities of clients (tls.client_ca)";
 const CRL: &str = "revoked certificates (tls.crl)";
-/// How long before a list of revoked certificates ends its end is said: a person has to do something, or nobody gets in.
+/// How long before a revocation list expires a warning is logged, in seconds. Without a new list, all clients would be
+/// rejected.
 const LIST_ENDS_SOON: i64 = 24 * 60 * 60;
 
-/// Where the certificate of a server is, and whom it lets in.
+/// Files with the server's certificate and the trust anchors for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerFiles {
-    /// Certificate and what lies between it and its authority, PEM.
+    /// Certificate with its intermediates, PEM.
     pub cert: PathBuf,
-    /// Its private key, PEM, PKCS#8, SEC1 or PKCS#1.
+    /// Private key of the certificate, PEM (PKCS#8, SEC1 or PKCS#1).
     pub key: PathBuf,
-    /// Authorities of client certificates, PEM. Absent: no certificate is asked for.
+    /// CAs of client certificates, PEM. `None` to request no client certificates.
     pub client_ca: Option<PathBuf>,
-    /// Lists of revoked certificates, PEM, one of each authority that issues. Absent: none is revoked.
+    /// Certificate revocation lists, PEM, one per issuing CA. `None` for no revocation check.
     pub crl: Option<PathBuf>,
 }
 
-/// The certificate of a server, as it is now.
+/// TLS server that follows changes of its files.
 pub struct Server {
     files: ServerFiles,
     state: Mutex<State>,
-    /// Counts the changes of whom to trust.
+    /// Counts changes of the trust in clients.
     trust: watch::Sender<u64>,
 }
 
 struct State {
     made: Made,
-    /// How far the end of the list of revoked certificates was said.
+    /// The last logged warning about the expiry of the revocation list.
     said_of_list: Said,
     loaded: Sources,
-    /// What was found at the last look and is not in use.
+    /// Content found by the last check that is not in use yet.
     pending: Option<Found>,
-    /// What was found and could not be used; said once.
+    /// Content that was rejected, so that it is reported only once.
     refused: Option<Found>,
 }
 
-/// What is made of the files.
+/// The configuration built from the files.
 struct Made {
     config: Arc<ServerConfig>,
     expires: i64,
     names: Arc<[String]>,
-    /// What client certificates are judged by. None: they are not asked for.
+    /// Verifier for client certificates. `None` if they are not requested.
     clients: Option<Arc<dyn ClientCertVerifier>>,
-    /// When the list of revoked certificates ends.
+    /// Expiry of the revocation list.
     list_expires: Option<i64>,
 }
 
@@ -104,14 +105,14 @@ impl Sources {
     }
 }
 
-/// What a look at the files found.
+/// Result of checking the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Nothing that is new or settled.
+    /// No change, or a change that is not yet stable.
     Same,
-    /// New connections get a new certificate.
+    /// New connections use a new certificate.
     Changed,
-    /// What is there now cannot be used; the last good one stays. Answered once for each content.
+    /// The current content is invalid; the last valid one stays in use. Returned once for each content.
     Refused(TlsError),
 }
 
@@ -124,8 +125,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Reads the files. Errors: one of them is missing, unreadable or not what it should be, or key and certificate do not
-    /// belong together.
+    /// Reads the files. Fails if one of them is missing, unreadable or invalid, or if key and certificate do not match.
     pub fn load(files: ServerFiles) -> Result<Self, TlsError> {
         let sources = read(&files)?;
         let made = build(&files, &sources)?;
@@ -144,39 +144,40 @@ impl Server {
         })
     }
 
-    /// For the next connection.
+    /// The configuration for the next connection.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         self.state.lock().made.config.clone()
     }
 
-    /// When the certificate in use expires, in seconds since 1970.
+    /// Expiry of the certificate in use, in seconds since the Unix epoch.
     #[must_use]
     pub fn expires(&self) -> i64 {
         self.state.lock().made.expires
     }
 
-    /// Names and addresses that the certificate in use is for; `*` may be the first label of a name.
+    /// DNS names and IP addresses of the certificate in use; the first label of a name may be `*`.
     #[must_use]
     pub fn names(&self) -> Arc<[String]> {
         self.state.lock().made.names.clone()
     }
 
-    /// When the list of revoked certificates ends, in seconds since 1970; of several the first. From then on every client
-    /// certificate is refused.
+    /// Expiry of the revocation list, in seconds since the Unix epoch; of several lists, the earliest. From then on all
+    /// client certificates are rejected.
     #[must_use]
     pub fn list_expires(&self) -> Option<i64> {
         self.state.lock().made.list_expires
     }
 
-    /// Changes when other authorities are trusted, or other certificates are revoked: [`Server::still_trusts`] may answer
-    /// something else then, and once a list of revoked certificates ends.
+    /// Changes when other CAs are trusted or other certificates are revoked. The result of [`Server::still_trusts`] may
+    /// change then, and also when a revocation list expires.
     #[must_use]
     pub fn trust(&self) -> watch::Receiver<u64> {
         self.trust.subscribe()
     }
 
-    /// Whether a client would be let in now that was let in with these certificates, its own first. Errors: why not.
+    /// Checks whether a client that was accepted with this certificate chain (leaf first) would be accepted now.
+    /// Returns the reason if not.
     pub fn still_trusts(&self, chain: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let clients = self.state.lock().made.clients.clone();
         let (Some(clients), Some((own, between))) = (clients, chain.split_first()) else {
@@ -187,7 +188,7 @@ impl Server {
             .map(drop)
     }
 
-    /// Looks at the files once. Connections that are there are left alone.
+    /// Checks the files once. Existing connections are not affected.
     pub fn look(&self) -> Look {
         let found = read(&self.files);
         {
@@ -231,7 +232,7 @@ impl Server {
         }
     }
 
-    /// Says that the list of revoked certificates ends, once a day before and once when it does.
+    /// Logs the expiry of the revocation list, once a day before and once when it happens.
     fn watch_list(&self, now: i64) {
         let mut state = self.state.lock();
         let Some(end) = state.made.list_expires else {
@@ -255,7 +256,7 @@ impl Server {
         }
     }
 
-    /// Looks at the files again and again, and says what became of them. Never ends.
+    /// Checks the files periodically and logs the results. Runs until the runtime shuts down.
     pub async fn follow(self: Arc<Self>, mut changed: impl FnMut(&Self) + Send) {
         changed(&self);
         self.watch_list(now());
@@ -272,7 +273,7 @@ impl Server {
                     tracing::error!(%error, "the changed certificate cannot be used; the last good one stays");
                 }
                 Ok(Look::Same) => {}
-                // The runtime ends.
+                // The runtime is shutting down.
                 Err(_) => return,
             }
             self.watch_list(now());
@@ -345,7 +346,7 @@ fn build(files: &ServerFiles, sources: &Sources) -> Result<Made, TlsError> {
         e => sources.cert.wrong(CERT, e),
     })?;
     config.alpn_protocols = PROTOCOLS.iter().map(|name| name.to_vec()).collect();
-    // A resumed session would bring back a client certificate without a look at whether it still holds.
+    // A resumed session would restore a client certificate without checking whether it is still valid.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     warn_of(&certificate);
@@ -358,14 +359,14 @@ fn build(files: &ServerFiles, sources: &Sources) -> Result<Made, TlsError> {
     })
 }
 
-/// What client certificates are judged by. With lists of revoked ones, nobody is let in of whom none of them says anything,
-/// nor anybody once they have ended: as elsewhere, what is not known to be good is not good.
+/// Creates the verifier for client certificates. With revocation lists, it rejects clients that no list covers, and all
+/// clients once the lists have expired: anything that is not known to be valid is rejected.
 fn clients(
     source: &Source,
     revoked: Option<pem::Revoked>,
 ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let roots = pem::authorities(CLIENT_CA, source)?;
-    // Asked for, not demanded: health checks have none. Who may do what is judged call by call.
+    // Requested but not required, because health checks present none. Authorization is decided per call.
     let mut builder =
         WebPkiClientVerifier::builder_with_provider(roots, provider()).allow_unauthenticated();
     if let Some(revoked) = revoked {

@@ -1,4 +1,4 @@
-//! What one read of a platform may take: nobody has to believe, or keep, a list without end.
+//! Bounds of reading a platform: clients neither trust nor buffer endless lists.
 #![allow(clippy::unwrap_used, reason = "tests fail when they cannot go on")]
 
 use std::{
@@ -20,19 +20,19 @@ use drover_proto::platform::v1::{
 use futures::Stream;
 use tonic::{Request, Response, Status, service::Routes};
 
-/// Far more than a read takes that ends.
+/// Far longer than a bounded read takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// How a list does not end.
+/// The kind of endless list.
 #[derive(Clone, Copy)]
 enum Endless {
-    /// Page tokens that lead from one to the other and back.
+    /// Page tokens that form a cycle.
     Circle,
-    /// Always another page, with nothing in it.
+    /// Endless pages without items.
     Empty,
-    /// Always another page, of many things.
+    /// Endless pages with many items.
     Full,
-    /// Always another page, as large as a message may be.
+    /// Endless pages of the maximum message size.
     Heavy,
 }
 
@@ -50,7 +50,7 @@ impl Liar {
         }
     }
 
-    /// Things of a page, each with this in it.
+    /// The items of a page, each containing this text.
     fn things<T: Clone>(&self, thing: impl Fn(String) -> T) -> Vec<T> {
         match self.how {
             Endless::Circle => vec![thing(String::new())],
@@ -191,7 +191,7 @@ impl infrastructure::InfrastructureService for Liar {
     }
 }
 
-/// A platform that lies, and the number of pages that were read of it.
+/// A malicious platform, and the number of pages that were read from it.
 fn liar(how: Endless) -> (PlatformClient, Arc<AtomicUsize>) {
     let pages = Arc::new(AtomicUsize::new(0));
     let liar = Arc::new(Liar {
@@ -204,7 +204,7 @@ fn liar(how: Endless) -> (PlatformClient, Arc<AtomicUsize>) {
     (PlatformClient::new(in_process(routes)), pages)
 }
 
-/// Fails unless each kind of list ends, after at most so many pages, for this reason.
+/// Asserts that every kind of read fails for this reason after at most `most` pages.
 async fn ends(how: Endless, most: usize, why: &str) {
     let (client, pages) = liar(how);
     let check = |error: Error| {

@@ -1,4 +1,4 @@
-//! The client of an orchestrator: retries, and watches that outlive servers.
+//! The orchestrator client: retries, and watches that survive server restarts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use crate::fake;
@@ -16,7 +16,7 @@ use drover_server::{Running, ServerSettings, Shutdown};
 use fake::Fake;
 use futures::StreamExt;
 
-/// Far more than anything here takes.
+/// Far longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn serve(fake: &Fake, address: Option<SocketAddr>) -> Running {
@@ -41,7 +41,7 @@ async fn next<T>(watch: &mut Watch<T>) -> T {
         .unwrap()
 }
 
-/// The next event, and whether the watch reconnected before it.
+/// Returns the next event. Sets `reconnected` if the watch reconnected before it.
 async fn event(watch: &mut Watch<EventUpdate>, reconnected: &mut bool) -> u64 {
     loop {
         match next(watch).await {
@@ -95,7 +95,7 @@ async fn from_now_on_is_a_position_that_a_restart_keeps() {
     let mut watch = client.watch_events("orders", None, PATIENCE).await.unwrap();
     let address = server.address();
     server.shutdown().await;
-    // Nothing was seen yet, and this happens while nobody is connected.
+    // Nothing was received yet, and this event happens while there is no connection.
     fake.add_events(1);
     let _server = serve(&fake, Some(address)).await;
     let mut reconnected = false;

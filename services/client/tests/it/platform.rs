@@ -1,4 +1,4 @@
-//! The client of a platform: deadlines, pages, watches, partitions.
+//! The platform client: deadlines, pages, watches, partitions.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{
@@ -35,13 +35,13 @@ use tokio::{
 };
 use tonic::{Request, Response, Status, service::Routes};
 
-/// Far more than anything here takes.
+/// Far longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Answers as a test wants it.
+/// A platform with configurable behaviour.
 #[derive(Default)]
 struct Demo {
-    /// Whether GetPlatform never answers.
+    /// Whether GetPlatform never responds.
     silent: AtomicBool,
     reads: AtomicU32,
 }
@@ -66,7 +66,7 @@ impl PlatformService for Demo {
         }))
     }
 
-    /// Three pages, each older than the one before; the second one of the first read has expired.
+    /// Three pages, each older than the previous one; the token of the second page expires during the first read.
     async fn discover(
         &self,
         request: Request<DiscoverRequest>,
@@ -292,7 +292,7 @@ fn over(address: SocketAddr) -> Channel {
     connect(&target)
 }
 
-/// Forwards connections while `open`, and neither forwards nor closes them while not, like a network that is gone.
+/// Forwards connections while `open`. Otherwise it neither forwards nor closes them, like a network partition.
 struct Proxy {
     address: SocketAddr,
     open: watch::Sender<bool>,
@@ -333,7 +333,7 @@ async fn forward(mut client: TcpStream, server: SocketAddr, mut open: watch::Rec
     loop {
         tokio::select! {
             biased;
-            // A connection that was cut stays dead: what it had sent is lost.
+            // A connection that was cut stays dead: data in transit is lost.
             () = cut(&mut open) => break,
             n = client.read(&mut up) => match n {
                 Ok(n) if n > 0 => server.write_all(&up[..n]).await.unwrap(),
@@ -370,7 +370,7 @@ async fn a_partition_is_noticed_by_keep_alive_and_recovered_from() {
     let start = Instant::now();
     let call = client.get_platform(PATIENCE);
     let cut = async {
-        // Once the call is on its way.
+        // After the call was sent.
         tokio::task::yield_now().await;
         proxy.open.send(false).unwrap();
     };

@@ -27,7 +27,7 @@ use crate::{
     service::{Service, answer},
 };
 
-/// The owners whose infrastructure is being changed: one call at a time for each.
+/// Serializes changes to the infrastructure of each owner.
 #[derive(Default)]
 pub(crate) struct Working(Mutex<HashMap<Owner, Weak<tokio::sync::Mutex<()>>>>);
 
@@ -156,8 +156,8 @@ impl Platform {
         })
     }
 
-    /// Every page is read anew and begins after the last resource of the one before: resources are few, and a leak that
-    /// was made meanwhile is seen, too.
+    /// Every page is a new read that starts after the last resource of the previous page: resources are few, and leaks
+    /// that appear in the meantime are included.
     async fn list_infrastructure(
         &self,
         request: ListInfrastructureRequest,
@@ -230,13 +230,13 @@ fn told(progress: Progress) -> (InfrastructureState, Option<prost_types::Duratio
     )
 }
 
-/// The state with the worst phase of its resources as its own.
+/// Sets the phase to the worst phase of the resources.
 fn with_phase(mut state: InfrastructureState) -> InfrastructureState {
     state.phase = worst(&state.resources).into();
     state
 }
 
-/// The worst phase: what a person should look at first.
+/// Returns the worst phase, which needs attention first.
 fn worst(resources: &[Resource]) -> ResourcePhase {
     let badness = |phase: ResourcePhase| match phase {
         ResourcePhase::Unspecified | ResourcePhase::Gone => 0,
@@ -254,7 +254,7 @@ fn worst(resources: &[Resource]) -> ResourcePhase {
         .unwrap_or(ResourcePhase::Gone)
 }
 
-/// What is wanted, if it can be understood.
+/// Validates the desired spec.
 fn spec(request: &EnsureInfrastructureRequest) -> Result<InfrastructureSpec> {
     let mut check = Checker::default();
     if request.sequence == 0 {

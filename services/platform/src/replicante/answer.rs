@@ -1,4 +1,4 @@
-//! Errors as Replicante clients read them.
+//! Errors in the format of Replicante clients.
 
 use axum::{
     http::{HeaderName, HeaderValue, StatusCode, header},
@@ -10,20 +10,20 @@ use serde_json::{Map, Value, json};
 
 use super::document;
 
-/// An error as an answer.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: StatusCode,
     what: &'static str,
     cause: String,
-    /// The wrong fields, if there are several.
+    /// The invalid fields, if there are several.
     fields: Vec<Violation>,
     more: Map<String, Value>,
     header: Option<(HeaderName, HeaderValue)>,
 }
 
 impl Refusal {
-    /// What did not work, and why.
+    /// Creates a response from the failed operation and its error.
     pub(super) fn of(what: &'static str, error: Error) -> Self {
         let header = error.retry_after().and_then(|after| {
             let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
@@ -40,7 +40,7 @@ impl Refusal {
         }
     }
 
-    /// What HTTP itself has against a request.
+    /// Creates a response for a violation of HTTP itself.
     pub(super) fn plain(status: StatusCode, what: &'static str, cause: impl Into<String>) -> Self {
         Self {
             status,
@@ -52,7 +52,7 @@ impl Refusal {
         }
     }
 
-    /// Adds what the SDK says of an unknown node group, if that is what is wrong.
+    /// Adds the SDK's fields about an unknown node group, if that is the problem.
     pub(super) fn or_groups(mut self, document: &Value) -> Self {
         if self.status == StatusCode::UNPROCESSABLE_ENTITY
             && let Some((unknown, defined)) = document::unknown_group(document)
@@ -89,16 +89,16 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An answer as JSON.
+/// Creates a JSON response.
 pub(super) fn json(status: StatusCode, body: &impl Serialize) -> Response {
     match serde_json::to_vec(body) {
         Ok(body) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        // What is answered here is text and numbers, which JSON can always say.
+        // Cannot fail, because the bodies consist of strings and numbers.
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-/// The answer to a method that a path does not have.
+/// The response to a method that a path does not support.
 pub(super) fn wrong_method(allow: &'static str) -> Response {
     let cause = format!("the methods of this path are {allow}");
     let mut refusal = Refusal::plain(StatusCode::METHOD_NOT_ALLOWED, "wrong method", cause);
@@ -106,7 +106,7 @@ pub(super) fn wrong_method(allow: &'static str) -> Response {
     refusal.into_response()
 }
 
-/// Never 404, whose body clients drop.
+/// Never 404, because clients drop its body.
 fn status(reason: Reason) -> StatusCode {
     match reason {
         Reason::Invalid | Reason::OutOfRange => StatusCode::BAD_REQUEST,

@@ -10,11 +10,11 @@ use uuid::Uuid;
 
 use super::{Door, OWNER, document::Deprovision, fence, provision::exists};
 
-/// Group of a node that is taken over only to be removed, if it has none.
+/// Group of a node that has none and is adopted only to be removed.
 const NO_GROUP: &str = "adopted";
 
 impl Door {
-    /// Asks for the removal of a node. One that is not there is removed already.
+    /// Requests the removal of a node. A node that does not exist counts as removed.
     pub(super) async fn deprovision(&self, document: &Value) -> Result<()> {
         let asked = Deprovision::read(document)?;
         let found = self.platform.driver.by_node_id(&asked.node_id).await?;
@@ -52,7 +52,7 @@ impl Door {
         self.platform.deprovision(request).await.map(drop)
     }
 
-    /// The slot of a node that may be removed.
+    /// Returns the slot of a node if it may be removed.
     async fn slot(&self, node: &Node) -> Result<SlotKey> {
         let slot = node.slot.clone().filter(|slot| !slot.owner.is_empty());
         match slot {
@@ -68,7 +68,7 @@ impl Door {
         }
     }
 
-    /// Makes a node that nobody owns this owner's, since only owned nodes can be removed.
+    /// Adopts a node without an owner, because only owned nodes can be removed.
     async fn adopt(&self, node: &Node) -> Result<SlotKey> {
         let request = Uuid::new_v4();
         let key = SlotKey {

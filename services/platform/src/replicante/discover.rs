@@ -8,11 +8,11 @@ use serde::Serialize;
 
 use super::{Door, provision::exists};
 
-/// The address of a node whose own is not known (yet): a URL with a name that never resolves (RFC 6761).
+/// Address of nodes whose own address is not known (yet): a URL with a name that never resolves (RFC 6761).
 ///
-/// Clients require the field, and take everything before the first colon for the transport: an empty address, or one
-/// without a known scheme, makes them give up the whole cluster. This one costs them the one node, which is then
-/// unreachable, as it is.
+/// Clients require the field and interpret everything before the first colon as the transport: an empty address, or an
+/// unknown scheme, makes them discard the whole cluster. With this address they lose only this node, which is indeed
+/// unreachable.
 const UNKNOWN_ADDRESS: &str = "http://address-unknown.invalid";
 
 /// A `ClusterDiscoveryResponse`.
@@ -37,7 +37,7 @@ struct Listed {
 }
 
 impl Door {
-    /// Every node with a cluster id, by cluster and id.
+    /// Lists all nodes with a cluster id, sorted by cluster and id.
     pub(super) async fn discover(&self) -> Result<Discovered> {
         let reading = self.platform.reading("").await?;
         let mut clusters: BTreeMap<&str, BTreeMap<&str, Listed>> = BTreeMap::new();
@@ -85,10 +85,10 @@ fn listed(node: &Node) -> Listed {
     }
 }
 
-/// The node that a warning is about. One that does not say could hide any.
+/// Returns the node that a warning is about. A warning without a node could hide any node, so it is an error.
 fn unreadable(warning: &Warning) -> Result<(&str, &str)> {
     match (warning.cluster_id.as_deref(), warning.id.as_deref()) {
-        // A thing that is known to be in no cluster is not listed anyway; it has no place here either.
+        // Objects without a cluster are not listed, but they cannot be represented here either.
         (Some(cluster), Some(id)) if !cluster.is_empty() && !id.is_empty() => Ok((cluster, id)),
         _ => Err(Error::new(
             Reason::Unavailable,

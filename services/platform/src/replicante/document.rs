@@ -1,5 +1,5 @@
-//! What clients send, by the written specification or by the SDK. Everything that is wrong is found at once, each with
-//! the path of its field.
+//! Documents from clients, according to the written specification or the SDK. All errors are reported at once, each
+//! with the path of its field.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 
 use crate::check::Checker;
 
-/// Names of the version of a cluster or group, as the SDK and the specification have it.
+/// Field names of the version of a cluster or group, in the SDK and in the specification.
 const VERSION: [&str; 2] = ["store_version", "version"];
-/// Names of the group to provision.
+/// Field names of the group to provision.
 const GROUP: [&str; 2] = ["node_group_id", "node_group"];
 
-/// A `NodeProvisionRequest`, with its group chosen and merged with the cluster.
+/// A `NodeProvisionRequest`, reduced to its group and merged with the cluster.
 #[derive(Debug)]
 pub(super) struct Provision {
     pub(super) cluster_id: String,
@@ -24,18 +24,17 @@ pub(super) struct Provision {
     /// The group that gets the nodes.
     pub(super) group_id: String,
     pub(super) group: Group,
-    /// Nodes at most.
+    /// Maximum number of nodes.
     pub(super) count: u16,
 }
 
-/// A group.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// Those of the cluster and its own.
+    /// Attributes of the cluster, merged with those of the group.
     pub(super) attributes: Map<String, Value>,
     pub(super) desired_count: u32,
     pub(super) node_class: String,
-    /// Its own version, or that of the cluster.
+    /// Version of the group, or else of the cluster.
     pub(super) version: String,
 }
 
@@ -48,7 +47,8 @@ pub(super) struct Deprovision {
 
 impl Provision {
     /// # Errors
-    /// `Invalid` with the paths of all that is missing or wrong; `Precondition` for a group that is not defined.
+    ///
+    /// `Invalid` with the paths of all missing or invalid fields; `Precondition` for an undefined group.
     pub(super) fn read(document: &Value) -> Result<Self> {
         let mut check = Checker::default();
         let root = root(&mut check, document);
@@ -91,7 +91,8 @@ impl Provision {
 
 impl Deprovision {
     /// # Errors
-    /// `Invalid` with the paths of all that is missing or wrong.
+    ///
+    /// `Invalid` with the paths of all missing or invalid fields.
     pub(super) fn read(document: &Value) -> Result<Self> {
         let mut check = Checker::default();
         let root = root(&mut check, document);
@@ -106,7 +107,7 @@ impl Deprovision {
     }
 }
 
-/// The group that a document asks for, if it does not define it, and those that it defines.
+/// Returns the requested group if the document does not define it, and the groups that it defines.
 pub(super) fn unknown_group(document: &Value) -> Option<(String, Vec<String>)> {
     let provision = document.get("provision")?;
     let asked = GROUP
@@ -123,10 +124,10 @@ pub(super) fn unknown_group(document: &Value) -> Option<(String, Vec<String>)> {
     (!defined.iter().any(|group| group == asked)).then(|| (asked.to_owned(), defined))
 }
 
-/// An object of a document and where it is.
+/// An object of a document with its path.
 struct Part<'a> {
     path: String,
-    /// `None`: it is not there, which has been said.
+    /// `None` if the object is missing, which has already been reported.
     fields: Option<&'a Map<String, Value>>,
 }
 
@@ -149,7 +150,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// A field under the first of its names that is there. Null is absent.
+    /// Returns a field under the first of its names that is present. `null` counts as absent.
     fn get(&self, names: &[&str]) -> Option<(String, &'a Value)> {
         let fields = self.fields?;
         names.iter().find_map(|name| {
@@ -181,7 +182,7 @@ impl<'a> Part<'a> {
         Self { path, fields }
     }
 
-    /// A text that may be absent. Two names with different values contradict each other.
+    /// Returns an optional string. Different values under two names are a contradiction.
     fn optional_text(&self, check: &mut Checker, names: &[&str]) -> Option<String> {
         let mut found: Option<(String, String)> = None;
         for name in names {
@@ -190,7 +191,7 @@ impl<'a> Part<'a> {
             };
             let Some(text) = value.as_str() else {
                 check.wrong(path, format!("expected a string, found {}", kind(value)));
-                // It is there, so it is not missing.
+                // Present, though invalid, so it must not be reported as missing.
                 return Some(String::new());
             };
             match &found {
@@ -212,7 +213,7 @@ impl<'a> Part<'a> {
         text
     }
 
-    /// A text that is not empty.
+    /// Returns a non-empty string.
     fn name(&self, check: &mut Checker, names: &[&str]) -> String {
         let before = check.0.len();
         let text = self.text(check, names).unwrap_or_default();
@@ -254,7 +255,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Every group, since one that is wrong is a mistake whichever is asked for.
+    /// Reads all groups, because an invalid group is an error even if another one is requested.
     fn groups(
         &self,
         check: &mut Checker,
@@ -302,7 +303,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Refuses whole numbers that would not arrive as they are: values travel as floating-point numbers.
+/// Rejects integers that floating-point numbers, as which values are transmitted, cannot represent exactly.
 fn exact(check: &mut Checker, path: &str, value: &Value) {
     const MOST: u64 = 1 << 53;
     match value {
@@ -328,7 +329,7 @@ fn exact(check: &mut Checker, path: &str, value: &Value) {
     }
 }
 
-/// JSON merge patch (RFC 7396).
+/// Applies a JSON merge patch (RFC 7396).
 fn merge(target: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *target = patch;
@@ -349,7 +350,7 @@ fn merge(target: &mut Value, patch: Value) {
     }
 }
 
-/// What a value is, for people. The value itself may be secret.
+/// Describes the type of a value for messages. The value itself may be secret.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

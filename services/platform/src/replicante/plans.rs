@@ -1,4 +1,4 @@
-//! Which slots each request gets: the lowest ordinals that no node of the group has and no other request has taken.
+//! Assigns slots to requests: the lowest ordinals that neither a node of the group nor another request has.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,11 +15,11 @@ use uuid::Uuid;
 use super::OWNER;
 use crate::provision::reused;
 
-/// Most requests whose slots are known, at some 300 B for each of their nodes. When there are more, those that ended
-/// first are forgotten.
+/// Maximum number of requests whose slots are remembered, at about 300 B per node. Beyond that, those that ended first
+/// are forgotten.
 const MAX_PLANS: usize = 16_384;
 
-/// What a request asks for, as far as its slots depend on it.
+/// The parts of a request on which its slots depend.
 #[derive(Clone, Copy)]
 pub(super) struct Wish<'a> {
     pub(super) request_id: Uuid,
@@ -28,20 +28,20 @@ pub(super) struct Wish<'a> {
     pub(super) count: usize,
 }
 
-/// The nodes of a group that are there, by a read of the backend.
+/// The existing nodes of a group according to a read of the backend.
 pub(super) struct Seen {
     pub(super) ordinals: HashSet<u32>,
-    /// When that read began.
+    /// Start of that read.
     pub(super) began: Instant,
-    /// How long a read may not show a node that exists.
+    /// How long an existing node may be missing in reads.
     pub(super) visibility_delay: Duration,
-    /// How long after a call of unknown outcome a node may still come into being.
+    /// How long after a call with an unknown outcome a node may still come into existence.
     pub(super) creation_time: Duration,
     /// How long a request may be repeated.
     pub(super) request_memory: Duration,
 }
 
-/// The slots of the requests under way and of those that may be repeated.
+/// The slots of requests that are in progress or may be repeated.
 #[derive(Default)]
 pub(super) struct Plans(Mutex<HashMap<Uuid, Plan>>);
 
@@ -50,7 +50,7 @@ struct Plan {
     group_id: String,
     slots: Vec<Slot>,
     calls: usize,
-    /// From when on a read shows all that it made. `None`: a call is under way.
+    /// From when on a read shows all nodes of the request. `None` while a call is in flight.
     visible: Option<Instant>,
 }
 
@@ -64,27 +64,28 @@ pub(super) struct Planned<'a> {
     creation_time: Duration,
 }
 
-/// How a call ended, as far as its ordinals depend on it.
+/// Outcome of a call, as far as its ordinals depend on it.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum End {
-    /// Nobody knows; something may still be made.
+    /// Unknown; nodes may still be created.
     Unknown,
-    /// What was made is there.
+    /// All created nodes exist.
     Known,
-    /// Nothing was made: the ordinals are free again.
+    /// Nothing was created: the ordinals are free again.
     NothingMade,
 }
 
 impl Plans {
-    /// Whether the slots of a request are known.
+    /// Whether the slots of a request are remembered.
     pub(super) fn knows(&self, request_id: Uuid) -> bool {
         self.0.lock().contains_key(&request_id)
     }
 
-    /// The slots of a request: those that it has already, or new ones.
+    /// Returns the slots of a request: the ones it already has, or new ones.
     ///
     /// # Errors
-    /// `RequestIdReused` if the request asked for something else before; `Overloaded`.
+    ///
+    /// `RequestIdReused` if the request differed before; `Overloaded`.
     pub(super) fn plan(&self, wish: Wish<'_>, seen: &Seen) -> Result<Planned<'_>> {
         let mut plans = self.0.lock();
         let slots = match plans.get_mut(&wish.request_id) {
@@ -127,12 +128,12 @@ impl Plan {
     }
 }
 
-/// The ordinals of the group that are not free.
+/// Returns the ordinals of the group that are in use.
 fn taken(plans: &HashMap<Uuid, Plan>, wish: Wish<'_>, seen: &Seen) -> HashSet<u32> {
     let same = |plan: &&Plan| {
         plan.cluster_id == wish.cluster_id
             && plan.group_id == wish.group_id
-            // What ended long enough before the read began is in it, or gone again.
+            // If the request ended long enough before the read began, its nodes are in the read, or gone again.
             && plan.visible.is_none_or(|visible| visible >= seen.began)
     };
     plans
@@ -185,7 +186,7 @@ fn forget(plans: &mut HashMap<Uuid, Plan>, seen: &Seen) -> Result<()> {
 }
 
 impl Planned<'_> {
-    /// Ends the call, and says how; otherwise nobody knows.
+    /// Ends the call with this outcome; without this the outcome is unknown.
     pub(super) fn ended(mut self, end: End) {
         self.end = end;
     }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{driver::Found, identity::hex, limits, provision::reused};
 
-/// A `NodeProvisionResponse`: how many nodes there really are, and their final ids.
+/// A `NodeProvisionResponse`: the actual number of nodes, and their final ids.
 #[derive(Debug, Serialize)]
 pub(super) struct Provisioned {
     count: usize,
@@ -38,7 +38,7 @@ impl Provisioned {
 }
 
 impl Door {
-    /// Makes nodes of one group. Errors if there is none in the end.
+    /// Creates nodes of one group. Fails if there is none in the end.
     pub(super) async fn provision(
         &self,
         document: &Value,
@@ -71,7 +71,7 @@ impl Door {
             creation_time: limits::max_creation_time(&limits),
             request_memory: limits::request_memory(&limits),
         };
-        // A request for nothing is checked like any other.
+        // A request for zero nodes is validated like any other.
         let validate_only = asked.count == 0;
         let wish = Wish {
             request_id,
@@ -89,7 +89,7 @@ impl Door {
             validate_only,
             ..request(&asked)
         };
-        // Its user data comes from nobody, so nobody waits for a turn.
+        // No caller name: the request has no user data, so it never waits for a rendering turn.
         let outcome = self.platform.provision(request, deadline, "").await;
         let end = match &outcome {
             _ if validate_only => End::NothingMade,
@@ -101,7 +101,7 @@ impl Door {
         planned.ended(end);
         let response = outcome.map_err(|error| in_this_document(error, &asked))?;
         report(&asked, &slots, &response);
-        // What may exist goes before what does not: it must not sound final.
+        // Unknown outcomes take precedence over failures, so that the error does not sound final.
         match response.unknown.first().or(response.failures.first()) {
             Some(failed) if response.nodes.is_empty() => {
                 let status = failed.error.clone().unwrap_or_default();
@@ -111,8 +111,8 @@ impl Door {
         }
     }
 
-    /// The nodes that a request made before this server was started. Its slots are not known any more, so what it did
-    /// not make stays unmade: fewer nodes than asked for are a valid answer.
+    /// Returns the nodes that a request created before this server was started. Its slots are no longer known, so
+    /// missing nodes are not created: fewer nodes than requested are a valid response.
     async fn made(
         &self,
         asked: &Provision,
@@ -137,7 +137,7 @@ impl Door {
     }
 }
 
-/// The part of a request that the document says.
+/// Converts the parts of a request that come from the document.
 fn request(asked: &Provision) -> ProvisionRequest {
     ProvisionRequest {
         fence: fence(),
@@ -163,13 +163,13 @@ fn request(asked: &Provision) -> ProvisionRequest {
     }
 }
 
-/// Hash of what the nodes are made from. The size of the group is no part of it.
+/// Hash of the fields that define the nodes. The size of the group is not covered.
 fn spec_hash(asked: &Provision) -> String {
     let request = request(asked);
     let mut group = request.group.unwrap_or_default();
     group.size = 0;
     let mut hash = Sha256::new();
-    // The keys of a Struct are sorted.
+    // Deterministic, because the keys of a Struct are sorted.
     hash.update(
         request
             .cluster
@@ -180,7 +180,7 @@ fn spec_hash(asked: &Provision) -> String {
     hex(&hash.finalize()[..16])
 }
 
-/// The request id of a key: the key itself if it is a UUID, otherwise one that is made from it.
+/// Derives the request id from a key: the key itself if it is a UUID, otherwise a hash of it.
 fn request_id(key: &str) -> Uuid {
     Uuid::try_parse(key).unwrap_or_else(|_| {
         let mut hash = Sha256::new();
@@ -192,7 +192,7 @@ fn request_id(key: &str) -> Uuid {
     })
 }
 
-/// Whether a listed node is there as far as anybody knows.
+/// Whether a listed node still exists as far as is known.
 pub(super) fn exists(node: &Node) -> bool {
     node.phase() != NodePhase::Terminated
 }
@@ -231,7 +231,7 @@ fn promises_nothing(error: &Error) -> bool {
     )
 }
 
-/// Says what the answer has no field for: nodes that were not made, or of which nobody knows.
+/// Logs the nodes that were not created or whose outcome is unknown, for which the response has no field.
 fn report(asked: &Provision, slots: &[Slot], response: &ProvisionResponse) {
     for (failed, unknown) in response
         .failures
@@ -251,7 +251,7 @@ fn report(asked: &Provision, slots: &[Slot], response: &ProvisionResponse) {
     }
 }
 
-/// The fields of the gRPC request as this document calls them.
+/// Translates the fields of the gRPC request to those of the document.
 fn in_this_document(error: Error, asked: &Provision) -> Error {
     if error.reason() != Reason::Invalid || error.fields().is_empty() {
         return error;
@@ -271,6 +271,6 @@ fn in_this_document(error: Error, asked: &Provision) -> Error {
         field: name(&v.field),
         description: v.description.clone(),
     });
-    // The names of the slots are made from the group.
+    // The names of the slots are derived from the group.
     Error::violations(fields.filter(|v| !v.field.starts_with("slots[")).collect())
 }

@@ -4,7 +4,7 @@ use super::*;
 
 const SECRETS: [&str; 2] = ["Tr0ub4dor-Zebra-77-Quux!", "Xk9#mmNq_0pLw-55-Vortex?"];
 
-/// What is said of user data that is rendered with a secret.
+/// Returns the error of user data that is rendered with a secret.
 async fn said(template: &str, secret: &str) -> String {
     crate::texts::tests::use_program();
     let request = ProvisionRequest {

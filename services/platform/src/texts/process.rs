@@ -1,4 +1,4 @@
-//! One process that renders, and how it is asked.
+//! A rendering process, and the communication with it.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -14,17 +14,17 @@ use rustix::{
     process::Signal,
 };
 
-/// Longest silence. What it may take in processor time is far less, so then the machine is overloaded, or somebody
-/// stopped the process.
+/// Maximum time without output. The limit on processor time is far lower, so exceeding this means that the machine is
+/// overloaded or the process was stopped.
 const MAX_SILENCE: Timespec = Timespec {
     tv_sec: 30,
     tv_nsec: 0,
 };
 
-/// Read at a time: what a pipe holds.
+/// Read size: the capacity of a pipe.
 const PIECE: usize = 64 << 10;
 
-/// How a process dies of a text that fails to get memory, or uses up the stack.
+/// Signals by which a process dies when it runs out of memory or stack.
 const FULL: [Signal; 5] = [
     Signal::ABORT,
     Signal::SEGV,
@@ -35,7 +35,7 @@ const FULL: [Signal; 5] = [
 /// Exit code of a panic.
 const PANIC: i32 = 101;
 
-/// One process. Dropping it ends it.
+/// A process, killed on drop.
 pub(super) struct Process {
     child: Child,
     input: ChildStdin,
@@ -44,28 +44,29 @@ pub(super) struct Process {
     session: Option<u64>,
 }
 
-/// Why there is no answer.
+/// Why a process returned no answer.
 pub(super) enum Ended {
-    /// It had no more time for this text.
+    /// The text used up its processor time.
     Late,
-    /// It had no more memory, of which other texts before may have left less.
+    /// It ran out of memory, possibly because earlier texts left less of it.
     Full,
-    /// Something else ended it.
+    /// Killed for another reason.
     Killed(String),
-    /// It did not, and says nothing.
+    /// Still running, but without output.
     Silent(String),
 }
 
 impl Process {
-    /// Starts one, and waits until it has confined itself.
+    /// Starts a process, and waits until it has confined itself.
     ///
     /// # Errors
+    ///
     /// `Unavailable`.
     pub(super) fn start() -> Result<Self> {
         Self::start_as(worker::command())
     }
 
-    /// The same as this command.
+    /// Like [`Process::start`] with a given command.
     pub(super) fn start_as(command: Result<Command>) -> Result<Self> {
         Self::try_start(command).map_err(|why| {
             Error::unavailable(format!(
@@ -103,12 +104,12 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether it was asked about this text last.
+    /// Whether this text is the one that it has loaded.
     pub(super) fn knows(&self, session: u64) -> bool {
         self.session == Some(session)
     }
 
-    /// Asks it. After an error it is of no use.
+    /// Sends a question. The process is unusable after an error.
     pub(super) fn ask(
         &mut self,
         session: u64,
@@ -151,7 +152,7 @@ impl Process {
         }
     }
 
-    /// Waits until it can go on, where an error says that it cannot now.
+    /// Waits for readiness if an error is `WouldBlock`.
     fn wait_after(&mut self, error: &io::Error, until: PollFlags) -> Result<(), Ended> {
         match error.kind() {
             ErrorKind::Interrupted => return Ok(()),
@@ -176,9 +177,9 @@ impl Process {
         }
     }
 
-    /// How it ended, which it has, or is about to.
+    /// Returns how the process ended, which has happened or is imminent.
     fn ended(&mut self) -> Ended {
-        // Its ends of the pipes are closed, so its status is decided.
+        // Its ends of the pipes are closed, so its exit status is already determined and not affected by the kill.
         let _ = self.child.kill();
         match self.child.wait() {
             Ok(status) => match status.signal() {
@@ -201,7 +202,7 @@ fn told(status: ExitStatus) -> String {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -11,18 +11,18 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 
-/// Has the example `platform_texts` render: the program of a test cannot.
+/// Uses the example `platform_texts` as the rendering program, because a test binary cannot be its own worker.
 pub(crate) fn use_program() {
     let own: PathBuf = std::env::current_exe().unwrap();
     let target = own.ancestors().nth(2).unwrap();
     worker::use_program(target.join("examples/platform_texts"));
 }
 
-/// What this process may take while texts take all that they can get.
+/// Memory that this process may use while texts take as much as they can get, in bytes.
 const ROOM: u64 = 64 << 20;
 
-/// Texts that never end, or take all memory: while they are parsed, while they are rendered, and when what they made is
-/// written or dropped.
+/// Texts that never end or exhaust memory: during parsing, during rendering, or when their result is written or
+/// dropped.
 const GREEDY: &[&str] = &[
     // Widths.
     r#"{{ "marker"|indent(10000000000000) }}"#,
@@ -38,11 +38,11 @@ const GREEDY: &[&str] = &[
     r#"{{ "%*d"|format(10000000000000, 1) }}"#,
     r#"{{ ["marker"]|tojson(indent=10000000000000) }}"#,
     r#"{{ {"marker": [1, 2]}|tojson(10000000000000) }}"#,
-    // Repetition of constants, which is done when they are parsed.
+    // Repetition of constants, evaluated by the parser.
     r#"{{ "marker" * 10000000000000 }}"#,
     r#"{{ ("marker" * 1000000) * 10000000 }}"#,
     r#"{# a #}{{ 1 if "marker" * 10000000000 else 2 }}"#,
-    // Repetition of what is not constant.
+    // Repetition of variables.
     r#"{% set a = cluster.id %}{{ a * 10000000000000 }}"#,
     r#"{% set n = 10000000000 %}{{ "marker" * n }}"#,
     r#"{% set a = [cluster.id] * 10000000000 %}{{ a|list|length }}"#,
@@ -53,15 +53,15 @@ const GREEDY: &[&str] = &[
     r#"{% set ns = namespace(x="marker") %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x]|join %}{% endfor %}"#,
     r#"{% set ns = namespace(x="marker") %}{% for i in range(60) %}{% set ns.x = ns.x|replace("m", ns.x) %}{% endfor %}"#,
     r#"{% set ns = namespace(x="marker") %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}"#,
-    // What filters make more of.
+    // Amplification by filters.
     r#"{{ ("a" * 100000)|replace("a", "marker" * 100000) }}"#,
     r#"{{ range(100000)|join("marker" * 100000) }}"#,
     r#"{{ [1]|batch(10000000000, "marker")|list }}"#,
     r#"{{ [1]|slice(10000000000, "marker")|list }}"#,
     r#"{% set x = range(100000)|list %}{% set ns = namespace(y=[]) %}{% for i in x %}{% set ns.y = ns.y + [x|list] %}{% endfor %}"#,
-    // Depth.
+    // Nesting depth.
     r#"{% set ns = namespace(x=["marker"]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}"#,
-    // Time that no step counts.
+    // Time that is not covered by the step counter.
     r#"{% for i in range(100000) %}{% set x = ("marker" * 100000)|upper|lower|reverse %}{% endfor %}"#,
     r#"{% for i in range(100000) %}{% set x = range(100000)|list|sort(reverse=true) %}{% endfor %}"#,
 ];
@@ -85,7 +85,7 @@ fn rendered(texts: &Texts, source: &str) -> Result<String> {
     texts.render(&session(source), NodeScope::default())
 }
 
-/// Bytes of a line of what the kernel says of this process.
+/// Returns a value of `/proc/self/status` in bytes.
 fn own(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
@@ -143,7 +143,7 @@ fn a_text_that_is_only_parsed_takes_no_more_either() {
             .starts_with("template bootstrap, line 2, column"),
         "{error}"
     );
-    // It is not run.
+    // Parsed, but not executed.
     texts.parse(&session("{{ refuse('why') }}")).unwrap();
     assert!(own("VmHWM") - before < ROOM);
 }
@@ -220,7 +220,7 @@ async fn others_are_rendered_while_one_caller_sends_nothing_but_greedy_texts() {
     };
     let endless = GREEDY[GREEDY.len() - 1];
     let greedy: Vec<_> = (0..12).map(|_| ask("one", "greedy", endless)).collect();
-    // Only when they have all places that they can get does it mean anything.
+    // Only meaningful while they occupy all of the places they can get.
     let deadline = Duration::from_secs(60);
     tokio::time::timeout(deadline, async {
         for _ in 0..100 {

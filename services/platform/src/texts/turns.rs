@@ -1,12 +1,13 @@
-//! Whose turn it is.
+//! Fair distribution of rendering turns.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Places that are shared out so that nobody keeps the others waiting for longer than one text takes: of all callers
-/// each has all places but one, and so has each cluster of a caller. Who waits for more waits behind its own.
+/// Places that are distributed so that nobody makes others wait longer than one text takes: a caller can have all
+/// places but one, and so can each cluster of a caller. Further requests queue behind those of the same caller or
+/// cluster.
 pub(crate) struct Turns {
     all: Arc<Semaphore>,
     share: usize,
@@ -15,10 +16,10 @@ pub(crate) struct Turns {
 
 type Shares = Mutex<HashMap<Key, Arc<Semaphore>>>;
 
-/// A caller, or a cluster of it.
+/// A caller, or a cluster of a caller.
 type Key = (String, Option<String>);
 
-/// A place. Dropping it gives it back.
+/// An occupied place, returned on drop.
 pub(crate) struct Turn {
     held: Vec<OwnedSemaphorePermit>,
     keys: [Key; 2],
@@ -44,7 +45,7 @@ impl Turns {
             ],
             shares: Arc::clone(&self.shares),
         };
-        // The narrowest first: who waits for its own holds nothing that others wait for.
+        // The narrowest share first: while waiting for its own share, a request holds nothing that others wait for.
         for key in turn.keys.clone() {
             let share = self.share_of(key);
             turn.held.extend(share.acquire_owned().await.ok());
@@ -68,7 +69,7 @@ impl Drop for Turn {
         self.held.clear();
         let mut shares = self.shares.lock();
         for key in &self.keys {
-            // Whoever has or awaits a place holds its share, too.
+            // Every holder or waiter of a place holds a reference to its share.
             if shares
                 .get(key)
                 .is_some_and(|share| Arc::strong_count(share) == 1)

@@ -1,18 +1,18 @@
-//! Who is refused, whatever is granted.
+//! Deny rules, which take precedence over all grants.
 
 use drover_core::{Error, Reason};
 use serde::Deserialize;
 
 use super::{Identity, oidc, policy};
 
-/// Subjects that are refused, as a file says it.
+/// Denied subjects as written in an access file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DenialFile {
     subjects: Vec<String>,
 }
 
-/// Subjects that are refused.
+/// Denied subjects.
 #[derive(Debug, Default)]
 pub(super) struct Denials(Vec<String>);
 
@@ -32,13 +32,13 @@ impl Denials {
         Ok(Self(all))
     }
 
-    /// Whether somebody is among them.
+    /// Whether an identity matches a denied subject.
     fn include(&self, who: &Identity) -> bool {
         self.0.iter().any(|subject| who.is(subject))
     }
 
-    /// Refuses a caller who is among them, by what it is believed to be or by the certificate that it has shown beside a
-    /// token; and one of whom nobody knows whether it is, since its token does not say all of its groups.
+    /// Rejects a caller that is denied by its identity, or by the certificate that it presented besides a token. Also
+    /// rejects a caller for whom this cannot be determined, because its token does not contain all of its groups.
     pub(super) fn check(&self, who: &Identity, shown: Option<&Identity>) -> Result<(), Error> {
         match std::iter::once(who)
             .chain(shown)
@@ -55,7 +55,7 @@ impl Denials {
         }
     }
 
-    /// Whether it takes the groups of somebody to know whether it is among them.
+    /// Whether groups are needed to decide about an identity.
     fn names_groups(&self) -> bool {
         self.0.iter().any(|subject| subject.starts_with("group:"))
     }

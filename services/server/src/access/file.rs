@@ -1,4 +1,4 @@
-//! An access file that changes, and streams that were opened under its rules.
+//! Reloading of the access file, and revocation of streams that were opened under earlier rules.
 
 use std::{
     fmt,
@@ -21,10 +21,11 @@ use super::{
     policy::{Policy, StaticToken, read_text},
 };
 
-/// How often the access file is looked at. A change counts when two looks in a row find the same.
+/// Interval at which the access file is checked. A change takes effect once two consecutive checks find the same
+/// content.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// An access file, as it is now.
+/// The access file and its current rules.
 #[derive(Debug)]
 pub(crate) struct AccessFile {
     path: PathBuf,
@@ -34,7 +35,7 @@ pub(crate) struct AccessFile {
 #[derive(Debug)]
 struct State {
     policy: Arc<Policy>,
-    /// Cancelled when another policy takes its place.
+    /// Cancelled when another policy replaces this one.
     replaced: CancellationToken,
     loaded: String,
     pending: Option<Result<String, AccessError>>,
@@ -55,13 +56,14 @@ impl AccessFile {
         Ok(Self { path, state })
     }
 
-    /// The rules, and what is cancelled when others take their place.
+    /// The current policy, and a token that is cancelled when it is replaced.
     pub(super) fn current(&self) -> (Arc<Policy>, CancellationToken) {
         let state = self.state.lock();
         (state.policy.clone(), state.replaced.clone())
     }
 
-    /// Looks at the file once. Answers whether other rules hold now, or once for each content why those in it do not.
+    /// Checks the file once. Returns whether new rules are in effect, or, once for each content, why its rules are
+    /// invalid.
     fn look(&self) -> Result<bool, AccessError> {
         let found = read_text(&self.path);
         let mut state = self.state.lock();
@@ -97,9 +99,9 @@ impl AccessFile {
         }
     }
 
-    /// Looks at the file again and again, and at the keys of the OIDC provider. Never ends.
+    /// Checks the file and the keys of the OIDC provider periodically. Runs until the runtime shuts down.
     pub(crate) async fn follow(self: Arc<Self>) {
-        // The provider may be slow, and rules do not wait for it.
+        // Concurrently, because the provider may be slow and must not delay the rules.
         tokio::join!(self.follow_rules(), self.follow_keys());
     }
 
@@ -125,30 +127,30 @@ impl AccessFile {
                 Ok(Err(error)) => {
                     tracing::error!(%error, "the changed access rules cannot be used; the last good ones stay");
                 }
-                // The runtime ends.
+                // The runtime is shutting down.
                 Err(_) => return,
             }
         }
     }
 }
 
-/// What an identity was believed for.
+/// Evidence for an identity.
 #[derive(Clone, Debug)]
 pub(super) enum Proof {
-    /// TLS has verified it, or there is none.
+    /// Verified by TLS, or anonymous.
     Connection,
-    /// A static token by its digest, as it was in the rules, and when it ends.
+    /// A static token: its digest, its entry in the rules, and its expiry.
     Token([u8; 32], StaticToken, Option<Instant>),
-    /// A token of a provider, until it expires.
+    /// A token of an OIDC provider, and its expiry.
     Provider(Arc<Oidc>, Instant),
 }
 
-/// On what terms a call may be begun.
+/// The conditions under which a call was authorized.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     file: Arc<AccessFile>,
     who: Identity,
-    /// By the certificate of its connection, whatever else it has shown.
+    /// Identity in the certificate of the connection, even if the call is authenticated by a token.
     shown: Option<Identity>,
     proof: Proof,
     grants: Arc<[Grant]>,
@@ -173,7 +175,7 @@ impl Terms {
         }
     }
 
-    /// The call begins.
+    /// Begins the call.
     pub(crate) fn begin(self) -> Lease {
         let expiry = match &self.proof {
             Proof::Provider(_, until) | Proof::Token(_, _, Some(until)) => {
@@ -193,7 +195,7 @@ impl Terms {
     }
 }
 
-/// The right of a call to go on. It ends when other rules hold for who made it, or when its token expires.
+/// The right of a call to continue. It ends when the rules for its caller change, or when its token expires.
 pub(crate) struct Lease {
     file: Arc<AccessFile>,
     who: Identity,
@@ -213,7 +215,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// Ready when it is over, with why. Who calls again is judged anew.
+    /// Resolves with the reason once the lease has ended. A new call is authorized again.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if let Some(expiry) = &mut self.expiry
             && expiry.as_mut().poll(cx).is_ready()
@@ -261,7 +263,7 @@ mod tests {
         let before = file.current().0;
         assert_eq!(file.look(), Ok(false));
         std::fs::write(&path, "bindings: 7").unwrap();
-        // Somebody may still be writing.
+        // The file may still be being written.
         assert_eq!(file.look(), Ok(false));
         assert!(file.look().is_err());
         for _ in 0..10 {

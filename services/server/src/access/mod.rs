@@ -1,15 +1,15 @@
-//! Who calls, and what they may do.
+//! Authentication and authorization of callers.
 //!
 //! ```text
 //! certificate (verified by TLS) ─┐
 //! bearer token (static, OIDC) ───┼─> Identity ─ bindings of the access file ─> grants ─> Caller
-//! nothing ───────────────────────┘                                               │
-//!                          permission of the call (one table) ─ here ─────────────┤
+//! nothing (anonymous) ───────────┘                                               │
+//!                          permission of the call ─ here, from a single table ────┤
 //!                          scope by cluster ─ in the handlers, by asking Caller ──┘
 //! ```
 //!
-//! Without an access file and without `tls.client_ca` everybody who can connect may do everything. With `tls.client_ca`
-//! alone the roles are those that the certificates of `drover certs` claim (`spiffe://drover/ROLE/NAME`).
+//! Without an access file and `tls.client_ca`, everyone who can connect may do everything. With `tls.client_ca` alone,
+//! the roles are those claimed by the certificates that `drover certs` issues (`spiffe://drover/ROLE/NAME`).
 
 mod deny;
 mod file;
@@ -44,24 +44,24 @@ pub use self::{
 };
 use crate::ServerSettings;
 
-/// Longest name of an object in the audit log, in bytes: a line is not to be as long as a caller likes.
+/// Maximum length of an object name in the audit log in bytes, so that callers cannot write arbitrarily long lines.
 const LONGEST_OBJECT: usize = 512;
 
-/// Somebody, and how it is known.
+/// An authenticated identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// `spiffe://…`, `cn:…`, `token:…`, `oidc:…` or `anonymous`.
     name: Arc<str>,
-    /// Groups, as an OIDC provider says.
+    /// Groups according to an OIDC provider.
     groups: Vec<String>,
-    /// Whether there are more, which the provider has left out of the token.
+    /// Whether the provider omitted further groups from the token.
     groups_withheld: bool,
-    /// The role that a certificate of ours claims.
+    /// The role that a Drover certificate claims.
     claimed: Option<String>,
 }
 
 impl Identity {
-    /// Nobody in particular.
+    /// The anonymous identity.
     #[must_use]
     pub fn anonymous() -> Self {
         Self {
@@ -72,7 +72,7 @@ impl Identity {
         }
     }
 
-    /// Of a static token, by the name that subjects have: `token:…`.
+    /// The identity of a static token, by its subject `token:…`.
     fn token(name: Arc<str>) -> Self {
         Self {
             name,
@@ -90,7 +90,7 @@ impl Identity {
     pub(crate) fn peer(peer: &Peer) -> Self {
         let name = peer.name();
         Self {
-            // A common name must not pass for anything else.
+            // A common name must not be mistaken for another kind of identity.
             name: if name.starts_with("spiffe://") {
                 name.into()
             } else {
@@ -106,7 +106,7 @@ impl Identity {
         &*self.name == "anonymous"
     }
 
-    /// Whether a subject of a binding means it.
+    /// Whether a subject of a binding matches the identity.
     fn is(&self, subject: &str) -> bool {
         if self.is_anonymous() {
             return subject == "anonymous";
@@ -124,16 +124,16 @@ impl fmt::Display for Identity {
     }
 }
 
-/// Who calls, for handlers: what of the clusters it may see and change.
+/// The authorized caller, by which handlers determine the clusters that it may see and change.
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
-    /// None: everything is allowed.
+    /// `None` if everything is allowed.
     grants: Option<Arc<[Grant]>>,
     object: Arc<OnceLock<String>>,
 }
 
 impl Caller {
-    /// Who sent a request. One that came through no server of this crate may do everything.
+    /// The caller of a request. A request that did not pass through a server of this crate may do everything.
     #[must_use]
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
         request
@@ -163,7 +163,7 @@ impl Caller {
         })
     }
 
-    /// Whether it may see a cluster. Labels: none if nobody knows them.
+    /// Whether it may see a cluster. Without known labels, `labels` is `None`.
     #[must_use]
     pub fn sees(&self, cluster: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
         self.may(Permission::Read, cluster, labels)
@@ -175,7 +175,7 @@ impl Caller {
         self.may(Permission::Change, cluster, labels)
     }
 
-    /// Whether it sees every cluster.
+    /// Whether it may see all clusters.
     #[must_use]
     pub fn sees_all(&self) -> bool {
         self.grants.as_ref().is_none_or(|grants| {
@@ -185,8 +185,8 @@ impl Caller {
         })
     }
 
-    /// Says what the call is about, for the audit log (`cluster/orders`). The first one counts, and of a name its first
-    /// 512 bytes: nothing there is has a longer one.
+    /// Sets the object of the call in the audit log (`cluster/orders`). Only the first call has an effect. Names are
+    /// truncated to 512 bytes; no existing object has a longer name.
     pub fn about(&self, kind: &str, name: &str) {
         let name = &name[..name.floor_char_boundary(LONGEST_OBJECT)];
         self.object.get_or_init(|| format!("{kind}/{name}"));
@@ -197,38 +197,38 @@ impl Caller {
     }
 }
 
-/// Who may come in, and how far.
+/// Authentication and authorization of callers.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Access {
-    /// Everybody, everywhere.
+    /// Everyone may do everything.
     #[default]
     Open,
-    /// As certificates claim.
+    /// Roles as claimed by certificates.
     Certificates,
-    /// As a file says.
+    /// Rules of an access file.
     File(Arc<AccessFile>),
 }
 
-/// What became of a call at the door.
+/// Result of authorizing a call.
 #[derive(Debug)]
 pub(crate) struct Judgement {
     pub(crate) who: Identity,
     pub(crate) outcome: Result<Caller, Error>,
-    /// On what terms a call may go on. None: as long as it likes.
+    /// The conditions under which the call may continue. `None` for no conditions.
     pub(crate) lease: Option<Terms>,
 }
 
-/// What is known of whom before the call is read.
+/// The properties of a call that are known before its message is read.
 pub(crate) struct Asked<'a> {
-    /// What TLS says of the other end.
+    /// Identity of the remote side according to TLS.
     pub(crate) peer: Option<&'a Result<Peer, String>>,
     pub(crate) headers: &'a HeaderMap,
-    /// None: it is in no table.
+    /// `None` if the call is not in the permission table.
     pub(crate) permission: Option<Permission>,
 }
 
 impl Access {
-    /// As the settings say. Errors: the access file cannot be used.
+    /// Creates the access control for the settings. Fails if the access file is invalid.
     pub(crate) fn of(settings: &ServerSettings) -> Result<Self, AccessError> {
         Ok(match (&settings.access, &settings.tls.client_ca) {
             (Some(path), _) => Self::File(Arc::new(AccessFile::load(path.clone())?)),
@@ -237,7 +237,7 @@ impl Access {
         })
     }
 
-    /// Who it is and whether the call may go on.
+    /// Authenticates and authorizes a call.
     pub(crate) async fn judge(&self, asked: Asked<'_>) -> Judgement {
         let open = asked.permission == Some(Permission::Open);
         let (policy, replaced) = match self {
@@ -337,7 +337,7 @@ async fn identify(policy: Option<&Policy>, asked: &Asked<'_>) -> Result<(Identit
                 .ok_or_else(|| refused("the token has expired; call again with a new one"))?;
             let until = match left {
                 Left::Forever => None,
-                // One too far to be represented never comes.
+                // An expiry that cannot be represented never comes.
                 Left::For(left) => Instant::now().checked_add(left),
             };
             let proof = Proof::Token(digest, token.clone(), until);
@@ -409,7 +409,7 @@ mod tests {
                 for method in &service.method {
                     let found = permission(&full, method.name());
                     assert!(found.is_some(), "{full}/{} is in no table", method.name());
-                    // Reading must not need what changing needs, nor the other way round.
+                    // Reading must not require a permission for changes, nor the reverse.
                     let reads = method
                         .options
                         .as_ref()

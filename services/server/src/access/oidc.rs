@@ -1,4 +1,4 @@
-//! Tokens of an OpenID Connect provider: JWTs, signed with one of its published keys.
+//! OpenID Connect tokens: JWTs that are signed with one of the provider's published keys.
 
 use std::{
     collections::BTreeMap,
@@ -23,30 +23,30 @@ use tokio::{net::TcpStream, time::Instant};
 
 use super::Identity;
 
-/// How old keys may get before they are fetched again.
+/// Age after which keys are fetched again.
 const REFRESH: Duration = Duration::from_secs(10 * 60);
-/// Least time between two attempts, so that made-up tokens do not become a flood at the provider.
+/// Minimum interval between two fetches, so that forged tokens cannot flood the provider.
 const PAUSE: Duration = Duration::from_secs(10);
-/// The same while no call needs a key that is not known: a provider that is away is not asked, and complained of, all the time.
+/// Retry interval as long as no call needs an unknown key, so that an unreachable provider is not constantly queried
+/// and logged.
 const RETRY: Duration = Duration::from_secs(60);
-/// How long the provider may take.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest list of keys.
 const MAX_KEYS_BYTES: usize = 512 * 1024;
-/// Later than any stream lasts.
+/// Longer than any stream lasts.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
-/// How far clocks may differ.
+/// Tolerated clock skew in seconds.
 const LEEWAY: i64 = 30;
-/// Claim that anybody may have who signs up with somebody else's address, unless the provider has verified it.
+/// Claim that an attacker can obtain by registering with someone else's address, unless the provider has verified it.
 const EMAIL: &str = "email";
-/// Longest name that is taken from a token.
+/// Maximum length of a name taken from a token.
 const MAX_NAME: usize = 256;
-/// Most groups of a token; Entra ID writes 200. One with more is refused: rules may deny a group that is not read.
+/// Maximum number of groups in a token; Entra ID emits up to 200. A token with more is rejected, because a group that
+/// is not read may be denied by a rule.
 const MAX_GROUPS: usize = 256;
-/// Claim in which groups are unless the settings say another one.
+/// Default claim of the groups.
 const GROUPS: &str = "groups";
-/// Claims in a token that has no room for all groups: names of claims that have to be asked for elsewhere, and that there are
-/// groups (Entra ID).
+/// Claims of tokens from which groups were omitted: the names of claims that must be queried elsewhere, and a flag that
+/// there are groups (Entra ID).
 const CLAIM_NAMES: &str = "_claim_names";
 const HAS_GROUPS: &str = "hasgroups";
 
@@ -101,13 +101,13 @@ enum Source {
     Url(Uri, Option<Arc<Client>>),
 }
 
-/// A provider, with its keys as they were last seen.
+/// An OIDC provider and its most recently fetched keys.
 #[derive(Debug)]
 pub(crate) struct Oidc {
     settings: OidcSettings,
     source: Source,
     keys: Mutex<Keys>,
-    /// Held by whoever fetches.
+    /// Held during a fetch.
     fetching: tokio::sync::Mutex<()>,
 }
 
@@ -178,7 +178,7 @@ impl Oidc {
                     tls.check().map_err(|e| e.to_string())?;
                     Source::Url(uri.clone(), Some(Arc::new(Client::new(tls))))
                 }
-                // Who can change the keys on their way can be anybody.
+                // Without TLS, anyone on the network could replace the keys.
                 Some("http") if here => Source::Url(uri.clone(), None),
                 _ => return Err("jwks: expected a file or https://…".to_owned()),
             }
@@ -200,8 +200,8 @@ impl Oidc {
         &self.settings
     }
 
-    /// Whose token it is, and when it expires. Errors: `Unauthenticated`, with what is wrong with it and nothing of what it says;
-    /// `Unavailable` if the keys cannot be had.
+    /// Returns the identity of a token and its expiry. Fails with `Unauthenticated`, with a reason that reveals nothing
+    /// of the token's content, or with `Unavailable` if the keys cannot be fetched.
     pub(crate) async fn identify(&self, token: &str) -> Result<(Identity, Instant), Error> {
         let mut parts = token.split('.');
         let (Some(header), Some(claims), Some(signature), None) =
@@ -227,7 +227,8 @@ impl Oidc {
             return Err(refused("it is signed neither with RS256 nor with ES256"));
         }
         let held = self.held();
-        // A key that is not known may be new, and one that is too old may be none any more. Nobody else waits for the provider.
+        // An unknown key may be new, and an expired one may have been withdrawn. Only calls with such keys wait for the
+        // provider.
         let known = match held {
             Ok(known) if known.iter().any(|key| key.fits(header)) => known,
             _ => self.fetch().await?,
@@ -243,9 +244,9 @@ impl Oidc {
         }
     }
 
-    /// Fetches keys anew that are old.
+    /// Fetches keys that are due for a refresh.
     pub(super) async fn refresh(&self) {
-        // Several times before they are too old.
+        // Several attempts before the keys expire.
         let (refresh, retry) = (
             REFRESH.min(self.settings.keys_max_age / 2),
             RETRY.min(self.settings.keys_max_age / 4),
@@ -256,23 +257,23 @@ impl Oidc {
             keys.fetched.is_some_and(|at| at.elapsed() > refresh) && !tried
         };
         if due {
-            // Who misses a key asks for itself, and is told.
+            // Calls that need a missing key fetch it themselves and get the error.
             let _ = self.fetch().await;
         }
     }
 
-    /// The keys that were had last, if they hold still.
+    /// The most recent keys, unless they have expired.
     fn held(&self) -> Result<Arc<[Key]>, Error> {
         usable(&self.keys.lock(), self.settings.keys_max_age)
     }
 
-    /// The keys as they are now, or the last ones that could be had.
+    /// Fetches the current keys, falling back to the most recent ones.
     async fn fetch(&self) -> Result<Arc<[Key]>, Error> {
         let asked = Instant::now();
         let _only = self.fetching.lock().await;
         {
             let keys = self.keys.lock();
-            // Somebody else just did.
+            // A concurrent call has just fetched them.
             let fresh = keys.fetched.is_some_and(|at| at >= asked);
             if fresh || keys.tried.is_some_and(|at| at.elapsed() < PAUSE) {
                 return usable(&keys, self.settings.keys_max_age);
@@ -330,7 +331,7 @@ impl Oidc {
             Some(_) => return Err(refused("it has expired")),
             None => return Err(refused("it never expires")),
         };
-        // One too far to be represented is never reached.
+        // An expiry that cannot be represented is never reached.
         let expires = Duration::try_from_secs_f64(left)
             .ok()
             .and_then(|left| Instant::now().checked_add(left))
@@ -348,7 +349,7 @@ impl Oidc {
                         "it does not state that its email address is verified (require_email_verified)",
                     ));
                 }
-                // Some write "false": a text is no answer.
+                // Some providers emit the string "false"; only a boolean is accepted.
                 Some(_) => return Err(refused("its email address is not verified")),
             }
         }
@@ -366,7 +367,7 @@ impl Oidc {
         Ok((identity, expires))
     }
 
-    /// The groups that are in a token: all of them, or none is believed of it. Rules may deny any of them.
+    /// Returns the groups in a token. All of them must be readable, because any of them may be denied by a rule.
     fn groups(&self, claims: &Value) -> Result<Vec<String>, Error> {
         let claim = self.settings.groups_claim.as_str();
         let unreadable = |why: String| {
@@ -375,7 +376,7 @@ impl Oidc {
             ))
         };
         let mut groups = match claims.get(claim) {
-            // Some providers write null where a list has no entries.
+            // Some providers emit null for an empty list.
             None | Some(Value::Null) => Vec::new(),
             Some(Value::String(one)) => vec![one.clone()],
             Some(Value::Array(all)) if all.len() > MAX_GROUPS => {
@@ -392,18 +393,18 @@ impl Oidc {
                 ));
             }
         };
-        // `group:*` is whoever has a group; one without a name is none.
+        // An empty name is not a group: `group:*` matches everyone with any group.
         groups.retain(|one| !one.is_empty());
         Ok(groups)
     }
 
-    /// Whether a token says that there are groups which are not in it.
+    /// Whether a token indicates that groups were omitted from it.
     fn withholds_groups(&self, claims: &Value) -> bool {
         let claim = self.settings.groups_claim.as_str();
         let elsewhere = match claims.get(CLAIM_NAMES) {
             None | Some(Value::Null) => false,
             Some(Value::Object(names)) => names.contains_key(claim),
-            // Nobody knows what of.
+            // Malformed, so it is unknown which claims were omitted.
             Some(_) => true,
         };
         let hinted = claim == GROUPS
@@ -443,7 +444,7 @@ impl Key {
                 }
             }
             "EC" if text("crv") == Some("P-256") => {
-                /// Marks a point that is written with both coordinates.
+                /// Prefix of an uncompressed point, with both coordinates.
                 const UNCOMPRESSED: u8 = 4;
                 let (x, y) = (bytes("x")?, bytes("y")?);
                 if x.len() != 32 || y.len() != 32 {
@@ -462,7 +463,7 @@ impl Key {
         })
     }
 
-    /// The algorithm is the key's, whatever a token says.
+    /// The algorithm is determined by the key, regardless of the token.
     fn fits(&self, header: &Header) -> bool {
         let algorithm = match self.kind {
             KeyKind::Rsa { .. } => "RS256",
@@ -504,7 +505,7 @@ fn now() -> i64 {
         })
 }
 
-/// One GET, over HTTP/1.
+/// Performs a GET request over HTTP/1.
 async fn get(uri: &Uri, tls: Option<&Client>) -> Result<Vec<u8>, String> {
     let host = uri.host().unwrap_or_default();
     let usual = if uri.scheme() == Some(&Scheme::HTTPS) {
@@ -563,7 +564,7 @@ async fn ask(
             .map_err(|e| e.to_string())?;
         Ok(body.to_bytes().to_vec())
     };
-    // Both in one task: nothing is left over when the time is up.
+    // Both run in one task, so that nothing is left running after the timeout.
     tokio::pin!(exchange);
     tokio::select! {
         outcome = &mut exchange => outcome,

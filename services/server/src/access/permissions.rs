@@ -1,4 +1,4 @@
-//! What each call needs. A call that is not in the table is refused to everybody who has to say who they are.
+//! Required permissions of all calls. A call that is not in the table is denied to everyone who has to authenticate.
 
 use std::{collections::HashMap, fmt, sync::OnceLock};
 
@@ -8,29 +8,29 @@ use self::Permission::{
     Administer, Agent, Change, Known, Open, PlatformChange, PlatformRead, Read,
 };
 
-/// What a caller must be allowed.
+/// A permission that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Permission {
-    /// Nothing at all.
+    /// No permission.
     Open,
-    /// Any role: nothing is shown that would be secret, but strangers have no business here.
+    /// Any role: the response is not secret, but strangers are kept out.
     Known,
-    /// To look at clusters, nodes, events and platforms.
+    /// Read clusters, nodes, events and platforms.
     Read,
-    /// To change clusters, and to reach into their nodes.
+    /// Change clusters, and access their nodes.
     Change,
-    /// To change what all clusters depend on.
+    /// Change what all clusters depend on.
     Administer,
-    /// To look at what a platform runs.
+    /// Read the state of a platform.
     PlatformRead,
-    /// To have a platform make and remove nodes.
+    /// Create and remove nodes on a platform.
     PlatformChange,
-    /// To ask the agent of a node.
+    /// Query the agent of a node.
     Agent,
 }
 
 impl Permission {
-    /// Whether nothing changes by what it allows. Such calls are audited when they are refused, or when it is asked for.
+    /// Whether it permits only reads. Reads are audited only if they are refused or if auditing of reads is enabled.
     #[must_use]
     pub fn is_read(self) -> bool {
         match self {
@@ -40,24 +40,24 @@ impl Permission {
     }
 }
 
-/// What somebody may do.
+/// A role that can be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Looks.
+    /// Read-only access.
     Viewer,
-    /// Looks, and changes clusters.
+    /// Read access, and changes of clusters.
     Operator,
-    /// Everything.
+    /// Full access.
     Admin,
-    /// Calls platforms, as orchestrators do.
+    /// Calls to platforms, as made by orchestrators.
     Platform,
-    /// Calls the agents of nodes, as orchestrators do.
+    /// Calls to node agents, as made by orchestrators.
     Agent,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 5] = [
         Self::Viewer,
         Self::Operator,
@@ -66,7 +66,7 @@ impl Role {
         Self::Agent,
     ];
 
-    /// Whether it has a permission.
+    /// Whether the role includes a permission.
     #[must_use]
     pub fn has(self, permission: Permission) -> bool {
         match permission {
@@ -79,7 +79,7 @@ impl Role {
         }
     }
 
-    /// Roles of the identity that `drover certs` gives out, by the first part of its path.
+    /// The roles of an identity issued by `drover certs`, by the first segment of its path.
     #[must_use]
     pub fn of_identity(role: &str) -> &'static [Self] {
         match role {
@@ -87,7 +87,7 @@ impl Role {
             "operator" => &[Self::Operator],
             "admin" => &[Self::Admin],
             "orchestrator" => &[Self::Platform, Self::Agent],
-            // Platforms and agents are called and call nobody: a key that leaks from one opens nothing.
+            // Platforms and agents are only called, and call nobody: their leaked keys grant nothing.
             _ => &[],
         }
     }
@@ -107,7 +107,7 @@ impl fmt::Display for Role {
 
 type Service = (&'static str, &'static [(&'static str, Permission)]);
 
-/// The calls of all services.
+/// The gRPC calls of all services.
 const TABLE: &[Service] = &[
     (
         "grpc.health.v1.Health",
@@ -218,7 +218,7 @@ const TABLE: &[Service] = &[
     ("drover.agent.v1.AgentService", &[("GetInfo", Agent)]),
 ];
 
-/// The requests of plain HTTP; any other one needs [`Permission::Administer`].
+/// The plain HTTP paths; all others require [`Permission::Administer`].
 const HTTP: &[(&str, Permission)] = &[
     ("/healthz", Open),
     ("/readyz", Open),
@@ -229,7 +229,7 @@ const HTTP: &[(&str, Permission)] = &[
     ("/deprovision", PlatformChange),
 ];
 
-/// What a call needs. None: it is not in the table.
+/// The required permission of a call. `None` if it is not in the table.
 #[must_use]
 pub fn permission(service: &str, method: &str) -> Option<Permission> {
     static BY_NAME: OnceLock<HashMap<(&str, &str), Permission>> = OnceLock::new();
@@ -246,7 +246,7 @@ pub fn permission(service: &str, method: &str) -> Option<Permission> {
     by_name.get(&(service, method)).copied()
 }
 
-/// What a request of plain HTTP needs.
+/// The required permission of a plain HTTP request.
 pub(crate) fn http_permission(path: &str) -> Permission {
     HTTP.iter()
         .find(|(known, _)| *known == path)

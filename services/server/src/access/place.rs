@@ -1,5 +1,5 @@
-//! Where and as what a grant lets nodes be: on which platforms, in which namespaces, of which classes, with which
-//! properties. One grant has to allow all of a place; two that allow a half each allow nothing.
+//! Limits of a grant on where and how nodes may be created: platforms, namespaces, classes and properties. A single
+//! grant must allow the whole placement; two grants that each allow a part do not add up.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use super::{Caller, Grant, Permission};
 
-/// The property by which platforms are told a namespace.
+/// Property by which platforms receive the namespace.
 const NAMESPACE: &str = "namespace";
 
-/// What a binding of an access file says of places.
+/// The limits of a binding as written in an access file.
 pub(super) struct LimitsFile {
     pub(super) platforms: Option<Vec<String>>,
     pub(super) namespaces: Option<Vec<String>>,
@@ -22,7 +22,7 @@ pub(super) struct LimitsFile {
     pub(super) properties: Option<BTreeMap<String, Vec<Value>>>,
 }
 
-/// Where and as what nodes may be. What is empty was left out, and says nothing.
+/// Limits of a grant. Empty fields were omitted and do not limit anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
     platforms: Vec<String>,
@@ -31,38 +31,39 @@ pub(super) struct Limits {
     properties: AllowList,
 }
 
-/// Where, and as what, nodes are to be.
+/// Where and how nodes are to be created.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// Name of the platform.
     pub platform: &'a str,
-    /// Class of the nodes, empty for the platform's default. None: it is no node, and has none.
+    /// Node class; empty for the platform's default. `None` if the object is not a node and has no class.
     pub node_class: Option<&'a str>,
-    /// For the platform, merged.
+    /// Merged properties for the platform.
     pub properties: &'a Object,
-    /// Whether what is on the platform is in a namespace.
+    /// Whether objects on this platform belong to a namespace.
     pub namespaced: bool,
-    /// Names of the properties that choose what a class chooses. None: nobody knows, so each of them may.
+    /// Names of the properties that determine the size of a node, as a class does. `None` if not known, in which case
+    /// any property might.
     pub sizes: Option<&'a [String]>,
 }
 
-/// A part of a place.
+/// A part of a placement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     /// The platform.
     Platform,
-    /// The class of the nodes.
+    /// The node class.
     NodeClass,
     /// A property (`securityGroups[1]`).
     Property(String),
 }
 
-/// What of a place is not allowed, and why.
+/// A part of a placement that is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
-    /// What.
+    /// The rejected part.
     pub part: Part,
-    /// Why, to stand behind the name of its field.
+    /// The reason, phrased to follow the field name.
     pub why: String,
 }
 
@@ -83,7 +84,7 @@ impl LimitsFile {
     }
 }
 
-/// The patterns of a list; none if it was left out, and then it limits nothing.
+/// Validates a list of patterns. An omitted list yields no patterns and does not limit anything.
 pub(super) fn patterns(name: &str, list: Option<Vec<String>>) -> Result<Vec<String>, String> {
     let Some(patterns) = list else {
         return Ok(Vec::new());
@@ -97,7 +98,7 @@ pub(super) fn patterns(name: &str, list: Option<Vec<String>>) -> Result<Vec<Stri
     Ok(patterns)
 }
 
-/// Why something is refused that is there and empty: whoever wrote it may have meant all or nothing.
+/// The error for an empty list, whose author may have meant either everything or nothing.
 pub(super) fn ambiguous(name: &str) -> String {
     format!("{name} is empty; leave it out to allow all, or take the binding out to allow nothing")
 }
@@ -158,7 +159,7 @@ impl Limits {
         (!fits).then(|| Refusal { part, why: why() })
     }
 
-    /// Where any property may be another word for the class.
+    /// Checks the class while any property might override it.
     fn class_of_unknown(&self, class: &str, properties: &Object) -> Option<Refusal> {
         if self.node_classes.iter().any(|pattern| pattern == "*") {
             return None;
@@ -184,7 +185,7 @@ impl Limits {
             return None;
         }
         let fits = match place.properties.get(NAMESPACE) {
-            // Which one the platform would take is its own affair.
+            // The platform chooses the namespace itself.
             None | Some(Value::Null) => !place.namespaced,
             Some(Value::String(name)) => any(&self.namespaces, name),
             Some(_) => false,
@@ -205,9 +206,9 @@ fn allowed(patterns: &[String]) -> String {
 }
 
 impl Caller {
-    /// Why a cluster of this name and with these labels may not have nodes at a place. Empty: it may.
+    /// Returns why a cluster with this name and these labels may not have nodes at a place. Empty if it may.
     ///
-    /// `Permission::Read` asks whether it may be planned, `Permission::Change` whether it may be done.
+    /// Use `Permission::Read` for planning and `Permission::Change` for executing.
     #[must_use]
     pub fn refusals(
         &self,
@@ -221,7 +222,7 @@ impl Caller {
         };
         let refusals = covering(grants, permission, cluster, Some(labels))
             .map(|grant| grant.limits.refusals(place));
-        // The one that is nearest to allowing it says what is missing.
+        // Report the refusals of the grant that comes closest to allowing it.
         let platform = |one: &Vec<Refusal>| one.iter().any(|it| it.part == Part::Platform);
         let nearest = refusals.min_by_key(|one| (platform(one), one.len()));
         nearest.unwrap_or_else(|| {
@@ -231,7 +232,7 @@ impl Caller {
         })
     }
 
-    /// Whether it may change what a cluster has on a platform. Labels: none if nobody knows them.
+    /// Whether it may change the resources of a cluster on a platform. `labels` is `None` if not known.
     #[must_use]
     pub fn changes_on(
         &self,
@@ -245,7 +246,7 @@ impl Caller {
         })
     }
 
-    /// Whether it may change a cluster of which nobody knows where its nodes are, nor as what.
+    /// Whether it may change a cluster whose nodes have unknown locations and properties.
     #[must_use]
     pub fn changes_anywhere(&self, cluster: &str) -> bool {
         self.grants.as_ref().is_none_or(|grants| {
@@ -253,7 +254,7 @@ impl Caller {
         })
     }
 
-    /// Whether it sees a platform.
+    /// Whether it may see a platform.
     #[must_use]
     pub fn sees_platform(&self, platform: &str) -> bool {
         self.grants.as_ref().is_none_or(|grants| {
@@ -441,7 +442,7 @@ mod tests {
                 property("securityGroups[0]")
             ]
         );
-        // None are a choice, too.
+        // An empty list is a choice, too.
         assert_eq!(
             refused(grants, "aws", "", json!({"securityGroups": []})),
             [property("securityGroups")]

@@ -1,4 +1,4 @@
-//! Who may do what, as a settings file says it.
+//! The rules of an access file.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,14 +19,14 @@ use super::{
 };
 use crate::settings::Secret;
 
-/// Largest settings file.
+/// Maximum size of the access file.
 const MAX_BYTES: u64 = 1024 * 1024;
-/// Callers whose rules are kept. Beyond it they are looked up again.
+/// Maximum number of callers whose grants are cached.
 const MAX_KNOWN: usize = 1024;
-/// Shortest token: what is shorter can be guessed.
+/// Minimum length of a token, because shorter ones can be guessed.
 const MIN_TOKEN: usize = 16;
 
-/// What is wrong with an access file. Shows no token.
+/// An invalid access file. Never shows a token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("access file {}: {why}", path.display())]
 pub struct AccessError {
@@ -66,7 +66,7 @@ struct BindingFile {
     properties: Option<BTreeMap<String, Vec<serde_json::Value>>>,
 }
 
-/// What is there, if only by its name: a name without anything behind it is as empty as `[]`, and not left out.
+/// Distinguishes a field without a value, which is as empty as `[]`, from an omitted field.
 fn said<'de, D, T>(from: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -87,17 +87,17 @@ struct TokenFile {
     expires: Option<String>,
 }
 
-/// A token that somebody holds.
+/// A static token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StaticToken {
     /// `token:NAME`.
     pub(crate) subject: Arc<str>,
-    /// From when on it is none. None: it never expires.
+    /// Time at which it expires. `None` if it never does.
     expires: Option<SystemTime>,
 }
 
 impl StaticToken {
-    /// How long it still holds. `None`: it has expired.
+    /// The remaining validity. `None` if it has expired.
     pub(crate) fn left(&self) -> Option<Left> {
         match self.expires {
             None => Some(Left::Forever),
@@ -109,28 +109,28 @@ impl StaticToken {
     }
 }
 
-/// How long a token still holds.
+/// Remaining validity of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
     Forever,
     For(Duration),
 }
 
-/// A role, for which clusters, and where and as what they may have nodes.
+/// A role, limited to certain clusters, and to certain placements of their nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// What may be done.
+    /// The granted role.
     pub role: Role,
-    /// Patterns of names; empty: all.
+    /// Patterns of cluster names; empty for all clusters.
     clusters: Vec<String>,
-    /// Labels that a cluster must have; empty: any.
+    /// Labels that a cluster must have; empty for any.
     labels: BTreeMap<String, String>,
-    /// Where and as what nodes may be.
+    /// Limits on where and how nodes may be created.
     pub(super) limits: Limits,
 }
 
 impl Grant {
-    /// A role for everything.
+    /// Grants a role without any limits.
     #[must_use]
     pub fn whole(role: Role) -> Self {
         Self {
@@ -141,13 +141,13 @@ impl Grant {
         }
     }
 
-    /// Whether it holds for every cluster, wherever and as whatever its nodes are.
+    /// Whether it applies to all clusters and placements.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.clusters.is_empty() && self.labels.is_empty() && self.limits.is_none()
     }
 
-    /// Whether it holds for a cluster. Labels that nobody knows are none.
+    /// Whether it applies to a cluster. Unknown labels count as no labels.
     #[must_use]
     pub fn covers(&self, name: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
         let named =
@@ -169,20 +169,20 @@ struct Binding {
     grant: Grant,
 }
 
-/// The rules of an access file.
+/// The parsed rules of an access file.
 #[derive(Debug)]
 pub(crate) struct Policy {
     bindings: Vec<Binding>,
     pub(super) denials: Denials,
-    /// By their SHA-256.
+    /// Static tokens by SHA-256.
     tokens: HashMap<[u8; 32], StaticToken>,
     pub(crate) oidc: Option<Arc<Oidc>>,
-    /// What callers may do whose rules were looked up already.
+    /// Cache of the grants of callers.
     known: Mutex<HashMap<Arc<str>, Arc<[Grant]>>>,
 }
 
 impl Policy {
-    /// Reads a file. `before` keeps the keys that were fetched already, if the issuer stays.
+    /// Parses the rules. Keys that `before` has already fetched are kept if the issuer is unchanged.
     pub(crate) fn read(
         path: &Path,
         text: &str,
@@ -233,9 +233,9 @@ impl Policy {
         })
     }
 
-    /// What somebody may do.
+    /// Returns the grants of an identity.
     pub(crate) fn grants(&self, identity: &Identity) -> Arc<[Grant]> {
-        // Groups come with each token.
+        // Not cached, because groups may differ with each token.
         if !identity.groups.is_empty() {
             return self.look_up(identity);
         }
@@ -259,18 +259,18 @@ impl Policy {
             .collect()
     }
 
-    /// A token, by its digest: who searches by that learns nothing of it from how long it takes. It may have expired.
+    /// Looks up a token by its digest, so that the timing reveals nothing about the token itself. It may have expired.
     pub(crate) fn token(&self, digest: &[u8; 32]) -> Option<&StaticToken> {
         self.tokens.get(digest)
     }
 
-    /// Whether tokens are of any use here.
+    /// Whether any kind of token is accepted.
     pub(crate) fn knows_tokens(&self) -> bool {
         !self.tokens.is_empty() || self.oidc.is_some()
     }
 }
 
-/// Reads the text of an access file.
+/// Reads an access file.
 pub(crate) fn read_text(path: &Path) -> Result<String, AccessError> {
     let wrong = |why: String| AccessError {
         path: path.to_owned(),
@@ -287,7 +287,8 @@ pub(crate) fn read_text(path: &Path) -> Result<String, AccessError> {
     std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))
 }
 
-/// The tokens by their SHA-256. A name has two at most, and then one that expires: a new one, and the one that it replaces.
+/// Parses the tokens by SHA-256. A name may have at most two tokens, so that a token can be rotated; at least one of the
+/// two must then have an expiry.
 fn read_tokens(files: Vec<TokenFile>) -> Result<HashMap<[u8; 32], StaticToken>, String> {
     let mut tokens: HashMap<_, StaticToken> = HashMap::new();
     for (at, file) in files.into_iter().enumerate() {
@@ -373,7 +374,7 @@ impl BindingFile {
             limits: limits.read()?,
         };
         if !grant.is_whole() && !matches!(grant.role, Role::Viewer | Role::Operator) {
-            // What they do is not done to one cluster.
+            // Their permissions are not specific to one cluster.
             return Err(format!(
                 "clusters, labels, platforms, namespaces, node_classes and properties are for viewer and operator, not for {}",
                 grant.role
@@ -487,7 +488,7 @@ mod tests {
             ("nodeClasses", "[]"),
             ("properties", "{}"),
         ] {
-            // A template of somebody's that puts in nothing leaves one of the others.
+            // A template that expands to nothing leaves a field like one of these.
             for empty in [empty, "~", "null"] {
                 let binding = format!("{{role: operator, subjects: ['*'], {field}: {empty}}}");
                 let why = read(&format!("bindings: [{binding}]")).unwrap_err();
@@ -496,7 +497,7 @@ mod tests {
                 assert!(why.contains(&words), "{binding}: {why}");
             }
         }
-        // That of a single property has one meaning only, as it has to be named to be limited.
+        // Unambiguous for a single property, which has to be named to be limited.
         read("bindings: [{role: operator, subjects: ['*'], properties: {image: []}}]").unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! Whether a log is as it was written: each line has a number, and the SHA-256 of the line before.
+//! Verifies the integrity of an audit log: each line has a sequence number and the SHA-256 of the previous line.
 
 use std::{
     fs::File,
@@ -8,15 +8,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// What the first line of all has before it.
+/// Predecessor hash of the very first line.
 pub(super) const START: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// SHA-256 of a line without its end, hexadecimal.
+/// SHA-256 of a line without its line break, in hexadecimal.
 pub(super) fn hash(line: &[u8]) -> String {
     super::digest::hex(ring::digest::digest(&ring::digest::SHA256, line).as_ref())
 }
 
-/// What of a line matters for its place.
+/// The fields of a line that determine its position in the chain.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Row {
     pub(super) seq: u64,
@@ -28,96 +28,96 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// None: it is no line of a chain.
+    /// Parses a line. `None` if it is not a line of a chain.
     pub(super) fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
 }
 
-/// What is wrong with a log.
+/// A kind of integrity violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
-    /// A line is not as it was written.
+    /// A line was modified.
     Edited,
-    /// Lines were taken out.
+    /// Lines were removed.
     Removed,
-    /// A line was put in.
+    /// A line was inserted.
     Inserted,
-    /// A line stands where another one was.
+    /// Lines were reordered.
     Reordered,
-    /// The server itself found that lines were gone.
+    /// The server itself found that lines were missing.
     Missing,
-    /// Another chain begins.
+    /// A new chain begins.
     Restarted,
-    /// The last line has no end, and nothing after it says so.
+    /// The last line is incomplete, and no later line accounts for it.
     Torn,
-    /// The line that has to be there is not.
+    /// The expected line is not there.
     Truncated,
 }
 
-/// Where a line is.
+/// Position of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Place {
     /// The file.
     pub file: PathBuf,
-    /// Number of the line in the file, from 1.
+    /// Line number in the file, starting at 1.
     pub line: u64,
 }
 
-/// The first thing that is wrong.
+/// The first violation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// Of what kind it is.
+    /// Kind of the violation.
     pub kind: Fault,
-    /// Where.
+    /// Position of the violation.
     #[serde(flatten)]
     pub place: Place,
-    /// In words.
+    /// Human-readable description.
     pub message: String,
 }
 
-/// What is known of a log.
+/// Result of verifying a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Lines of the chain up to the first problem.
+    /// Number of chained lines before the first violation.
     pub lines: u64,
-    /// Lines before it, of a time when there was no chain.
+    /// Number of lines before the chain, from a version without chaining.
     pub unchained: u64,
-    /// Number of the first line.
+    /// Sequence number of the first line.
     pub first: Option<u64>,
-    /// Number of the last one.
+    /// Sequence number of the last line.
     pub last: Option<u64>,
-    /// Hash of the last one: the next line will name it.
+    /// Hash of the last line, which the next line will refer to.
     pub hash: Option<String>,
-    /// Lines without an end, which the line after them tells of: the server died while it wrote them.
+    /// Incomplete lines that the following line accounts for: the server died while writing them.
     pub torn: Vec<Place>,
-    /// Where the log itself says that lines are gone, or another chain begins.
+    /// Positions at which the log itself records that lines are missing or that another chain begins.
     pub gaps: Vec<Place>,
-    /// None: it is as it was written.
+    /// The first violation. `None` if the log is intact.
     pub problem: Option<Problem>,
 }
 
-/// What is asked of a log.
+/// Options of the verification.
 #[derive(Clone, Debug, Default)]
 pub struct Check {
-    /// Hash of a line that has to be there.
+    /// Hash of a line that must be present.
     pub expect: Option<String>,
-    /// Whether it goes on where the log itself says that lines are gone, or another chain begins.
+    /// Whether to continue where the log itself records that lines are missing or that another chain begins.
     pub allow_gaps: bool,
 }
 
-/// A log that cannot be read.
+/// A log file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}", file.display())]
 pub struct ReadError {
     /// The file.
     pub file: PathBuf,
-    /// Why.
+    /// Cause of the failure.
     pub source: io::Error,
 }
 
-/// One line, wherever it is.
+/// A line of the log.
 #[derive(Clone, Debug)]
 struct Found {
     place: Place,
@@ -126,7 +126,7 @@ struct Found {
     whole: bool,
 }
 
-/// The lines of all files, one after another.
+/// Iterates over the lines of all files.
 struct Lines<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     open: Option<(BufReader<File>, Place)>,
@@ -170,7 +170,7 @@ impl Iterator for Lines<'_> {
     }
 }
 
-/// Checks the files of a log, oldest first. Errors: one cannot be read.
+/// Verifies the files of a log, oldest first. Fails if a file cannot be read.
 pub fn verify(files: &[PathBuf], check: &Check) -> Result<Report, ReadError> {
     let lines = Lines {
         files: files.iter(),
@@ -190,9 +190,9 @@ struct Checker<'a> {
     lines: std::iter::Peekable<Lines<'a>>,
     check: &'a Check,
     report: Report,
-    /// The line before.
+    /// The previous line.
     last: Option<Found>,
-    /// Whether the line that has to be there was seen.
+    /// Whether the expected line was found.
     expected: bool,
 }
 
@@ -226,7 +226,7 @@ impl Checker<'_> {
         Ok(self.report)
     }
 
-    /// What is wrong with the next line. None: nothing is, and it counts.
+    /// Checks the next line, and counts it if it is valid.
     fn look(&mut self, found: &Found) -> Result<Option<(Fault, Place, String)>, ReadError> {
         let here = |kind, message: String| Ok(Some((kind, found.place.clone(), message)));
         let (Some(row), Some(last)) = (&found.row, self.report.last) else {
@@ -282,7 +282,7 @@ impl Checker<'_> {
         here(Fault::Inserted, message)
     }
 
-    /// The first line of a chain.
+    /// Checks the first line of a chain.
     fn begin(&mut self, row: &Row) -> Option<(Fault, Place, String)> {
         let before = self.last.as_ref();
         if let Some(before) = before.filter(|before| row.prev != before.hash && row.prev != START) {
@@ -299,7 +299,7 @@ impl Checker<'_> {
         self.report.lines += 1;
     }
 
-    /// Something in a chain that is no line of one.
+    /// Checks a line within a chain that is not a chained line itself.
     fn odd(&mut self, found: &Found) -> Result<Option<(Fault, Place, String)>, ReadError> {
         let next = self.report.last.unwrap_or_default() + 1;
         let told = self.peek()?.and_then(|after| after.row.clone());
@@ -320,8 +320,8 @@ impl Checker<'_> {
         Ok(Some((kind, found.place.clone(), message.to_owned())))
     }
 
-    /// Which of two lines was edited, where the second does not name the first: the second, if the third does not name it
-    /// either.
+    /// Determines which of two adjacent lines was modified if the second does not refer to the first: the second one,
+    /// if the third does not refer to it either.
     fn edited(&mut self, found: &Found) -> Result<Option<(Fault, Place, String)>, ReadError> {
         let after = self.peek()?.and_then(|after| after.row.clone());
         let second = after.is_some_and(|row| row.prev != found.hash);
@@ -347,7 +347,7 @@ impl Checker<'_> {
         Ok(self.lines.peek().and_then(|found| found.as_ref().ok()))
     }
 
-    /// Whether a line of this number stands further behind.
+    /// Whether a line with this sequence number follows later.
     fn comes_later(&mut self, seq: u64) -> Result<bool, ReadError> {
         for found in self.lines.by_ref() {
             if found?.row.is_some_and(|row| row.seq == seq) {

@@ -1,5 +1,5 @@
-//! Digests of what was asked. They are keyed: a short command, or a secret in a request, could be guessed from a plain one
-//! by everybody who reads the log.
+//! Keyed digests of requests. A short command, or a secret in a request, could be guessed from an unkeyed digest by
+//! everyone who can read the log.
 
 use std::{
     fmt::Write as _,
@@ -21,16 +21,16 @@ use ring::{
 };
 use serde::Serialize;
 
-/// Bytes of a key.
+/// Key length in bytes.
 const KEY: usize = 32;
-/// Only its owner reads a key.
+/// File mode: only the owner can read a key.
 const MODE: u32 = 0o600;
-/// Bits of a mode that let everybody in.
+/// Mode bits that give access to everyone.
 const OTHERS: u32 = 0o007;
-/// Longest name of a program that is shown, in bytes.
+/// Maximum length of a recorded program name, in bytes.
 const LONGEST_PROGRAM: usize = 64;
 
-/// HMAC-SHA-256 of something, and how long it is.
+/// HMAC-SHA-256 of some content, and the length of the content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Digest {
     /// Hexadecimal.
@@ -38,7 +38,7 @@ pub struct Digest {
     bytes: u64,
 }
 
-/// What is said of a command.
+/// The audit record of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Command {
     /// Name of the program, without its directory.
@@ -47,7 +47,7 @@ pub struct Command {
     digest: Digest,
 }
 
-/// The key of the digests of a log.
+/// Key of the digests of a log.
 #[derive(Clone)]
 pub struct DigestKey(hmac::Key);
 
@@ -58,12 +58,12 @@ impl std::fmt::Debug for DigestKey {
 }
 
 impl DigestKey {
-    /// One that nobody else will ever know.
+    /// Creates a random key, which cannot be recovered later.
     pub(super) fn random() -> io::Result<Self> {
         Ok(Self::of(&random()?))
     }
 
-    /// The key of a file. Errors: it cannot be read, has no key in it, or everybody may read it.
+    /// Reads a key file. Fails if it cannot be read, does not contain a key, or is readable by everyone.
     pub fn read(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         if file.metadata()?.permissions().mode() & OTHERS != 0 {
@@ -88,7 +88,7 @@ impl DigestKey {
             })
     }
 
-    /// The same, of a file that is made if it is not there.
+    /// Reads a key file, creating it if it does not exist.
     pub(super) fn read_or_make(path: &Path) -> io::Result<Self> {
         match Self::read(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -109,7 +109,7 @@ impl DigestKey {
         Self(hmac::Key::new(hmac::HMAC_SHA256, key))
     }
 
-    /// What is said of a command: each argument with its length before it, so that no two commands are the same.
+    /// Digests a command. Each argument is length-prefixed, so that different commands never have the same input.
     #[must_use]
     pub fn command(&self, arguments: &[String]) -> Command {
         let mut sum = Sum::new(self);
@@ -135,13 +135,13 @@ fn random() -> io::Result<[u8; KEY]> {
 
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
+        // Cannot fail for a string.
         let _ = write!(text, "{byte:02x}");
         text
     })
 }
 
-/// A digest of what comes in pieces.
+/// Incremental digest.
 #[derive(Clone)]
 pub(crate) struct Sum {
     hmac: hmac::Context,
@@ -174,19 +174,19 @@ impl Sum {
         }
     }
 
-    /// None: nothing came.
+    /// The digest so far. `None` if there was no content.
     pub(super) fn so_far(&self) -> Option<Digest> {
         (self.bytes > 0).then(|| self.digest())
     }
 }
 
 pin_project_lite::pin_project! {
-    /// A request that is digested as it is read.
+    /// A request body that is digested while it is read.
     pub(crate) struct Digested<B> {
         #[pin]
         inner: B,
         sum: Option<Arc<Mutex<Sum>>>,
-        // Bytes before the content: gRPC says in five how long a message is.
+        // Bytes to skip before the content: the gRPC message header has five.
         skip: usize,
     }
 }

@@ -1,4 +1,4 @@
-//! What a line says.
+//! The fields of a log line.
 
 use std::{
     net::SocketAddr,
@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::digest::{Command, Digest};
 
-/// Who writes of the log itself.
+/// Author of entries about the log itself.
 const OWN: &str = "server";
-/// What such lines are about.
+/// Object of entries about the log itself.
 const LOG: &str = "audit log";
 
 #[derive(Default, Serialize)]
@@ -23,37 +23,37 @@ pub(super) struct Line<'a> {
     pub(super) what: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) object: Option<&'a str>,
-    /// Generation that the object has by it.
+    /// Generation of the object that the call has created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) generation: Option<u64>,
-    /// What the request contained.
+    /// Digest of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) request: Option<Digest>,
-    /// What is run in a node.
+    /// Command that is run in a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) command: Option<&'a Command>,
     pub(super) code: &'a str,
     pub(super) denied: bool,
-    /// Why, where there is no call that would say it.
+    /// Reason of a refusal that happened before there was a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) why: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trace_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) elapsed_ms: Option<u64>,
-    /// Refusals before this one that were not written, because they were too many.
+    /// Number of preceding refusals that were not written because of the rate limit.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) omitted: u64,
-    /// Number of the line that was durable before the call began.
+    /// Sequence number of the line that was durable before the call began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) asked: Option<u64>,
-    /// Lines before this one that could not be written.
+    /// Number of preceding lines that could not be written.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) lost: u64,
-    /// Lines before this one that were written and are not there any more.
+    /// Number of preceding lines that were written but no longer exist.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) missing: u64,
-    /// Bytes of the line before, which has no end: whoever wrote it died meanwhile.
+    /// Length of the preceding incomplete line in bytes: its writer died while writing it.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) torn: u64,
 }
@@ -63,7 +63,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What the log says of itself.
+/// An entry about the log itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     Lost(u64),
@@ -102,12 +102,12 @@ impl Line<'_> {
     }
 
     pub(super) fn text(&self) -> String {
-        // Nothing in it can fail to be written as JSON.
+        // Cannot fail, because all fields can be represented in JSON.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Now, as RFC 3339 with milliseconds.
+/// The current time in RFC 3339 with milliseconds.
 pub(super) fn time() -> String {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! The file that lines go to: each names the one before, and what is lost on the way is a line, too.
+//! The log file: each line refers to the previous one, and losses are recorded as lines, too.
 
 use std::{
     ffi::OsString,
@@ -21,32 +21,32 @@ use super::{
     line::{Line, Note},
 };
 
-/// How often it is looked whether the file was moved away, as those do who rotate logs.
+/// Interval at which to check whether the file was moved away by log rotation.
 const ROTATION_LOOK: Duration = Duration::from_secs(1);
-/// Time that lines may be in the memory of the system only, where nothing waits for them.
+/// Maximum time until lines are synced to disk if no call waits for them.
 const SYNC: Duration = Duration::from_secs(1);
-/// Lines that are written, and made durable, together.
+/// Maximum number of lines that are written and synced together.
 const BATCH: usize = 256;
-/// Bytes at the end of a file in which its last line is looked for: no line is nearly as long.
+/// Size of the end of a file in which its last line is searched, in bytes; far longer than any line.
 const TAIL: u64 = 256 * 1024;
-/// Only its owner reads what people did.
+/// File mode: only the owner can read the log.
 const MODE: u32 = 0o600;
-/// Standard output instead of a file.
+/// File name that stands for standard output.
 pub(super) const STDOUT: &str = "-";
 
-/// A line on its way, without its place in the chain.
+/// A line to be written, without the fields of the chain.
 pub(super) struct Pending {
     pub(super) fields: String,
-    /// Told its number when it is durable; dropped if it will never be.
+    /// Receives the sequence number once the line is durable; dropped if it never will be.
     pub(super) durable: Option<oneshot::Sender<u64>>,
 }
 
-/// Where the chain is.
+/// The current end of the chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Head {
-    /// Number of the last line.
+    /// Sequence number of the last line.
     seq: u64,
-    /// Its hash.
+    /// Hash of the last line.
     hash: String,
 }
 
@@ -58,7 +58,7 @@ impl Head {
         }
     }
 
-    /// Puts a line behind the last one.
+    /// Appends a line to the chain.
     fn push(&mut self, fields: &str, text: &mut String) {
         self.seq += 1;
         let line = format!(
@@ -73,7 +73,7 @@ impl Head {
     }
 }
 
-/// `FILE.EXTENSION` beside a file.
+/// Returns the path `FILE.EXTENSION`.
 pub(super) fn beside(path: &Path, extension: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".");
@@ -95,7 +95,7 @@ impl LogFile {
             .create(true)
             .mode(MODE)
             .open(path)?;
-        // Two would each name lines that are not before theirs. Nobody owns a device.
+        // Locked, because two writers would break each other's chain. Devices are not locked.
         let held = file.metadata()?.is_file().then(|| file.try_lock());
         match held.unwrap_or(Ok(())) {
             Ok(()) => {}
@@ -107,7 +107,7 @@ impl LogFile {
             }
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // A new file is durable when its name is.
+        // A new file is only durable once its directory entry is.
         if let Some(Ok(directory)) = path.parent().map(File::open) {
             let _ = directory.sync_all();
         }
@@ -118,7 +118,7 @@ impl LogFile {
         })
     }
 
-    /// Whether the file is still where it was.
+    /// Whether the path still refers to this file.
     fn is_at(&mut self, path: &Path) -> bool {
         if self.looked.elapsed() < ROTATION_LOOK {
             return true;
@@ -128,7 +128,7 @@ impl LogFile {
         there == Some(self.inode)
     }
 
-    /// Appends all of it or nothing.
+    /// Appends the text completely or not at all.
     fn append(&mut self, text: &str, durable: bool) -> io::Result<()> {
         let before = self.file.metadata()?.len();
         let written = self.file.write_all(text.as_bytes()).and_then(|()| {
@@ -139,13 +139,13 @@ impl LogFile {
             }
         });
         if written.is_err() {
-            // What is left of it then is found as a torn line.
+            // If this fails as well, the rest is later treated as a torn line.
             let _ = self.file.set_len(before);
         }
         written
     }
 
-    /// The last line and what of one follows it without an end.
+    /// Returns the last complete line, and an incomplete one after it, if any.
     fn tail(&mut self) -> io::Result<(Vec<u8>, Vec<u8>)> {
         let metadata = self.file.metadata()?;
         if !metadata.is_file() || metadata.len() == 0 {
@@ -165,14 +165,15 @@ impl LogFile {
     }
 }
 
-/// A log in a file, and where its chain is, which is beside it: the file may be moved away while nobody writes.
+/// A log in a file. The end of the chain is also stored in a second file beside it, because the log may be moved away
+/// while no server is writing.
 pub(super) struct Log {
     path: PathBuf,
-    /// None: it could not be written, and is opened anew.
+    /// `None` after a failed write; the file is then reopened.
     open: Option<LogFile>,
     aside: File,
     head: Head,
-    /// What the next lines have to say first.
+    /// Notes that precede the next lines.
     notes: Vec<Note>,
 }
 
@@ -196,7 +197,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Goes on where the file ends. What was remembered beside it counts if it is newer: then the file lacks lines.
+    /// Continues the chain at the end of the file. If the stored end is newer, lines are missing in the file, and the
+    /// stored end is used.
     fn resume(&mut self) -> io::Result<()> {
         let mut file = LogFile::open(&self.path)?;
         let (last, torn) = file.tail()?;
@@ -206,7 +208,7 @@ impl Log {
                 hash: hash(&last),
             },
             None if last.is_empty() => Head::start(),
-            // Of a time when lines were in no chain.
+            // From a version without chaining.
             None => Head {
                 seq: 0,
                 hash: hash(&last),
@@ -260,7 +262,7 @@ impl Log {
         })
     }
 
-    /// Appends lines; none of them is there if it fails.
+    /// Appends lines, all or none of them.
     fn append(&mut self, lines: &[String], durable: bool) -> io::Result<()> {
         if let Some(file) = &mut self.open
             && !file.is_at(&self.path)
@@ -268,7 +270,8 @@ impl Log {
             if let Err(error) = file.file.sync_data() {
                 tracing::warn!(%error, "the end of the audit log that was moved away may not be durable");
             }
-            // Never again, whether the new one can be opened or not: nobody looks for lines there.
+            // Closed for good even if the new file cannot be opened, because nobody would look for further lines in the
+            // old one.
             self.open = None;
             self.open = Some(LogFile::open(&self.path)?);
         }
@@ -292,7 +295,8 @@ impl Log {
         self.head = head;
         self.notes.clear();
         let remembered = format!("{:020} {}\n", self.head.seq, self.head.hash);
-        // Missed only where the file is moved away while nobody writes: then the chain seems to lack lines.
+        // Only needed if the file is moved away while no server is writing: without it, lines would then appear to be
+        // missing.
         let _ = self.aside.write_all_at(remembered.as_bytes(), 0);
         Ok(())
     }
@@ -309,7 +313,7 @@ pub(super) enum Output {
     File(Box<Log>),
 }
 
-/// The chain of what is written to standard output; nobody knows what was there before.
+/// The chain of lines on standard output. Earlier lines are not known.
 pub(super) struct StdoutHead(Head);
 
 impl Output {
@@ -353,7 +357,7 @@ impl Output {
     }
 }
 
-/// Writes lines until nobody sends any more.
+/// Writes lines until all senders are gone.
 pub(super) fn write(
     lines: &Receiver<Pending>,
     mut output: Output,
@@ -389,16 +393,16 @@ pub(super) fn write(
 
 struct Writer<'a> {
     lost: &'a AtomicU64,
-    /// Whether each batch is durable before anything else.
+    /// Whether each batch is synced before calls continue.
     required: bool,
     complained: bool,
-    /// Since when there are lines that may not be durable.
+    /// Since when there have been lines that may not be durable.
     unsynced: Option<Instant>,
 }
 
 impl Writer<'_> {
     fn write(&mut self, output: &mut Output, batch: Vec<Pending>) {
-        // What was lost was so before these, or they would be behind it in the queue.
+        // Any lost lines precede this batch, because they would be queued behind it otherwise.
         let lost = self.lost.swap(0, Ordering::Relaxed);
         let note = (lost > 0).then(|| Line::note(Note::Lost(lost)).text());
         let count = batch.len() as u64;
@@ -416,7 +420,7 @@ impl Writer<'_> {
             self.complained = false;
             let first = output.seq() + 1 - count;
             for (seq, waiting) in (first..).zip(waiting) {
-                // Who waited for it may have gone.
+                // The receiver may have stopped waiting.
                 let _ = waiting.map(|waiting| waiting.send(seq));
             }
             if !self.required {

@@ -1,4 +1,5 @@
-//! Who did what, to which object, and how it ended: one JSON object a line, each naming the line before.
+//! The audit log: who did what to which object, with which result. One JSON object per line, each referring to the
+//! previous line.
 
 pub mod chain;
 mod digest;
@@ -40,23 +41,24 @@ use crate::{
     quota::Bucket,
 };
 
-/// Lines that wait for the disk. More are dropped, counted and complained of: a full disk must not stop the server.
+/// Maximum number of lines that wait for the disk. Further lines are dropped, counted and reported: a full disk must
+/// not stop the server.
 const QUEUE: usize = 8192;
-/// How long a call waits until it is known that its line is durable: far longer than a disk that works needs.
+/// Maximum time that a call waits for its line to be durable: far longer than a working disk needs.
 const DURABLE_WAIT: Duration = Duration::from_secs(5);
-/// Refusals of strangers that are written: so many at once, and then so many a second. The others are counted, and the
-/// next line says how many they were: a disk holds a year of it.
+/// Rate limit for the audit of refused strangers: a burst, and then a number per second. Others are only counted, and
+/// the next line records their number. At this rate a disk can hold a year of lines.
 const STRANGERS: (u32, u32) = (100, 2);
-/// The same for refusals of callers who are known: who they are is worth more.
+/// The same for refused callers who are known, whose identity is worth recording.
 const KNOWN: (u32, u32) = (1000, 20);
-/// Calls that change nothing and are written all the same: they show what secrets may do, or what nodes say.
+/// Read-only calls that are always audited, because they can reveal what secrets give access to, or what nodes output.
 const TELLING: [&str; 3] = [
     "drover.orchestrator.v1.ClusterService/PlanCluster",
     "drover.orchestrator.v1.ClusterService/StreamNodeLogs",
     "drover.platform.v1.NodeAccessService/StreamLogs",
 ];
 
-/// Why there is no audit log.
+/// An audit log that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("audit log {}: {source}", path.display())]
 pub struct AuditError {
@@ -64,7 +66,7 @@ pub struct AuditError {
     source: io::Error,
 }
 
-/// What is wrong with the settings, taken together.
+/// Validates combinations of settings.
 pub(crate) fn check(settings: &ServerSettings) -> Result<(), String> {
     let file = settings.audit_log.as_deref();
     let file = file.filter(|path| path.as_os_str() != log::STDOUT);
@@ -74,22 +76,22 @@ pub(crate) fn check(settings: &ServerSettings) -> Result<(), String> {
     Ok(())
 }
 
-/// The audit log of a server. Dropped, it writes what is left.
+/// The audit log of a server. Flushes the remaining lines on drop.
 #[derive(Debug)]
 pub(crate) struct Audit {
     lines: Option<SyncSender<Pending>>,
     reads: bool,
-    /// Whether a call that cannot be written down is refused.
+    /// Whether calls that cannot be recorded are refused.
     required: bool,
     key: DigestKey,
-    /// Lines that were dropped since the last one that says so.
+    /// Number of lines dropped since the last line that records such a number.
     lost: Arc<AtomicU64>,
     strangers: Mutex<Allowance>,
     known: Mutex<Allowance>,
     writer: Option<JoinHandle<()>>,
 }
 
-/// One call, to be completed when its end is known.
+/// The audit entry of a call, completed when the call ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry(Arc<Call>);
 
@@ -99,25 +101,26 @@ struct Call {
     who: Identity,
     peer: Option<SocketAddr>,
     what: Arc<str>,
-    /// Health, which has to be answered when nothing else can be.
+    /// A health check, which must be answered in any case.
     open: bool,
     read: bool,
     telling: bool,
     caller: Caller,
     trace_id: TraceId,
     generation: OnceLock<u64>,
-    /// None: it is written only if it is refused.
+    /// `None` if the call is only recorded when it is refused.
     request: Option<Arc<Mutex<Sum>>>,
     command: OnceLock<Command>,
-    /// Number of the line that was durable before it began.
+    /// Sequence number of the line that was durable before the call began.
     asked: OnceLock<u64>,
     begun: AtomicBool,
-    /// Its handler is asked: nothing was against it.
+    /// Whether the call was admitted and passed to its handler.
     let_in: AtomicBool,
     start: Instant,
 }
 
-/// Who calls, and what a handler says of its call for the audit log: in the extensions of the request.
+/// The caller of a request, and the means by which its handler adds details to the audit log. An extension of the
+/// request.
 #[derive(Clone, Debug, Default)]
 pub struct CallRecord {
     author: Arc<str>,
@@ -126,7 +129,8 @@ pub struct CallRecord {
 }
 
 impl CallRecord {
-    /// That of a request. One that came through no server of this crate is of nobody, and is not written down.
+    /// The record of a request. A request that did not pass through a server of this crate has no caller and is not
+    /// audited.
     #[must_use]
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
         let record = request.extensions().get::<Self>();
@@ -146,27 +150,27 @@ impl CallRecord {
         }
     }
 
-    /// Who calls: `spiffe://…`, `cn:…`, `token:…` or `oidc:…`. Empty: nobody had to say.
+    /// The caller: `spiffe://…`, `cn:…`, `token:…` or `oidc:…`. Empty if no authentication was required.
     #[must_use]
     pub fn author(&self) -> &str {
         &self.author
     }
 
-    /// Whose share is taken by what the call holds: the caller, or `address:…` where nobody had to say who calls.
+    /// Whose quota the call counts against: the caller, or `address:…` if no authentication was required.
     #[must_use]
     pub fn payer(&self) -> &Arc<str> {
         &self.payer
     }
 
-    /// Says which generation the object has by it.
+    /// Records the generation of the object that this call has created.
     pub fn generation(&self, generation: u64) {
         if let Some(Entry(call)) = &self.entry {
             call.generation.get_or_init(|| generation);
         }
     }
 
-    /// Says what is about to be run in a node, and waits until that is written down if it has to be. Errors:
-    /// `Unavailable` if it cannot be; then nothing may be run.
+    /// Records the command that is about to be run in a node, and waits until it is durable if that is required. Fails
+    /// with `Unavailable` if it cannot be recorded; the command must not be run then.
     pub async fn runs(&self, command: &[String]) -> Result<()> {
         let Some(entry) = &self.entry else {
             return Ok(());
@@ -186,11 +190,11 @@ impl CallRecord {
     }
 }
 
-/// How many refusals may be written yet.
+/// Rate limit of audited refusals.
 #[derive(Debug)]
 struct Allowance {
     bucket: Bucket,
-    /// Those that were not written since the last one that was.
+    /// Number of refusals omitted since the last one that was written.
     omitted: u64,
 }
 
@@ -202,7 +206,7 @@ impl Allowance {
         }
     }
 
-    /// Whether one more may be written, and then how many were not before it.
+    /// Returns the number of omitted refusals before this one if it may be written, else `None`.
     fn take(&mut self) -> Option<u64> {
         if self.bucket.take().is_err() {
             self.omitted += 1;
@@ -213,7 +217,7 @@ impl Allowance {
 }
 
 impl Audit {
-    /// The log that the settings want. Errors: a file cannot be used.
+    /// Opens the configured log. Fails if a file cannot be opened.
     pub(crate) fn of(settings: &ServerSettings) -> Result<Option<Arc<Self>>, AuditError> {
         let Some(path) = &settings.audit_log else {
             return Ok(None);
@@ -255,7 +259,8 @@ impl Audit {
         }))
     }
 
-    /// A call of somebody. It is written when it ends, if it changes something or is refused, or if reads are wanted, too.
+    /// Creates the entry of a call. It is written at the end of the call if the call is a mutation or refused, or if
+    /// auditing of reads is enabled.
     pub(crate) fn entry(
         self: &Arc<Self>,
         who: Identity,
@@ -288,7 +293,7 @@ impl Audit {
         }))
     }
 
-    /// A connection or a request that was refused before it was known who calls what.
+    /// Records a connection or a request that was refused before its caller and method were known.
     pub(crate) fn turned_away(&self, peer: Option<SocketAddr>, what: &str, code: &str, why: &str) {
         let Some(omitted) = self.allow(true) else {
             return;
@@ -307,7 +312,7 @@ impl Audit {
         self.send(line.text());
     }
 
-    /// Whether a refusal may be written, and then how many were not before it.
+    /// Returns the number of omitted refusals before this one if it may be written, else `None`.
     fn allow(&self, stranger: bool) -> Option<u64> {
         let of = if stranger {
             &self.strangers
@@ -336,7 +341,7 @@ impl Audit {
         self.put(fields, None);
     }
 
-    /// Writes a line and waits until it is on the disk. Answers its number.
+    /// Writes a line and waits until it is durable. Returns its sequence number.
     async fn durable(&self, fields: String) -> Result<u64> {
         let (told, durable) = oneshot::channel();
         let sent = self.put(fields, Some(told));
@@ -359,24 +364,25 @@ impl Drop for Audit {
     fn drop(&mut self) {
         self.lines = None;
         if let Some(writer) = self.writer.take() {
-            // It has said what went wrong.
+            // The writer has logged its errors itself.
             let _ = writer.join();
         }
     }
 }
 
 impl Entry {
-    /// Whether it is written however it ends.
+    /// Whether it is written regardless of the result.
     fn is_wanted(&self) -> bool {
         self.0.request.is_some()
     }
 
-    /// Where what is asked is digested as it is read. None: nobody wants to know.
+    /// The accumulator for the request's digest. `None` if the digest is not needed.
     pub(crate) fn request(&self) -> Option<Arc<Mutex<Sum>>> {
         self.0.request.clone()
     }
 
-    /// Before a call has any effect: waits until it is written down, where it has to be. Errors: `Unavailable`.
+    /// Records the call before it has any effect, and waits until the record is durable, if that is required. Fails
+    /// with `Unavailable`.
     pub(crate) async fn ask(&self) -> Result<()> {
         self.asked().await?;
         self.0.let_in.store(true, Ordering::Relaxed);
@@ -393,13 +399,13 @@ impl Entry {
         Ok(())
     }
 
-    /// The call has ended with a code of gRPC.
+    /// Ends the entry with a gRPC code.
     pub(crate) fn end(&self, code: Code, name: &str, elapsed: Duration) {
         let denied = matches!(code, Code::PermissionDenied | Code::Unauthenticated);
         self.write(name, denied, elapsed);
     }
 
-    /// A stream has begun. What changes something is written at once: it may go on for days.
+    /// Records the start of a stream. Mutations are recorded immediately, because the stream may last for days.
     pub(crate) fn begin(&self, elapsed: Duration) {
         let call = &self.0;
         let wanted = !call.read || call.telling;
@@ -408,7 +414,7 @@ impl Entry {
         }
     }
 
-    /// The request has ended with a status of HTTP.
+    /// Ends the entry with an HTTP status.
     pub(crate) fn end_http(&self, status: &str, elapsed: Duration) {
         self.write(status, matches!(status, "401" | "403"), elapsed);
     }
@@ -418,7 +424,7 @@ impl Entry {
             return;
         }
         let audit = &self.0.audit;
-        // What is turned away costs its caller nothing.
+        // Rate-limited, because refused requests cost their caller nothing.
         let omitted = if denied || !self.0.let_in.load(Ordering::Relaxed) {
             match audit.allow(self.0.who.is_anonymous()) {
                 Some(omitted) => omitted,

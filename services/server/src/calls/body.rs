@@ -1,4 +1,4 @@
-//! The answer of a call on its way out: where streams are ended and the outcome is seen.
+//! The response of a call on its way to the client: enforces limits of streams and observes the result.
 
 use std::{
     future::Future,
@@ -26,9 +26,9 @@ use super::{
     rights::{Rights, Watched},
     stopping,
 };
-use crate::{Shutdown, audit::Entry, crowd::Busy, ending::Ending};
+use crate::{Shutdown, audit::Entry, connection_limiter::Busy, ending::Ending};
 
-/// Counts a call when it ends, however it ends.
+/// Records a call when it ends, however it ends.
 pub(super) struct Record {
     method: Arc<Method>,
     span: Span,
@@ -36,7 +36,7 @@ pub(super) struct Record {
     start: Instant,
     done: bool,
     audit: Option<Entry>,
-    /// Its connection has something to do.
+    /// Keeps its connection busy.
     busy: Option<Busy>,
     _in_flight: TaskTrackerToken,
 }
@@ -61,29 +61,29 @@ impl Record {
         }
     }
 
-    /// Says where its end is to be written, too.
+    /// Adds the call to the audit log.
     pub(super) fn audit(&mut self, entry: Entry) {
         self.audit = Some(entry);
     }
 
-    /// Keeps its connection busy as long as the call lasts.
+    /// Keeps its connection busy for the duration of the call.
     pub(super) fn busy(&mut self, busy: Option<Busy>) {
         self.busy = busy;
     }
 
-    /// The client certificate of its connection.
+    /// State of the client certificate of its connection.
     pub(super) fn certificate(&self) -> Option<&Ending> {
         self.busy.as_ref().map(Busy::ending)
     }
 
-    /// Answers an error instead of what the handler would have answered.
+    /// Returns an error in place of the handler's response.
     pub(super) fn refuse(&mut self, error: &Error) -> Response<Body> {
         let response = refusal(error);
         self.see(response.headers());
         response
     }
 
-    /// Takes the outcome from headers or trailers, if it is in them.
+    /// Takes the status from headers or trailers, if present.
     fn see(&mut self, headers: &HeaderMap) {
         let Some(code) = headers.get("grpc-status") else {
             return;
@@ -112,14 +112,14 @@ impl Record {
         if let Some(mut trace) = self.trace.take() {
             trace_id = Some(TraceId::from(trace.context()));
             let status = status.filter(|_| trace.is_recorded());
-            // Its text may repeat a secret that the caller will hide.
+            // The message may repeat a secret that is only redacted by the caller.
             let reason = status.and_then(stated_reason);
             rpc::end_server(&mut trace, code, reason.map_or("", reason_name));
         }
         let message = status.map_or("", Status::message);
         let _entered = self.span.enter();
         match code {
-            // Nobody else knows of these; everything else is between the caller and the handler.
+            // These errors are reported nowhere else; all others only concern the caller and the handler.
             Code::Internal | Code::Unknown | Code::DataLoss if self.span.is_disabled() => {
                 let (method, trace_id) = (&self.method.full, trace_id.map(tracing::field::display));
                 tracing::error!(%method, trace_id, ?code, message, ?elapsed, "a call failed");
@@ -134,13 +134,13 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Nobody took the outcome: the caller went away.
+        // There was no result, because the caller went away.
         self.end(Code::Cancelled, None);
     }
 }
 
 pin_project_lite::pin_project! {
-    /// A body that ends when its time is up, whoever still wants to write.
+    /// A response body that ends when its limits are reached, even if the handler would continue.
     pub(crate) struct CallBody {
         #[pin]
         inner: Body,
@@ -150,7 +150,7 @@ pin_project_lite::pin_project! {
     }
 }
 
-/// What ends a stream, and what it holds until then.
+/// Limits of a stream, and the permit that it holds.
 pub(super) struct Limits {
     deadline: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -178,7 +178,7 @@ impl CallBody {
     ) -> Response<Body> {
         record.see(response.headers());
         if record.done {
-            // The status is in the headers, nothing follows.
+            // The status is in the headers, so there is no body.
             return response;
         }
         if limits.is_some()
@@ -240,7 +240,7 @@ impl HttpBody for CallBody {
         }
         let span = this.record.span.clone();
         let entered = span.enter();
-        // Limits first: a stream that always has something to say must end too.
+        // Limits first, so that they also end a stream that is always ready.
         let over = this
             .limits
             .as_mut()
@@ -269,7 +269,7 @@ impl HttpBody for CallBody {
         };
         drop(entered);
         *this.ended = true;
-        // What the handler still holds is let go now, not when the client has read the end.
+        // Releases the handler's resources now, not when the client has read the end.
         this.inner.set(Body::empty());
         *this.limits = None;
         let mut trailers = HeaderMap::new();

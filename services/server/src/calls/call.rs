@@ -1,4 +1,4 @@
-//! What a handler can ask of its call.
+//! Information about the current call for handlers.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use tokio::time::Instant;
 
 use crate::{CallRecord, Shutdown};
 
-/// What a handler can know about its call, beside the message: in the extensions of the request.
+/// Information about a call besides its message. An extension of the request.
 #[derive(Clone, Debug)]
 pub struct CallContext {
-    /// When the answer is of no use any more. Absent: a stream without one.
+    /// Deadline of the call. `None` for a stream without one.
     pub deadline: Option<Instant>,
-    /// Cancelled when the server stops. Streams end then; shortly afterwards they are ended.
+    /// Cancelled when the server stops. Streams should end then; shortly afterwards they are terminated.
     pub shutdown: Shutdown,
-    /// Trace of the caller (W3C `traceparent`), or a new one.
+    /// Trace id of the caller (W3C `traceparent`), or a new one.
     pub trace_id: TraceId,
 }
 
-/// 16 bytes, shown as 32 hexadecimal digits.
+/// A trace id: 16 bytes, displayed as 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(u128);
 
@@ -34,7 +34,7 @@ impl std::fmt::Display for TraceId {
     }
 }
 
-/// When the answer to this request is of no use any more.
+/// The deadline of a request.
 #[must_use]
 pub fn deadline<T>(request: &tonic::Request<T>) -> Option<Instant> {
     request
@@ -43,7 +43,8 @@ pub fn deadline<T>(request: &tonic::Request<T>) -> Option<Instant> {
         .and_then(|context| context.deadline)
 }
 
-/// Who sent a request, or from where, if nobody had to say who calls; nobody, if it did not come through a server of this crate.
+/// The caller of a request, or its address if no authentication was required; empty if the request did not pass through
+/// a server of this crate.
 #[must_use]
 pub fn caller_name<T>(request: &tonic::Request<T>) -> Arc<str> {
     request
@@ -53,7 +54,7 @@ pub fn caller_name<T>(request: &tonic::Request<T>) -> Arc<str> {
         .unwrap_or_default()
 }
 
-/// Cancelled when the server stops; never for a request that did not come through a server of this crate.
+/// Cancelled when the server stops; never for a request that did not pass through a server of this crate.
 #[must_use]
 pub fn shutdown<T>(request: &tonic::Request<T>) -> Shutdown {
     request
@@ -63,7 +64,7 @@ pub fn shutdown<T>(request: &tonic::Request<T>) -> Shutdown {
         .unwrap_or_default()
 }
 
-/// Trace that this request belongs to.
+/// The trace id of a request.
 #[must_use]
 pub fn trace_id<T>(request: &tonic::Request<T>) -> Option<TraceId> {
     request

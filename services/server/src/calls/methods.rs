@@ -1,4 +1,4 @@
-//! Which calls there are, and the metrics of each.
+//! The methods of a server and their metrics.
 
 use std::{
     collections::HashMap,
@@ -15,19 +15,19 @@ use crate::{
     service::HEALTH,
 };
 
-/// How many gRPC codes there are, 0 to 16.
+/// Number of gRPC codes, 0 to 16.
 const CODES: usize = 17;
 
-/// What bounds a call.
+/// The limits that apply to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One answer, within the default deadline.
+    /// A single response, within the default deadline.
     Unary,
-    /// Many answers, as long as the caller likes.
+    /// A stream of responses, without a default deadline.
     Stream,
-    /// Health: it must work when nothing else does.
+    /// Health checks, which must always work.
     Own {
-        /// Whether it answers many times.
+        /// Whether it is a stream.
         stream: bool,
     },
 }
@@ -38,16 +38,16 @@ impl Kind {
     }
 }
 
-/// One RPC. Metric handles are looked up once, not per call.
+/// A gRPC method. Its metric handles are looked up once, not per call.
 pub(crate) struct Method {
     pub(crate) service: String,
     pub(crate) name: String,
     /// `service/name`.
     pub(crate) full: Arc<str>,
     pub(crate) kind: Kind,
-    /// Whether its request is one message.
+    /// Whether its request is a single message.
     pub(crate) one_message: bool,
-    /// What it needs. None: it is in no table, and is nobody's.
+    /// The required permission. `None` if it is not in the table, so that nobody has it.
     pub(crate) permission: Option<Permission>,
     requests: [OnceLock<Counter>; CODES],
     pub(crate) duration: Histogram,
@@ -70,12 +70,12 @@ impl Method {
         })
     }
 
-    /// What a span of it is called.
+    /// The name of its spans.
     pub(crate) fn path(&self) -> String {
         format!("{}/{}", self.service, self.name)
     }
 
-    /// Counts one call that ended.
+    /// Counts a call that has ended.
     pub(crate) fn count(&self, code: Code) {
         let Some(slot) = self.requests.get(code as usize) else {
             return;
@@ -92,15 +92,15 @@ impl Method {
     }
 }
 
-/// The RPCs of a server, by path.
+/// The gRPC methods of a server, by path.
 pub(crate) struct Methods {
     by_path: HashMap<String, Arc<Method>>,
-    /// Everything else: one label, whatever clients make up.
+    /// All other paths, under a single label, so that clients cannot create labels.
     unknown: Arc<Method>,
 }
 
 impl Methods {
-    /// Those of the named services, which are among what these descriptor sets tell of. Errors: `Internal` if one is damaged.
+    /// Collects the methods of these services from the descriptor sets. Fails with `Internal` if one is corrupt.
     pub(crate) fn of(names: &[&str], descriptors: &[&[u8]]) -> Result<Self> {
         crate::telemetry::metrics();
         let mut by_path = HashMap::new();
@@ -127,7 +127,7 @@ impl Methods {
         })
     }
 
-    /// Whether it stands for whatever is not known.
+    /// Whether this is the placeholder for unknown methods.
     pub(crate) fn is_unknown(&self, method: &Arc<Method>) -> bool {
         Arc::ptr_eq(method, &self.unknown)
     }

@@ -1,9 +1,9 @@
-//! What surrounds every gRPC call.
+//! The middleware around every gRPC call.
 
 mod body;
+mod body_timeout;
 mod call;
 mod methods;
-mod prompt;
 mod rights;
 
 use std::{
@@ -32,9 +32,9 @@ use tracing::Instrument;
 pub use self::call::{CallContext, caller_name, deadline, shutdown, trace_id};
 pub(crate) use self::{
     body::CallBody,
+    body_timeout::{BodyTimeout, Due},
     call::TraceId,
     methods::Methods,
-    prompt::{Due, Prompt},
     rights::Rights,
 };
 use self::{
@@ -45,25 +45,25 @@ use crate::{
     ServerSettings, Shutdown,
     access::{Access, Asked, Caller, Judgement, Permission, Terms, http_permission},
     audit::{Audit, CallRecord, Digested, Entry},
-    crowd::{Busy, Visitor},
+    connection_limiter::{Busy, ConnectionHandle},
     encryption::Shown,
     ending::Ending,
     quota::{Share, Shares},
 };
 
-/// When a caller who was turned away may come again: long enough for calls of usual length to end.
+/// Retry delay for callers that were refused: long enough for typical calls to end.
 const OVERLOADED_RETRY: Duration = Duration::from_secs(1);
-/// Bytes before a message: whether it is compressed, and its length.
+/// Size of the gRPC message header: the compression flag and the length.
 const GRPC_HEADER: usize = 5;
-/// How long the first message of a request may take to arrive: the largest one over a bad line.
+/// Timeout for the arrival of the first message of a request: enough for the largest one over a slow connection.
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The same for calls that anybody may make, and their deadline: a few bytes.
+/// The same for calls that require no permission, and also their deadline: they are just a few bytes.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A place of a call: among all, and among those of its caller.
+/// Permit for a call, from the limit of all calls and from the caller's share.
 pub(crate) type Permit = Option<(OwnedSemaphorePermit, Option<Share>)>;
 
-/// The services with everything around them.
+/// The services with the middleware around them.
 #[derive(Clone)]
 pub(crate) struct Calls(Arc<Shared>, Routes);
 
@@ -73,20 +73,20 @@ struct Shared {
     audit: Option<Arc<Audit>>,
     unary: Arc<Semaphore>,
     streams: Arc<Semaphore>,
-    /// What of them one caller may take.
+    /// Share of the limits that a single caller may use.
     unary_shares: Shares,
     stream_shares: Shares,
-    /// The same of connections with calls in flight.
+    /// The same for connections with calls in flight.
     connection_shares: Shares,
     default_deadline: Duration,
     max_deadline: Duration,
-    /// Whether metrics are for everybody.
+    /// Whether metrics require no permission.
     open_metrics: bool,
-    /// Handlers are told.
+    /// Tells handlers to end.
     asked: Shutdown,
-    /// Streams are ended.
+    /// Terminates streams.
     closing: Shutdown,
-    /// Counts what is in flight.
+    /// Tracks calls in flight.
     tracker: TaskTracker,
 }
 
@@ -122,17 +122,17 @@ impl Calls {
         Self(Arc::new(shared), routes.prepare())
     }
 
-    /// What a handler of plain HTTP can know of its request, which never brings a deadline.
+    /// Context for handlers of plain HTTP requests, which never have a deadline of their own.
     pub(crate) fn http_context(&self, trace: TraceContext) -> CallContext {
         CallContext {
-            // One too far to be represented is none.
+            // `None` if the deadline cannot be represented.
             deadline: Instant::now().checked_add(self.0.default_deadline),
             shutdown: self.0.asked.clone(),
             trace_id: trace.into(),
         }
     }
 
-    /// Whose request of plain HTTP it is, whether it may go on, and how that is audited.
+    /// Authenticates and authorizes a plain HTTP request, and creates its audit entry.
     pub(crate) async fn judge_http<B>(
         &self,
         request: &Request<B>,
@@ -177,21 +177,22 @@ impl Calls {
         (outcome.map(|caller| (caller, call, lease)), entry)
     }
 
-    /// What a request of plain HTTP that may go on holds: a place like a call with one answer, and its connection.
+    /// Acquires the resources of an authorized plain HTTP request: a permit like that of a unary call, and its
+    /// connection.
     pub(crate) fn occupy_http<B>(
         &self,
         request: &mut Request<B>,
         caller: &Arc<str>,
         exempt: bool,
     ) -> Result<(Permit, Option<Busy>), Error> {
-        let visitor = request.extensions_mut().remove::<Visitor>();
+        let handle = request.extensions_mut().remove::<ConnectionHandle>();
         let permission = self.0.http_permission(request.uri().path());
         if exempt {
-            let working = visitor.filter(|_| permission != Permission::Open);
-            return Ok((None, working.map(Visitor::working)));
+            let working = handle.filter(|_| permission != Permission::Open);
+            return Ok((None, working.map(ConnectionHandle::working)));
         }
         let permit = self.0.admit(Kind::Unary, caller)?;
-        let busy = self.0.occupy(visitor, Some(permission), caller)?;
+        let busy = self.0.occupy(handle, Some(permission), caller)?;
         let ended = busy.as_ref().and_then(|busy| busy.ending().error());
         match ended {
             Some(error) => Err(error),
@@ -199,7 +200,7 @@ impl Calls {
         }
     }
 
-    /// What counts the calls in flight, those of plain HTTP too.
+    /// Tracks the calls in flight, including plain HTTP requests.
     pub(crate) fn tracker(&self) -> &TaskTracker {
         &self.0.tracker
     }
@@ -246,7 +247,7 @@ impl Shared {
         let span = span(&method, trace_id, peer);
         let mut record = Record::start(method.clone(), span.clone(), trace, self.tracker.token());
 
-        // Before a place is taken: strangers keep nobody out.
+        // Before a permit is acquired, so that strangers cannot exhaust the permits.
         let permission = if unknown.is_some() {
             Some(Permission::Known)
         } else {
@@ -282,18 +283,18 @@ impl Shared {
             Ok(permit) => permit,
             Err(error) => return record.refuse(&error),
         };
-        // Last, since it makes the connection busy: calls that are refused keep none.
-        let visitor = request.extensions_mut().remove::<Visitor>();
-        match self.occupy(visitor, permission, call.payer()) {
+        // Last, because it marks the connection as busy, which refused calls must not do.
+        let handle = request.extensions_mut().remove::<ConnectionHandle>();
+        match self.occupy(handle, permission, call.payer()) {
             Ok(busy) => record.busy(busy),
             Err(error) => return record.refuse(&error),
         }
-        // A connection without a client certificate has none that could end.
+        // Without a client certificate there is nothing to expire.
         let certificate = record.certificate().filter(|_| shown.is_some()).cloned();
         if let Some(error) = certificate.as_ref().and_then(Ending::error) {
             return record.refuse(&error);
         }
-        // Nobody needs it any more.
+        // Handlers do not need the credentials.
         request.headers_mut().remove(header::AUTHORIZATION);
         request.extensions_mut().insert(caller);
         let deadline = match self.deadline(request.headers(), method.kind) {
@@ -329,12 +330,12 @@ impl Shared {
         let held = rights.clone();
         let request = request.map(|body| {
             let body = Digested::new(body, content, GRPC_HEADER);
-            Prompt::new(body, due, held)
+            BodyTimeout::new(body, due, held)
         });
 
         let answer = AssertUnwindSafe(context::scope(Some(at), async move {
             futures::future::poll_fn(|cx| {
-                Service::<Request<Prompt<Digested<B>>>>::poll_ready(&mut routes, cx)
+                Service::<Request<BodyTimeout<Digested<B>>>>::poll_ready(&mut routes, cx)
             })
             .await
             .unwrap_or_else(|never| match never {});
@@ -359,7 +360,7 @@ impl Shared {
                 }
                 std::future::pending().await
             };
-            // A stream that has not begun to answer is one all the same.
+            // Also applies to a stream that has not responded yet.
             tokio::select! {
                 biased;
                 answer = answer => Ok(answer),
@@ -384,12 +385,12 @@ impl Shared {
                 let limits = Limits::new(permit, deadline, self.closing.clone(), rights);
                 CallBody::stream(response, record, limits)
             }
-            // The permit is given back here: a client that reads slowly must not keep others out.
+            // The permit is released here, so that a client that reads slowly does not block others.
             Ok(Ok(response)) => CallBody::unary(response, record),
         }
     }
 
-    /// The span of a call. What only asks whether the server is well begins no trace.
+    /// Starts the span of a call. Health checks do not start a trace.
     fn trace(&self, method: &Arc<Method>, headers: &HeaderMap) -> TraceSpan {
         let parent = TraceContext::of(headers);
         let parent = match method.kind {
@@ -403,7 +404,7 @@ impl Shared {
         span
     }
 
-    /// What a request of plain HTTP needs here.
+    /// The required permission of a plain HTTP request on this server.
     fn http_permission(&self, path: &str) -> Permission {
         match path {
             "/metrics" if self.open_metrics => Permission::Open,
@@ -411,24 +412,24 @@ impl Shared {
         }
     }
 
-    /// Whether a connection may have one more call. Only those of callers who may make it count as work.
+    /// Registers a call on its connection. Only calls that require a permission count as work.
     fn occupy(
         &self,
-        visitor: Option<Visitor>,
+        handle: Option<ConnectionHandle>,
         permission: Option<Permission>,
         caller: &Arc<str>,
     ) -> Result<Option<Busy>, Error> {
-        let Some(visitor) = visitor else {
+        let Some(handle) = handle else {
             return Ok(None);
         };
         let busy = if permission == Some(Permission::Open) {
-            let busy = visitor.open();
+            let busy = handle.open();
             busy.ok_or_else(|| full("too many health checks on one connection".to_owned()))?
         } else if matches!(self.access, Access::Open) {
-            // Where everybody is the same, nobody takes anything from others.
-            visitor.working()
+            // Without authentication there are no callers to share the connections among.
+            handle.working()
         } else {
-            let busy = visitor.working_of(|| self.connection_shares.take(caller, 1));
+            let busy = handle.working_of(|| self.connection_shares.take(caller, 1));
             busy.ok_or_else(|| {
                 full(format!(
                     "too many connections of {caller} with calls in flight"
@@ -438,7 +439,7 @@ impl Shared {
         Ok(Some(busy))
     }
 
-    /// Never waits: a queue would only make everybody late.
+    /// Never waits, because a queue would only delay everyone.
     fn admit(&self, kind: Kind, caller: &Arc<str>) -> Result<Permit, Error> {
         let (all, shares) = match kind {
             Kind::Unary => (&self.unary, &self.unary_shares),
@@ -477,16 +478,16 @@ impl Shared {
             (false, None) => self.default_deadline.min(longest),
             (false, Some(asked)) => asked.min(longest),
         };
-        // One too far to be represented is none.
+        // `None` if the deadline cannot be represented.
         Ok(Instant::now().checked_add(limit))
     }
 }
 
-/// What everything that is logged during a call belongs to. Calls that change nothing have none unless somebody debugs: it
-/// costs as much as such a call, of which there are many and little to say.
+/// The span of all log messages during a call. Read-only calls only have one at debug level: it costs as much as such a
+/// call itself, and there are many of them with little to log.
 fn span(method: &Method, trace_id: TraceId, peer: Option<SocketAddr>) -> tracing::Span {
     let peer = peer.map(tracing::field::display);
-    // All at once: what is recorded later is formatted with everything else anew.
+    // All fields at once, because fields that are recorded later cause all others to be formatted again.
     macro_rules! span {
         ($level:ident) => {
             tracing::$level!(
@@ -516,7 +517,7 @@ fn expired() -> Error {
     )
 }
 
-/// Whether no service took the call: tonic says so without a word.
+/// Whether no service handled the call: tonic returns `Unimplemented` without a message then.
 fn nobody(response: &Response<Body>) -> bool {
     let headers = response.headers();
     headers.get("grpc-status").is_some_and(|code| code == "12")
@@ -546,12 +547,12 @@ fn defect() -> Error {
     Error::internal("the server failed; its log says why")
 }
 
-/// A refusal as an HTTP response of gRPC.
+/// Converts an error to a gRPC response.
 fn refusal(error: &Error) -> Response<Body> {
     to_status(error).into_http()
 }
 
-/// `grpc-timeout`: up to eight digits and a unit.
+/// Parses `grpc-timeout`: up to eight digits and a unit.
 fn parse_timeout(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

@@ -1,4 +1,4 @@
-//! What gives a caller the right to go on with a call, looked at for as long as it lasts.
+//! The rights of a caller, which are checked for as long as a call lasts.
 
 use std::{
     future::Future,
@@ -14,14 +14,14 @@ use crate::{
     ending::Ending,
 };
 
-/// As it was found when the call began.
+/// The rights at the start of the call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rights {
     pub(crate) terms: Option<Terms>,
     pub(crate) certificate: Option<Ending>,
 }
 
-/// The same while it is looked at.
+/// The same rights while they are being watched.
 pub(super) struct Watched {
     lease: Option<Lease>,
     certificate: Option<(Pin<Box<WaitForCancellationFutureOwned>>, Ending)>,
@@ -37,7 +37,7 @@ impl Rights {
 }
 
 impl Watched {
-    /// Ready when the caller may not go on.
+    /// Resolves when the caller may not continue.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         if let Some((over, certificate)) = &mut self.certificate
             && over.as_mut().poll(cx).is_ready()

@@ -1,4 +1,4 @@
-//! The door behind which requests are served: plain HTTP, gRPC, refusals.
+//! Entry point of all requests: plain HTTP, gRPC, and refusals.
 
 use std::{
     convert::Infallible,
@@ -18,19 +18,19 @@ use tracing::Instrument;
 use super::hosts::{Hosts, Wrong};
 use crate::{
     audit::{Audit, Digested, Entry},
-    calls::{Calls, Due, MESSAGE_TIMEOUT, Prompt, Rights},
-    crowd::Visitor,
+    calls::{BodyTimeout, Calls, Due, MESSAGE_TIMEOUT, Rights},
+    connection_limiter::ConnectionHandle,
     encryption::Shown,
     http::{OWN_PATHS, Record},
 };
 
-/// When those may come again.
+/// Retry delay for refused connections.
 const CROWDED_RETRY: Duration = Duration::from_secs(5);
 
-/// What words are.
+/// Content type of plain-text bodies.
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
-/// gRPC to the services, anything else to the HTTP routes.
+/// Routes gRPC to the services, and everything else to the HTTP routes.
 #[derive(Clone)]
 pub(super) struct Entrance {
     pub(super) grpc: Calls,
@@ -45,8 +45,8 @@ pub(super) struct Visit {
     pub(super) entrance: Entrance,
     pub(super) info: TcpConnectInfo,
     pub(super) who: Option<Arc<Shown>>,
-    /// None: there is no place for it.
-    pub(super) visitor: Option<Visitor>,
+    /// `None` if the connection was refused a slot.
+    pub(super) handle: Option<ConnectionHandle>,
 }
 
 impl tower::Service<Request<Incoming>> for Visit {
@@ -65,7 +65,7 @@ impl tower::Service<Request<Incoming>> for Visit {
             let response = self.entrance.turn_away(&wrong, self.info.remote_addr, grpc);
             return futures::future::ready(Ok(response)).boxed();
         }
-        let Some(visitor) = &self.visitor else {
+        let Some(handle) = &self.handle else {
             let response = if grpc {
                 crowded().into_http()
             } else {
@@ -73,7 +73,7 @@ impl tower::Service<Request<Incoming>> for Visit {
             };
             return futures::future::ready(Ok(response)).boxed();
         };
-        request.extensions_mut().insert(visitor.clone());
+        request.extensions_mut().insert(handle.clone());
         request.extensions_mut().insert(self.info.clone());
         if let Some(who) = &self.who {
             request.extensions_mut().insert(who.clone());
@@ -87,7 +87,7 @@ impl tower::Service<Request<Incoming>> for Visit {
 }
 
 impl Entrance {
-    /// Says in words why a request is not served here. gRPC clients understand the headers, too.
+    /// Rejects a request with an explanation. gRPC clients understand the headers as well.
     fn turn_away(&self, wrong: &Wrong, peer: Option<SocketAddr>, grpc: bool) -> Response<Body> {
         let (status, reason, why) = match wrong {
             Wrong::Host(why) => (StatusCode::MISDIRECTED_REQUEST, "host", why.clone()),
@@ -122,7 +122,7 @@ impl Entrance {
         response.map(|_| words(&why))
     }
 
-    /// Plain HTTP, with the same bounds as gRPC.
+    /// Handles a plain HTTP request, with the same limits as gRPC.
     async fn plain(mut self, mut request: Request<Incoming>) -> Response<Body> {
         let _in_flight = self.grpc.tracker().token();
         let exempt = OWN_PATHS.contains(&request.uri().path());
@@ -137,7 +137,7 @@ impl Entrance {
         if let Some(entry) = &entry {
             record.audit(entry.clone());
         }
-        // Before places are taken: strangers keep nobody out.
+        // Before a permit is acquired, so that strangers cannot exhaust the permits.
         let (caller, call, terms) = match asked {
             Ok(asked) => asked,
             Err(error) => return record.end(denied(&error)),
@@ -163,7 +163,7 @@ impl Entrance {
         };
         let request = request.map(|body| {
             let body = Digested::new(body, content, 0);
-            Prompt::new(body, Due::Whole(MESSAGE_TIMEOUT), rights)
+            BodyTimeout::new(body, Due::Whole(MESSAGE_TIMEOUT), rights)
         });
         let answer = tower::Service::call(&mut self.http, request);
         let answer = AssertUnwindSafe(drover_telemetry::context::scope(Some(trace), answer))
@@ -202,7 +202,7 @@ fn refusal(status: StatusCode) -> Response<Body> {
     response
 }
 
-/// Who may not, or not now, in words of HTTP.
+/// Converts a refusal to an HTTP response.
 fn denied(error: &drover_core::Error) -> Response<Body> {
     let answer = refusal(match error.reason() {
         drover_core::Reason::PermissionDenied => StatusCode::FORBIDDEN,
@@ -214,7 +214,7 @@ fn denied(error: &drover_core::Error) -> Response<Body> {
     answer.map(|_| words(error.message()))
 }
 
-/// A text as a body, with the end of its line.
+/// Creates a plain-text body that ends with a line break.
 fn words(text: &str) -> Body {
     Body::new(http_body_util::Full::from(format!("{text}\n")))
 }

@@ -1,7 +1,8 @@
-//! Which names a server answers to, and that no page of a browser is answered at all.
+//! Checks the host names that a server accepts, and rejects all requests from browsers.
 //!
-//! A page can make its own name lead to an address that only this machine reaches (DNS rebinding). The browser then takes
-//! the server for the page's own, and sends what the page likes; what it does not send is another name than the page's.
+//! A web page can point its own name at an address that only this machine can reach (DNS rebinding). The browser then
+//! considers the server part of the page's origin and sends whatever the page wants, but only ever with the page's own
+//! host name.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -10,35 +11,35 @@ use std::{
 
 use http::{HeaderName, Request, Version, header, uri::Authority};
 
-/// Bytes of a wrong name that are shown.
+/// Maximum number of bytes of a wrong name that are shown.
 const MAX_SHOWN: usize = 64;
-/// What loopback is called, also as the last label of a name.
+/// Name of loopback, also as the last label of a name.
 const LOCALHOST: &str = "localhost";
-/// How the headers begin with which browsers say what a request is for. No page can keep them from being sent.
+/// Prefix of the headers by which browsers describe a request. Pages cannot suppress them.
 const FETCH: &str = "sec-fetch-";
 
-/// Why a request is turned away.
+/// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// It is for a name that is not this server's, or for none.
+    /// It names a host that is not this server, or none.
     Host(String),
-    /// A browser sends it.
+    /// It comes from a browser.
     Browser(HeaderName),
-    /// It is gRPC below HTTP/2.
+    /// It is gRPC over a version below HTTP/2.
     Version,
 }
 
-/// The names of a server.
+/// The accepted host names of a server.
 #[derive(Clone, Debug)]
 pub(super) struct Hosts {
-    /// Those of the settings.
+    /// Names from the settings.
     listed: Arc<[Pattern]>,
-    /// Has those of the certificate, as it is now.
+    /// Provides the names of the current certificate.
     tls: Option<Arc<drover_tls::Server>>,
 }
 
 impl Hosts {
-    /// Errors: what is wrong with one of the names.
+    /// Fails if a name is invalid.
     pub(super) fn new(
         listed: &[String],
         tls: Option<Arc<drover_tls::Server>>,
@@ -50,7 +51,7 @@ impl Hosts {
         })
     }
 
-    /// Whether a request may go on.
+    /// Checks whether a request is accepted.
     pub(super) fn judge<B>(&self, request: &Request<B>, grpc: bool) -> Result<(), Wrong> {
         if let Some(host) = named(request).map_err(Wrong::Host)? {
             self.knows(&host).map_err(Wrong::Host)?;
@@ -94,12 +95,13 @@ impl Hosts {
     }
 }
 
-/// Whether names of the settings can be used. Errors: which cannot, and why.
+/// Validates the names of the settings.
 pub(crate) fn check(names: &[String]) -> Result<(), String> {
     Hosts::new(names, None).map(drop)
 }
 
-/// The host that a request is for. None: it names none, and need not. Errors: what is wrong with what it says.
+/// Returns the host that a request names. `None` if it names none and does not have to. Fails if it is invalid or
+/// contradictory.
 fn named<B>(request: &Request<B>) -> Result<Option<Host>, String> {
     let mut headers = request.headers().get_all(header::HOST).iter();
     let header = match (headers.next(), headers.next()) {
@@ -107,7 +109,7 @@ fn named<B>(request: &Request<B>) -> Result<Option<Host>, String> {
         (Some(value), None) => Some(place(value.as_bytes())?),
         (None, None) => None,
     };
-    // Of an absolute request target, or :authority.
+    // From an absolute request target or `:authority`.
     let target = request.uri().authority().map(Authority::as_str);
     let target = target.map(|text| place(text.as_bytes())).transpose()?;
     match (target, header) {
@@ -115,13 +117,13 @@ fn named<B>(request: &Request<B>) -> Result<Option<Host>, String> {
             Err("the request is for one host and names another".to_owned())
         }
         (Some((host, _)), _) | (None, Some((host, _))) => Ok(Some(host)),
-        // Before HTTP/1.1 there was no such header; whatever still speaks that, it is no browser.
+        // HTTP/1.0 has no host header, and no browser speaks it.
         (None, None) if request.version() < Version::HTTP_11 => Ok(None),
         (None, None) => Err("the request names no host".to_owned()),
     }
 }
 
-/// Host and port, as a request names them.
+/// Parses host and port.
 fn place(bytes: &[u8]) -> Result<(Host, Option<u16>), String> {
     let wrong = || {
         let text = String::from_utf8_lossy(bytes);
@@ -151,17 +153,17 @@ fn place(bytes: &[u8]) -> Result<(Host, Option<u16>), String> {
     Ok((host, port))
 }
 
-/// Whom a request is for.
+/// The host that a request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Host {
-    /// Whoever sends it knows where it goes.
+    /// An IP address cannot be rebound, so it is always accepted.
     Address(IpAddr),
-    /// In lower case, without the dot that may end a name.
+    /// Lower-cased, without a trailing dot.
     Name(String),
 }
 
 impl Host {
-    /// A name, or an IPv4 address as four numbers. None: it is neither.
+    /// Parses a name, or a dotted IPv4 address. `None` if it is neither.
     fn read(text: &str) -> Option<Self> {
         if let Ok(address) = text.parse::<Ipv4Addr>() {
             return Some(Self::Address(address.into()));
@@ -175,7 +177,7 @@ impl Host {
     }
 }
 
-/// A name, or with `*.` before it every name of one label more, as in certificates.
+/// A name, or with the prefix `*.` all names with one more label, as in certificates.
 #[derive(Clone, Debug)]
 struct Pattern {
     any: bool,
@@ -195,7 +197,7 @@ impl Pattern {
         }
     }
 
-    /// One of the settings. Errors: what is wrong with it.
+    /// Parses a name of the settings.
     fn listed(text: &str) -> Result<Self, String> {
         let name = text.strip_prefix("*.").unwrap_or(text);
         let bare = name.trim_start_matches('[').trim_end_matches(']');

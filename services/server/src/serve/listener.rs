@@ -1,4 +1,4 @@
-//! Where connections come from: a port, or a unix socket.
+//! Sources of connections: a TCP port or a unix socket.
 
 use std::{fmt, io, net::SocketAddr, path::PathBuf};
 
@@ -7,7 +7,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use super::ACCEPT_PAUSE;
 use crate::socket::SocketFile;
 
-/// What a server listens on.
+/// A bound listener.
 #[derive(Debug)]
 pub struct Listener(Kind);
 
@@ -32,7 +32,7 @@ impl From<(UnixListener, SocketFile)> for Listener {
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On a port.
+    /// On a TCP port.
     Port(SocketAddr),
     /// On a unix socket.
     Socket(PathBuf),
@@ -47,14 +47,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(super) enum Stream {
     Port(TcpStream, SocketAddr),
     Socket(UnixStream),
 }
 
 impl Listener {
-    /// Where it listens. Errors: the system does not say.
+    /// Where it listens. Fails if the system does not report the address.
     pub fn place(&self) -> io::Result<Place> {
         Ok(match &self.0 {
             Kind::Port(listener) => Place::Port(listener.local_addr()?),

@@ -1,10 +1,10 @@
-//! Durations as people write them: `500ms`, `30s`, `5m`, `1h30m`. For `#[serde(with = ...)]` and clap.
+//! Human-readable durations: `500ms`, `30s`, `5m`, `1h30m`. For `#[serde(with = ...)]` and clap.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
 
-/// Units, longest first, in milliseconds.
+/// Units in milliseconds, longest first.
 const UNITS: &[(&str, u64)] = &[
     ("d", 86_400_000),
     ("h", 3_600_000),
@@ -13,7 +13,7 @@ const UNITS: &[(&str, u64)] = &[
     ("ms", 1),
 ];
 
-/// Reads a duration. Errors: a sentence that says what was expected.
+/// Parses a duration. The error says what is expected.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || {
         format!(
@@ -37,7 +37,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
             .iter()
             .find(|(name, _)| *name == unit)
             .ok_or_else(wrong)?;
-        // Each unit once, in falling order: 5m5m is a slip of the hand.
+        // Each unit at most once, in descending order: `5m5m` is most likely a typo.
         if *scale >= last {
             return Err(wrong());
         }
@@ -57,7 +57,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Writes a duration as [`parse`] reads it. Parts of a millisecond are dropped.
+/// Formats a duration so that [`parse`] can read it. Fractions of a millisecond are dropped.
 #[must_use]
 pub fn format(duration: Duration) -> String {
     let mut rest = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -75,23 +75,23 @@ pub fn format(duration: Duration) -> String {
     }
 }
 
-/// For serde.
+/// Serializes a duration for serde.
 pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&format(*duration))
 }
 
-/// For serde.
+/// Deserializes a duration for serde.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-/// The same for optional ones.
+/// The same for optional durations.
 pub mod option {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer, de::Error as _};
 
-    /// For serde.
+    /// Serializes an optional duration for serde.
     pub fn serialize<S: Serializer>(
         duration: &Option<Duration>,
         serializer: S,
@@ -102,7 +102,7 @@ pub mod option {
         }
     }
 
-    /// For serde.
+    /// Deserializes an optional duration for serde.
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {

@@ -1,4 +1,4 @@
-//! How the layers are put together.
+//! Merging of the settings layers.
 
 use std::{fmt, path::Path};
 
@@ -11,9 +11,9 @@ use serde_saphyr::{Spanned, from_str, from_str_with_options};
 
 use super::{ServerArgs, ServerSettings};
 
-/// Prefix of the environment variables.
+/// Prefix of environment variables.
 const PREFIX: &str = "DROVER_";
-/// Variables with the prefix that are no settings: those of the command line, and the one that names the file.
+/// Variables with this prefix that are not settings: those of the command line, and the one that names the file.
 const OTHERS: &[&str] = &[
     "DROVER_SERVER",
     "DROVER_SERVER_NAME",
@@ -27,16 +27,16 @@ const OTHERS: &[&str] = &[
     "DROVER_TOKEN_FILE",
     "DROVER_REQUIRE_ROLE",
 ];
-/// Most edits between an unknown name and the one that was meant.
+/// Maximum edit distance between an unknown name and a suggestion.
 const MAX_EDITS: usize = 2;
 
-/// What is wrong with the settings, with where it is.
+/// An invalid setting, with its location.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(String);
 
-/// Puts the layers together: `defaults` and `S::default()`, the file, the environment, the flags.
-/// Errors: an unknown setting or a wrong value, with file, line and column, or the name of the variable.
+/// Merges the layers: `defaults` and `S::default()`, the file, the environment, the flags. Fails for an unknown setting
+/// or an invalid value, with file, line and column, or the name of the variable.
 pub fn load<S>(
     defaults: &ServerSettings,
     args: &ServerArgs,
@@ -71,7 +71,7 @@ where
     Ok((server, own))
 }
 
-/// The settings as YAML, secrets masked.
+/// Formats the settings as YAML, with secrets masked.
 pub fn render(server: &ServerSettings, own: &impl Serialize) -> Result<String, SettingsError> {
     let mut all = object(server)?;
     all.extend(object(own)?);
@@ -82,7 +82,7 @@ pub fn render(server: &ServerSettings, own: &impl Serialize) -> Result<String, S
 fn object(value: &impl Serialize) -> Result<Map<String, Value>, SettingsError> {
     match serde_json::to_value(value) {
         Ok(Value::Object(map)) => Ok(map),
-        // A unit struct: a server without settings of its own.
+        // A unit struct: the server has no settings of its own.
         Ok(Value::Null) => Ok(Map::new()),
         Ok(_) => Err(SettingsError("settings have to be a struct".to_owned())),
         Err(e) => Err(SettingsError(format!(
@@ -91,7 +91,7 @@ fn object(value: &impl Serialize) -> Result<Map<String, Value>, SettingsError> {
     }
 }
 
-/// The layer above wins, key by key; lists are replaced whole.
+/// The upper layer takes precedence, key by key; lists are replaced as a whole.
 fn merge(below: &mut Map<String, Value>, above: Map<String, Value>) {
     for (key, value) in above {
         match (below.get_mut(&key), value) {
@@ -129,7 +129,7 @@ fn read_file<S: DeserializeOwned + Default>(
     let text = std::fs::read_to_string(path).map_err(|e| SettingsError(format!("{shown}: {e}")))?;
     let at = |e: serde_saphyr::Error| {
         let text = match e.without_snippet() {
-            // Without the value, which may be a secret.
+            // Without the value, which may be secret.
             serde_saphyr::Error::QuotingRequired { .. } => {
                 "expected a text, and this reads as a number or a truth value: put it in quotes (a duration: add its unit)"
                     .to_owned()
@@ -158,7 +158,7 @@ fn read_file<S: DeserializeOwned + Default>(
             )));
         }
     }
-    // Once for its types: only here is it known where in the file a value stands.
+    // Parsed once just to check the types, because only here the location of a value in the file is known.
     let common = |key: &str| common_names.iter().any(|name| name == key);
     let _: ServerSettings = from_part(&text, &common).map_err(at)?;
     if known.len() > common_names.len() {
@@ -169,9 +169,9 @@ fn read_file<S: DeserializeOwned + Default>(
 
 fn yaml() -> serde_saphyr::Options {
     serde_saphyr::options! {
-        // It would show the lines around an error, and with them secrets.
+        // Snippets would show the lines around an error, which may contain secrets.
         with_snippet: false,
-        // `1.10` for a text is refused: the next layer would see a number and make it `1.1`.
+        // An unquoted `1.10` is rejected for a string: the next layer would read it as a number and turn it into `1.1`.
         no_schema: true,
     }
 }
@@ -194,7 +194,7 @@ fn set_variable<S: DeserializeOwned + Default>(
             "unknown setting in the environment: {name}{hint}"
         )));
     }
-    // `8080` may be meant as a number or as a text: what the setting takes.
+    // `8080` may be a number or a string, depending on the type of the setting.
     let mut first = None;
     for value in [
         from_str::<Value>(text).ok(),
@@ -279,7 +279,7 @@ fn edits(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The keys of a mapping with where they stand.
+/// The keys of a mapping with their locations.
 struct Keys(Vec<Spanned<String>>);
 
 impl<'de> Deserialize<'de> for Keys {
@@ -305,7 +305,7 @@ impl<'de> Deserialize<'de> for Keys {
     }
 }
 
-/// Reads the part of a mapping whose keys are wanted, with the locations of the whole.
+/// Deserializes the part of a mapping with the wanted keys, keeping the locations in the whole document.
 fn from_part<T: DeserializeOwned>(
     text: &str,
     wanted: &dyn Fn(&str) -> bool,

@@ -1,13 +1,13 @@
-//! Settings in layers: defaults, then `--config FILE`, then the environment, then flags.
+//! Layered settings: defaults, then `--config FILE`, then the environment, then flags.
 //!
-//! A server has two structs of settings, side by side in one YAML file: [`ServerSettings`], which all servers have, and
-//! its own. Its own is any struct with `Default`, `Serialize` and `Deserialize` with `#[serde(default,
-//! deny_unknown_fields)]` that serializes all of its fields; nested structs likewise. Its flags are a struct of clap
-//! `Args` with the same field names, all optional, that serializes only what was given
+//! A server has two settings structs, side by side in one YAML file: [`ServerSettings`], which all servers have, and
+//! its own. The latter is any struct that implements `Default`, `Serialize` and `Deserialize`, with
+//! `#[serde(default, deny_unknown_fields)]`, and serializes all of its fields; the same applies to nested structs. Its
+//! flags are a clap `Args` struct with the same field names, all optional, that serializes only the given ones
 //! (`#[serde(skip_serializing_if = "Option::is_none")]`).
 //!
-//! The environment variable of a setting is `DROVER_` and its path in capitals, `__` between the parts of the path:
-//! `DROVER_SHUTDOWN_GRACE`, `DROVER_RETRY__FIRST`. Values are YAML (`30s`, `true`, `[a, b]`).
+//! The environment variable of a setting is `DROVER_` followed by its path in upper case, with `__` between path
+//! segments: `DROVER_SHUTDOWN_GRACE`, `DROVER_RETRY__FIRST`. Values are YAML (`30s`, `true`, `[a, b]`).
 
 pub mod duration;
 mod load;
@@ -147,7 +147,7 @@ pub struct TlsSettings {
 }
 
 impl TlsSettings {
-    /// The files, if TLS is served.
+    /// The files, if TLS is configured.
     #[must_use]
     pub fn files(&self) -> Option<drover_tls::ServerFiles> {
         Some(drover_tls::ServerFiles {
@@ -174,7 +174,7 @@ impl TlsSettings {
 }
 
 impl ServerSettings {
-    /// What is set of traces.
+    /// The settings of tracing.
     #[must_use]
     pub fn otlp(&self) -> drover_telemetry::settings::Given {
         drover_telemetry::settings::Given {
@@ -185,7 +185,7 @@ impl ServerSettings {
         }
     }
 
-    /// The defaults of a server whose port this is; 0 takes a free one.
+    /// The default settings with this port; 0 for any free port.
     #[must_use]
     pub fn on_port(port: u16) -> Self {
         Self {
@@ -195,11 +195,11 @@ impl ServerSettings {
     }
 }
 
-/// Most calls, streams or connections that can be allowed: beyond it there is no bound worth the name.
+/// Maximum for the limits of calls, streams and connections; anything higher would not be a meaningful limit.
 const MAX_BOUND: usize = 1_000_000;
 
 impl ServerSettings {
-    /// What is wrong with the values, taken together.
+    /// Validates combinations of values.
     fn check(&self) -> Result<(), String> {
         self.tls.check()?;
         crate::audit::check(self)?;

@@ -1,4 +1,4 @@
-//! A setting that is not shown.
+//! Settings that are never shown.
 
 use std::fmt;
 
@@ -7,19 +7,20 @@ use zeroize::Zeroize;
 
 const MASK: &str = "********";
 
-/// A text that appears in no log and no output, and not in memory once it is dropped; only `expose` shows it. Empty by default. Never a flag: others see those.
+/// A string that appears in no log and no output, and is wiped from memory on drop; only `expose` reveals it. Empty by
+/// default. Must not be used for flags, which are visible to others.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {
-    /// What it says.
+    /// Returns the secret itself.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether there is none.
+    /// Whether the secret is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

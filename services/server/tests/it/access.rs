@@ -1,4 +1,4 @@
-//! Who is let in by certificate, by token and by a provider's token, and rules that change.
+//! Authentication by certificate, static token and OIDC token, and changes of rules.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -38,7 +38,7 @@ async fn start(settings: &ServerSettings) -> Running {
     spawn(service, listener, settings, Shutdown::new()).unwrap()
 }
 
-/// A server with this access file.
+/// Starts a server with this access file.
 async fn with_rules(directory: &TempDir, rules: &str) -> Running {
     let path = directory.path().join("access.yaml");
     replace(&path, rules);
@@ -62,12 +62,12 @@ fn at(address: SocketAddr, token: &str) -> Target {
     target.with_bearer(Bearer::Token(token.to_owned()))
 }
 
-/// One HTTP/1 request: the status.
+/// Sends an HTTP/1 request and returns the status.
 async fn http(address: SocketAddr, path: &str, token: Option<&str>) -> u16 {
     http_text(address, path, token).await.0
 }
 
-/// One HTTP/1 request: status, and all that was answered.
+/// Sends an HTTP/1 request and returns the status and the whole response.
 async fn http_text(address: SocketAddr, path: &str, token: Option<&str>) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let token = token
@@ -116,7 +116,7 @@ async fn without_rules_a_certificate_has_the_role_that_it_claims() {
         ("orchestrator", "spiffe://drover/orchestrator/a", true),
         ("viewer", "spiffe://drover/viewer/a", false),
         ("operator", "spiffe://drover/operator/a", false),
-        // Who is called need not call.
+        // Roles that are only called need not call.
         ("platform", "spiffe://drover/platform/a", false),
         ("agent", "spiffe://drover/agent/a", false),
         ("elsewhere", "spiffe://other/admin/a", false),
@@ -163,7 +163,7 @@ async fn rules_bind_certificates_by_uri_and_by_common_name() {
         let answer = call(&by(&authority, running.address(), &pair)).await;
         assert_eq!(answer.is_ok(), allowed, "{name}: {answer:?}");
     }
-    // With rules, claims count for nothing.
+    // With rules, claimed roles do not count.
     let admin = authority.client("admin", "spiffe://drover/admin/a");
     let error = call(&by(&authority, running.address(), &admin))
         .await
@@ -217,7 +217,7 @@ tokens:
         assert_eq!(error.reason(), Reason::PermissionDenied);
         let words = "spiffe://drover/admin/bob is denied by the access rules";
         assert!(error.message().contains(words), "{error}");
-        // How the server is says it to everybody.
+        // Health checks are open to everyone.
         HealthClient::new(connect(denied))
             .check(HealthCheckRequest::default())
             .await
@@ -316,7 +316,7 @@ async fn metrics_are_for_those_who_look_at_all_clusters() {
         tokens += &format!("  - {{name: {name}, token: {name}-0123456789abcdef}}\n");
         bindings += &format!("  - {{role: {role}, subjects: ['token:{name}'], {scope}}}\n");
     }
-    // A role that looks at no cluster widens nothing.
+    // A role without access to clusters does not widen the scope.
     bindings += "  - {role: platform, subjects: ['token:shop']}\n";
     let running = with_rules(
         &directory,
@@ -337,7 +337,7 @@ async fn metrics_are_for_those_who_look_at_all_clusters() {
         assert_eq!(answer.0, status, "{name}: {}", answer.1);
         assert!(answer.1.contains(words), "{name}: {}", answer.1);
     }
-    // Where metrics are for everybody, who says who it is sees no less.
+    // Where metrics are open, an authenticated caller sees no less.
     let open = ServerSettings {
         access: Some(directory.path().join("access.yaml")),
         metrics_auth: false,
@@ -349,7 +349,7 @@ async fn metrics_are_for_those_who_look_at_all_clusters() {
     }
 }
 
-/// So many seconds from now, as rules say it.
+/// Formats the time in this many seconds as in the rules.
 fn time(seconds: u64) -> String {
     let at = std::time::SystemTime::now() + Duration::from_secs(seconds);
     prost_types::Timestamp::from(at).to_string()
@@ -381,7 +381,7 @@ bindings:
     assert_eq!(error.reason(), Reason::Unauthenticated);
     assert!(error.message().contains("the token has expired"), "{error}");
 
-    // Near its end, and open: a stream ends with its token, and only that one.
+    // Near its expiry, and open: a stream ends with its token, and only with that one.
     let soon = with_rules(&directory, &rules(&time(3))).await;
     let open = async |token: &str| {
         let mut client = NodeAccessServiceClient::new(connect(&at(soon.address(), token)));
@@ -469,7 +469,7 @@ async fn a_stream_ends_when_who_opened_it_may_not_any_more_and_others_go_on() {
     };
     let mut kept = open("platform-0123456789").await;
     let mut ended = open("other-0123456789").await;
-    // The binding is still there, but the token is not.
+    // The binding still exists, but the token does not.
     let fewer = more.replace("other-0123456789}", "another-0123456789}");
     replace(&directory.path().join("access.yaml"), &fewer);
     let status = tokio::time::timeout(Duration::from_secs(10), ended.message())

@@ -1,4 +1,4 @@
-//! The audit log as evidence: what of it can be changed without being found, and what is not done if it cannot be written.
+//! The audit log as evidence: which manipulations are detected, and what is refused if it cannot be written.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -39,7 +39,7 @@ fn required(log: &Path) -> ServerSettings {
     }
 }
 
-/// A log of so many lines.
+/// Writes a log with this many lines.
 async fn written(log: &Path, lines: usize) {
     let mut fixture = start(audited(log)).await;
     for _ in 0..lines {
@@ -184,7 +184,7 @@ async fn an_end_that_was_cut_off_is_found_by_the_hash_of_a_line_that_has_to_be_t
     std::fs::write(&log, kept).unwrap();
     assert_eq!(check(&files).problem, None, "nobody can know");
     assert_eq!(expecting(), Some(Fault::Truncated));
-    // The server knows, if it goes on.
+    // The server notices it when it continues.
     written(&log, 1).await;
     let report = check(&files);
     let problem = report.problem.unwrap();
@@ -224,7 +224,7 @@ async fn a_line_without_an_end_stays_and_the_next_one_tells_of_it() {
             .collect::<Vec<_>>(),
         [3]
     );
-    // Nor may it be taken out, or become another one.
+    // Nor may it be removed or replaced.
     let mut all = lines(&log);
     all[2] = r#"{"seq":3,"prev":"01"#.to_owned();
     std::fs::write(&log, all.join("\n") + "\n").unwrap();
@@ -252,7 +252,7 @@ async fn lines_of_a_time_without_a_chain_are_held_by_the_first_line_of_it() {
     assert_eq!((problem.kind, problem.place.line), (Fault::Edited, 2));
 }
 
-/// A place in which nothing can be written, under the name of a log.
+/// Creates a log to which nothing can be written.
 fn full(log: &Path) {
     symlink("/dev/full", log).unwrap();
 }
@@ -279,7 +279,7 @@ async fn where_the_log_is_required_nothing_is_done_that_cannot_be_written_down()
     let refused = logs.exec(commands).await.unwrap_err();
     assert_eq!(reason(&refused), Reason::Unavailable, "{refused:?}");
     assert_eq!(*demo.seen.deadline.lock(), None, "no handler was called");
-    // Health is for everybody, whatever becomes of the log.
+    // Health checks work regardless of the log.
     assert_eq!(crate::common::get(&running, "/healthz").await.0, 200);
 
     std::fs::remove_file(&log).unwrap();

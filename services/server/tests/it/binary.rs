@@ -1,4 +1,4 @@
-//! A server as a process: flags, exit codes, signals. The process is the example `demo`.
+//! A server process: flags, exit codes, signals. The process is the example `demo`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{
@@ -21,7 +21,7 @@ fn demo() -> Command {
     command
 }
 
-/// Exit code, stdout, stderr.
+/// Returns exit code, stdout and stderr.
 fn output(command: &mut Command) -> (Option<i32>, String, String) {
     let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -101,14 +101,14 @@ fn sigterm_ends_it_with_0_and_logs_are_json_without_a_terminal() {
     }
 }
 
-/// Files in `/proc` of a process whose memory is its own belong to root, whoever it runs as.
+/// The `/proc` files of a process with private memory belong to root, whoever the process runs as.
 #[test]
 fn the_memory_of_a_server_is_out_of_reach_of_its_user() {
     const NOBODY: u32 = 65_534;
     let mut command = demo();
     command.args(["--listen", "127.0.0.1:0"]);
     if rustix::process::geteuid().is_root() {
-        // The user's files belong to root then, and cannot be told apart; the group's can.
+        // The user's files belong to root in that case and cannot be distinguished, but those of the group can.
         command.gid(NOBODY);
     }
     let mut child = command.spawn().unwrap();

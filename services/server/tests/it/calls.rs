@@ -1,4 +1,4 @@
-//! What surrounds every call: deadlines, bounds, panics, metrics.
+//! The middleware of every call: deadlines, limits, panics, metrics.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use crate::common;
@@ -12,7 +12,7 @@ use drover_server::ServerSettings;
 use tonic::{Code, Request};
 
 fn timeout<T>(message: T, millis: u64) -> Request<T> {
-    // By hand: `set_timeout` would also make the client give up.
+    // Set manually, because `set_timeout` would also make the client give up.
     let mut request = Request::new(message);
     request
         .metadata_mut()
@@ -95,7 +95,7 @@ async fn a_stream_has_only_the_deadline_that_it_brings() {
         fixture.demo.seen.running() == 1
     })
     .await;
-    // Long past the default deadline by now, it is still open.
+    // Still open long after the default deadline.
     let silent = tokio::time::timeout(Duration::from_millis(100), unlimited.message()).await;
     assert!(silent.is_err(), "{silent:?}");
 }
@@ -135,7 +135,7 @@ async fn too_many_calls_are_turned_away_at_once_and_health_is_not() {
     assert_eq!(error.reason(), Reason::Overloaded);
     assert!(error.retry_after().is_some());
 
-    // Streams have a bound of their own, given back when they end.
+    // Streams have a limit of their own, released when they end.
     let stream = fixture.logs.stream_logs(follow("forever")).await.unwrap();
     let error = to_error(&fixture.logs.stream_logs(follow("end")).await.unwrap_err());
     assert_eq!(error.reason(), Reason::Overloaded);
@@ -268,7 +268,7 @@ async fn calls_are_counted_by_method_and_code_and_made_up_methods_together() {
     assert!(!text.contains("made.up"), "{text}");
 }
 
-/// An empty message in both directions.
+/// A codec with empty messages in both directions.
 fn tonic_codec() -> impl tonic::codec::Codec<Encode = (), Decode = ()> {
     tonic_prost::ProstCodec::<(), ()>::default()
 }

@@ -1,4 +1,4 @@
-//! Names that a server answers to, and requests of browsers.
+//! Accepted host names, and requests from browsers.
 
 use crate::common;
 
@@ -20,7 +20,7 @@ use tokio::{
 };
 
 const LIST: &str = "/drover.platform.v1.InventoryService/ListHosts";
-/// What a server has over plain HTTP, its own route and one that it does not have.
+/// The plain HTTP paths: the server's own, a custom route, and one that does not exist.
 const PATHS: [&str; 5] = ["/healthz", "/readyz", "/metrics", "/hello", "/nothing"];
 
 async fn fixture(allowed: &[&str]) -> Fixture {
@@ -34,7 +34,7 @@ async fn fixture(allowed: &[&str]) -> Fixture {
     .await
 }
 
-/// One request over HTTP/1, as it is written: status, and all that was answered.
+/// Sends a raw HTTP/1 request and returns the status and the whole response.
 async fn send(address: SocketAddr, head: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("{head}connection: close\r\n\r\n");
@@ -45,7 +45,7 @@ async fn send(address: SocketAddr, head: &str) -> (u16, String) {
     (status, answer)
 }
 
-/// One request over HTTP/2, with an empty message of gRPC.
+/// Sends an HTTP/2 request with an empty gRPC message.
 async fn call(address: SocketAddr, uri: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) =
@@ -72,7 +72,7 @@ fn text(answer: &Response<Bytes>) -> String {
     String::from_utf8(answer.body().to_vec()).unwrap()
 }
 
-/// Whether a handler saw a call.
+/// Whether a handler was called.
 fn ran(demo: &Demo) -> bool {
     demo.seen.deadline.lock().is_some()
 }
@@ -187,10 +187,10 @@ async fn grpc_is_answered_under_its_own_names_only() {
         let answer = call(address, &format!("http://{authority}{LIST}"), &[]).await;
         assert_eq!(answer.status(), 421, "{authority}");
         assert!(!text(&answer).is_empty(), "{authority}");
-        // What libraries of gRPC show.
+        // The part that gRPC libraries show.
         assert_eq!(answer.headers()["grpc-status"], "7", "{authority}");
     }
-    // Without :authority, and with a name beside it.
+    // Without `:authority`, with and without a host header.
     for (uri, host, expected) in [
         (LIST, None, 421),
         (LIST, Some("evil.example"), 421),
@@ -314,7 +314,7 @@ async fn names_of_the_certificate_are_names_of_the_server() {
     };
     call("orders.example").await.unwrap();
     call("one.svc.example").await.unwrap();
-    // Nobody gets as far as being misdirected.
+    // The client already rejects the certificate.
     let error = call("evil.example").await.unwrap_err();
     assert!(is_unreachable(&error), "{error}");
 

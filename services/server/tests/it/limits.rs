@@ -1,4 +1,4 @@
-//! Callers who take and do not give: what they can hold is bounded, and others do not notice.
+//! Abusive callers: the resources that they can hold are limited, and others are not affected.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use crate::common;
@@ -29,9 +29,9 @@ use tonic_reflection::pb::v1::{
     ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
 };
 
-/// What begins a connection of HTTP/2: preface and empty SETTINGS.
+/// Start of an HTTP/2 connection: preface and empty SETTINGS.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// How long anything may take.
+/// Timeout of every step.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LIST: &str = "/drover.platform.v1.InventoryService/ListHosts";
 
@@ -46,7 +46,7 @@ fn channel(address: SocketAddr) -> Channel {
     connect(&format!("http://{address}").parse::<Target>().unwrap())
 }
 
-/// A caller with a connection of its own is answered.
+/// Asserts that a caller with a connection of its own is served.
 async fn is_answered(address: SocketAddr) {
     let mut hosts = InventoryServiceClient::new(channel(address));
     let answer = timeout(PATIENCE, hosts.list_hosts(ask(""))).await;
@@ -70,14 +70,14 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// `POST /` of gRPC, in the static table of HPACK but for the content type.
+/// The headers of a gRPC `POST /`, from the static table of HPACK except for the content type.
 fn headers() -> Vec<u8> {
     let mut block = vec![0x83, 0x86, 0x84, 0x0f, 0x10, 16];
     block.extend(b"application/grpc");
     block
 }
 
-/// Whether the other end says GOAWAY, or closes without a word.
+/// Whether the server sends GOAWAY or closes the connection.
 async fn is_sent_away(stream: &mut TcpStream) -> bool {
     let mut answer = Vec::new();
     let mut chunk = [0; 16 * 1024];
@@ -110,7 +110,7 @@ async fn the_place_of_an_idle_connection_is_given_to_one_that_comes() {
     let ended = timeout(PATIENCE, silent.read_to_end(&mut rest)).await;
     let _ = ended.unwrap();
 
-    // One that speaks HTTP/2 is told so, and its client connects again by itself.
+    // An HTTP/2 client is told by GOAWAY, and reconnects by itself.
     let mut first = InventoryServiceClient::new(channel(address));
     first.list_hosts(ask("")).await.unwrap();
     is_answered(address).await;
@@ -136,7 +136,7 @@ async fn a_connection_too_many_is_told_so_in_its_own_words() {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     assert!(status.message().contains("max_connections"), "{status:?}");
     assert_eq!(get(&fixture.running, "/healthz").await.0, 503);
-    // The one that has something to do was left alone, and others come when it has nothing.
+    // The busy connection is left alone, and new ones are accepted once it is idle.
     drop(watch);
     eventually("there is a place", async || {
         InventoryServiceClient::new(channel(address))
@@ -181,7 +181,7 @@ async fn ten_thousand_idle_connections_hold_no_more_places_than_there_are() {
 
 type Sent = futures::channel::mpsc::Sender<Result<Frame<Bytes>, std::io::Error>>;
 
-/// A call whose request goes on as long as it is written.
+/// Starts a call whose request body is written through the sender.
 async fn dribble(
     fixture: &Fixture,
     first: &[u8],
@@ -201,7 +201,7 @@ async fn dribble(
     let request = Request::post(format!("http://x{LIST}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
-        // A place for as long as may be.
+        // Occupies its slot for as long as possible.
         .header("grpc-timeout", "800S")
         .body(StreamBody::new(body))
         .unwrap();
@@ -216,10 +216,10 @@ async fn a_message_that_does_not_arrive_gives_its_place_back() {
         ..ServerSettings::default()
     };
     let fixture = start(settings).await;
-    // The prefix of a message, and nothing of it.
+    // The header of a message, without any of its content.
     let (_open, answer) = dribble(&fixture, &[0, 0, 0, 0, 9]).await;
     let begin = tokio::time::Instant::now();
-    // Its place is taken, until it is given up.
+    // Its slot is occupied until the call is given up.
     let mut hosts = fixture.hosts.clone();
     let mut refused = 0;
     while let Err(status) = hosts.list_hosts(ask("")).await {
@@ -240,7 +240,7 @@ async fn headers_that_never_end_end_the_connection() {
     let fixture = start(ServerSettings::default()).await;
     let mut stream = TcpStream::connect(fixture.running.address()).await.unwrap();
     stream.write_all(HELLO).await.unwrap();
-    // Without END_HEADERS, and nothing after it: not even an answer to a ping may come now.
+    // Without END_HEADERS, after which HTTP/2 permits no other frame, not even the response to a ping.
     stream
         .write_all(&frame(1, 0, 1, &headers()[..3]))
         .await
@@ -281,13 +281,13 @@ async fn headers_above_the_limit_are_refused_in_both_protocols() {
         Err(error) => assert!(!error.is_timeout(), "{error}"),
     }
 
-    // Pieces without an end are bounded as well.
+    // CONTINUATION frames without an end are limited as well.
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(HELLO).await.unwrap();
     stream.write_all(&frame(1, 0, 1, &headers())).await.unwrap();
     let more = frame(9, 0, 1, &[0x10, 1, b'a', 1, b'b'].repeat(2000));
     for _ in 0..1000 {
-        // It may be closed already.
+        // The connection may be closed already.
         if stream.write_all(&more).await.is_err() {
             break;
         }
@@ -328,7 +328,7 @@ async fn pings_and_settings_that_nobody_reads_the_answers_of_are_not_collected()
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(HELLO).await.unwrap();
         let mut written = 0_usize;
-        // Until the server reads no more of it, or ends it: both will do.
+        // Until the server stops reading or ends it; both are fine.
         while written < 256 << 20
             && let Ok(Ok(())) = timeout(Duration::from_millis(500), stream.write_all(&flood)).await
         {
@@ -337,7 +337,7 @@ async fn pings_and_settings_that_nobody_reads_the_answers_of_are_not_collected()
         is_answered(address).await;
     }
     let grown = memory().saturating_sub(before);
-    // Other tests of this process take something at the same time.
+    // Other tests in this process allocate memory at the same time.
     assert!(grown < 128 << 20, "{grown}");
 }
 
@@ -366,7 +366,7 @@ async fn a_stream_that_nobody_reads_waits_and_holds_little() {
     for _ in 0..20 {
         is_answered(address).await;
     }
-    // What the client lets in, what waits for it to let more in, and a message that is being made.
+    // The client's window, the bytes that wait for it to open, and messages that are being created.
     let most = STREAMS * (64 * 1024 + 64 * 1024 + 4 * ENDLESS);
     let given = seen.given.load(Ordering::SeqCst);
     println!(
@@ -379,7 +379,7 @@ async fn a_stream_that_nobody_reads_waits_and_holds_little() {
     eventually("they are let go", async || seen.running() == 0).await;
 }
 
-/// A server that two know how to call: `greedy` and `other`.
+/// Starts a server with two known callers: `greedy` and `other`.
 async fn start_for_two(settings: ServerSettings) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let rules = directory.path().join("access.yaml");
@@ -393,11 +393,11 @@ async fn start_for_two(settings: ServerSettings) -> Fixture {
         access: Some(rules),
         ..settings
     };
-    // The rules are read when it starts; those that are gone later stay.
+    // The rules are read at startup, and stay in effect when the file is gone.
     start(settings).await
 }
 
-/// A connection of its own of one of the two.
+/// Returns a connection of one of the two callers.
 fn of(fixture: &Fixture, name: &str) -> Channel {
     let target: Target = format!("http://{}", fixture.running.address())
         .parse()
@@ -409,7 +409,7 @@ fn token(name: &str) -> String {
     format!("{name}-0123456789abcdef")
 }
 
-/// One request over a connection that stays: its status.
+/// Sends a request over a persistent connection and returns its status.
 async fn status(stream: &mut TcpStream, path: &str, name: &str) -> u16 {
     let bearer = token(name);
     let request =
@@ -461,7 +461,7 @@ async fn one_caller_leaves_connections_for_others() {
     let mut held = Vec::new();
     for client in &mut greedy[..3] {
         held.push(client.stream_logs(follow("forever")).await.unwrap());
-        // However many calls it has, it is one connection.
+        // Further calls on the same connection do not count.
         held.push(client.stream_logs(follow("forever")).await.unwrap());
     }
     let refused = greedy[3].stream_logs(follow("forever")).await.unwrap_err();
@@ -470,7 +470,7 @@ async fn one_caller_leaves_connections_for_others() {
     assert!(refused.message().contains(words), "{refused:?}");
     let mut plain = TcpStream::connect(fixture.running.address()).await.unwrap();
     assert_eq!(status(&mut plain, "/elsewhere", "greedy").await, 503);
-    // What must answer when nothing else does.
+    // Paths that must always be answered.
     assert_eq!(status(&mut plain, "/metrics", "greedy").await, 200);
     assert_eq!(status(&mut plain, "/elsewhere", "other").await, 404);
     let mut other = NodeAccessServiceClient::new(of(&fixture, "other"));
@@ -552,7 +552,7 @@ async fn strangers_ask_for_health_only_so_often_at_once() {
     for watch in &mut held {
         assert!(watch.next().await.unwrap().is_ok());
     }
-    // Those who work on the same connection do not mind.
+    // Working calls on the same connection are not affected.
     let mut hosts = fixture.hosts.clone();
     hosts.list_hosts(ask("")).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! What every server does: limits, access, certificates, settings, telemetry.
+//! Common functionality of all servers: limits, access, certificates, settings, telemetry.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

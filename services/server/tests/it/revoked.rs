@@ -1,4 +1,4 @@
-//! Client certificates that are trusted no more: revoked, or of an authority that was taken away.
+//! Client certificates that are no longer trusted: revoked, or issued by a CA that was removed.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -24,7 +24,7 @@ use crate::common::{Demo, ask, eventually, follow, service};
 
 const ANN: &str = "spiffe://drover/admin/ann";
 const BOB: &str = "spiffe://drover/admin/bob";
-/// How long an end may take: looks at the files, and a machine with much to do.
+/// Timeout for the end of a connection, including the file checks and a busy machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 fn settings(server: &Pair, client_ca: PathBuf, crl: Option<PathBuf>) -> ServerSettings {
@@ -142,7 +142,7 @@ async fn what_is_open_ends_when_its_authority_is_taken_away() {
         refused.is_some_and(|error| error.message().contains("that the server does not trust"))
     })
     .await;
-    // A new certificate of the server alone changes nothing for anybody.
+    // A new server certificate alone affects nobody.
     let (cert, key) = ours.make(&Wanted::server("server"));
     replace(&server.key, &key);
     replace(&server.cert, &cert);
@@ -215,7 +215,7 @@ async fn a_list_that_cannot_be_read_keeps_a_server_from_starting() {
             Some("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"),
             "holds a list that cannot be read",
         ),
-        // Only one of them would be asked, which may be the older one.
+        // Only one of them would be checked, which may be the older one.
         (
             Some(&*twice),
             "holds two lists of CN=ours; keep the newest only",

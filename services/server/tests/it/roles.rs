@@ -1,4 +1,4 @@
-//! What a client demands of the server's certificate beyond its name: the role that it calls.
+//! Requirements of a client on the server's certificate beyond its name: the role of the server.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -27,7 +27,7 @@ use tokio_rustls::TlsAcceptor;
 const PATIENCE: Duration = Duration::from_secs(5);
 const TOKEN: &str = "token-0123456789abcdef";
 
-/// A server that answers nothing and keeps what clients send to it after the handshake.
+/// A server that never responds, and records what clients send after the handshake.
 struct Silent {
     address: SocketAddr,
     heard: Arc<Mutex<Vec<u8>>>,
@@ -61,7 +61,7 @@ impl Silent {
                 let (stream, _) = listener.accept().await.unwrap();
                 if let Ok(mut stream) = acceptor.accept(stream).await {
                     let mut read = Vec::new();
-                    // The client goes away in whatever way.
+                    // The client may close the connection in any way.
                     let _ = stream.read_buf(&mut read).await;
                     keep.lock().append(&mut read);
                 }
@@ -111,7 +111,7 @@ async fn a_server_of_another_role_is_refused_before_anything_is_sent_to_it() {
             &["spiffe://drover/platform/local"][..],
             "spiffe://drover/platform/local",
         ),
-        // Whoever has its key may look at clusters, and not pass for what has them.
+        // The holder of such a key may access clusters, but must not impersonate a server.
         (&["spiffe://drover/admin/ann"], "spiffe://drover/admin/ann"),
         (
             &["spiffe://drover/orchestrator/a", "spiffe://drover/agent/b"],
@@ -144,7 +144,7 @@ async fn a_server_that_says_no_role_is_believed_unless_it_has_to_say_one() {
     for uris in [
         &[][..],
         &["https://drover.example.com"],
-        // Of somebody else's trust domain: a mesh, for example.
+        // From another trust domain, such as that of a service mesh.
         &["spiffe://cluster.local/ns/drover/sa/orchestrator"],
     ] {
         let pair = certificate(&authority, uris);

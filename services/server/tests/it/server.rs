@@ -1,4 +1,4 @@
-//! A server as a whole: what it serves beside its own, how it starts and how it stops.
+//! A complete server: its built-in services, startup and shutdown.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use crate::common;
@@ -306,7 +306,7 @@ async fn what_takes_longer_than_the_grace_is_cut_off() {
 async fn a_client_that_has_gone_silent_does_not_hold_up_the_end() {
     let fixture = start(ServerSettings::default()).await;
     let mut silent = TcpStream::connect(fixture.running.address()).await.unwrap();
-    // Preface and empty SETTINGS; the answers are never read.
+    // Preface and empty SETTINGS; the responses are never read.
     silent
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
@@ -399,7 +399,7 @@ async fn random_bytes_never_bring_the_server_down() {
     for _ in 0..200 {
         let mut body: Vec<u8> = (0..random.usize(0..200)).map(|_| random.u8(..)).collect();
         if random.bool() {
-            // Framed as gRPC, so that it gets as far as the decoder.
+            // Framed as gRPC, so that it reaches the decoder.
             let mut framed = vec![0];
             framed.extend(u32::try_from(body.len()).unwrap().to_be_bytes());
             framed.append(&mut body);
@@ -414,7 +414,7 @@ async fn random_bytes_never_bring_the_server_down() {
                 .unwrap();
         let response = match tower::ServiceExt::oneshot(fixture.channel.clone(), request).await {
             Ok(response) => response,
-            // The client has the same deadline, and on a busy machine it is the first to say so.
+            // The client has the same deadline, and may report it first on a busy machine.
             Err(error) => {
                 assert!(error.to_string().contains("Timeout expired"), "{error}");
                 continue;
@@ -433,7 +433,7 @@ async fn random_bytes_never_bring_the_server_down() {
             Vec::new()
         };
         bytes.extend((0..random.usize(1..300)).map(|_| random.u8(..)));
-        // It may be closed already while this is written.
+        // The connection may be closed while this is written.
         let _ = stream.write_all(&bytes).await;
     }
     assert_eq!(fixture.demo.seen.running(), 0);

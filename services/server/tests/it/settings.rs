@@ -1,4 +1,4 @@
-//! Settings: layers, and errors that say where.
+//! Settings: layers, and errors with their location.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{io::Write, time::Duration};
@@ -105,7 +105,7 @@ fn a_variable_is_read_as_its_setting_wants_it() {
         ("DROVER_NAMESPACES", "[a, b]"),
         ("DROVER_LISTEN", "127.0.0.1:0"),
         ("DROVER_MAX_DEADLINE", "1h30m"),
-        // The command line's own.
+        // A variable of the command line.
         ("DROVER_SERVER", "http://127.0.0.1:7400"),
     ];
     let (server, own) = load("", &environment, &[]).unwrap();

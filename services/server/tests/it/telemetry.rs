@@ -1,4 +1,4 @@
-//! Spans that nobody takes cost a bounded amount of memory and no time.
+//! Spans that cannot be exported cost a limited amount of memory and no time.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::{net::TcpListener, time::Duration};
@@ -6,9 +6,9 @@ use std::{net::TcpListener, time::Duration};
 use drover_telemetry::{Exporter, Kind, Settings, Span, settings::Given};
 use tokio::time::Instant;
 
-/// Far more than wait for a collector.
+/// Far more than the queue can hold.
 const FLOOD: usize = 20_000;
-/// Those that may wait, and those that are on their way.
+/// The queue and the batch in flight.
 const KEPT: usize = 4096 + 512;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

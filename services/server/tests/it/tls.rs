@@ -1,4 +1,4 @@
-//! TLS: who is let in, what each side says of the other, and certificates that change.
+//! TLS: authentication, error messages on both sides, and certificates that change.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -32,7 +32,7 @@ use tokio::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 const ADMIN: &str = "spiffe://drover/admin/test";
-/// How long anything may take: less than until a connection is ended that does not answer pings.
+/// Timeout of every step: shorter than the time until an unresponsive connection is closed.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 fn tls(server: &Pair, client_ca: Option<PathBuf>) -> ServerSettings {
@@ -83,7 +83,7 @@ async fn health(channel: &Channel) -> Result<(), Error> {
         .map_err(|status| to_error(&status))
 }
 
-/// One HTTP/1 request over TLS without a client certificate: the status.
+/// Sends an HTTP/1 request over TLS without a client certificate and returns the status.
 async fn get(address: SocketAddr, authority: &Authority, path: &str) -> u16 {
     let mut roots = RootCertStore::empty();
     roots
@@ -102,7 +102,7 @@ async fn get(address: SocketAddr, authority: &Authority, path: &str) -> u16 {
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // Whether the server says goodbye is not asked here.
+    // A missing close_notify is not relevant here.
     let _ = stream.read_to_end(&mut answer).await;
     let answer = String::from_utf8(answer).unwrap();
     answer.split(' ').nth(1).unwrap().parse().unwrap()
@@ -208,7 +208,7 @@ async fn the_client_says_what_is_wrong_with_the_server() {
         let all = format!("the server's certificate is refused: {words}");
         assert!(error.message().contains(&all), "{error}");
     }
-    // The right name, said by the client.
+    // The right name, set by the client.
     let (_demo, running) = start(&tls(&ours.write(&elsewhere), None)).await;
     let named = ClientSettings {
         server_name: Some("db.example.com".to_owned()),
@@ -222,7 +222,7 @@ async fn the_client_says_what_the_server_has_against_it() {
     refusals_of_clients().await;
 }
 
-/// The connection has a task of its own, which may be quicker than the call.
+/// The connection has a task of its own, which may be faster than the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_client_says_so_on_several_threads_too() {
     for _ in 0..20 {
@@ -312,7 +312,7 @@ async fn a_changed_certificate_is_used_and_connections_stay() {
         .await
         .unwrap_err();
     assert!(error.message().contains("not trusted"), "{error}");
-    // The old connection never ended.
+    // The old connection is still open.
     call(&before).await.unwrap();
     assert_eq!(demo.seen.running(), 1);
     drop(open);
@@ -329,7 +329,7 @@ async fn a_client_shows_its_certificate_as_it_is_when_it_connects() {
     let (cert, key) = ours.make(&Wanted::client("own", ADMIN));
     replace(&own.key, &key);
     replace(&own.cert, &cert);
-    // The same channel, at its next connection.
+    // The same channel, with its next connection.
     call(&channel).await.unwrap();
 }
 
@@ -352,7 +352,7 @@ async fn a_connection_ends_when_its_client_certificate_expires() {
     let mut hosts = InventoryServiceClient::new(channel.clone());
     let under_way = tokio::spawn(async move { hosts.list_hosts(ask("wait")).await });
     eventually("a call is under way", async || demo.seen.running() == 2).await;
-    // One that neither asks nor answers anything.
+    // A connection that neither sends nor responds to anything.
     let shown = drover_tls::Client::new(trusting(&ours, Some(&own)));
     let stream = TcpStream::connect(running.address()).await.unwrap();
     let mut silent = tokio_rustls::TlsConnector::from(shown.config().unwrap().config.clone())
@@ -377,7 +377,7 @@ async fn a_connection_ends_when_its_client_certificate_expires() {
     under_way.await.unwrap().unwrap();
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(PATIENCE, silent.read_to_end(&mut rest)).await;
-    // Ended or reset, but ended.
+    // Closed or reset, but ended.
     let _ = ended.expect("the connection stays");
     eventually("calls need another certificate", async || {
         call(&channel).await.is_err_and(|error| {
@@ -387,7 +387,7 @@ async fn a_connection_ends_when_its_client_certificate_expires() {
     })
     .await;
 
-    // The same channel, with the files that it finds now.
+    // The same channel, with the current files.
     let (cert, key) = ours.make(&Wanted::client("own", ADMIN));
     replace(&own.key, &key);
     replace(&own.cert, &cert);
@@ -430,7 +430,7 @@ async fn what_cannot_be_read_keeps_the_server_from_starting_and_is_named() {
         words.contains("authorities of clients") && words.contains("empty.pem"),
         "{words}"
     );
-    // What a client is told of its own files.
+    // The client's errors about its own files.
     let target: Target = "https://127.0.0.1:1".parse().unwrap();
     let error = target
         .with_tls(trusting(&ours, Some(&missing)))
@@ -480,7 +480,7 @@ async fn who_does_not_shake_hands_loses_its_place() {
     for mut stream in idle {
         let mut rest = Vec::new();
         let ended = tokio::time::timeout(Duration::from_secs(9), stream.read_to_end(&mut rest));
-        // Ended or reset, but ended.
+        // Closed or reset, but ended.
         let _ = ended.await.expect("still open");
     }
     call(&dial(running.address(), trusting(&ours, None)))
@@ -500,7 +500,7 @@ async fn a_crowd_of_silent_clients_keeps_nobody_out() {
     for _ in 0..50 {
         crowd.push(TcpStream::connect(running.address()).await.unwrap());
     }
-    // Far sooner than the silent ones are given up.
+    // Well before the silent connections time out.
     let channel = dial(running.address(), trusting(&ours, None));
     let answer = tokio::time::timeout(Duration::from_secs(3), call(&channel));
     answer.await.unwrap().unwrap();
@@ -524,7 +524,7 @@ async fn handshakes_that_are_refused_are_audited_and_a_flood_of_them_is_not() {
         let channel = dial(running.address(), trusting(&ours, Some(own)));
         call(&channel).await.unwrap_err();
     }
-    // Without any certificate the handshake holds, and the call does not.
+    // Without a certificate the handshake succeeds, and the call fails.
     call(&dial(running.address(), trusting(&ours, None)))
         .await
         .unwrap_err();

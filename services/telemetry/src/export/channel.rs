@@ -1,4 +1,4 @@
-//! The connection to a collector: made when it is needed, made again when it is lost.
+//! The connection to a collector, established on demand and re-established when lost.
 
 use std::{
     error::Error as StdError,
@@ -18,12 +18,11 @@ use tower::Service;
 
 use crate::settings::{Settings, TelemetryError};
 
-/// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often a connection is pinged while a call is in flight.
+/// Keep-alive interval while a call is in flight.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// Contacts nobody yet.
+/// Creates a channel without connecting yet.
 pub(super) fn open(settings: &Settings) -> Result<Channel, TelemetryError> {
     let uri = settings.endpoint.clone();
     let endpoint = |uri: Uri| {
@@ -48,7 +47,7 @@ pub(super) fn open(settings: &Settings) -> Result<Channel, TelemetryError> {
             tcp
         },
     };
-    // tonic would look for TLS of its own behind `https`.
+    // The scheme must be `http`, because tonic would otherwise do its own TLS.
     let mut parts = uri.clone().into_parts();
     if uri.port().is_none()
         && let Some(host) = uri.host()
@@ -60,7 +59,7 @@ pub(super) fn open(settings: &Settings) -> Result<Channel, TelemetryError> {
     Ok(endpoint(plain).origin(uri).connect_with_connector_lazy(tls))
 }
 
-/// What went wrong, down to its cause.
+/// Describes an error including its causes.
 pub(super) fn words(error: &(dyn StdError + 'static)) -> String {
     let mut words = error.to_string();
     let mut next = error.source();
@@ -99,7 +98,7 @@ impl Service<Uri> for Tls {
         let (client, name) = (self.client.clone(), self.name.clone());
         Box::pin(async move {
             let stream = tcp.await?.into_inner();
-            // Small files, but files.
+            // Reading the certificate files blocks.
             let ready = tokio::task::spawn_blocking(move || client.config()).await??;
             let host = drover_tls::client::server_name(&name)?;
             let shake = TlsConnector::from(ready.config.clone()).connect(host, stream);

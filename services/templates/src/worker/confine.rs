@@ -1,4 +1,4 @@
-//! What the process takes away from itself before it reads anything.
+//! Confinement of the worker process before it reads any input.
 
 use std::{
     fs::File,
@@ -11,20 +11,20 @@ use rustix::{
     process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
 };
 
-/// How long an allowance is good for the next text, too: to ask the kernel takes longer than most texts.
+/// How long an allowance also covers further texts: querying the kernel takes longer than most texts.
 const ALLOWANCE: Duration = Duration::from_millis(100);
 
-/// That all of it is in force.
+/// Proof that the confinement is in effect.
 pub(super) struct Confined {
-    /// Where the kernel tells the processor time used; nothing can be opened any more.
+    /// Reports the processor time used. Kept open, because no file can be opened any more.
     stat: File,
-    /// When the last allowance was given.
+    /// When the last allowance was granted.
     allowed: SystemTime,
 }
 
 impl Confined {
-    /// From here on it has this much more memory, opens no file and starts no process, and nobody else of its user can
-    /// look into it.
+    /// Confines the process: from here on it can use this much more memory, but can neither open files nor start
+    /// processes, and no other process of the same user can inspect it.
     pub(super) fn new(memory: u64) -> io::Result<Self> {
         let stat = File::open("/proc/self/stat")?;
         let limit = |resource, most| {
@@ -49,10 +49,10 @@ impl Confined {
         Ok(confined)
     }
 
-    /// Lets it go on for that much more processor time.
+    /// Grants more processor time.
     pub(super) fn allow_seconds(&mut self, seconds: u64) -> io::Result<()> {
         let now = SystemTime::now();
-        // A clock that goes back is as good as one that goes on.
+        // A clock that went backwards also starts a new allowance.
         let since = now.duration_since(self.allowed).unwrap_or(ALLOWANCE);
         if since < ALLOWANCE {
             return Ok(());
@@ -65,13 +65,13 @@ impl Confined {
         Ok(setrlimit(Resource::Cpu, new)?)
     }
 
-    /// Seconds of processor time used.
+    /// Processor time used so far, in seconds.
     fn used(&mut self) -> io::Result<u64> {
         let mut text = [0; 1024];
         self.stat.rewind()?;
         let size = self.stat.read(&mut text)?;
         let text = String::from_utf8_lossy(&text[..size]);
-        // The name of the program, in parentheses, may have spaces in it.
+        // The program name, in parentheses, may contain spaces.
         let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
         let ticks = |at| -> Option<u64> { fields.split_whitespace().nth(at)?.parse().ok() };
         let (user, system) = ticks(11).zip(ticks(12)).ok_or_else(unreadable)?;
@@ -79,7 +79,7 @@ impl Confined {
     }
 }
 
-/// Bytes of address space that the process has.
+/// Address space used by the process, in bytes.
 fn taken() -> io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages: Option<u64> = text

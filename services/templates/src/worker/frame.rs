@@ -1,4 +1,4 @@
-//! How both sides write and read.
+//! Wire format between the worker process and its client.
 
 use std::{
     collections::BTreeMap,
@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::render::MAX_RENDERED;
 
-/// The kinds of frames.
+/// Kinds of frames.
 pub(super) const SESSION: u8 = 0;
 pub(super) const QUESTION: u8 = 1;
 const DONE: u8 = 2;
 const FAILED: u8 = 3;
 
-/// Largest answer: a text and its kind, or an error, which is short.
+/// Maximum answer size: a text and its kind; errors are shorter.
 pub const MAX_ANSWER: usize = MAX_RENDERED + 1;
 
-/// Bytes of the length in front of a frame.
+/// Size of the length prefix.
 const HEAD: usize = 4;
 
-/// What the process says.
+/// Result of a question.
 pub type Answer = Result<String>;
 
-/// An error as it is sent.
+/// An error in its wire format.
 #[derive(Serialize, Deserialize)]
 struct Failure {
     reason: String,
@@ -33,7 +33,7 @@ struct Failure {
     metadata: BTreeMap<String, String>,
 }
 
-/// A frame of this kind.
+/// Serializes a frame.
 pub(super) fn write(kind: u8, body: &impl Serialize) -> Result<Vec<u8>> {
     let mut frame = vec![0; HEAD];
     frame.push(kind);
@@ -41,7 +41,7 @@ pub(super) fn write(kind: u8, body: &impl Serialize) -> Result<Vec<u8>> {
     closed(frame).ok_or_else(|| Error::internal("a text: too large"))
 }
 
-/// Writes the length of a frame into the place for it.
+/// Fills in the length prefix of a frame.
 fn closed(mut frame: Vec<u8>) -> Option<Vec<u8>> {
     let length = u32::try_from(frame.len() - HEAD).ok()?;
     frame[..HEAD].copy_from_slice(&length.to_le_bytes());
@@ -49,11 +49,11 @@ fn closed(mut frame: Vec<u8>) -> Option<Vec<u8>> {
 }
 
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
-    // What serde says repeats contents.
+    // The messages of serde repeat content.
     serde_json::from_slice(body).map_err(|_| Error::internal("a text cannot be read"))
 }
 
-/// The next frame, by its kind. `None`: there will be none.
+/// Reads the next frame. `None` at the end of the input.
 pub(super) fn read(input: &mut impl Read) -> io::Result<Option<(u8, Vec<u8>)>> {
     let mut head = [0; HEAD];
     match input.read_exact(&mut head) {
@@ -98,15 +98,16 @@ pub(super) fn answer(output: &mut impl Write, answer: Answer) -> io::Result<()> 
     output.flush()
 }
 
-/// An answer of which not all may have come yet.
+/// An answer that is still being received.
 #[derive(Default)]
 pub struct Incoming(Vec<u8>);
 
 impl Incoming {
-    /// Takes in what came. `Some`: the answer is there.
+    /// Adds received bytes. Returns the answer once it is complete.
     ///
     /// # Errors
-    /// `Internal` for what no process of this module sends.
+    ///
+    /// `Internal` for data that no worker process sends.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Option<Answer>> {
         self.0.extend_from_slice(bytes);
         let Some((head, frame)) = self.0.split_first_chunk::<HEAD>() else {

@@ -1,4 +1,4 @@
-//! What a catalogue chooses, renders and refuses.
+//! Selection, rendering and rejection by catalogues.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

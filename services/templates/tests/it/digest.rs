@@ -1,4 +1,4 @@
-//! What changes the digest of an entry, and what does not.
+//! Changes that affect the digest of an entry, and changes that do not.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -42,7 +42,7 @@ const FILES: [EmbeddedFile; 6] = [
     },
 ];
 
-/// The digest of each entry, by store and version.
+/// Returns the digest of each entry, by store and version.
 fn digests(catalogue: &Catalogue) -> BTreeMap<String, String> {
     let entries = catalogue.entries().into_iter();
     entries

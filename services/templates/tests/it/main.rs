@@ -1,4 +1,4 @@
-//! Catalogues of templates, and what they render to.
+//! Template catalogues and their output.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! The process that renders what callers wrote, as the one who asks sees it.
+//! The worker process from the client's perspective.
 
 use std::{
     io::{Read, Write},
@@ -56,7 +56,7 @@ impl Worker {
         self.answer()
     }
 
-    /// A line of what the kernel says of it.
+    /// Reads a file of the process in `/proc`.
     fn of_proc(&self, file: &str) -> String {
         std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).unwrap()
     }
@@ -115,7 +115,7 @@ fn a_text_that_takes_too_much_ends_nothing_but_it() {
     assert_eq!(fine.unwrap(), "fine");
 }
 
-/// What a text is where it is rendered in this process.
+/// Renders a text within this process.
 fn here(source: &str, context: &Context, own: &NodeScope) -> Result<String> {
     let scope = Scope::from(context.clone()).of_node(own);
     render_text("bootstrap", source, &scope).map(drover_templates::Rendered::into_text)
@@ -128,7 +128,7 @@ fn told(answer: &Answer) -> String {
     }
 }
 
-/// Texts, right and wrong, that read everything there is to read.
+/// Valid and invalid texts that read every part of the context.
 const PIECES: &[&str] = &[
     "{{ cluster.id }} {{ cluster.store }} {{ cluster.version }}",
     "{{ cluster.attributes }}",

@@ -1,4 +1,4 @@
-//! Certificates that change.
+//! Reloading of certificates.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Files that change under a server and a client.
+//! Files that change while a server or a client uses them.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -32,7 +32,7 @@ fn a_change_is_used_once_two_looks_agree() {
     assert_eq!(server.look(), Look::Same);
     let (cert, key) = authority.make(&Wanted::server("server"));
     replace(&pair.cert, &cert);
-    // Half of a change: the key is still the old one.
+    // The change is incomplete: the key is still the old one.
     assert_eq!(server.look(), Look::Same);
     replace(&pair.key, &key);
     assert_eq!(server.look(), Look::Same);
@@ -63,7 +63,7 @@ fn what_cannot_be_used_is_said_once_and_the_last_good_one_stays() {
     };
     assert!(error.to_string().contains("server.pem"), "{error}");
     assert!(Arc::ptr_eq(&before, &server.config()));
-    // The same as before is nothing new, and what is broken again later is said again.
+    // Restoring the content in use is no change, and a later error is reported again.
     replace(&pair.cert, &good);
     assert_eq!(server.look(), Look::Same);
     replace(&pair.cert, "no certificate");

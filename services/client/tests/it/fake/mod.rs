@@ -1,4 +1,4 @@
-//! An orchestrator with nothing behind it, whose state outlives its servers.
+//! A fake orchestrator whose state outlives its servers.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -102,7 +102,7 @@ impl Fake {
         self.state.lock().last_min_revision
     }
 
-    /// Messages made from the state, again after each change. `step` takes what it said before.
+    /// Streams messages derived from the state, again after each change. `step` receives what it returned before.
     fn follow<M, S>(
         &self,
         start: S,
@@ -164,7 +164,7 @@ macro_rules! absent {
     )* };
 }
 
-/// What both snapshots are made of: names said before, and whether the snapshot was.
+/// State of both snapshot watches: the names sent before, if the snapshot was sent.
 type Said = Option<Vec<String>>;
 
 #[tonic::async_trait]
@@ -267,7 +267,7 @@ impl ClusterService for Fake {
         &self,
         request: Request<pb::ListEventsRequest>,
     ) -> Answer<pb::ListEventsResponse> {
-        // Two in a page, so that there are several.
+        // Two per page, so that there are several pages.
         let from: usize = request.get_ref().page_token.parse().unwrap_or(0);
         let state = self.state.lock();
         let events: Vec<Event> = state.events.iter().skip(from).take(2).cloned().collect();

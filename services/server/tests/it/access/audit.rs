@@ -1,4 +1,4 @@
-//! What is written down.
+//! The content of the audit log.
 
 use drover_client::connect;
 use drover_proto::platform::v1::node_access_service_client::NodeAccessServiceClient;
@@ -67,7 +67,7 @@ async fn a_stream_that_changes_something_is_written_down_when_it_begins_and_when
     let channel = connect(&at(running.address(), "platform-0123456789"));
     let mut client = NodeAccessServiceClient::new(channel);
     let logs = client.stream_logs(follow("open")).await.unwrap();
-    // As long as there may be more input, the call goes on.
+    // The call lasts as long as there may be more input.
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let input = futures::StreamExt::take_until(futures::stream::pending(), ended);
     let exec = client.exec(input).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_stream_that_changes_something_is_written_down_when_it_begins_and_when
     }
 }
 
-/// The lines of a log that are whole.
+/// Returns the complete lines of a log.
 fn read(log: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines = text.lines().map(serde_json::from_str);
@@ -119,7 +119,8 @@ async fn each_line_names_the_one_before_across_rotation_and_restarts() {
         }
         running
     };
-    // Moved away while nobody writes, after which the file is another one; and gone on with where it is.
+    // The file is moved away while no server is writing, so that a new file is started; or the existing file is
+    // continued.
     for (calls, to) in [(2, Some(1)), (1, None), (3, Some(2)), (1, Some(3))] {
         turn(calls).await.shutdown().await;
         if let Some(to) = to {

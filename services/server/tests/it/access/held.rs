@@ -1,4 +1,4 @@
-//! Calls that are begun, and whose request is held back until who makes them is locked out.
+//! Calls that are begun, and whose request is held back until their caller is locked out.
 
 use std::sync::atomic::Ordering;
 
@@ -58,7 +58,7 @@ impl World {
         self.demo.seen.ran.load(Ordering::SeqCst)
     }
 
-    /// Bob is denied, and the server knows. Answers what has run until then.
+    /// Denies Bob and waits until that is in effect. Returns the number of completed requests up to then.
     async fn deny_bob(&self) -> usize {
         replace(
             &self.rules,
@@ -73,7 +73,7 @@ impl World {
         self.ran()
     }
 
-    /// A command whose first message comes when it is sent.
+    /// Starts a command whose first message is sent later.
     fn exec(
         &self,
         token: &str,
@@ -89,7 +89,7 @@ impl World {
         (send, answer)
     }
 
-    /// A call with one message that comes when it is sent.
+    /// Starts a call with a single message that is sent later.
     fn list(
         &self,
         token: &str,
@@ -142,7 +142,7 @@ async fn nothing_runs_for_who_is_locked_out_before_the_first_message() {
     let (of_ann, ann) = world.exec(ANN);
     eventually("both wait", async || world.demo.seen.running() == 2).await;
     let before = world.deny_bob().await;
-    // It may have been told already.
+    // The call may have been ended already.
     let _ = of_bob.send(ExecRequest::default()).await;
     locked_out(bob.await.unwrap());
     assert_eq!(world.ran(), before);
@@ -181,7 +181,7 @@ async fn a_body_of_plain_http_that_is_held_back_is_none_of_who_is_locked_out() {
         stream
     };
     let finish = async |mut stream: TcpStream| {
-        // Who was told already may have hung up.
+        // The connection may have been closed already.
         let _ = stream.write_all(b"cd").await;
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;

@@ -1,4 +1,4 @@
-//! Who is let in by a token of a provider of identities.
+//! Authentication by tokens of an OIDC provider.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ use drover_testing::certs::replace;
 
 use crate::access::{at, call, common::eventually, with_rules};
 
-/// A provider of identities.
+/// An OIDC provider.
 struct Issuer {
     key: EcdsaKeyPair,
     id: String,
@@ -92,7 +92,7 @@ bindings:
     )
 }
 
-/// A key as PKCS #1 in DER. `ring` makes none of this kind.
+/// Returns an RSA key as PKCS #1 DER, which `ring` cannot generate.
 fn rsa_key() -> Vec<u8> {
     let made = std::process::Command::new("openssl")
         .args(["genpkey", "-quiet", "-algorithm", "RSA", "-outform", "DER"])
@@ -136,12 +136,12 @@ async fn a_providers_token_is_believed_if_all_of_it_holds() {
     .unwrap();
     let by_rsa = format!("{signed}.{}", URL_SAFE_NO_PAD.encode(&signature));
     call(&at(address, &by_rsa)).await.unwrap();
-    // A member of a group that is bound.
+    // A member of a group with a binding.
     let mut robot = claims();
     robot["sub"] = json!("r2");
     robot["groups"] = json!(["robots"]);
     call(&at(address, &issuer.sign(&robot))).await.unwrap();
-    // Known, and nobody here.
+    // Authenticated, but without any role.
     robot["groups"] = json!([]);
     let error = call(&at(address, &issuer.sign(&robot))).await.unwrap_err();
     assert_eq!(error.reason(), Reason::PermissionDenied);
@@ -244,7 +244,7 @@ bindings:
             }
         }
     }
-    // Where the name is something else, an address is nobody's business.
+    // If the name is another claim, the address need not be verified.
     let plain = TempDir::new().unwrap();
     let running = with_rules(&plain, &rules_of(jwks.to_str().unwrap())).await;
     let mut claims = claims();
@@ -264,7 +264,7 @@ async fn who_is_denied_by_a_group_is_so_however_its_token_writes_groups_and_by_n
     let mut rules = rules_of(jwks.to_str().unwrap());
     rules.push_str("deny:\n  - {subjects: ['group:suspended']}\n");
     let running = with_rules(&directory, &rules).await;
-    // The group that is denied is the last one.
+    // The denied group is the last one.
     let many = |count: usize| -> Vec<String> {
         let others = (1..count).map(|at| format!("g{at}"));
         others.chain(["suspended".to_owned()]).collect()
@@ -317,7 +317,7 @@ async fn a_token_that_leaves_groups_out_is_refused_where_a_group_is_denied_and_n
     let other = TempDir::new().unwrap();
     let by_name = with_rules(&other, &deny("oidc:bob")).await;
     for (said, withheld) in [
-        // As Entra ID writes it for who is in too many groups, in tokens of either kind.
+        // As emitted by Entra ID for users in too many groups, in both token versions.
         (json!({"_claim_names": {"groups": "src1"}}), true),
         (json!({"hasgroups": true}), true),
         (json!({"_claim_names": "groups"}), true),
@@ -374,7 +374,7 @@ async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     }
     assert_eq!(served.lock().1, 1);
 
-    // Made-up keys do not become a flood at the provider.
+    // Forged keys must not flood the provider.
     for _ in 0..10 {
         assert!(call(&at(address, &new.sign(&claims()))).await.is_err());
     }
@@ -386,7 +386,7 @@ async fn keys_are_fetched_once_and_again_when_they_are_rotated() {
     let error = call(&at(address, &old.sign(&claims()))).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Unauthenticated);
 
-    // Without the provider the last keys hold.
+    // Without the provider, the last keys remain valid.
     task.abort();
     let _ = task.await;
     pass(Duration::from_secs(11 * 60)).await;
@@ -428,7 +428,7 @@ async fn keys_hold_no_longer_than_their_age_while_the_provider_is_away() {
     }
 }
 
-/// Lets time pass.
+/// Advances the clock.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -458,7 +458,7 @@ async fn who_has_a_known_key_does_not_wait_for_a_provider_that_does_not_answer()
     let target = at(running.address(), &issuer.sign(&claims()));
     call(&target).await.unwrap();
     pass(Duration::from_secs(11 * 60)).await;
-    // Well before the provider is given up.
+    // Well before the fetch times out.
     let answer = async || tokio::time::timeout(Duration::from_secs(2), call(&target)).await;
     answer().await.expect("held up").unwrap();
     eventually("old keys are fetched anew", async || {

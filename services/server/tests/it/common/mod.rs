@@ -29,17 +29,17 @@ use futures::{Stream, StreamExt, stream};
 use tokio::sync::{Notify, Semaphore};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Metadata of a command that waits for its first message.
+/// Metadata key of a command that waits for its first message.
 pub const WAITS: &str = "waits";
 
-/// What the handlers saw.
+/// Observations of the handlers.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub entered: Notify,
     pub running: AtomicUsize,
-    /// Requests that arrived whole.
+    /// Number of requests that arrived completely.
     pub ran: AtomicUsize,
-    /// Bytes that endless streams have given away.
+    /// Number of bytes sent by endless streams.
     pub given: AtomicUsize,
     pub deadline: parking_lot::Mutex<Option<Option<Duration>>>,
     pub trace: parking_lot::Mutex<Option<String>>,
@@ -62,7 +62,7 @@ impl Drop for Inside {
 #[derive(Clone, Debug)]
 pub struct Demo {
     pub seen: Arc<Seen>,
-    /// What calls that wait wait for.
+    /// Gate that waiting calls wait for.
     pub gate: Arc<Semaphore>,
 }
 
@@ -110,7 +110,7 @@ impl InventoryService for Demo {
     }
 }
 
-/// Bytes in a line of an endless stream.
+/// Line length of an endless stream in bytes.
 pub const ENDLESS: usize = 8 * 1024;
 
 fn line(text: &str) -> StreamLogsResponse {
@@ -161,7 +161,7 @@ impl NodeAccessService for Demo {
         &self,
         request: Request<Streaming<ExecRequest>>,
     ) -> Result<Response<Self::ExecStream>, Status> {
-        // As real ones do: nothing is answered before it is known what to run.
+        // Like real platforms, which respond only once they know what to run.
         if request.metadata().contains_key(WAITS) {
             let _inside = self.enter(&request);
             request.into_inner().message().await?;
@@ -229,7 +229,7 @@ pub fn follow(what: &str) -> StreamLogsRequest {
     }
 }
 
-/// One HTTP/1 request: status and body.
+/// Sends an HTTP/1 request and returns status and body.
 pub async fn get(running: &Running, path: &str) -> (u16, String) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::TcpStream::connect(running.address())

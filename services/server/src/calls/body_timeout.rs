@@ -1,5 +1,6 @@
-//! A request that has to arrive in time, from who still may make it: who sends a byte a minute holds a place as long as who
-//! works, and what is begun and held back must not be ended by somebody who was locked out meanwhile.
+//! Bounds the arrival of a request body, and checks the caller's rights until it is complete. A client that sends one
+//! byte per minute would otherwise occupy a slot as long as a working one, and a caller that is locked out in the
+//! meantime could still complete a call that it has begun and held back.
 
 use std::{
     future::Future,
@@ -18,35 +19,36 @@ use super::rights::{Rights, Watched};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// By when a request has to be here.
+/// Deadline for the arrival of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Due {
-    /// All of it.
+    /// For the complete request.
     Whole(Duration),
-    /// The first of its messages; others come when they like.
+    /// For its first message; there is no deadline for the others.
     First(Duration),
 }
 
-/// Looked at while a request is waited for.
+/// State that is needed while a request is incomplete.
 struct Waiting {
     rights: Watched,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 pin_project_lite::pin_project! {
-    /// The messages of a request.
-    pub(crate) struct Prompt<B> {
+    /// A request body with a timeout.
+    pub(crate) struct BodyTimeout<B> {
         #[pin]
         inner: B,
         due: Due,
         rights: Rights,
-        // Most messages are there when they are asked for: who has just been judged is not looked at again, and no timer set.
+        // Created on first use: most messages are available immediately, so that the rights just checked need not be
+        // checked again, and no timer is needed.
         waiting: Option<Box<Waiting>>,
     }
 }
 
-impl<B> Prompt<B> {
-    /// Time counts from when the request is first waited for.
+impl<B> BodyTimeout<B> {
+    /// The timeout starts when the body is first waited for.
     pub(crate) fn new(inner: B, due: Due, rights: Rights) -> Self {
         Self {
             inner,
@@ -66,7 +68,7 @@ impl Waiting {
         }
     }
 
-    /// Ready when nothing of the request may reach its handler any more.
+    /// Resolves when no more of the request may reach its handler.
     fn poll(&mut self, due: Due, cx: &mut Context<'_>) -> Poll<Error> {
         if let Poll::Ready(error) = self.rights.poll(cx) {
             return Poll::Ready(error);
@@ -82,7 +84,7 @@ impl Waiting {
     }
 }
 
-impl<B> Body for Prompt<B>
+impl<B> Body for BodyTimeout<B>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
@@ -95,7 +97,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.project();
-        // What has arrived meanwhile, too.
+        // Checked first, so that nothing that has arrived in the meantime is passed on.
         if let Some(waiting) = this.waiting
             && let Poll::Ready(error) = waiting.poll(*this.due, cx)
         {
