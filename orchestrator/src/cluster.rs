@@ -1,6 +1,7 @@
 //! One cluster in memory: what is wanted, what is recorded, what is observed, behind one lock.
 
 mod calls;
+mod observation;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -24,6 +25,7 @@ use prost::Message;
 use uuid::Uuid;
 
 pub(crate) use calls::{CallEnd, RoleChangeFailure};
+pub(crate) use observation::{Effect, Observation, Observed, Source};
 
 use crate::{
     codec::{self, Interner},

@@ -23,6 +23,12 @@ impl Deref for Heard {
 }
 
 impl Heard {
+    /// A node that nothing is to be hidden of.
+    #[cfg(test)]
+    pub(crate) fn harmless(node: wire::Node) -> Self {
+        Self(node)
+    }
+
     /// Takes what nodes may not repeat out of their words.
     pub(crate) async fn of(shared: &Shared, nodes: Vec<wire::Node>) -> Vec<Self> {
         // What each group may not repeat is read once, however many of its nodes say something.

@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use drover_core::{Millis, Phase, Result, Sym, node::Former};
-use drover_planner::{Foreign as ForeignNode, Orphan};
+use drover_planner::Foreign as ForeignNode;
 use drover_proto::platform::v1 as wire;
 use uuid::Uuid;
 
 use crate::{
-    cluster::{Cluster, ClusterState},
+    cluster::{Cluster, ClusterState, Effect, Observation, Observed, Source},
     heard::Heard,
     queue::Urgency,
     shared::{Registered, Shared},
@@ -61,15 +61,14 @@ pub(crate) fn upserts(
         }
         let mut urgency = None;
         for node in own {
-            urgency = urgency.max(apply_observation(
-                shared,
-                cluster,
-                &mut inner,
+            let seen = Observation {
                 source,
                 node,
-                (now, now),
-                true,
-            ));
+                as_of: now,
+                now,
+                listed: true,
+            };
+            urgency = urgency.max(apply_observation(shared, cluster, &mut inner, seen));
         }
         if urgency.is_some() {
             shared.changed(cluster, &mut inner);
@@ -83,200 +82,48 @@ pub(crate) fn upserts(
     Ok(())
 }
 
-/// Who shows a node: the name of a platform, and the uid of the backend that it speaks for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Source<'a> {
-    pub(crate) platform: &'a Sym,
-    pub(crate) uid: &'a str,
-}
-
-impl Source<'_> {
-    /// Whether what it says of a node is heard: what is recorded elsewhere is none of its business.
-    fn speaks_for(&self, platform: &Sym, uid: &str) -> bool {
-        self.platform == platform && *self.uid == *uid
-    }
-}
-
 fn owner(node: &wire::Node) -> Option<Uuid> {
     Uuid::parse_str(&node.slot.as_ref()?.owner).ok()
 }
 
-/// Takes in one node that says to be of this cluster. Answers how soon the cluster is to be planned for it.
-///
-/// `(as_of, now)`: an answer shows how things were at some time since it was asked for; what a watch has shown since
-/// then is newer and stands. `listed`: by a list or a watch, which will also tell when it is gone.
+/// Takes in one node that a platform shows as one of this cluster, with what follows from it elsewhere. Returns how soon the
+/// cluster is to be planned for it.
 pub(crate) fn apply_observation(
     shared: &Shared,
     cluster: &Cluster,
-    inner: &mut ClusterState,
-    source: Source<'_>,
-    node: &Heard,
-    (as_of, now): (Millis, Millis),
-    listed: bool,
+    state: &mut ClusterState,
+    seen: Observation<'_>,
 ) -> Option<Urgency> {
-    let platform = source.platform;
-    let (owner, request, index) = drover_convert::node::slot(node)?;
-    if owner != cluster.uid {
-        return None;
-    }
-    let Some(at) = inner
-        .slot_at(request, index)
-        .or_else(|| taken_in(inner, request, index))
-    else {
-        let asked = inner.state.requests.get(&request);
-        if let Some(asked) = asked.filter(|it| !source.speaks_for(&it.platform, &it.platform_uid)) {
-            claim(shared, cluster, platform, node, &asked.platform, now);
-            return None;
+    let platform = seen.source.platform;
+    let Observed { urgency, effects } = state.observe(seen, &shared.interner);
+    for effect in effects {
+        if let Effect::Probe { group, slot } = &effect {
+            shared
+                .probes
+                .track(shared, cluster.uid, state, group, *slot);
+            continue;
         }
-        return orphan(shared, inner, source, node, request, index, now);
-    };
-    let record = &inner.state.nodes[at];
-    if !source.speaks_for(&record.platform, &record.platform_uid) {
-        claim(shared, cluster, platform, node, &record.platform, now);
-        return None;
-    }
-    let id = node.node_id.as_str();
-    if !inner.state.orphans.is_empty() || !inner.state.foreign.is_empty() {
-        let key = (platform.clone(), id.into());
-        inner.state.orphans.remove(&key);
-        inner.state.foreign.remove(&key);
-    }
-    let record = &mut inner.state.nodes[at];
-    if record.seen.vanished {
-        record.seen.vanished = false;
-        if let Some(registered) = shared.platform(platform) {
-            registered.platform.returned();
+        let Some(registered) = shared.platform(platform) else {
+            continue;
+        };
+        match effect {
+            Effect::Probe { .. } => {}
+            Effect::Returned => registered.platform.returned(),
+            Effect::Stranger => registered.platform.stranger(),
+            Effect::ClaimEnded => {
+                registered
+                    .platform
+                    .drop_claim(&cluster.name, &seen.node.node_id);
+            }
+            Effect::Claimed { recorded } => {
+                let (name, id) = (&*cluster.name, seen.node.node_id.as_str());
+                if registered.platform.claim(name, id, &recorded, seen.now) {
+                    tracing::error!(%platform, cluster = name, node_id = id, %recorded, "a platform shows a node that is recorded on another one; it is not believed");
+                }
+            }
         }
     }
-    let was = record.seen.phase;
-    let newer = as_of < now && record.seen.last >= as_of && was != Phase::Unseen;
-    // Whoever said that it is gone meant the one before it, or was wrong: it is listed again.
-    let back = record.seen.gone
-        && listed
-        && as_of == now
-        && drover_convert::node::phase(node.phase) != Phase::Terminated;
-    record.seen.gone &= !back;
-    record.seen.unproven = !listed && (record.seen.unproven || record.seen.last == 0);
-    let mut changed = if newer {
-        // A doubt that came after the question is not answered by it.
-        let doubted =
-            record.seen.last == as_of && (record.seen.unlisted || record.seen.missing_from > 0);
-        if doubted {
-            (record.seen.unlisted, record.seen.missing_from) = (false, 0);
-        }
-        doubted
-    } else {
-        drover_convert::node::observe(&mut record.seen, node, now, &mut |text| {
-            shared.interner.get(text)
-        })
-    };
-    changed |= back;
-    if record.node_id.is_none() && *record.seen.node_id != *node.node_id {
-        record.seen.node_id = node.node_id.as_str().into();
-        changed = true;
-    }
-    if !changed {
-        return None;
-    }
-    let (group, slot, seen) = (record.group.clone(), record.slot, record.seen.phase);
-    if seen == Phase::Running && was != Phase::Running {
-        shared
-            .probes
-            .track(shared, cluster.uid, inner, &group, slot);
-    }
-    let death = matches!(seen, Phase::Failed | Phase::Terminated | Phase::Stopped);
-    Some(if death {
-        Urgency::Urgent
-    } else {
-        Urgency::Bulk
-    })
-}
-
-/// A platform shows a node that is recorded on another one: whoever knows the ids of a node could make it say so.
-fn claim(
-    shared: &Shared,
-    cluster: &Cluster,
-    platform: &Sym,
-    node: &wire::Node,
-    recorded: &Sym,
-    now: Millis,
-) {
-    let Some(registered) = shared.platform(platform) else {
-        return;
-    };
-    let (name, id) = (&*cluster.name, node.node_id.as_str());
-    if drover_convert::node::phase(node.phase) == Phase::Terminated {
-        registered.platform.drop_claim(name, id);
-    } else if registered.platform.claim(name, id, recorded, now) {
-        tracing::error!(%platform, cluster = name, node_id = id, %recorded, "a platform shows a node that is recorded on another one; it is not believed");
-    }
-}
-
-/// The position of an orphan that was taken in.
-fn taken_in(inner: &ClusterState, request: Uuid, index: u32) -> Option<usize> {
-    inner
-        .state
-        .nodes
-        .iter()
-        .position(|node| node.request == request && node.index == index)
-}
-
-fn orphan(
-    shared: &Shared,
-    inner: &mut ClusterState,
-    source: Source<'_>,
-    node: &wire::Node,
-    request: Uuid,
-    index: u32,
-    now: Millis,
-) -> Option<Urgency> {
-    let Source { platform, uid } = source;
-    if drover_convert::node::phase(node.phase) == Phase::Terminated {
-        return None;
-    }
-    let key: (Sym, Box<str>) = (platform.clone(), node.node_id.as_str().into());
-    let mut intern = |text: &str| shared.interner.get(text);
-    if let Some(known) = inner.state.orphans.get_mut(&key) {
-        known.last = now;
-        // The same backend may have got another uid.
-        if *known.platform_uid != *uid {
-            known.platform_uid = shared.interner.get(uid);
-        }
-        drover_convert::node::observe(&mut known.seen, node, now, &mut intern);
-        return None;
-    }
-    let pending = inner.state.nodes.iter().any(|record| {
-        record.is_adopting()
-            && record.platform == *platform
-            && record.node_id.as_deref() == Some(&node.node_id)
-    });
-    if pending {
-        // It gets another slot of this cluster.
-        return None;
-    }
-    let mut seen = Box::default();
-    drover_convert::node::observe(&mut seen, node, now, &mut intern);
-    let orphan = Orphan {
-        id: node.id.as_str().into(),
-        request,
-        index,
-        sequence: node.sequence,
-        group: shared.interner.get(&node.group),
-        ordinal: node.ordinal.unwrap_or(0),
-        role: drover_convert::node::role(node),
-        platform_uid: shared.interner.get(uid),
-        since: now,
-        last: now,
-        spec_hash: shared.interner.get(&node.spec_hash),
-        class: shared.interner.get(&node.node_class),
-        version: shared.interner.get(&node.version),
-        seen,
-    };
-    inner.state.orphans.insert(key, orphan);
-    if let Some(registered) = shared.platform(platform) {
-        registered.platform.stranger();
-    }
-    Some(Urgency::Bulk)
+    urgency
 }
 
 /// A node of no cluster that we keep.

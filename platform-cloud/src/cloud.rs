@@ -1,6 +1,6 @@
-//! Clouds: backends whose nodes are machines behind a web API. Everything that they have in common (identity in tags,
-//! look-up before creation, batches, placement over failure domains, rate limits, addresses, properties and their
-//! aliases) is written once here, so that a new cloud is the five methods of [`Cloud`].
+//! Clouds: backends whose nodes are machines behind a web API. Everything they share (identity in tags, lookup before
+//! creation, batches, placement over failure domains, rate limits, addresses, properties and their aliases) is
+//! implemented once here, so that a new cloud only has to implement the five required methods of [`Cloud`].
 
 mod address;
 mod driver;
@@ -32,40 +32,41 @@ pub use settings::{AddressSource, AgentSettings, CloudSettings};
 pub use tags::{CLUSTER, PREFIX, REQUEST, TagLimits};
 pub use trace::traced;
 
-/// A cloud. Nothing here is called with a lock held, and calls may run at once. Every call to the API goes through the
-/// driver's [`Gate`].
+/// The API of one cloud. No lock is held across these calls, and they may run concurrently. Every call to the API goes
+/// through the driver's [`Gate`].
 ///
-/// The errors are judged by their class as in the protos: `Cannot`, `NoCapacity` and `Credentials` promise that this
-/// call made nothing, everything else leaves it open.
+/// Errors are judged by their class, as in the protos: `Cannot`, `NoCapacity` and `Credentials` guarantee that this
+/// call created nothing; every other class leaves it open.
 #[async_trait]
 pub trait Cloud: Send + Sync + 'static {
-    /// What the cloud is and can do. Asked often, so answered from memory.
-    fn facts(&self) -> Arc<Facts>;
+    /// Identity and capabilities of the cloud. Called often, so it must be served from memory.
+    fn info(&self) -> Arc<CloudInfo>;
 
-    /// Checks what only the cloud knows of a launch: that image, node class, network and keys exist and that the account
-    /// may do it. `deep`: asks the API; otherwise only what can be seen without a call. Makes nothing.
+    /// Validates the parts of a launch that only the cloud knows: that image, node class, network and keys exist and
+    /// that the account has the permissions. With `deep`, it asks the API; without, it checks only what can be decided
+    /// without a call. Creates nothing.
     async fn check(&self, launch: &Launch, deep: bool) -> Result<()>;
 
-    /// Every existing machine that the filter lets through, half-made, stopped and terminated ones included as long as
-    /// the API shows them; or an error, never a short list. All pages.
-    async fn list(&self, filter: &Filter) -> Result<Listed>;
+    /// Lists every existing machine that matches the filter, including half-created, stopped and terminated ones for as
+    /// long as the API shows them. Reads all pages; returns an error rather than a partial list.
+    async fn list(&self, filter: &Filter) -> Result<CloudListing>;
 
-    /// These machines as they are now, those that are not found left out, if that costs less than listing everything.
-    /// `None`: it does not.
+    /// Returns the current state of these machines without those that are not found, if that is cheaper than listing
+    /// everything. `None` if it is not.
     async fn look(&self, machines: Vec<Machine>) -> Result<Option<Vec<Machine>>> {
         let _ = machines;
         Ok(None)
     }
 
-    /// Makes the machines of one launch, each with its tags from the first moment. Answers one outcome a slot, in their
-    /// order. The call that creates goes through [`Gate::create`]. One attempt: nothing is tried again unless the API promises that the first one did nothing (the [`Gate`]
-    /// does that for throttling).
-    async fn create(&self, launch: &Launch) -> Vec<Created>;
+    /// Creates the machines of one launch, each tagged from the moment it exists. Returns one outcome per slot, in slot
+    /// order. The create call goes through [`Gate::create`]. There is a single attempt: nothing is retried unless the
+    /// API guarantees that the first attempt had no effect (the [`Gate`] does that for throttling).
+    async fn create(&self, launch: &Launch) -> Vec<CloudOutcome>;
 
-    /// Removes a machine that was just read and has passed the check of ownership. Not there any more: `Gone`.
-    async fn delete(&self, machine: &Machine, options: &Deletion) -> Result<Removed>;
+    /// Deletes a machine that was just read and has passed the ownership check. Returns `Gone` if it no longer exists.
+    async fn delete(&self, machine: &Machine, options: &Deletion) -> Result<CloudDeleted>;
 
-    /// Sets and removes tags of a machine. A cloud whose machines cannot be retagged leaves this out.
+    /// Sets and removes tags of a machine. Not implemented by clouds whose machines cannot be retagged.
     async fn retag(
         &self,
         machine: &Machine,
@@ -76,164 +77,163 @@ pub trait Cloud: Send + Sync + 'static {
         Err(drover_platform::driver::lacks(Capability::UpdateNode))
     }
 
-    /// What the machine has written to its console. A cloud without consoles leaves this out.
+    /// Returns the console output of the machine. Not implemented by clouds without consoles.
     async fn console(&self, machine: &Machine) -> Result<Vec<u8>> {
         let _ = machine;
         Err(drover_platform::driver::lacks(Capability::NodeLogs))
     }
 
-    /// The failure domains that the request's infrastructure or properties leave, where these are tied to some. `None`:
-    /// all of them.
+    /// The failure domains allowed by the request's infrastructure or properties, if these are bound to some. `None` if
+    /// all are allowed.
     fn domains(&self, request: &ProvisionRequest) -> Option<Vec<String>> {
         let _ = request;
         None
     }
 
-    /// Makes what a cluster needs before its nodes, if the cloud can.
+    /// The infrastructure API, if the cloud can create the resources that a cluster needs before its nodes.
     fn infrastructure(&self) -> Option<&dyn Infrastructure> {
         None
     }
 
-    /// Ends what the cloud has under way.
+    /// Stops the cloud's background work.
     async fn shutdown(&self) {}
 }
 
-/// What a cloud is and can do.
+/// Identity and capabilities of a cloud.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
-    /// Uid of the account together with its scope (`aws:123456789012:eu-central-1`).
+pub struct CloudInfo {
+    /// Uid of the account and its scope (`aws:123456789012:eu-central-1`).
     pub uid: String,
-    /// Suggested name (aws).
+    /// Suggested platform name (aws).
     pub name: String,
-    /// What nodes are made on: cloud or metal.
+    /// Kind of backend: cloud or metal.
     pub kind: &'static str,
-    /// Which driver it is (aws).
+    /// Driver name (aws).
     pub driver: &'static str,
-    /// Version of the API.
+    /// API version.
     pub backend_version: String,
-    /// What the uid stands for, for people (account, region).
+    /// Human-readable parts of the uid (account, region).
     pub scope: BTreeMap<String, String>,
-    /// What the cloud can do beyond what every cloud can: `Bootstrap` with `BootstrapRender`, `UpdateNode`, `Adopt`,
-    /// `NodeLogs`, `NamedHosts`, `GracePeriod`, `Infrastructure`. Spread and failure domains are added by
-    /// [`CloudDriver`].
+    /// Capabilities beyond those that every cloud has: `Bootstrap` with `BootstrapRender`, `UpdateNode`, `Adopt`,
+    /// `NodeLogs`, `NamedHosts`, `GracePeriod`, `Infrastructure`. [`CloudDriver`] adds spread and failure domains.
     pub capabilities: Vec<Capability>,
-    /// How the API wants to be called; `max_batch` is the largest Provision request, not the largest launch.
+    /// Limits for callers; `max_batch` is the size of the largest Provision request, not of the largest launch.
     pub limits: Limits,
-    /// Most machines that one call makes. 1: every machine is a launch of its own.
+    /// Maximum number of machines per create call. With 1, every machine is its own launch.
     pub max_launch: usize,
-    /// Most launches under way at a time.
+    /// Maximum number of concurrent launches.
     pub max_concurrent_launches: usize,
-    /// Where nodes may be placed (zones).
+    /// Failure domains (zones) in which nodes can be placed.
     pub failure_domains: Vec<FailureDomain>,
-    /// Node classes. Empty: any name is passed on.
+    /// Known node classes. If empty, any name is passed through.
     pub node_classes: Vec<NodeClass>,
-    /// JSON Schema (2020-12) of a group's properties. The output of a template must fit it, too; `userData`, `ports` and
-    /// `agent` are added to it for templates.
+    /// JSON Schema (2020-12) of a group's properties. The output of a template must match it, too; for templates,
+    /// `userData`, `ports` and `agent` are added to it.
     pub properties_schema: Arc<Value>,
-    /// Valid properties, as an example.
+    /// Example of valid properties.
     pub properties_example: Arc<Value>,
-    /// What a tag may hold.
+    /// Limits of the cloud's tags.
     pub tag_limits: TagLimits,
-    /// What the operator should see.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
-/// Which machines are asked for.
+/// Selects the machines of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// All in the scope of the platform, foreign ones included.
+    /// All machines in the scope of the platform, including foreign ones.
     All,
-    /// Those with this cluster id in their tags.
+    /// Machines tagged with this cluster id.
     Cluster(String),
-    /// Those that one request made. Without any delay of visibility that the cloud can avoid.
+    /// Machines created by one request, with as little visibility delay as the cloud allows.
     Request(String),
-    /// The one with this id.
+    /// The machine with this id.
     Id(String),
 }
 
-/// One complete reading.
+/// A complete list of machines.
 #[derive(Clone, Debug, Default)]
-pub struct Listed {
-    /// The machines.
+pub struct CloudListing {
+    /// The machines that match the filter.
     pub machines: Vec<Machine>,
-    /// What was there and could not be read.
+    /// Items that exist but could not be read.
     pub warnings: Vec<Warning>,
 }
 
-/// A machine as the API shows it.
+/// A machine as reported by the API.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machine {
-    /// The cloud's id of it (i-0abc…): the node id.
+    /// Id at the cloud (i-0abc…), used as the node id.
     pub id: String,
-    /// Id that is unique over all clouds (aws:///eu-central-1a/i-0abc…).
+    /// Id that is unique across all clouds (aws:///eu-central-1a/i-0abc…).
     pub provider_id: String,
-    /// Its name at the cloud. Empty: none.
+    /// Name at the cloud. Empty if it has none.
     pub name: String,
-    /// Its tags, decoded to what [`Launch::tags`] had.
+    /// Tags, decoded to the form of [`Launch::tags`].
     pub tags: BTreeMap<String, String>,
-    /// Which of the machines of its launch it is, where the API says so. `None`: it is found by its name.
+    /// Index of the machine within its launch, if the API reports it. `None` if it has to be derived from the name.
     pub launch_index: Option<u32>,
-    /// How far it is.
+    /// Lifecycle phase.
     pub phase: NodePhase,
-    /// Whether it works, where the API knows more than the phase. `None`: it does when it runs.
+    /// Readiness, if the API knows more than the phase tells. `None` if a running machine is ready.
     pub ready: Option<bool>,
-    /// Why it is in this phase.
+    /// Reason for the phase.
     pub message: String,
-    /// Name of its failure domain. Empty: not known.
+    /// Failure domain. Empty if unknown.
     pub failure_domain: String,
-    /// Its node class.
+    /// Node class as the cloud names it.
     pub node_class: String,
-    /// The host that it is on, where hosts can be named.
+    /// Host the machine runs on, if hosts can be named.
     pub host_id: Option<String>,
-    /// Its addresses.
+    /// Network addresses.
     pub addresses: Vec<Address>,
-    /// When it was made.
+    /// Creation time.
     pub create_time: Option<Timestamp>,
-    /// Anything that the cloud needs to delete it (a zone). Never shown.
+    /// Extra data that the cloud needs to delete the machine (a zone). Never exposed.
     pub location: String,
 }
 
 impl Machine {
-    /// Who it is by its tags. `None`: nobody of ours.
+    /// The identity stored in the tags. `None` if the machine is not ours.
     #[must_use]
     pub fn identity(&self) -> Option<Identity> {
         tags::decode(&self.tags, self.launch_index, &self.name)
     }
 }
 
-/// Machines that are alike but for their slots, to be made by one call.
+/// Machines that differ only in their slots and are created by one call.
 #[derive(Clone)]
 pub struct Launch {
-    /// What is made, at least one and at most [`Facts::max_launch`].
+    /// Slots to create: at least one, at most [`CloudInfo::max_launch`].
     pub slots: Vec<LaunchSlot>,
-    /// Tags for every machine of the launch.
+    /// Tags that every machine of the launch gets.
     pub tags: BTreeMap<String, String>,
-    /// Idempotency token: 32 lower-case hexadecimal characters, the same for the same slots of the same request.
+    /// Idempotency token: 32 lower-case hexadecimal characters, identical for the same slots of the same request.
     pub token: String,
-    /// Failure domain. `None`: the cloud has none, or any will do.
+    /// Failure domain. `None` if the cloud has none, or if any will do.
     pub failure_domain: Option<String>,
-    /// Node class after aliases. Empty: the properties or the platform's default say.
+    /// Node class with aliases resolved. If empty, the properties or the platform's default decide.
     pub node_class: String,
-    /// What the template and the group say together, valid by the schema.
+    /// Properties of template and group merged, valid against the schema.
     pub properties: Map<String, Value>,
-    /// User data. Secret.
+    /// User data. Treated as secret.
     pub user_data: Option<Arc<Vec<u8>>>,
-    /// What infrastructure offers.
+    /// Outputs of the cluster's infrastructure.
     pub infrastructure: Vec<InfrastructureOutputs>,
 }
 
 /// One machine of a launch.
 #[derive(Clone, Debug)]
 pub struct LaunchSlot {
-    /// Who it is. Machines are called by [`Identity::id`].
+    /// Identity of the node; [`Identity::id`] is the name of the machine.
     pub identity: Identity,
-    /// The host that must be used. `None`: any.
+    /// Required host. `None` for any.
     pub host_id: Option<String>,
 }
 
 impl fmt::Debug for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Properties and user data may be secret.
+        // Properties and user data may contain secrets.
         f.debug_struct("Launch")
             .field("slots", &self.slots.len())
             .field("token", &self.token)
@@ -247,26 +247,26 @@ impl fmt::Debug for Launch {
     }
 }
 
-/// What became of one slot of a launch.
+/// The outcome of one slot of a launch.
 #[derive(Clone, Debug)]
-pub enum Created {
-    /// It exists now.
+pub enum CloudOutcome {
+    /// The machine exists.
     Made(Box<Machine>),
-    /// It does not exist and this launch will never make it.
+    /// The machine does not exist, and this launch will never create it.
     Failed(Error),
-    /// Nobody can say whether it exists.
+    /// It is unknown whether the machine exists.
     Unknown(Error),
 }
 
-impl Created {
-    /// An error for every slot: final if its class promises that nothing was made, otherwise unknown.
+impl CloudOutcome {
+    /// The same error for every slot: final if its class guarantees that nothing was created, otherwise unknown.
     #[must_use]
     pub fn all(launch: &Launch, error: &Error) -> Vec<Self> {
         let outcome = Self::from_error(error.clone());
         launch.slots.iter().map(|_| outcome.clone()).collect()
     }
 
-    /// An error as the outcome of one slot.
+    /// Converts an error to the outcome of one slot.
     #[must_use]
     pub fn from_error(error: Error) -> Self {
         use drover_core::Class;
@@ -281,20 +281,20 @@ impl Created {
     }
 }
 
-/// How far a removal is.
+/// Progress of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Removed {
-    /// It is being removed.
+pub enum CloudDeleted {
+    /// The deletion was accepted.
     Started,
-    /// It is not there.
+    /// The machine does not exist.
     Gone,
 }
 
-impl From<Removed> for DeprovisionState {
-    fn from(removed: Removed) -> Self {
+impl From<CloudDeleted> for DeprovisionState {
+    fn from(removed: CloudDeleted) -> Self {
         match removed {
-            Removed::Started => Self::Deprovisioning,
-            Removed::Gone => Self::Gone,
+            CloudDeleted::Started => Self::Deprovisioning,
+            CloudDeleted::Gone => Self::Gone,
         }
     }
 }

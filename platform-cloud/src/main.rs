@@ -1,4 +1,4 @@
-//! The platform server `drover-platform-cloud`, and what it becomes when it starts nodes on this machine.
+//! The platform server `drover-platform-cloud`, and its subcommands for nodes on this machine.
 
 use std::{
     error::Error as StdError,
@@ -28,7 +28,7 @@ const BINARY: Binary = Binary {
     port: 7402,
 };
 
-/// Which backend this process serves.
+/// Selects the backend of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 enum Driver {
@@ -37,19 +37,19 @@ enum Driver {
     Local,
     /// Nodes in memory
     Simulated,
-    /// Instances of EC2 (feature aws)
+    /// EC2 instances (feature aws)
     Aws,
-    /// Instances of Compute Engine (feature gcp)
+    /// Compute Engine instances (feature gcp)
     Gcp,
-    /// Droplets of DigitalOcean (feature digitalocean)
+    /// DigitalOcean droplets (feature digitalocean)
     #[serde(rename = "digitalocean")]
     #[value(name = "digitalocean")]
     DigitalOcean,
-    /// Machines of a metal-stack (feature metal)
+    /// metal-stack machines (feature metal)
     Metal,
 }
 
-/// The settings of a driver that this binary was built without. They are not looked at.
+/// Placeholder for the settings of a driver that is not built in. They are accepted and ignored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 #[allow(dead_code, reason = "which of the drivers are built in varies")]
@@ -72,24 +72,26 @@ use drover_platform_cloud::drivers::metal::Settings as MetalSettings;
 #[cfg(not(feature = "metal"))]
 type MetalSettings = NotBuilt;
 
-/// Where local processes listen.
+/// Settings of local processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LocalSettings {
-    /// Address that nodes listen on. Default 127.0.0.1.
+    /// Listen address of nodes. Default 127.0.0.1.
     host: IpAddr,
-    /// Name or address by which others reach nodes. Default: `host`.
+    /// Host name or address by which others reach nodes. Default: `host`.
     advertise: Option<String>,
-    /// Whether nodes may listen where others can reach them, though what they speak is not encrypted. Default false.
+    /// Whether nodes may listen on non-loopback addresses although their protocols are not encrypted. Default false.
     insecure: bool,
-    /// Most nodes. Default: no limit.
+    /// Maximum number of nodes. Default: no limit.
     max_nodes: Option<usize>,
     /// Whether the nodes of each cluster run as a user of their own, which needs root: `auto` (default) where it is
-    /// possible, otherwise the platform warns; `required` otherwise it does not start; `none`.
+    /// possible, otherwise the platform warns; `required`: the platform does not start where it is not possible;
+    /// `none`: never.
     isolation: Isolation,
-    /// First and last of these users. Default 700000 and 765535.
+    /// First and last uid of these users. Default 700000 and 765535.
     user_range: (u32, u32),
-    /// What the nodes of each cluster with a user of its own take together, and commands in them.
+    /// Limits for the total resources of a cluster's nodes and the commands in them. Only for clusters with a user of
+    /// their own.
     cluster_limits: ClusterLimits,
 }
 
@@ -127,7 +129,7 @@ impl LocalSettings {
 #[serde(default, deny_unknown_fields)]
 struct FileSettings {
     driver: Driver,
-    /// Directory of a template catalogue.
+    /// Directory of a template catalogue that takes precedence over the built-in one. Absent: only the built-in one.
     templates: Option<PathBuf>,
     /// State directory of local processes.
     state_dir: PathBuf,
@@ -137,9 +139,9 @@ struct FileSettings {
     gcp: GcpSettings,
     digitalocean: DigitalOceanSettings,
     metal: MetalSettings,
-    /// The Replicante Platform API, which every driver has.
+    /// The Replicante Platform API, which every driver supports.
     replicante: ReplicanteSettings,
-    /// What callers may set.
+    /// Restrictions on what callers may set.
     policy: PolicySettings,
 }
 
@@ -164,11 +166,11 @@ impl Default for FileSettings {
 /// The flags of this server.
 #[derive(Clone, Debug, Args, Serialize)]
 struct Flags {
-    /// Which backend this process serves (local)
+    /// Backend of this process (local)
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
     driver: Option<Driver>,
-    /// Directory of a template catalogue, before the built-in one
+    /// Directory of a template catalogue that takes precedence over the built-in one
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     templates: Option<PathBuf>,
@@ -194,7 +196,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// `launch NODE_DIRECTORY`: becomes the process of a local node; with a command, that one, beside it.
+/// `launch NODE_DIRECTORY`: becomes the process of a local node, or the given command next to it.
 fn launch(arguments: &[std::ffi::OsString]) -> ExitCode {
     let Some(directory) = arguments.get(2) else {
         return ExitCode::from(64);
@@ -207,9 +209,9 @@ fn launch(arguments: &[std::ffi::OsString]) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-/// `agent`: the reference agent, for local nodes that run nothing else.
+/// `agent`: runs the reference agent, for local nodes that run nothing else.
 fn agent(arguments: &[std::ffi::OsString]) -> ExitCode {
-    // `--version` is the version of the node's software here.
+    // Here, `--version` is the version of the node's software.
     let command =
         AgentSettings::augment_args(clap::Command::new("agent").disable_version_flag(true));
     let settings = command
@@ -217,7 +219,7 @@ fn agent(arguments: &[std::ffi::OsString]) -> ExitCode {
         .and_then(|m| AgentSettings::from_arg_matches(&m));
     match settings {
         Err(error) => {
-            // Nobody is left to tell when this fails.
+            // If stderr fails, there is no one left to tell.
             let _ = error.print();
             ExitCode::from(64)
         }
@@ -240,7 +242,7 @@ async fn start(
     let replicante = settings.replicante.clone();
     let policy = settings.policy.clone().read()?;
     let driver = driver(settings)?;
-    // The port first: two servers on one port must not both touch the state.
+    // Listen first: two servers with the same port must not both touch the state.
     let listener = drover_server::listen(&server).await?;
     let platform = PlatformServer::open(Settings { driver, templates })
         .await?

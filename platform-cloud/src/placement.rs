@@ -1,4 +1,4 @@
-//! Where the next node of a group goes, by its spread over failure domains.
+//! Chooses failure domains for the nodes of a group according to its spread.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use drover_proto::platform::v1::{
     FailureDomain, Placement, Spread, SpreadScope, UnsatisfiableAction,
 };
 
-/// Topology key of the machine that a node is on.
+/// Topology key of the host that a node runs on.
 pub(crate) const HOST: &str = "host";
 
 /// Chooses failure domains for the nodes of one request.
@@ -16,16 +16,16 @@ pub(crate) struct Placer<'a> {
     spreads: &'a [Spread],
     allowed: Vec<usize>,
     full: Vec<bool>,
-    /// Nodes by failure domain, those that are about to be made included.
+    /// Number of nodes by failure domain, including those about to be created.
     group: Vec<u32>,
     cluster: Vec<u32>,
-    /// Those that are surely there: a required spread must hold even if none of the others is made.
+    /// Number of nodes that certainly exist: a required spread must hold even if none of the others is created.
     sure_group: Vec<u32>,
     sure_cluster: Vec<u32>,
 }
 
 impl<'a> Placer<'a> {
-    /// Nothing is placed yet.
+    /// A placer without any nodes.
     #[must_use]
     pub(crate) fn new(domains: &'a [FailureDomain], placement: Option<&'a Placement>) -> Self {
         let named = placement.map_or(&[][..], |placement| &placement.failure_domains);
@@ -42,7 +42,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// A node of the cluster is there.
+    /// Counts an existing node of the cluster.
     pub(crate) fn count(&mut self, domain: &str, same_group: bool) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
             for cluster in [&mut self.cluster, &mut self.sure_cluster] {
@@ -54,26 +54,26 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Nodes of the group in a domain.
+    /// Number of nodes of the group in a domain.
     pub(crate) fn of_group(&self, domain: &str) -> u32 {
         let at = self.domains.iter().position(|known| known.name == domain);
         at.map_or(0, |at| self.group[at])
     }
 
-    /// Everything that was chosen and not taken back is there now.
+    /// Confirms that all nodes that were chosen and not taken back exist.
     pub(crate) fn confirm(&mut self) {
         self.sure_group.clone_from(&self.group);
         self.sure_cluster.clone_from(&self.cluster);
     }
 
-    /// A domain has no room.
+    /// Marks a domain as full.
     pub(crate) fn full(&mut self, domain: &str) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
             self.full[at] = true;
         }
     }
 
-    /// A node that was counted does not exist after all.
+    /// Uncounts a node that was not created after all.
     pub(crate) fn take_back(&mut self, domain: &str) {
         if let Some(at) = self.domains.iter().position(|known| known.name == domain) {
             self.cluster[at] = self.cluster[at].saturating_sub(1);
@@ -81,16 +81,18 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// The failure domain of the next node, which counts from now on. `None` if there are none at all.
+    /// Chooses the failure domain of the next node and counts it. `None` if there are no failure domains.
     ///
     /// # Errors
-    /// `NoCapacity` when no domain has room or satisfies a required spread; after a [`Placer::confirm`] one may.
+    /// `NoCapacity` if no domain has capacity and satisfies the required spreads; a [`Placer::confirm`] may change
+    /// that.
     pub(crate) fn choose(&mut self) -> Result<Option<&'a str>> {
         if self.domains.is_empty() {
             return Ok(None);
         }
         let fits = |at: &usize| !self.full[*at] && self.is_spread(*at);
-        // The emptiest by the first spread, then by the others, then by nodes of the group, then in their order.
+        // The least loaded by the first spread, then by the others, then by nodes of the group, then by order of the
+        // domains.
         let order = |at: &usize| {
             let by_spread: Vec<u32> = self
                 .spreads
@@ -105,7 +107,7 @@ impl<'a> Placer<'a> {
                 "no failure domain has room for another node under the required spread",
             );
             return Err(match self.allowed[..] {
-                // Only this one is full: who may use others need not wait.
+                // Only this domain is full, so requests that may use others need not back off.
                 [only] if self.full[only] => {
                     error.with_metadata("failure_domain", &self.domains[only].name)
                 }
@@ -117,10 +119,10 @@ impl<'a> Placer<'a> {
         Ok(Some(&self.domains[at].name))
     }
 
-    /// Whether the next node may be in this domain, where its named machine is.
+    /// Checks that the next node may be in this domain, which is that of its named host.
     ///
     /// # Errors
-    /// `NoCapacity` when it is not allowed or breaks a required spread.
+    /// `NoCapacity` if the domain is not allowed or violates a required spread.
     pub(crate) fn check(&self, domain: &str) -> Result<()> {
         let at = self.domains.iter().position(|known| known.name == domain);
         if at.is_none_or(|at| self.allowed.contains(&at) && self.is_spread(at)) {
@@ -137,7 +139,7 @@ impl<'a> Placer<'a> {
         required.all(|spread| self.satisfies(spread, domain))
     }
 
-    /// Nodes that share the value of the topology key with a domain.
+    /// Number of nodes that share the domain's value of the topology key.
     fn of_value(&self, spread: &Spread, domain: usize) -> u32 {
         if spread.topology_key == HOST {
             return 0;
@@ -186,7 +188,7 @@ fn is_required(spread: &Spread) -> bool {
         || spread.max_per_domain.is_some()
 }
 
-/// Checks that a placement can be understood. `satisfied`: topology keys that hold wherever a node is.
+/// Checks that a placement is supported. `satisfied` lists topology keys that are satisfied by any placement.
 ///
 /// # Errors
 /// `Invalid` with the field for a failure domain or required topology key that does not exist.
@@ -253,7 +255,7 @@ mod tests {
         }
     }
 
-    /// One after the other, each made before the next.
+    /// Chooses domains one after the other, each node created before the next.
     fn chosen(placer: &mut Placer<'_>, count: usize) -> Vec<String> {
         (0..count)
             .map(|_| {

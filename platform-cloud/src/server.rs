@@ -13,36 +13,35 @@ use crate::drivers::{
     simulated::{Simulated, SimulatedHandle, SimulatedSettings},
 };
 
-/// The name of the binary.
 const NAME: &str = "drover-platform-cloud";
 
-/// Which backend a platform has, and where its templates come from.
+/// The backend of a platform and the source of its templates.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The backend.
+    /// The backend and its settings.
     pub driver: DriverSettings,
-    /// Directory of a template catalogue, before the built-in one. `None`: only the built-in one, which for simulated
-    /// nodes and clouds accepts every store and version and leaves everything to the properties.
+    /// Directory of a template catalogue that takes precedence over the built-in one. `None`: only the built-in one,
+    /// which for simulated nodes and clouds accepts every store and version and leaves everything to the properties.
     pub templates: Option<PathBuf>,
 }
 
-/// A backend.
+/// A backend and its settings.
 #[derive(Clone, Debug)]
 pub enum DriverSettings {
     /// Processes of this machine.
     Local(local::Settings),
     /// Nodes in memory.
     Simulated(Box<SimulatedSettings>),
-    /// Instances of EC2.
+    /// EC2 instances.
     #[cfg(feature = "aws")]
     Aws(Box<crate::drivers::aws::Settings>),
-    /// Instances of Compute Engine.
+    /// Compute Engine instances.
     #[cfg(feature = "gcp")]
     Gcp(Box<crate::drivers::gcp::Settings>),
-    /// Droplets of DigitalOcean.
+    /// DigitalOcean droplets.
     #[cfg(feature = "digitalocean")]
     DigitalOcean(Box<crate::drivers::digitalocean::Settings>),
-    /// Machines of a metal-stack.
+    /// metal-stack machines.
     #[cfg(feature = "metal")]
     Metal(Box<crate::drivers::metal::Settings>),
 }
@@ -65,14 +64,14 @@ impl From<local::Settings> for Settings {
     }
 }
 
-/// A platform: its driver, and everything above it. Nodes outlive it where the driver lets them.
+/// A platform: its driver with the common layer above it. Nodes outlive it if the driver supports that.
 pub struct PlatformServer {
     served: drover_platform::PlatformServer,
     simulated: Option<SimulatedHandle>,
 }
 
 impl PlatformServer {
-    /// Opens the backend. Nothing listens; see [`PlatformServer::routes`] and [`PlatformServer::service`].
+    /// Opens the backend. Does not listen; see [`PlatformServer::routes`] and [`PlatformServer::service`].
     ///
     /// # Errors
     /// `Invalid` for wrong settings or templates; `Precondition` if the state or a directory cannot be used.
@@ -124,10 +123,10 @@ impl PlatformServer {
         Self::over(driver, templates, clock, simulated)
     }
 
-    /// A platform over any driver.
+    /// A platform with any driver.
     ///
     /// # Errors
-    /// `Internal` if the descriptors of the services are damaged.
+    /// `Internal` if the descriptors of the services are invalid.
     pub fn with_driver(driver: Arc<dyn Driver>, templates: Templates) -> Result<Self> {
         Self::over(driver, templates, Clock::start(), None)
     }
@@ -144,14 +143,14 @@ impl PlatformServer {
         })
     }
 
-    /// With other settings of the Replicante Platform API than the defaults.
+    /// Replaces the default settings of the Replicante Platform API.
     #[must_use]
     pub fn with_replicante(mut self, settings: ReplicanteSettings) -> Self {
         self.served = self.served.with_replicante(settings);
         self
     }
 
-    /// With a policy over what callers may set.
+    /// Restricts what callers may set.
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.served = self.served.with_policy(policy);
@@ -175,7 +174,7 @@ impl Deref for PlatformServer {
 
 type Opened = (Arc<dyn Driver>, Templates, Option<SimulatedHandle>);
 
-/// A cloud with its templates: a directory, or one that leaves everything to the properties.
+/// A cloud with its templates: from a directory, or a catalogue that leaves everything to the properties.
 #[cfg(any(
     feature = "aws",
     feature = "gcp",

@@ -1,4 +1,4 @@
-//! Logs and commands of a node, through the API server. Nothing that passes through is kept or logged.
+//! Streams logs and runs commands (exec) through the API server. The data is neither stored nor logged.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,29 +24,28 @@ use crate::{
     pod::{ContainerStatus, Pod},
 };
 
-/// Annotation: the container that people mean when they name none.
+/// Annotation that names the container kubectl uses by default.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
-/// Bytes between the API server and the client of a command, each way.
+/// Bytes buffered in each direction between the API server and the client of a command.
 const BUFFER: usize = 64 * 1024;
-/// Pieces of output that wait for a slow client.
+/// Chunks of output buffered for a slow client.
 const MAX_PIECES: usize = 4;
-/// What shells answer for a command that is not there, and for one that may not be run.
+/// Exit codes of shells for a command that was not found, and for one that is not executable.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
-/// Longest silence while a container is waited for.
+/// Maximum silence of the watch while waiting for a container.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// Where a node's container is.
 struct Place {
     namespace: String,
     pod: String,
     container: String,
 }
 
-/// Reads the log of a node's first container, or of that which its annotation names.
+/// Streams the log of the node's first container, or of the one that its annotation names.
 ///
 /// # Errors
-/// `NodeNotRunning` if it has no pod, or one that has not started and is not to be waited for.
+/// `NodeNotRunning` if the node has no pod, or one that has not started and the request does not wait for it.
 pub(crate) async fn logs(
     api: &Api,
     pods: &Arc<Kind>,
@@ -78,7 +77,7 @@ pub(crate) async fn logs(
     }
 }
 
-/// The API server says of logs that are not there that the request is bad.
+/// The API server returns BadRequest for a log that does not exist.
 fn refused(error: Error, node: &Node) -> Error {
     match error.reason() {
         Reason::NotFound => not_running(&node.node_id),
@@ -106,7 +105,7 @@ fn parameters(place: &Place, request: &StreamLogsRequest) -> String {
             }
         }
         Some(Since::SinceDuration(span)) => {
-            // Whole seconds only, and at least one.
+            // `sinceSeconds` takes whole seconds and must be at least 1.
             let seconds = span.seconds + i64::from(span.nanos > 0);
             text.push_str(&format!("&sinceSeconds={}", seconds.max(1)));
         }
@@ -149,7 +148,7 @@ async fn started(api: &Api, pods: &Kind, place: &Place, node: &Node) -> Result<(
     }
 }
 
-/// The pod that the node is now.
+/// Resolves the current pod of a node.
 async fn place(api: &Api, pods: &Kind, node: &Node) -> Result<Place> {
     let (namespace, name) = node
         .provider_id
@@ -171,11 +170,11 @@ async fn place(api: &Api, pods: &Kind, node: &Node) -> Result<Place> {
     })
 }
 
-/// Runs a command in the node's container. Dropping the output ends the connection, and with it the command as soon as
+/// Runs a command in the node's container. Dropping the output closes the connection; the command then ends as soon as
 /// it reads or writes.
 ///
 /// # Errors
-/// `NodeNotRunning` if it has no pod that runs.
+/// `NodeNotRunning` if the node has no running pod.
 pub(crate) async fn exec(
     api: &Api,
     pods: &Arc<Kind>,
@@ -194,7 +193,7 @@ pub(crate) async fn exec(
         .max_stdin_buf_size(BUFFER)
         .max_stdout_buf_size(BUFFER)
         .max_stderr_buf_size(BUFFER);
-    let turn = api.turn().await;
+    let permit = api.acquire_permit().await;
     let pods = kube::Api::<ApiPod>::namespaced(api.raw(), &place.namespace);
     let opened = tokio::time::timeout(
         api.timeout(),
@@ -209,7 +208,7 @@ pub(crate) async fn exec(
         Ok(Err(error)) => return Err(not_opened(&call, node, &error)),
         Err(_) => return Err(crate::errors::timeout(&call, api.timeout())),
     };
-    drop(turn);
+    drop(permit);
     let size = start.tty.then(|| {
         start.terminal_size.unwrap_or(TerminalSize {
             columns: 80,
@@ -217,7 +216,7 @@ pub(crate) async fn exec(
         })
     });
     let (sender, receiver) = mpsc::channel(MAX_PIECES);
-    // It ends with the process, or when nobody reads its output any more.
+    // Ends with the process, or when the receiver of its output is dropped.
     tokio::spawn(async move {
         let closed = sender.clone();
         tokio::select! {
@@ -274,7 +273,7 @@ async fn run(
             None => None,
         }
     };
-    // The input may go on longer than the command: its end is that of the command.
+    // The input may outlast the command: the status of the command ends the session.
     tokio::pin!(read, write);
     let status = tokio::select! {
         status = &mut read => status,
@@ -289,7 +288,7 @@ async fn run(
     let last = last.map(|code| ProcessOutput {
         output: Some(Output::ExitCode(code)),
     });
-    // Nobody listens when this fails.
+    // Fails only if the receiver is gone.
     let _ = output.send(last).await;
 }
 
@@ -311,7 +310,7 @@ async fn copy(from: Option<impl AsyncRead + Unpin>, to: &Output1, kind: fn(Chunk
     }
 }
 
-/// Passes on input and sizes until the input ends.
+/// Forwards input and terminal sizes until the input ends.
 async fn feed(
     mut stdin: Option<impl tokio::io::AsyncWrite + Unpin>,
     mut terminal: Option<futures::channel::mpsc::Sender<kube::api::TerminalSize>>,
@@ -319,7 +318,7 @@ async fn feed(
     mut input: ExecInput,
 ) {
     if let (Some(terminal), Some(size)) = (&mut terminal, &size) {
-        // The command has ended when this fails.
+        // Fails only if the command has ended.
         let _ = terminal.send(characters(size)).await;
     }
     while let Some(Ok(message)) = input.next().await {
@@ -352,7 +351,7 @@ async fn feed(
 
 async fn close(stdin: Option<impl tokio::io::AsyncWrite + Unpin>) {
     if let Some(mut stdin) = stdin {
-        // The command has ended when this fails.
+        // Fails only if the command has ended.
         let _ = stdin.shutdown().await;
     }
 }
@@ -364,7 +363,7 @@ fn characters(size: &TerminalSize) -> kube::api::TerminalSize {
     }
 }
 
-/// What a command has ended with.
+/// Maps the status of an exec to the exit code of the command.
 fn exit_code(call: &Call, status: &Status) -> Result<i32> {
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
@@ -389,7 +388,7 @@ fn exit_code(call: &Call, status: &Status) -> Result<i32> {
     if message.contains("permission denied") {
         return Ok(NOT_EXECUTABLE);
     }
-    // The runtime's words may repeat the command.
+    // The message of the container runtime may repeat the command line.
     Err(Error::unavailable(format!(
         "{call}: the container runtime could not run the command"
     )))

@@ -1,13 +1,13 @@
-//! The agent address of a pod, as the Replicante Platform specification has it:
+//! The agent address of a pod, as the Replicante Platform specification defines it:
 //!
 //! 1. annotation `k8s.replicante.io/agent-address`;
-//! 2. else the IP address that annotation `k8s.replicante.io/agent-ip-from` (`node` or `pod`) says, else the settings;
-//! 3. with annotations `k8s.replicante.io/agent-schema` and `k8s.replicante.io/agent-port`, if both are there;
-//! 4. else with scheme and port of the settings.
+//! 2. otherwise the IP address selected by annotation `k8s.replicante.io/agent-ip-from` (`node` or `pod`), or by the
+//!    settings;
+//! 3. with annotations `k8s.replicante.io/agent-schema` and `k8s.replicante.io/agent-port`, if both are set;
+//! 4. otherwise with the scheme and port of the settings.
 //!
-//! What is written and wrong is a problem to report, and never replaced by a guess. Loopback, link-local and unspecified
-//! addresses are wrong: those of a pod, they would be others for whoever asks. Templates may set annotation 1, properties of
-//! groups may not.
+//! An invalid value is reported, never replaced by a guess. Loopback, link-local and unspecified addresses are invalid:
+//! those of a pod mean another host to every client. Templates may set annotation 1, properties of groups may not.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -16,22 +16,22 @@ use crate::{
     settings::{AgentSettings, IpFrom},
 };
 
-/// Annotation: the address as it is.
+/// Annotation with the complete address.
 pub const ADDRESS: &str = "k8s.replicante.io/agent-address";
-/// Annotation: `node` or `pod`.
+/// Annotation that selects the IP address: `node` or `pod`.
 pub const IP_FROM: &str = "k8s.replicante.io/agent-ip-from";
-/// Annotation: the scheme.
+/// Annotation with the scheme.
 pub const SCHEME: &str = "k8s.replicante.io/agent-schema";
-/// Annotation: the port.
+/// Annotation with the port.
 pub const PORT: &str = "k8s.replicante.io/agent-port";
 
 /// Schemes that can be probed.
 const SCHEMES: &[&str] = &["grpc", "grpcs", "http", "https", "tcp"];
 
-/// The agent address. `Ok(None)`: there is none, or none yet.
+/// The agent address. `Ok(None)` if there is none, or none yet.
 ///
 /// # Errors
-/// What is wrong with an annotation, for people.
+/// A message for people if an annotation is invalid.
 pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, String> {
     let annotations = &pod.metadata.annotations;
     if let Some(address) = annotation(annotations, ADDRESS) {
@@ -51,10 +51,10 @@ pub fn agent(pod: &Pod, settings: &AgentSettings) -> Result<Option<String>, Stri
     })
 }
 
-/// The address at which others find the pod. `None`: none yet.
+/// The IP address at which others reach the pod. `None` if it has none yet.
 ///
 /// # Errors
-/// What is wrong with the annotation, for people.
+/// A message for people if the annotation is invalid.
 pub fn target<'a>(pod: &'a Pod, settings: &AgentSettings) -> Result<Option<&'a str>, String> {
     let ip = match ip_from(&pod.metadata.annotations, settings)? {
         IpFrom::Pod => pod.ips().next(),
@@ -63,10 +63,10 @@ pub fn target<'a>(pod: &'a Pod, settings: &AgentSettings) -> Result<Option<&'a s
     Ok(ip.filter(|ip| !ip.is_empty()))
 }
 
-/// Whose address it is.
+/// Whether the address of the pod or of its Kubernetes node is used.
 ///
 /// # Errors
-/// What is wrong with the annotation, for people.
+/// A message for people if the annotation is invalid.
 pub fn ip_from(
     annotations: &BTreeMap<String, String>,
     settings: &AgentSettings,
@@ -82,7 +82,7 @@ pub fn ip_from(
     }
 }
 
-/// `host:port`, IPv6 in brackets.
+/// `host:port`, with IPv6 addresses in brackets.
 #[must_use]
 pub fn join(host: &str, port: u16) -> String {
     match host.parse::<IpAddr>() {
@@ -91,7 +91,7 @@ pub fn join(host: &str, port: u16) -> String {
     }
 }
 
-/// An annotation that says something.
+/// The trimmed value of an annotation. `None` if it is missing or empty.
 fn annotation<'a>(annotations: &'a BTreeMap<String, String>, key: &str) -> Option<&'a str> {
     annotations
         .get(key)
@@ -110,7 +110,7 @@ fn check(address: &str) -> Result<String, String> {
     if !SCHEMES.contains(&scheme) {
         return Err(format!("{} with scheme {}", wrong(), SCHEMES.join(", ")));
     }
-    // A path says nothing about where the agent is.
+    // A trailing slash is ignored: a path says nothing about where the agent is.
     let rest = rest.trim_end_matches('/');
     let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
     let bare = match host.strip_prefix('[').map(|host| host.strip_suffix(']')) {
@@ -130,7 +130,7 @@ fn check(address: &str) -> Result<String, String> {
     }
 }
 
-/// Whether a host is another one for each who asks.
+/// Whether a host means something else to every client.
 fn is_own(host: &str) -> bool {
     let name = host.trim_end_matches('.').to_ascii_lowercase();
     if name == "localhost" || name.ends_with(".localhost") {
@@ -139,12 +139,12 @@ fn is_own(host: &str) -> bool {
     match host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
         Ok(IpAddr::V4(ip)) => ip.is_loopback() || ip.is_link_local() || ip.octets()[0] == 0,
         Ok(IpAddr::V6(ip)) => ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified(),
-        // `127.1`, `0x7f.1` and `2130706433` are addresses for the libraries of C.
+        // libc accepts `127.1`, `0x7f.1` and `2130706433` as addresses.
         Err(_) => is_numeric(&name),
     }
 }
 
-/// Whether the last part of a host is a number, which no name of DNS ends with.
+/// Whether the last label of a host is a number; no DNS name ends with one.
 fn is_numeric(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or_default();
     let hexadecimal = last.strip_prefix("0x");
@@ -184,7 +184,7 @@ fn check_port(port: &str) -> Result<u16, String> {
     }
 }
 
-/// What somebody wrote, at most a line of it.
+/// Quotes at most a line of a user-supplied value.
 fn show(text: &str) -> String {
     let short: String = text.chars().take(64).collect();
     format!("{short:?}")

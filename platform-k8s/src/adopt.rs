@@ -1,10 +1,10 @@
-//! Gives a node a new owner and slot, whoever made it.
+//! Gives a node a new owner and slot, regardless of who created it.
 //!
-//! One object speaks for the node: the one that stands for it, or its pod. It is written first, with the version that
-//! was read as a condition, so that of two that want the node one gets it, and with the slots that the node had before.
-//! From then on everything that still says one of those slots belongs to the node, so wherever this ends nothing is lost
-//! and nothing is half of one owner and half of another. The others are written after it, now or when the node is next
-//! changed or removed.
+//! One object speaks for the node: its anchor, or its pod. It is written first, conditional on the resourceVersion that
+//! was read, so that of two concurrent adoptions only one succeeds, and with the slots that the node had before. From
+//! then on every object that still names one of those slots belongs to the node, so an interruption at any point loses
+//! nothing and never splits the node between two owners. The other objects are written afterwards, now or when the node
+//! is next changed or removed.
 
 use drover_core::{Error, Reason, Result};
 use drover_platform::{driver::Target, identity::Identity};
@@ -23,13 +23,12 @@ use crate::{
     update::Updater,
 };
 
-/// How often what speaks for a node is read again, because something else of it was changed in between. A kubelet
-/// writes the state of a pod a few times while it starts.
+/// How often the object that speaks for a node is read again after a concurrent change. A kubelet updates the status of
+/// a starting pod a few times.
 const ATTEMPTS: usize = 10;
-/// Most labels that are taken over from what was foreign.
+/// Maximum number of labels taken over from a foreign node.
 const MAX_LABELS: usize = 64;
 
-/// Takes over nodes.
 pub(crate) struct Adopter<'a> {
     pub(crate) api: &'a Api,
     pub(crate) keys: &'a LabelKeys,
@@ -37,21 +36,19 @@ pub(crate) struct Adopter<'a> {
     pub(crate) updater: &'a Updater,
 }
 
-/// What an adopted node has become.
 pub(crate) struct Adopted {
-    /// Who it is.
     pub(crate) identity: Identity,
-    /// What speaks for it, as it is now.
+    /// The object that speaks for the node, after the write.
     pub(crate) speaker: Item,
 }
 
 impl Adopter<'_> {
-    /// Makes `heir` the identity of a node. Its objects are listed: what the watches know may lack one that was made a
-    /// moment ago, which would stay with the former owner.
+    /// Makes `heir` the identity of a node. Its objects are listed, not taken from the cache: the cache may lack one
+    /// that was created a moment ago, which would stay with the former owner.
     ///
     /// # Errors
-    /// `NotFound`; as [`Target::matches`] if somebody else was quicker; `Precondition` for what cannot be given away alone;
-    /// others are those of [`crate::errors`].
+    /// `NotFound`; as [`Target::matches`] if another adoption was faster; `Precondition` for an object that cannot be
+    /// given away alone; otherwise as in [`crate::errors`].
     pub(crate) async fn adopt(&self, target: &Target, heir: &Identity) -> Result<Adopted> {
         let mut items = match self.find(target).await {
             Ok(items) => items,
@@ -69,8 +66,8 @@ impl Adopter<'_> {
         items[at].meta = meta;
         let speaker = items[at].clone();
         if let Err(error) = settle(self.api, self.keys, &mut items).await {
-            // It is adopted; the rest follows with the next change. The text of the error may repeat of the object what a
-            // template made.
+            // The node is adopted; the rest follows with its next change. The error message may quote rendered template
+            // output.
             let reason = drover_convert::error::reason_name(error.reason());
             warn!(
                 node = target.node_id,
@@ -88,7 +85,7 @@ impl Adopter<'_> {
         Ok(items)
     }
 
-    /// The node, if it was adopted before by the same call, whose answer was lost.
+    /// The node, if an earlier attempt of the same call adopted it and its response was lost.
     async fn already(&self, target: &Target, heir: &Identity) -> Result<Option<Adopted>> {
         let now = Target {
             cluster_id: heir.cluster_id.clone(),
@@ -105,7 +102,7 @@ impl Adopter<'_> {
         }))
     }
 
-    /// Which object speaks for a node.
+    /// Index of the object that speaks for a node.
     fn speaker(&self, items: &[Item], target: &Target) -> Result<usize> {
         let marks: Vec<Option<Mark>> = items
             .iter()
@@ -141,7 +138,7 @@ impl Adopter<'_> {
                 )));
             }
         };
-        // What makes the pod anew stands for the node, if it says that it is of it.
+        // The controller that would recreate the pod stands for the node, if it is marked as part of it.
         while let Some(uid) = controller(&items[at].meta) {
             let above = items.iter().position(|item| item.meta.uid == uid);
             at = above.ok_or_else(|| unclear(controlled(&items[at].meta, self.keys)))?;
@@ -149,7 +146,7 @@ impl Adopter<'_> {
         Ok(at)
     }
 
-    /// What is selected by the id of its cluster cannot be given another one: selectors cannot be changed.
+    /// A node with more than a pod cannot move to another cluster: selectors contain the cluster id and are immutable.
     fn may_move(&self, items: &[Item], target: &Target, heir: &Identity) -> Result<()> {
         let alone = matches!(items, [only] if is_pod(&only.kind));
         if heir.cluster_id == target.cluster_id || alone {
@@ -164,7 +161,8 @@ impl Adopter<'_> {
         ))
     }
 
-    /// Writes what speaks for the node, if it is still of its former owner. Answers who it is, and its metadata.
+    /// Writes the object that speaks for the node if it still belongs to its former owner. Returns its identity and
+    /// metadata.
     async fn win(
         &self,
         item: &Item,
@@ -191,8 +189,8 @@ impl Adopter<'_> {
             target.matches(&node)?;
             let identity = inherit(heir, &mark, &meta, self.keys);
             let body = self.body(&meta, &mark, &identity, target, template);
-            let turn = self.api.turn().await;
-            let patched = self.api.patch(turn, &item.kind, namespace, name, &body);
+            let permit = self.api.acquire_permit().await;
+            let patched = self.api.patch(permit, &item.kind, namespace, name, &body);
             match patched.await {
                 Ok(object) => return Ok((identity, object.metadata)),
                 Err(error) if error.reason() == Reason::NotFound => return Err(gone()),
@@ -225,7 +223,7 @@ impl Adopter<'_> {
         own["resourceVersion"] = meta.resource_version.as_str().into();
         own["annotations"][labels::FORMER] = json!(former).to_string().into();
         if mark.identity.is_none() {
-            // There is nothing else that would have been made after it.
+            // A foreign pod is the only object of its node, and therefore its anchor.
             own["annotations"][labels::ANCHOR] = "true".into();
         }
         let mut body = json!({"metadata": own});
@@ -236,7 +234,7 @@ impl Adopter<'_> {
     }
 }
 
-/// Why a pod cannot be taken alone, and what can be done.
+/// Why a controlled pod cannot be adopted alone, and how to proceed.
 fn controlled(meta: &Meta, keys: &LabelKeys) -> String {
     let owner = meta.owner_references.iter().find(|owner| owner.controller);
     let (kind, name) = owner.map_or(("something", ""), |owner| (&owner.kind, &owner.name));
@@ -250,7 +248,7 @@ fn controlled(meta: &Meta, keys: &LabelKeys) -> String {
     )
 }
 
-/// The identity of the heir with what stays of the node: version, class and labels.
+/// The identity of the heir with the version, class and labels that the node keeps.
 fn inherit(heir: &Identity, mark: &Mark, meta: &Meta, keys: &LabelKeys) -> Identity {
     let mut identity = heir.clone();
     match &mark.identity {
@@ -267,7 +265,8 @@ fn inherit(heir: &Identity, mark: &Mark, meta: &Meta, keys: &LabelKeys) -> Ident
     identity
 }
 
-/// Labels and annotations of everything of an adopted node, as metadata. Those that it has besides stay as they are.
+/// Metadata with the labels and annotations of every object of an adopted node. Other keys of the objects stay as they
+/// are.
 fn marks(identity: &Identity, node_id: &str, keys: &LabelKeys) -> Value {
     let stamp = labels::stamp(identity, keys, &Plain::default());
     let mut labels: Map<String, Value> = stamp
@@ -281,11 +280,11 @@ fn marks(identity: &Identity, node_id: &str, keys: &LabelKeys) -> Value {
     json!({"labels": labels, "annotations": annotations})
 }
 
-/// Writes onto the objects of an adopted node whose they are, where they say something else. What goes meanwhile is no
-/// error. Does nothing for a node that was not adopted.
+/// Writes the new identity onto the objects of an adopted node that carry another one. Objects that are deleted
+/// meanwhile are ignored. Does nothing for a node that was not adopted.
 ///
 /// # Errors
-/// Those of [`crate::errors`]; then it can be repeated.
+/// See [`crate::errors`]; the call can be repeated.
 pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> Result<()> {
     let speaker = items.iter().find_map(|item| {
         let mark = labels::read(&item.meta, keys)?;
@@ -312,10 +311,10 @@ pub(crate) async fn settle(api: &Api, keys: &LabelKeys, items: &mut [Item]) -> R
             own["annotations"][storage::STORAGE] = whose.annotation().into();
             own["labels"][storage::INHERITED] = "true".into();
         }
-        let turn = api.turn().await;
+        let permit = api.acquire_permit().await;
         let (namespace, name) = (&item.meta.namespace, &item.meta.name);
         let body = json!({"metadata": own});
-        match api.patch(turn, &item.kind, namespace, name, &body).await {
+        match api.patch(permit, &item.kind, namespace, name, &body).await {
             Ok(object) => item.meta = object.metadata,
             Err(error) if matches!(error.reason(), Reason::NotFound | Reason::Conflict) => {}
             Err(error) => return Err(error),

@@ -1,5 +1,5 @@
-//! The one way to the API server. Every call waits for its turn (so many at once, none while the server has asked for a
-//! pause), has a time limit, and is tried once: nothing that changes something is ever sent again by itself.
+//! The only access to the API server. Every call waits for a permit (limited concurrency, and none while the server has
+//! asked for a pause), has a timeout, and is sent once: calls that change something are never retried here.
 
 mod call;
 mod connection;
@@ -37,15 +37,15 @@ pub use stream::{Event, EventType, Events, ListQuery, Page, Shape};
 use connection::Connection;
 
 const JSON: &str = "application/json";
-/// Server-side apply takes YAML, and JSON is YAML.
+/// Server-side apply takes YAML, and JSON is a subset of it.
 const APPLY: &str = "application/apply-patch+yaml";
 const MERGE: &str = "application/merge-patch+json";
-/// Longest pause that a server can ask for.
+/// Longest pause that a server can request.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Pause when it names none.
+/// Pause if the server names none.
 const DEFAULT_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is sent, and what is wanted for it.
+/// Content type of the request, and accepted type of the response.
 #[derive(Clone, Copy)]
 struct Media {
     sent: &'static str,
@@ -69,7 +69,7 @@ const SEND_APPLY: Media = Media {
     wanted: JSON,
 };
 
-/// The API server. Cheap to clone.
+/// Client of the API server. Cheap to clone.
 #[derive(Clone)]
 pub struct Api {
     inner: Arc<Inner>,
@@ -77,8 +77,8 @@ pub struct Api {
 
 struct Inner {
     connection: Connection,
-    turns: Arc<Semaphore>,
-    /// Until when the server wants to be left alone.
+    permits: Arc<Semaphore>,
+    /// No call is made before this time, as the server requested.
     pause: Mutex<Option<Instant>>,
     timeout: Duration,
     page_size: usize,
@@ -86,44 +86,41 @@ struct Inner {
     kinds: kinds::Cache,
 }
 
-/// The right to make one call now. Ask whether the call is still wanted after it was got: getting it may take a while.
+/// Permission to make one call now. Acquiring it may take a while: check afterwards whether the call is still wanted.
 #[derive(Debug)]
-pub struct Turn(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
+pub struct CallPermit(#[expect(dead_code, reason = "held, not read")] OwnedSemaphorePermit);
 
-/// How an object is deleted.
+/// Options of a deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delete {
-    /// Only the object with this uid.
+    /// Precondition: the uid of the object.
     pub uid: Option<String>,
-    /// Only this version of it.
+    /// Precondition: the resourceVersion of the object.
     pub version: Option<String>,
-    /// Time to stop by itself. `None`: the object's own.
+    /// Grace period. `None` for the object's own.
     pub grace: Option<Duration>,
-    /// What depends on it goes first.
+    /// Foreground deletion: dependents are deleted first.
     pub foreground: bool,
-    /// Only checks.
+    /// Validates without deleting.
     pub dry_run: bool,
 }
 
-/// What became of a deletion.
+/// Result of a deletion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Deletion {
-    /// It is on its way, or was; the API server answers the object or a status.
+    /// The deletion has started, now or before. The API server returns the object or a status.
     Accepted,
-    /// There is no such object, or its uid is another.
+    /// There is no such object, or it has another uid.
     Gone,
 }
 
 impl Api {
-    /// Reads the credentials. Contacts nothing.
-    ///
-    /// # Errors
-    /// `Precondition` if there are no usable credentials.
+    /// Reads the credentials. Does not contact the API server.
     pub async fn open(settings: &Settings) -> Result<Self> {
         Ok(Self {
             inner: Arc::new(Inner {
                 connection: Connection::open(settings).await?,
-                turns: Arc::new(Semaphore::new(settings.max_concurrent_calls.max(1))),
+                permits: Arc::new(Semaphore::new(settings.max_concurrent_calls.max(1))),
                 pause: Mutex::new(None),
                 timeout: settings.call_timeout(),
                 page_size: settings.page_size.max(1),
@@ -133,23 +130,23 @@ impl Api {
         })
     }
 
-    /// Namespace of the context, or of the pod that this runs in.
+    /// Namespace of the kubeconfig context, or of the pod in which this process runs.
     #[must_use]
     pub fn default_namespace(&self) -> String {
         self.inner.connection.default_namespace()
     }
 
     /// Waits until a call may be made.
-    pub async fn turn(&self) -> Turn {
+    pub async fn acquire_permit(&self) -> CallPermit {
         loop {
             let pause = *self.inner.pause.lock();
             match pause {
                 Some(until) if Instant::now() < until => tokio::time::sleep_until(until).await,
                 _ => {}
             }
-            let turns = Arc::clone(&self.inner.turns);
-            let Ok(permit) = turns.acquire_owned().await else {
-                // Never closed.
+            let permits = Arc::clone(&self.inner.permits);
+            let Ok(permit) = permits.acquire_owned().await else {
+                // The semaphore is never closed.
                 std::future::pending::<()>().await;
                 continue;
             };
@@ -159,15 +156,16 @@ impl Api {
                 .lock()
                 .is_some_and(|until| Instant::now() < until);
             if !paused {
-                return Turn(permit);
+                return CallPermit(permit);
             }
         }
     }
 
-    /// Reads an object; `T` takes what it needs ([`Object`], [`Value`], …). `None`: there is none.
+    /// Reads an object into a type with the fields that the caller needs ([`Object`], [`Value`], …). `None` if it does
+    /// not exist.
     ///
     /// # Errors
-    /// Those of [`crate::errors`].
+    /// See [`crate::errors`].
     pub async fn get<T: DeserializeOwned>(
         &self,
         kind: &Kind,
@@ -183,10 +181,10 @@ impl Api {
         }
     }
 
-    /// Reads labels, annotations and the like of an object. `None`: there is none.
+    /// Reads the metadata of an object. `None` if it does not exist.
     ///
     /// # Errors
-    /// Those of [`crate::errors`].
+    /// See [`crate::errors`].
     pub async fn get_meta(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Option<Meta>> {
         let call = Call::new("get", kind, namespace, name);
         let path = kind.path(namespace, Some(name));
@@ -198,51 +196,52 @@ impl Api {
         }
     }
 
-    /// Makes an object that must not exist; answers its metadata.
+    /// Creates an object that must not exist yet. Returns its metadata.
     ///
     /// # Errors
-    /// [`Reason::AlreadyExists`] if there is one of this name; others are those of [`crate::errors`].
+    /// [`Reason::AlreadyExists`] if the name is taken; otherwise as in [`crate::errors`].
     pub async fn create(
         &self,
-        turn: Turn,
+        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         object: &Value,
     ) -> Result<Object> {
         let call = Call::new("create", kind, namespace, name_of(object));
-        // Its fields were tried out; a second look costs the server as much as the first.
+        // The dry run has validated the fields; doing it again costs the server as much as the first time.
         let path = self.writing(kind, namespace, None, "&fieldValidation=Ignore");
         let body = self
-            .change(turn, &call, Method::POST, &path, SEND_METADATA, object)
+            .change(permit, &call, Method::POST, &path, SEND_METADATA, object)
             .await?;
         read_object(&call, body)
     }
 
-    /// What would stand in the way of [`Api::create`], fields that the kind does not have included. Makes nothing.
+    /// Dry run of [`Api::create`] that also rejects unknown fields. Creates nothing.
     ///
     /// # Errors
-    /// As those of [`Api::create`].
+    /// See [`Api::create`].
     pub async fn try_create(
         &self,
-        turn: Turn,
+        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         object: &Value,
     ) -> Result<()> {
         let call = Call::new("create", kind, namespace, name_of(object));
         let path = self.writing(kind, namespace, None, "&dryRun=All&fieldValidation=Strict");
-        self.change(turn, &call, Method::POST, &path, SEND_METADATA, object)
+        self.change(permit, &call, Method::POST, &path, SEND_METADATA, object)
             .await
             .map(drop)
     }
 
-    /// Server-side apply without force: makes the object or the fields of it that are ours; answers it whole.
+    /// Server-side apply without force: creates the object, or updates the fields of our field manager. Returns the
+    /// whole object.
     ///
     /// # Errors
-    /// [`Reason::Conflict`] if a field is somebody else's; others are those of [`crate::errors`].
+    /// [`Reason::Conflict`] if another field manager owns a field; otherwise as in [`crate::errors`].
     pub async fn apply(
         &self,
-        turn: Turn,
+        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         object: &Value,
@@ -251,7 +250,7 @@ impl Api {
         let call = Call::new("patch", kind, namespace, name);
         let path = self.writing(kind, namespace, Some(name), "");
         let body = self
-            .change(turn, &call, Method::PATCH, &path, SEND_APPLY, object)
+            .change(permit, &call, Method::PATCH, &path, SEND_APPLY, object)
             .await?;
         decode(&call, &body)
     }
@@ -262,14 +261,14 @@ impl Api {
         format!("{path}?fieldManager={manager}{more}")
     }
 
-    /// Changes parts of an object by a JSON merge patch; with `metadata.uid` or `metadata.resourceVersion` in it only the
-    /// object, or the version of it, that has it. Answers its metadata.
+    /// Changes an object by a JSON merge patch. With `metadata.uid` or `metadata.resourceVersion` in the patch, only an
+    /// object that has these. Returns its metadata.
     ///
     /// # Errors
-    /// [`Reason::Conflict`] if it has another one; `NotFound`; others are those of [`crate::errors`].
+    /// [`Reason::Conflict`] if it has others; `NotFound`; otherwise as in [`crate::errors`].
     pub async fn patch(
         &self,
-        turn: Turn,
+        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         name: &str,
@@ -278,18 +277,18 @@ impl Api {
         let call = Call::new("patch", kind, namespace, name);
         let path = self.writing(kind, namespace, Some(name), "");
         let body = self
-            .change(turn, &call, Method::PATCH, &path, SEND_MERGE, patch)
+            .change(permit, &call, Method::PATCH, &path, SEND_MERGE, patch)
             .await?;
         read_object(&call, body)
     }
 
-    /// Deletes an object, or begins to.
+    /// Deletes an object, or starts its deletion.
     ///
     /// # Errors
-    /// Those of [`crate::errors`].
+    /// See [`crate::errors`].
     pub async fn delete(
         &self,
-        turn: Turn,
+        permit: CallPermit,
         kind: &Kind,
         namespace: &str,
         name: &str,
@@ -314,12 +313,12 @@ impl Api {
         }
         let path = kind.path(namespace, Some(name));
         let deleted = self
-            .change(turn, &call, Method::DELETE, &path, SEND_JSON, &body)
+            .change(permit, &call, Method::DELETE, &path, SEND_JSON, &body)
             .await;
         match deleted {
             Ok(_) => Ok(Deletion::Accepted),
             Err(error) if error.reason() == Reason::NotFound => Ok(Deletion::Gone),
-            // Only the precondition conflicts in a deletion: what has this name now is another object.
+            // In a deletion only preconditions conflict: the object of this name is another one now.
             Err(error) if error.reason() == Reason::Conflict && options.uid.is_some() => {
                 Ok(Deletion::Gone)
             }
@@ -327,19 +326,19 @@ impl Api {
         }
     }
 
-    /// What the API server serves. From memory after the first time.
+    /// The kinds that the API server serves. Cached after the first call.
     ///
     /// # Errors
-    /// Those of [`crate::errors`].
+    /// See [`crate::errors`].
     pub async fn kinds(&self) -> Result<Arc<Kinds>> {
         self.inner.kinds.get(self).await
     }
 
-    /// The kind of an object by its `apiVersion` and `kind`. Asks the API server again for one that is not known, as it
-    /// may be new.
+    /// The kind of an object by its `apiVersion` and `kind`. Discovery is repeated for an unknown one, as it may be
+    /// new.
     ///
     /// # Errors
-    /// `Precondition` if the API server does not serve it; others are those of [`crate::errors`].
+    /// `Precondition` if the API server does not serve it; otherwise as in [`crate::errors`].
     pub async fn kind_of(&self, api_version: &str, kind: &str) -> Result<Arc<Kind>> {
         if let Some(found) = self.kinds().await?.of(api_version, kind) {
             return Ok(found);
@@ -353,14 +352,14 @@ impl Api {
         })
     }
 
-    /// Whether the credentials may do this with a subresource of pods in a namespace. An empty namespace: in all of them.
-    /// A server that does not say so is taken to allow it: it refuses later.
+    /// Whether the credentials allow a verb on a subresource of pods in a namespace; an empty namespace means all.
+    /// Assumed to be allowed if the server does not tell: it refuses the call itself later.
     pub async fn may(&self, verb: &str, subresource: &str, namespace: &str) -> bool {
         self.may_with(verb, ("", "pods"), subresource, namespace)
             .await
     }
 
-    /// The same of any resource, by API group and plural.
+    /// Like [`Api::may`], for any resource by API group and plural.
     pub async fn may_with(
         &self,
         verb: &str,
@@ -378,9 +377,9 @@ impl Api {
             }}
         });
         let call = Call::path("create", path);
-        let turn = self.turn().await;
+        let permit = self.acquire_permit().await;
         let answer = self
-            .change(turn, &call, Method::POST, path, SEND_JSON, &review)
+            .change(permit, &call, Method::POST, path, SEND_JSON, &review)
             .await;
         let answer = answer.and_then(|body| decode::<Value>(&call, &body));
         let allowed = answer.map(|it| it.pointer("/status/allowed").and_then(Value::as_bool));
@@ -390,7 +389,7 @@ impl Api {
     /// Reads any path as JSON.
     ///
     /// # Errors
-    /// Those of [`crate::errors`].
+    /// See [`crate::errors`].
     pub async fn read_path<T: DeserializeOwned>(&self, path: &str, accept: &str) -> Result<T> {
         let call = Call::path("get", path);
         let request = self.request(Method::GET, path, accept);
@@ -398,7 +397,7 @@ impl Api {
         decode(&call, &body)
     }
 
-    /// Longest time for one call.
+    /// Timeout of one call.
     pub(crate) fn timeout(&self) -> Duration {
         self.inner.timeout
     }
@@ -407,13 +406,13 @@ impl Api {
         self.inner.connection.client()
     }
 
-    /// Reloads credentials that have changed on disk, now or when they do. Runs until it is dropped.
+    /// Reloads credentials when they change on disk. Runs until it is dropped.
     pub async fn follow_credentials(&self) {
         self.inner.connection.follow().await;
     }
 
-    fn request(&self, method: Method, path: &str, accept: &str) -> Wanted {
-        Wanted {
+    fn request(&self, method: Method, path: &str, accept: &str) -> PreparedRequest {
+        PreparedRequest {
             method,
             path: path.to_owned(),
             accept: accept.to_owned(),
@@ -422,11 +421,11 @@ impl Api {
         }
     }
 
-    /// A call that changes nothing: tried once more after a pause that the server asked for, or with new credentials.
-    async fn read(&self, call: &Call, wanted: &Wanted) -> Result<Bytes> {
+    /// A read-only call. Retried once after a pause that the server asked for, or with new credentials.
+    async fn read(&self, call: &Call, request: &PreparedRequest) -> Result<Bytes> {
         let first = {
-            let _turn = self.turn().await;
-            self.send(call, wanted).await
+            let _permit = self.acquire_permit().await;
+            self.send(call, request).await
         };
         match first {
             Err(error) if error.reason() == Reason::RateLimited => {}
@@ -435,13 +434,13 @@ impl Api {
                     && self.inner.connection.reload_if_changed().await => {}
             other => return other,
         }
-        let _turn = self.turn().await;
-        self.send(call, wanted).await
+        let _permit = self.acquire_permit().await;
+        self.send(call, request).await
     }
 
     async fn change(
         &self,
-        turn: Turn,
+        permit: CallPermit,
         call: &Call,
         method: Method,
         path: &str,
@@ -451,27 +450,27 @@ impl Api {
         let body = serde_json::to_vec(body).map_err(|_| {
             Error::internal(format!("{call}: the object cannot be written as JSON"))
         })?;
-        let wanted = Wanted {
+        let request = PreparedRequest {
             method,
             path: path.to_owned(),
             accept: media.wanted.to_owned(),
             content_type: Some(media.sent),
             body: Bytes::from(body),
         };
-        let done = self.send(call, &wanted).await;
-        drop(turn);
+        let done = self.send(call, &request).await;
+        drop(permit);
         if matches!(&done, Err(error) if error.reason() == Reason::CredentialsRefused) {
-            // The next call has them.
+            // Used by the next call; this one is not retried.
             self.inner.connection.reload_if_changed().await;
         }
         done
     }
 
-    async fn send(&self, call: &Call, wanted: &Wanted) -> Result<Bytes> {
+    async fn send(&self, call: &Call, request: &PreparedRequest) -> Result<Bytes> {
         use http_body_util::BodyExt as _;
-        let mut span = call.span(wanted.method.as_str());
+        let mut span = call.span(request.method.as_str());
         let sent = async {
-            let response = self.respond(call, wanted).await?;
+            let response = self.respond(call, request).await?;
             match response.into_body().collect().await {
                 Ok(body) => Ok(body.to_bytes()),
                 Err(error) => Err(crate::errors::cut_off(call, &error)),
@@ -483,18 +482,22 @@ impl Api {
             Err(_) => Err(crate::errors::timeout(call, self.inner.timeout)),
         };
         if let (Some(span), Err(error)) = (&mut span, &answer) {
-            // The API server, or a webhook, may repeat of an object what a template made.
+            // The message of the API server, or of a webhook, may quote rendered template output.
             span.fail(drover_convert::error::reason_name(error.reason()), "");
         }
         answer
     }
 
-    /// Sends and awaits the head of the answer; one that is no success has become an error.
-    async fn respond(&self, call: &Call, wanted: &Wanted) -> Result<http::Response<Body>> {
+    /// Sends a request and awaits the head of the response. A status other than success becomes an error.
+    async fn respond(
+        &self,
+        call: &Call,
+        request: &PreparedRequest,
+    ) -> Result<http::Response<Body>> {
         use http_body_util::BodyExt as _;
         let response = self
             .raw()
-            .send(wanted.build()?)
+            .send(request.build()?)
             .await
             .map_err(|error| crate::errors::transport(call, &error))?;
         if response.status().is_success() {
@@ -502,7 +505,7 @@ impl Api {
         }
         let (head, body) = response.into_parts();
         let limited = http_body_util::Limited::new(body, crate::errors::MAX_STATUS);
-        // What cannot be read says nothing, and the code is there.
+        // Without a readable body the status code still tells what is wrong.
         let body = limited
             .collect()
             .await
@@ -515,7 +518,7 @@ impl Api {
         Err(error)
     }
 
-    /// Leaves the server alone for a while.
+    /// Suspends calls for a while.
     fn pause(&self, span: Duration) {
         let until = Instant::now() + span.min(MAX_PAUSE);
         let mut pause = self.inner.pause.lock();
@@ -523,7 +526,7 @@ impl Api {
     }
 }
 
-struct Wanted {
+struct PreparedRequest {
     method: Method,
     path: String,
     accept: String,
@@ -531,7 +534,7 @@ struct Wanted {
     body: Bytes,
 }
 
-impl Wanted {
+impl PreparedRequest {
     fn build(&self) -> Result<Request<Body>> {
         let mut request = Request::builder()
             .method(self.method.clone())
@@ -543,7 +546,7 @@ impl Wanted {
         let mut request = request
             .body(Body::from(self.body.clone()))
             .map_err(|_| Error::invalid("", format!("{:?} is no path of an API", self.path)))?;
-        // API servers can trace, too.
+        // API servers support tracing too.
         if let Some(context) = drover_telemetry::current() {
             context.put(request.headers_mut());
         }
@@ -555,7 +558,7 @@ fn decode<T: DeserializeOwned>(call: &Call, body: &[u8]) -> Result<T> {
     serde_json::from_slice(body).map_err(|error| crate::errors::unreadable(call, &error))
 }
 
-/// The metadata of an object, in whichever encoding.
+/// The metadata of an object, in JSON or protobuf.
 fn read_object(call: &Call, body: Bytes) -> Result<Object> {
     if !is_protobuf(&body) {
         return decode(call, &body);
@@ -570,7 +573,7 @@ fn name_of(object: &Value) -> &str {
     name.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A text as a part of a path or query.
+/// Percent-encodes text for a path or query.
 #[must_use]
 pub fn escape(text: &str) -> String {
     use std::fmt::Write as _;

@@ -1,8 +1,8 @@
-//! Makes nodes: checks, and the objects of each slot in order.
+//! Creates nodes: validation, and the objects of each slot in order.
 //!
-//! An object is made by one call that fails if there is one of its name, so a repeat can make nothing twice. What is
-//! there already and has the same identity is completed by server-side apply. A set that cannot be completed is
-//! removed again; a set whose fate is unknown is left for a repeat, which finds it by its names.
+//! An object is created by a call that fails if the name is taken, so a retry cannot create anything twice. An existing
+//! object with the same identity is completed by server-side apply. A set that cannot be completed is removed again; a
+//! set whose outcome is unknown is left for a retry, which finds it by its names.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -30,24 +30,24 @@ use crate::{
     storage,
 };
 
-/// Most specs that are remembered as tried. Forgetting one costs a dry run.
+/// Maximum number of specs remembered as validated. Forgetting one costs a dry run.
 const MAX_TRIED: usize = 4096;
-/// How long a set that cannot be completed is waited for to be gone.
+/// How long to wait until a set that cannot be completed is gone.
 const CLEANUP: Duration = Duration::from_secs(10);
-/// Between two looks at what is being removed.
+/// Interval between checks of a cleanup.
 const CLEANUP_STEP: Duration = Duration::from_millis(50);
 
-/// What the rest of the driver has to know of what is made.
+/// Receives created nodes on behalf of the rest of the driver.
 pub trait Nodes: Send + Sync {
-    /// A node is being made until the answer is dropped: a part of one is no sign of damage.
+    /// Marks a node as being created until the guard is dropped: meanwhile, missing objects are not a failure.
     fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync>;
 
-    /// A set was made whole. Its objects are in the order in which they were made; `pod` is the last one, if that is a
-    /// pod. Answers the node.
+    /// Reports a complete set. Its objects are in the order of their creation; `pod` is the last one, if that is a pod.
+    /// Returns the node.
     fn made(&self, identity: &Identity, items: &[Item], pod: Option<&Pod>) -> Node;
 }
 
-/// Makes nodes.
+/// Creates nodes from templates.
 pub struct Creator {
     api: Api,
     settings: Arc<Settings>,
@@ -56,7 +56,7 @@ pub struct Creator {
     tried: Mutex<HashSet<(String, String, String)>>,
 }
 
-/// An object and where it goes.
+/// An object to create, and where.
 struct Step {
     kind: Arc<Kind>,
     namespace: String,
@@ -65,16 +65,16 @@ struct Step {
     body: Value,
 }
 
-/// What a set has become so far.
+/// The existing objects of a set.
 #[derive(Default)]
 struct Progress {
     items: Vec<Item>,
-    /// Whether something was there from an attempt before.
+    /// Whether an earlier attempt had created something.
     resumed: bool,
 }
 
 impl Creator {
-    /// Makes what the settings say. `remover` knows the kinds that a node may have.
+    /// `remover` knows the kinds of objects that a node may have.
     #[must_use]
     pub fn new(
         api: Api,
@@ -91,12 +91,11 @@ impl Creator {
         }
     }
 
-    /// Checks what can be checked without making anything: the request, what the template makes of its first slot, and
-    /// by a dry run what the API server says to it. The dry run is left out where the same spec has passed it before,
-    /// unless it is all that was asked for.
+    /// Validates without creating anything: the request, the rendered template of its first slot, and that by a dry
+    /// run. The dry run is skipped for a spec that has passed it before, unless validation is all that was asked for.
     ///
     /// # Errors
-    /// As in [`crate::errors`] and [`Plan`].
+    /// See [`crate::errors`] and [`Plan`].
     pub async fn check(&self, batch: &Batch) -> Result<()> {
         let plan = self.plan(batch).await?;
         let Some(slot) = batch.slots().next() else {
@@ -125,7 +124,7 @@ impl Creator {
         Ok(())
     }
 
-    /// Makes the nodes of a batch. One outcome a slot, in their order.
+    /// Creates the nodes of a batch. Returns one outcome per slot, in their order.
     pub async fn create(&self, batch: &Batch) -> Vec<Outcome> {
         let plan = match self.plan(batch).await {
             Ok(plan) => plan,
@@ -162,7 +161,7 @@ impl Creator {
         Ok(plan.inheriting(inherited))
     }
 
-    /// What has to be sent for a slot, in order.
+    /// The objects to create for a slot, in order.
     async fn steps(
         &self,
         batch: &Batch,
@@ -207,7 +206,7 @@ impl Creator {
         Ok(kind)
     }
 
-    /// Sends an object for a check only.
+    /// Dry run of one object.
     async fn try_out(
         &self,
         step: &Step,
@@ -218,16 +217,16 @@ impl Creator {
         let Some(body) = alone(step, all) else {
             return Ok(());
         };
-        let turn = self.api.turn().await;
+        let permit = self.api.acquire_permit().await;
         let answer = self
             .api
-            .try_create(turn, &step.kind, &step.namespace, &body)
+            .try_create(permit, &step.kind, &step.namespace, &body)
             .await;
         match answer {
             Ok(()) => Ok(()),
             Err(error) if error.message().contains("does not support dry run") => Ok(()),
             Err(error) if error.reason() == Reason::AlreadyExists => {
-                // A creation says it of the one node that it is about.
+                // The creation itself reports the conflict, for the one node that it concerns.
                 if !only_asked {
                     return Ok(());
                 }
@@ -258,14 +257,14 @@ impl Creator {
         let mut progress = Progress::default();
         let mut anchor = None;
         for step in &steps {
-            let turn = self.api.turn().await;
-            // A set that was begun is finished.
+            let permit = self.api.acquire_permit().await;
+            // Once begun, a set is finished.
             if progress.items.is_empty() && !batch.may_start() {
                 return Outcome::NotStarted;
             }
             let made = self
                 .api
-                .create(turn, &step.kind, &step.namespace, &step.body)
+                .create(permit, &step.kind, &step.namespace, &step.body)
                 .await;
             let made = match made {
                 Ok(object) => Ok(Made::new(object, step)),
@@ -296,7 +295,7 @@ impl Creator {
         Outcome::Made(Box::new(node))
     }
 
-    /// Completes an object that is there already, if it is of this node.
+    /// Completes an existing object, if it belongs to this node.
     async fn complete(&self, step: &Step, identity: &Identity) -> Result<Made, Incomplete> {
         let meta = self
             .api
@@ -319,19 +318,19 @@ impl Creator {
         let problem = labels::read(&meta, &self.settings.labels)
             .map_or(Some("it has lost its labels".to_owned()), |it| it.problem);
         let mut body = step.body.clone();
-        // Never makes it anew, if it goes away in the meantime.
+        // With the uid, apply does not recreate the object if it is deleted meanwhile.
         body["metadata"]["uid"] = Value::String(meta.uid);
-        let turn = self.api.turn().await;
+        let permit = self.api.acquire_permit().await;
         let applied = self
             .api
-            .apply(turn, &step.kind, &step.namespace, &body)
+            .apply(permit, &step.kind, &step.namespace, &body)
             .await;
         let error = match applied {
             Ok(object) => return Ok(Made::before(&object, step)),
             Err(error) => error,
         };
         if let Some(problem) = problem {
-            // Nobody would find it.
+            // Without its labels nobody would find it.
             let what = format!("{} in namespace {:?}", step.label, step.namespace);
             return Err(Incomplete::Unsure(
                 error.context(format!("{what}: {problem}")),
@@ -340,8 +339,8 @@ impl Creator {
         if !is_final(&error) && error.reason() != Reason::Conflict {
             return Err(Incomplete::Unsure(error));
         }
-        // It is there and ours; what cannot be changed any more, or was changed by somebody, stays. The text of the error may
-        // repeat of the object what the template made.
+        // It exists and is ours; fields that are immutable, or that somebody else changed, stay as they are. The error
+        // message may quote rendered template output.
         let reason = reason_name(error.reason());
         warn!(
             object = step.label,
@@ -357,7 +356,7 @@ impl Creator {
         there.ok_or_else(|| Incomplete::Unsure(moved(step)))
     }
 
-    /// What becomes of a slot with a set that cannot be completed.
+    /// The outcome of a slot whose set cannot be completed.
     async fn give_up(&self, error: Error, identity: &Identity, progress: Progress) -> Outcome {
         if !is_final(&error) {
             return Outcome::Unknown(error);
@@ -383,11 +382,11 @@ impl Creator {
         )))
     }
 
-    /// Removes what there is of a set, and waits until it is gone.
+    /// Deletes the existing objects of a set, and waits until they are gone.
     async fn remove(&self, identity: &Identity, progress: Progress) -> Result<()> {
         let mut items = progress.items;
         if progress.resumed {
-            // An attempt before may have made more.
+            // An earlier attempt may have created more.
             let all = self
                 .remover
                 .read(&identity.cluster_id, &identity.id)
@@ -400,7 +399,8 @@ impl Creator {
             items.reverse();
         }
         if progress.resumed {
-            // Storage that was kept is kept again. That of an attempt before goes the same way: it may have been kept.
+            // Retained storage is retained again. So is storage of an earlier attempt, which may have been retained
+            // before.
             let (kept, left): (Vec<Item>, Vec<Item>) = items
                 .into_iter()
                 .partition(|item| storage::can_be_kept(&item.kind, &item.meta));
@@ -414,10 +414,10 @@ impl Creator {
                 uid: Some(item.meta.uid.clone()),
                 ..Delete::default()
             };
-            let turn = self.api.turn().await;
+            let permit = self.api.acquire_permit().await;
             let (namespace, name) = (&item.meta.namespace, &item.meta.name);
             self.api
-                .delete(turn, &item.kind, namespace, name, &options)
+                .delete(permit, &item.kind, namespace, name, &options)
                 .await?;
         }
         for item in &items {
@@ -457,11 +457,11 @@ impl Creator {
     }
 }
 
-/// Why an object that is there is not the one that was to be made.
+/// Why an existing object is not the requested one.
 enum Incomplete {
-    /// It is somebody else's.
+    /// It belongs to somebody else.
     Taken(Error),
-    /// Nobody can say.
+    /// Unknown.
     Unsure(Error),
 }
 
@@ -471,7 +471,7 @@ impl From<Error> for Incomplete {
     }
 }
 
-/// Whether an object was made for this very slot, whatever its labels say now.
+/// Whether an object was created for exactly this slot, regardless of its current labels.
 fn is_of(meta: &Meta, identity: &Identity) -> bool {
     meta.annotations
         .get(labels::IDENTITY)
@@ -483,10 +483,10 @@ fn is_of(meta: &Meta, identity: &Identity) -> bool {
         })
 }
 
-/// The outcome of a slot of which nothing was begun.
+/// The outcome of a slot of which nothing was created.
 fn ended(error: Error) -> Outcome {
     if error.reason() == Reason::Cancelled {
-        // Nobody waited for it any more.
+        // The caller has stopped waiting.
         Outcome::NotStarted
     } else if is_final(&error) {
         Outcome::Failed(error)
@@ -495,7 +495,7 @@ fn ended(error: Error) -> Outcome {
     }
 }
 
-/// Whether an error says that what was asked for was not done.
+/// Whether an error rules out that the request was carried out.
 fn is_final(error: &Error) -> bool {
     matches!(
         error.class(),
@@ -510,15 +510,15 @@ fn moved(step: &Step) -> Error {
     ))
 }
 
-/// What is known of an object that is there.
+/// An existing object.
 struct Made {
     meta: Meta,
-    /// All of it, if it is a pod.
+    /// The whole object, if it is a pod.
     pod: Option<Pod>,
 }
 
 impl Made {
-    /// It was made just now, so that its state is known: a pod waits, and is as it was sent.
+    /// A new object, whose state is therefore known: a pod is pending, and is as it was sent.
     fn new(object: Object, step: &Step) -> Self {
         let meta = named(object.metadata, step);
         let pod = discover::is_pod(&step.kind).then(|| {
@@ -535,7 +535,7 @@ impl Made {
         Self { meta, pod }
     }
 
-    /// It was there before.
+    /// An object that existed before.
     fn before(object: &Value, step: &Step) -> Self {
         let meta = object
             .get("metadata")
@@ -556,7 +556,7 @@ fn named(meta: Meta, step: &Step) -> Meta {
     }
 }
 
-/// An object as it can be tried out without the others of its set. `None`: it cannot.
+/// An object for a dry run without the others of its set. `None` if that is impossible.
 fn alone(step: &Step, all: &[Step]) -> Option<Value> {
     let made = |kind: &str, name: Option<&Value>| {
         all.iter().any(|other| {
@@ -567,9 +567,9 @@ fn alone(step: &Step, all: &[Step]) -> Option<Value> {
     };
     let mut body = step.body.clone();
     match step.kind.kind.as_str() {
-        // The API server looks up the role.
+        // The API server looks up the role, which a dry run has not created.
         "RoleBinding" if made("Role", body.pointer("/roleRef/name")) => None,
-        // And the account of a pod.
+        // Likewise the service account of a pod.
         "Pod" if made("ServiceAccount", body.pointer("/spec/serviceAccountName")) => {
             body["spec"]["serviceAccountName"] = "default".into();
             Some(body)

@@ -1,8 +1,8 @@
-//! Removes a node with all its objects, if they are still the ones that are meant.
+//! Removes a node with all its objects, if they are still the intended ones.
 //!
-//! First everything with both labels is read, over all kinds and namespaces. What has another identity is not touched.
-//! The anchor goes first, so that nothing is made anew while the rest goes in the order of the settings; what others
-//! control goes with them. `Gone` is answered only when nothing was found any more.
+//! First every object with both labels is read, over all kinds and namespaces. Objects with another identity are not
+//! touched. The anchor goes first, so that nothing is recreated while the rest goes in the order of the settings;
+//! controlled objects go with their controllers. `Gone` is returned only when nothing was found any more.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -20,32 +20,32 @@ use crate::{
     storage,
 };
 
-/// Lists of one reading at once, within the turns of the client.
+/// Concurrent lists of one read, within the permits of the client.
 const READS: usize = 8;
-/// Shortest grace: none at all would forget a pod before its containers have ended.
+/// Minimum grace period: with 0 the API server forgets a pod before its containers have ended.
 const MIN_GRACE: Duration = Duration::from_secs(1);
 
-/// One object of a node.
+/// An object of a node, as it was read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: Arc<Kind>,
-    /// Its metadata.
+    /// Metadata of the object.
     pub meta: Meta,
 }
 
-/// Where an object is.
+/// Location of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: Arc<Kind>,
-    /// Its namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
 }
 
-/// Removes nodes.
+/// Removes nodes with all their objects.
 pub struct Remover {
     api: Api,
     settings: Arc<Settings>,
@@ -53,7 +53,7 @@ pub struct Remover {
 }
 
 impl Remover {
-    /// Removes objects of these kinds, in their order.
+    /// Handles objects of these kinds, in their order.
     #[must_use]
     pub fn new(api: Api, settings: Arc<Settings>, kinds: Vec<Arc<Kind>>) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Remover {
         }
     }
 
-    /// Whether objects of a kind are found when a node is removed.
+    /// Whether the removal of a node finds objects of a kind.
     #[must_use]
     pub fn removes(&self, kind: &Kind) -> bool {
         self.kinds
@@ -71,12 +71,12 @@ impl Remover {
             .any(|it| it.group == kind.group && it.plural == kind.plural)
     }
 
-    /// Begins to remove a node, or goes on. `known`: where its objects are, if that is known; only these are looked at
-    /// then. Whether it is gone is always read.
+    /// Starts or continues the removal of a node. `known` are the locations of its objects, if these are known: then
+    /// only they are read. A full read always confirms that the node is gone.
     ///
     /// # Errors
-    /// As [`Target::matches`] if what is there is another node; `PermissionDenied` that names the kinds; others are
-    /// those of [`crate::errors`].
+    /// As [`Target::matches`] if another node was found; `PermissionDenied`, which names the kinds; otherwise as in
+    /// [`crate::errors`].
     pub async fn delete(
         &self,
         target: &Target,
@@ -87,7 +87,7 @@ impl Remover {
         if !options.retain_storage {
             items = self.look(target, known).await?;
         }
-        // What is to be kept must not be overlooked.
+        // Storage to retain must not be overlooked.
         if items.is_empty() {
             items = self.read(&target.cluster_id, &target.node_id).await?;
         }
@@ -95,7 +95,7 @@ impl Remover {
         if items.is_empty() {
             return Ok(deleted(DeprovisionState::Gone));
         }
-        // Once what speaks for an adopted node is gone, nothing else would say whose its others are.
+        // Once the object that speaks for an adopted node is gone, nothing else tells who owns its other objects.
         adopt::settle(&self.api, &self.settings.labels, &mut items).await?;
         let mut retained = Vec::new();
         if options.retain_storage {
@@ -108,8 +108,8 @@ impl Remover {
         })
     }
 
-    /// Takes the storage of a node from it before anything of it goes: wherever this ends, the data stays. Answers its ids
-    /// and what is left.
+    /// Detaches the storage of a node before anything else of it is deleted: an interruption at any point keeps the
+    /// data. Returns the storage ids and the remaining objects.
     async fn keep(&self, items: Vec<Item>) -> Result<(Vec<String>, Vec<Item>)> {
         let (kept, left): (Vec<Item>, Vec<Item>) = items
             .into_iter()
@@ -130,7 +130,7 @@ impl Remover {
         Ok((ids, left))
     }
 
-    /// The objects of a node, as they are now. `known`: where they are, if that is known.
+    /// The current objects of a node. `known` are their locations, if these are known.
     pub(crate) async fn find(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
         let mut items = self.look(target, known).await?;
         if items.is_empty() {
@@ -168,7 +168,7 @@ impl Remover {
         self.meant(target, items)
     }
 
-    /// Reads these objects, as far as they are there and have both labels.
+    /// Reads these objects, except those that are missing or lack one of the labels.
     async fn look(&self, target: &Target, known: &[Place]) -> Result<Vec<Item>> {
         let keys = &self.settings.labels;
         let has =
@@ -193,7 +193,6 @@ impl Remover {
         Ok(self.in_order(items))
     }
 
-    /// Sorts by the order of the kinds.
     fn in_order(&self, mut items: Vec<Item>) -> Vec<Item> {
         items.sort_by_key(|item| self.kinds.iter().position(|kind| *kind == item.kind));
         items
@@ -202,16 +201,16 @@ impl Remover {
     /// Reads every object with both labels, in the order of the kinds.
     ///
     /// # Errors
-    /// `PermissionDenied` that names the kinds; others are those of [`crate::errors`].
+    /// `PermissionDenied`, which names the kinds; otherwise as in [`crate::errors`].
     pub async fn read(&self, cluster_id: &str, node_id: &str) -> Result<Vec<Item>> {
         self.select(&self.settings.labels.of_node(cluster_id, node_id))
             .await
     }
 
-    /// Reads every object that a label selector selects, in the order of the kinds.
+    /// Reads every object that a label selector matches, in the order of the kinds.
     ///
     /// # Errors
-    /// As [`Remover::read`].
+    /// See [`Remover::read`].
     pub async fn select(&self, labels: &str) -> Result<Vec<Item>> {
         let mut reads = Vec::new();
         for kind in self.kinds.iter().filter(|kind| kind.can("list")) {
@@ -244,13 +243,13 @@ impl Remover {
                     meta: object.metadata,
                 })
                 .collect()),
-            // The kind itself is not served any more, and so there is nothing of it.
+            // The kind is no longer served, so it has no objects.
             Err(error) if error.reason() == Reason::NotFound => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }
 
-    /// The objects that belong to the target.
+    /// Filters the objects that belong to the target.
     fn meant(&self, target: &Target, items: Vec<Item>) -> Result<Vec<Item>> {
         let keys = &self.settings.labels;
         let marked: Vec<(Item, Mark)> = items
@@ -266,7 +265,7 @@ impl Remover {
                 .map(|it| target.matches(&it.node(&it.id)))
         };
         let ours = |mark: &Mark| matches!(verdict(mark), Some(Ok(())));
-        // What was adopted is whose that one object says, whatever the others still say.
+        // The object that speaks for an adopted node decides, whatever the others still say.
         let mut marks = marked.iter().map(|(_, mark)| mark);
         let speaker = marks.find(|mark| mark.former.is_some());
         if let Some(Err(error)) = speaker.and_then(verdict) {
@@ -275,7 +274,7 @@ impl Remover {
         let former = speaker.and_then(|mark| mark.former.clone());
         let former = former.unwrap_or_default();
         if !marked.iter().any(|(_, mark)| ours(mark)) {
-            // The object that stands for the node speaks first.
+            // The anchor decides first.
             let mut verdicts: Vec<_> = marked
                 .iter()
                 .map(|(_, mark)| (!mark.anchor, mark))
@@ -286,14 +285,14 @@ impl Remover {
                     return Err(error);
                 }
             }
-            // Without an identity it is foreign, unless that is what was asked for.
+            // Without an identity the node is foreign, which is an error unless the caller asked for that.
             let foreign = Node {
                 cluster_id: target.cluster_id.clone(),
                 ..Node::default()
             };
             target.matches(&foreign)?;
         }
-        // What bears both labels and says nothing else was made by what the template made.
+        // An object with both labels and no identity was created by an object of the template.
         let belongs = |item: &Item, mark: &Mark| match verdict(mark) {
             Some(verdict) => verdict.is_ok() || was(mark, &former),
             None => self.says_the_same(&item.meta, target),
@@ -305,7 +304,7 @@ impl Remover {
             .collect())
     }
 
-    /// Whether the labels of an object without a readable identity say nothing against the target.
+    /// Whether the labels of an object without a readable identity do not contradict the target.
     fn says_the_same(&self, meta: &Meta, target: &Target) -> bool {
         let slot = target.slot.clone().unwrap_or_default();
         let same = |key: &str, text: &str| {
@@ -318,7 +317,7 @@ impl Remover {
 
     async fn remove(&self, mut items: Vec<Item>, grace: Option<Duration>) -> Result<()> {
         items.sort_by_key(|item| !is_anchor(&item.meta));
-        // What is on its way out, or is from now on.
+        // Objects that are being deleted, or will be from now on.
         let ending: HashSet<String> = items
             .iter()
             .filter(|item| item.meta.is_deleting() || controller(&item.meta).is_none())
@@ -331,7 +330,7 @@ impl Remover {
             };
             let outcome = self.delete_one(item, grace).await;
             if is_anchor(&item.meta) {
-                // A node that goes on running keeps what it needs.
+                // A node that keeps running needs its other objects.
                 outcome?;
             } else {
                 outcomes.push(outcome);
@@ -348,21 +347,21 @@ impl Remover {
             foreground: true,
             dry_run: false,
         };
-        let turn = self.api.turn().await;
+        let permit = self.api.acquire_permit().await;
         let (namespace, name) = (&item.meta.namespace, &item.meta.name);
         self.api
-            .delete(turn, &item.kind, namespace, name, &options)
+            .delete(permit, &item.kind, namespace, name, &options)
             .await
     }
 }
 
-/// Whether an object says that it is of one of these slots.
+/// Whether the identity of an object is one of these slots.
 fn was(mark: &Mark, former: &[FormerSlot]) -> bool {
     let identity = mark.identity.as_ref();
     identity.is_some_and(|identity| former.contains(&FormerSlot::of(identity)))
 }
 
-/// Whether an object is to be deleted by us now, and with which grace.
+/// Whether to delete an object now, and with which grace period.
 fn deletes(
     item: &Item,
     ending: &HashSet<String>,
@@ -372,14 +371,14 @@ fn deletes(
         .filter(|_| is_pod(&item.kind))
         .map(|it| it.max(MIN_GRACE));
     match controller(&item.meta) {
-        // Its controller would only make another one. Under one that goes itself, it is told how long it has.
+        // Its controller would recreate it. If the controller goes too, the deletion passes on the grace period.
         Some(uid) => (ending.contains(uid) && grace.is_some()).then_some(grace),
-        // Asked again it may be given less time.
+        // A repeated deletion may shorten the grace period.
         None => (!item.meta.is_deleting() || grace.is_some()).then_some(grace),
     }
 }
 
-/// Uid of what controls an object.
+/// Uid of the controller of an object.
 pub(crate) fn controller(meta: &Meta) -> Option<&str> {
     let mut owners = meta.owner_references.iter();
     owners
@@ -405,7 +404,8 @@ fn deleted(state: DeprovisionState) -> Deleted {
     }
 }
 
-/// All of it, or one error: that of the credentials names every kind, any other one comes first.
+/// All values, or one error: permission errors are merged so that they name every kind, any other error takes
+/// precedence.
 fn together<T>(outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
     let mut all = Vec::with_capacity(outcomes.len());
     let mut denied: Vec<Error> = Vec::new();

@@ -1,5 +1,5 @@
-//! Everything that exists, read from the API server: every pod with a cluster label, and everything else that nodes are
-//! made of, so that what is half-made or half-removed is seen.
+//! Reads everything that exists from the API server: every pod with a cluster label, and all other objects of nodes, so
+//! that half-created and half-removed nodes are seen.
 
 use std::sync::Arc;
 
@@ -20,37 +20,36 @@ use crate::{
     phase,
     pod::Pod,
     settings::{AgentSettings, IpFrom, Settings},
-    watch::Known,
+    watch::NodeCache,
 };
 
-/// Most labels that are shown of a pod that is not ours.
+/// Maximum number of labels shown of a foreign pod.
 const MAX_LABELS: usize = 64;
 
-/// How objects are read.
+/// Reads objects as parts of nodes.
 #[derive(Clone, Debug)]
 pub struct Reader {
     /// Keys of the labels.
     pub keys: LabelKeys,
-    /// How agent addresses are found.
+    /// How agent addresses are determined.
     pub agent: AgentSettings,
 }
 
-/// What one object says of a node.
+/// The part of a node that one object describes.
 pub(crate) struct Seen {
-    /// Cluster and node.
     pub(crate) cluster: String,
     pub(crate) node: String,
     pub(crate) member: Member,
-    /// Identity, phase left open, of an object that is no pod. `None`: it has none.
+    /// Identity of an object that is not a pod, with the phase left open. `None` if it has none.
     pub(crate) identity: Option<Found>,
-    /// The request that made it, as a uid. 0: none is known.
+    /// The request that created it, as a [`uid`]. 0 if unknown.
     pub(crate) request: u128,
-    /// Who the node is, if the object says so for the whole of an adopted node. `None`: it does not.
+    /// Identity of the adopted node, if this object speaks for it.
     pub(crate) adopted: Option<Found>,
 }
 
 impl Seen {
-    /// Whether it is a pod that is told of the others.
+    /// Whether it is a pod that wants the list of its peers.
     pub(crate) fn listens(&self) -> bool {
         self.member
             .pod
@@ -60,7 +59,7 @@ impl Seen {
 }
 
 impl Reader {
-    /// As the settings say.
+    /// A reader for the label keys and agent addresses of the settings.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
@@ -69,7 +68,7 @@ impl Reader {
         }
     }
 
-    /// A pod as the node that it is, and what could not be read of it. `None`: it has no cluster label.
+    /// A pod as the node that it is, with a warning if a part is unreadable. `None` if it has no cluster label.
     #[must_use]
     pub fn found(&self, pod: &Pod) -> Option<(Found, Option<Warning>)> {
         let mark = labels::read(&pod.metadata, &self.keys)?;
@@ -103,8 +102,8 @@ impl Reader {
         })
     }
 
-    /// What is no pod belongs to a node only if it says to which. One that was ours and no longer says so is kept by
-    /// itself, for the warning.
+    /// An object other than a pod belongs to a node only if it names the node. One that was ours and has lost its marks
+    /// is kept by itself, for the warning.
     pub(crate) fn part(&self, kind: u16, object: &Object) -> Option<Seen> {
         let mark = labels::read(&object.metadata, &self.keys)?;
         let lost = || {
@@ -171,7 +170,7 @@ impl Reader {
         (found, Some(warning))
     }
 
-    /// A node that is not ours, or whose identity cannot be read.
+    /// A node that is foreign, or whose identity is unreadable.
     fn foreign(&self, meta: &Meta, mark: &Mark, id: &str) -> Found {
         let mut found = Found::default();
         let node = &mut found.node;
@@ -185,7 +184,7 @@ impl Reader {
         found
     }
 
-    /// All that is known of what cannot be read.
+    /// Describes an unreadable object as far as it is known.
     fn warning(&self, meta: &Meta, mark: &Mark, id: &str, problem: &str) -> Warning {
         let label = |key: &str| meta.labels.get(key).cloned().unwrap_or_default();
         let owner = label(labels::OWNER);
@@ -226,7 +225,7 @@ fn adopted(mark: &Mark, node_id: &str) -> Option<Found> {
     })
 }
 
-/// What a pod of ours has been told, if it asks for it.
+/// The peer data that a pod of ours has, if it asks for them.
 fn told(meta: &Meta, mark: &Mark) -> Option<Box<Told>> {
     mark.identity.as_ref()?;
     let service = meta.annotations.get(labels::ACTIVE_SERVICE);
@@ -260,13 +259,13 @@ fn member(
     }
 }
 
-/// The finalizers that keep what is being deleted.
+/// The finalizers that delay a deletion.
 fn kept_by(meta: &Meta) -> Option<Box<str>> {
     let kept = meta.is_deleting() && !meta.finalizers.is_empty();
     kept.then(|| meta.finalizers.join(", ").into_boxed_str())
 }
 
-/// All addresses, those that others use first.
+/// All addresses, starting with the one that other nodes use.
 fn addresses(pod: &Pod, ip_from: IpFrom) -> Vec<Address> {
     let address = |value: &str, interface: &str| Address {
         r#type: AddressType::InternalIp.into(),
@@ -299,7 +298,7 @@ fn endpoints(pod: &Pod, ip_from: IpFrom) -> impl Iterator<Item = (String, String
         })
 }
 
-/// A time as Kubernetes writes it.
+/// Parses a time as Kubernetes writes it.
 fn timestamp(text: &str) -> Option<Timestamp> {
     let time: jiff::Timestamp = text.parse().ok()?;
     Some(Timestamp {
@@ -308,28 +307,28 @@ fn timestamp(text: &str) -> Option<Timestamp> {
     })
 }
 
-/// What is read.
+/// Restricts a read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter {
-    /// Label selector besides that of a cluster label. Empty: none.
+    /// Label selector in addition to the cluster label. Empty for none.
     pub(crate) labels: String,
-    /// Name of a pod without node label. Empty: any.
+    /// Name of a pod without node label. Empty for any.
     pub(crate) pod: String,
-    /// Only nodes that were made to their end.
+    /// Only completely created nodes.
     pub(crate) whole: bool,
 }
 
-/// Reads everything that a filter lets through, complete or not at all. Kinds that the credentials may not list are
-/// left out: they are named in the description.
+/// Reads everything that a filter selects, complete or not at all. Kinds that the credentials may not list are left
+/// out; the description of the platform names them.
 pub(crate) async fn read(
     api: &Api,
     settings: &Settings,
-    known: &Known,
+    cache: &NodeCache,
     filter: &Filter,
 ) -> Result<Listing> {
     let reader = Reader::new(settings);
     let mut groups = Groups::default();
-    let reads = known.kinds().iter().enumerate().flat_map(|(at, kind)| {
+    let reads = cache.kinds().iter().enumerate().flat_map(|(at, kind)| {
         let scopes: Vec<String> = if kind.namespaced {
             settings
                 .scopes()
@@ -342,7 +341,7 @@ pub(crate) async fn read(
             .into_iter()
             .map(move |namespace| (at, Arc::clone(kind), namespace))
     });
-    // Every read waits for its turn below.
+    // Each read acquires a permit of its own below.
     let reads: Vec<_> = reads
         .map(|(at, kind, namespace)| one(api, settings, &reader, filter, at, kind, namespace))
         .collect();
@@ -353,10 +352,10 @@ pub(crate) async fn read(
         }
     }
     drop(reads);
-    for lost in known.lost() {
+    for lost in cache.lost() {
         lost_pod(api, &reader, &mut groups, &lost).await?;
     }
-    Ok(known.listing(&groups, filter.whole))
+    Ok(cache.listing(&groups, filter.whole))
 }
 
 async fn one(
@@ -405,7 +404,7 @@ async fn one(
     Ok(seen)
 }
 
-/// A pod whose cluster label was taken away: it is found by its name only.
+/// Reads a pod that has lost its cluster label by its name: no selector matches it.
 async fn lost_pod(api: &Api, reader: &Reader, groups: &mut Groups, lost: &Lost) -> Result<()> {
     let pod: Option<Pod> = api.get(&lost.kind, &lost.namespace, &lost.name).await?;
     let still = pod.is_some_and(|pod| {
@@ -452,13 +451,13 @@ impl Lost {
     }
 }
 
-/// Whether a kind is that of pods.
+/// Whether the kind is `pods` of the core group.
 #[must_use]
 pub fn is_pod(kind: &Kind) -> bool {
     kind.group.is_empty() && kind.plural == "pods"
 }
 
-/// The label selector of a kind.
+/// Label selector for pods, or for the other kinds.
 pub(crate) fn selector(settings: &Settings, is_pod: bool) -> String {
     let cluster = settings.labels.any_cluster();
     if is_pod && !settings.selector.is_empty() {

@@ -1,4 +1,4 @@
-//! The driver: what the modules do, as one.
+//! The driver: ties the modules together.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -32,17 +32,17 @@ use crate::{
     selected,
     settings::{ClassSettings, Settings},
     update::Updater,
-    watch::{Known, Watches},
+    watch::{NodeCache, Watches},
 };
 
-/// Most slots in one request.
+/// Maximum number of slots per request.
 const MAX_BATCH: u32 = 500;
-/// Longest time from the first create of a slot to its last.
+/// Maximum time from the first create call of a slot to its last.
 const MAX_CREATION_TIME: Duration = Duration::from_secs(120);
-/// How long open waits for the first complete reading.
+/// How long [`KubernetesDriver::open`] waits for the first complete read.
 const MAX_START: Duration = Duration::from_secs(60);
 
-/// The platform on Kubernetes.
+/// The platform driver for Kubernetes.
 pub struct KubernetesDriver {
     api: Api,
     settings: Arc<Settings>,
@@ -55,28 +55,28 @@ pub struct KubernetesDriver {
 }
 
 impl KubernetesDriver {
-    /// Contacts the API server, and returns when everything that exists is known.
+    /// Contacts the API server, and returns once all existing nodes are known.
     ///
     /// # Errors
-    /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` for what the API server lacks or refuses.
+    /// `Invalid` for wrong settings; `Precondition` or `PermissionDenied` if the API server lacks or refuses something.
     pub async fn open(settings: Settings) -> Result<Self> {
         settings.check()?;
         let settings = Arc::new(settings);
         let api = Api::open(&settings).await?;
         let fixed = describe(&api, &settings).await?;
         let watches = Watches::start(&api, &settings).await?;
-        let known = Arc::clone(watches.known());
-        if let Ok(ready) = tokio::time::timeout(MAX_START, known.ready()).await {
+        let cache = Arc::clone(watches.cache());
+        if let Ok(ready) = tokio::time::timeout(MAX_START, cache.ready()).await {
             ready?;
         } else {
             return Err(Error::unavailable(
                 "the API server does not say within a minute what exists",
             ));
         }
-        for warning in fixed.warnings.iter().cloned().chain(known.warnings()) {
+        for warning in fixed.warnings.iter().cloned().chain(cache.warnings()) {
             tracing::warn!("{warning}");
         }
-        let kinds = known.kinds().to_vec();
+        let kinds = cache.kinds().to_vec();
         let pods = kinds.iter().find(|kind| discover::is_pod(kind)).cloned();
         let pods = pods.ok_or_else(|| Error::invalid("kinds", "pods are missing"))?;
         let remover = Arc::new(Remover::new(api.clone(), Arc::clone(&settings), kinds));
@@ -84,7 +84,7 @@ impl KubernetesDriver {
             api.clone(),
             Arc::clone(&settings),
             Arc::clone(&remover),
-            Arc::new(Made(known)),
+            Arc::new(Made(cache)),
         );
         let updater = Updater::new(api.clone(), Arc::clone(&settings), Arc::clone(&remover));
         Ok(Self {
@@ -99,13 +99,13 @@ impl KubernetesDriver {
         })
     }
 
-    /// What is known from the watches.
+    /// The cache that the watches maintain.
     #[must_use]
-    pub fn known(&self) -> &Arc<Known> {
-        self.watches.known()
+    pub fn cache(&self) -> &Arc<NodeCache> {
+        self.watches.cache()
     }
 
-    /// Takes in whose a node is now before its watch tells.
+    /// Updates the cache with the new owner of a node before its watch does.
     async fn hear(&self, speaker: &Item) {
         let Item { kind, meta } = speaker;
         if !discover::is_pod(kind) {
@@ -113,18 +113,18 @@ impl KubernetesDriver {
                 metadata: meta.clone(),
                 ..Object::default()
             };
-            return self.known().changed_object(kind, &object);
+            return self.cache().changed_object(kind, &object);
         }
         let pod = self.api.get::<Pod>(kind, &meta.namespace, &meta.name).await;
         if let Ok(Some(pod)) = pod
             && pod.metadata.uid == meta.uid
         {
-            self.known().changed_pod(&pod);
+            self.cache().changed_pod(&pod);
         }
     }
 
     async fn read(&self, filter: &Filter) -> Result<Listing> {
-        discover::read(&self.api, &self.settings, self.known(), filter).await
+        discover::read(&self.api, &self.settings, self.cache(), filter).await
     }
 }
 
@@ -138,9 +138,9 @@ impl Driver for KubernetesDriver {
             name,
             control_plane: true,
         };
-        let domains = self.known().failure_domains();
+        let domains = self.cache().failure_domains();
         description.failure_domains = domains.into_iter().map(domain).collect();
-        description.warnings.extend(self.known().warnings());
+        description.warnings.extend(self.cache().warnings());
         description
     }
 
@@ -165,8 +165,8 @@ impl Driver for KubernetesDriver {
     }
 
     async fn of_request(&self, request_id: &str) -> Result<Vec<Found>> {
-        // Names are unique: an object that memory does not have yet cannot be made twice, and is completed.
-        if let Some(found) = self.known().of_request(request_id) {
+        // Names are unique: an object that the cache lacks cannot be created twice, and is completed.
+        if let Some(found) = self.cache().of_request(request_id) {
             return Ok(found);
         }
         let filter = Filter {
@@ -183,7 +183,7 @@ impl Driver for KubernetesDriver {
     }
 
     async fn by_node_id(&self, node_id: &str) -> Result<Vec<Found>> {
-        if let Some(found) = self.known().by_node_id(node_id) {
+        if let Some(found) = self.cache().by_node_id(node_id) {
             return Ok(found);
         }
         let labelled = Filter {
@@ -207,7 +207,7 @@ impl Driver for KubernetesDriver {
         let group = batch.request.group.as_ref();
         let class = group.map(|it| it.node_class.clone()).unwrap_or_default();
         let likeness = (class, batch.request.spec_hash.clone());
-        if let Some(words) = self.known().full(&likeness) {
+        if let Some(words) = self.cache().full(&likeness) {
             let full = Error::new(
                 Reason::NoCapacity,
                 format!("pods like these find no place: {words}"),
@@ -221,25 +221,25 @@ impl Driver for KubernetesDriver {
     }
 
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
-        let _removing = self.known().removing(&target.cluster_id, &target.node_id);
-        let known = self.known().places(&target.cluster_id, &target.node_id);
+        let _removing = self.cache().removing(&target.cluster_id, &target.node_id);
+        let known = self.cache().places(&target.cluster_id, &target.node_id);
         self.remover.delete(target, options, &known).await
     }
 
     async fn update(&self, target: &Target, change: &Change) -> Result<Node> {
-        let known = self.known().places(&target.cluster_id, &target.node_id);
+        let known = self.cache().places(&target.cluster_id, &target.node_id);
         let (identity, speaker) = self.updater.update(target, change, &known).await?;
         if let Some(speaker) = &speaker {
             self.hear(speaker).await;
         }
-        let found = self.known().by_node_id(&target.node_id).unwrap_or_default();
+        let found = self.cache().by_node_id(&target.node_id).unwrap_or_default();
         let mut found = found.into_iter().map(|found| found.node);
         let node = found.find(|node| node.cluster_id == identity.cluster_id);
         let mut node = node.unwrap_or_else(|| identity.node(&target.node_id));
         if speaker.is_some() && node.slot != Some(identity.key()) {
             node = identity.node(&target.node_id);
         }
-        // The watch may show it a moment later.
+        // The watch may lag behind.
         (node.role, node.labels) = (identity.role, identity.labels);
         Ok(node)
     }
@@ -261,7 +261,7 @@ impl Driver for KubernetesDriver {
     }
 
     fn live(&self) -> Option<&dyn Live> {
-        Some(&**self.known())
+        Some(&**self.cache())
     }
 
     async fn shutdown(&self) {
@@ -269,8 +269,8 @@ impl Driver for KubernetesDriver {
     }
 }
 
-/// Tells the watches what was made.
-struct Made(Arc<Known>);
+/// Passes created nodes to the cache.
+struct Made(Arc<NodeCache>);
 
 impl Nodes for Made {
     fn making(&self, cluster_id: &str, node_id: &str) -> Box<dyn Send + Sync> {
@@ -350,7 +350,7 @@ async fn describe(api: &Api, settings: &Settings) -> Result<Description> {
     })
 }
 
-/// Whether the credentials may do this with pods everywhere that nodes may be.
+/// Whether the credentials allow this on pods in every namespace that nodes may be in.
 async fn may(api: &Api, settings: &Settings, verb: &str, subresource: &str) -> bool {
     for namespace in settings.scopes() {
         if !api
@@ -369,15 +369,15 @@ fn limits(settings: &Settings) -> Limits {
         max_bootstrap_bytes: Some(MAX_BOOTSTRAP_BYTES),
         min_poll_interval: Some(to_duration(Duration::from_secs(10))),
         max_creation_time: Some(to_duration(MAX_CREATION_TIME)),
-        // A watch that went silent is trusted this long.
+        // A silent watch is trusted this long.
         visibility_delay: Some(to_duration(settings.watch_timeout())),
-        // Names are unique and what is there is read before anything is made again.
+        // Names are unique, and existing objects are read before anything is created again.
         replay_delay: Some(to_duration(Duration::from_millis(100))),
         ..Limits::default()
     }
 }
 
-/// The cluster and the namespaces, by their uids: another cluster of the same name is another platform.
+/// The cluster and the namespaces by their uids: another cluster of the same name is another platform.
 async fn identify(api: &Api, settings: &Settings) -> Result<(String, BTreeMap<String, String>)> {
     let kind = api.kinds().await?.named("namespaces")?;
     let all = settings.namespaces.is_empty();
@@ -432,7 +432,7 @@ fn node_class(name: &str, class: &ClassSettings) -> NodeClass {
     }
 }
 
-/// An amount as Kubernetes writes it: `500m`, `2`, `1.5Gi`, `1e3`.
+/// Parses a Kubernetes quantity: `500m`, `2`, `1.5Gi`, `1e3`.
 fn quantity(text: &str) -> Option<f64> {
     const SUFFIXES: &[(&str, f64)] = &[
         ("Ki", 1024.0),
@@ -462,7 +462,7 @@ fn short(key: &str) -> &str {
     key.rsplit_once('/').map_or(key, |(_, name)| name)
 }
 
-/// JSON Schema of a group's properties.
+/// JSON Schema of the properties of a group.
 fn schema() -> Value {
     let text = |what: &str| json!({"type": "string", "minLength": 1, "maxLength": 253, "description": what});
     let texts = |what: &str| json!({"type": "object", "additionalProperties": {"type": "string"}, "description": what});

@@ -1,5 +1,6 @@
-//! What the API server refuses, as the domain's errors. What a call made is known by the class: `Cannot`, `NoCapacity`
-//! and `Credentials` mean that it made nothing, everything else leaves it open. No error carries what was sent.
+//! Maps failures of the API server to domain errors. The class tells the effect of a call: `Cannot`, `NoCapacity` and
+//! `Credentials` guarantee that it created nothing, everything else leaves that open. No error contains the request
+//! body.
 
 mod redact;
 
@@ -12,51 +13,51 @@ use serde::Deserialize;
 
 use crate::client::{self, Call};
 
-/// Most bytes of an answer that says what is wrong.
+/// Maximum size of an error response.
 pub(crate) const MAX_STATUS: usize = 64 * 1024;
 
-/// What the API server says of a failure (`meta/v1` Status).
+/// A failure as the API server reports it (`meta/v1` Status).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Status {
-    /// HTTP status.
+    /// HTTP status code.
     pub code: u16,
-    /// For people.
+    /// Message for people.
     pub message: String,
-    /// For programs: NotFound, AlreadyExists, Expired, …
+    /// Machine-readable reason: NotFound, AlreadyExists, Expired, …
     pub reason: String,
-    /// More.
+    /// Details, if the API server gives any.
     pub details: Option<Details>,
 }
 
-/// More of a failure.
+/// Details of a failure.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Details {
-    /// Kind that it is about.
+    /// Kind of the object concerned.
     pub kind: String,
-    /// Name that it is about.
+    /// Name of the object concerned.
     pub name: String,
-    /// Every single thing that is wrong.
+    /// All single problems.
     #[serde(deserialize_with = "crate::client::nullable")]
     pub causes: Vec<Cause>,
-    /// When to try again, in seconds.
+    /// Delay before a retry, in seconds. 0 if unset.
     pub retry_after_seconds: u64,
 }
 
-/// One thing that is wrong.
+/// A single problem.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Cause {
-    /// For programs.
+    /// Machine-readable reason.
     pub reason: String,
-    /// For people.
+    /// Message for people.
     pub message: String,
     /// Path of the field.
     pub field: String,
 }
 
-/// The error of an answer that is no success.
+/// The error for a response without success.
 #[must_use]
 pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) -> Error {
     let mut status = if client::is_protobuf(body) {
@@ -67,7 +68,7 @@ pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) 
         serde_json::from_slice::<Status>(body).unwrap_or_default()
     };
     if status.message.is_empty() {
-        // Something in between answers in plain text, at most a line of which says something.
+        // A proxy may have answered in plain text, of which at most one line is useful.
         let text = String::from_utf8_lossy(body);
         let line = text.lines().next().unwrap_or_default().trim();
         let reason = code.canonical_reason().unwrap_or("an error");
@@ -86,7 +87,7 @@ pub fn status(call: &Call, code: StatusCode, headers: &HeaderMap, body: &Bytes) 
     of_status(call, status, retry_after)
 }
 
-/// The error of a status.
+/// The error for a status.
 #[must_use]
 pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> Error {
     let details = status.details.clone().unwrap_or_default();
@@ -111,14 +112,14 @@ pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> 
         405 | 406 => Error::new(Reason::Unimplemented, format!("{call}: {words}")),
         413 => invalid(call, "the object is too large for the API server", &details),
         429 => Error::new(Reason::RateLimited, format!("{call}: {words}")),
-        // The webhook may have any code.
+        // A webhook may return any code.
         400..=499 if is_admission(&words) => {
             Error::new(Reason::Precondition, format!("{call}: {words}"))
         }
         408 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
         400..=499 => invalid(call, &words, &details),
         504 => Error::new(Reason::DeadlineExceeded, format!("{call}: {words}")),
-        // The store behind the API server has refused it by its size alone.
+        // The store behind the API server rejected it for its size alone.
         500 if words.contains("request is too large") => invalid(
             call,
             "the object is too large for the API server's store",
@@ -132,7 +133,7 @@ pub fn of_status(call: &Call, status: Status, retry_after: Option<Duration>) -> 
     }
 }
 
-/// Forbidden is said by the access rules, by quotas, and by everything else that admits objects.
+/// Authorization, quotas and all admission plugins return Forbidden.
 fn forbidden(call: &Call, words: &str, details: &Details) -> Error {
     if words.contains("exceeded quota") || words.contains("insufficient quota") {
         return Error::new(Reason::QuotaExceeded, format!("{call}: {words}"));
@@ -160,7 +161,7 @@ fn not_found(call: &Call, words: &str, details: &Details) -> Error {
         .with_resource("namespace", &details.name);
     }
     if call.changes() && call.verb == "create" {
-        // Nothing to find: the kind itself is not served (any more).
+        // A create call looks up no object: the kind itself is not served (any more).
         return Error::new(Reason::Precondition, format!("{call}: {words}"));
     }
     Error::new(Reason::NotFound, format!("{call}: {words}")).with_resource(&call.kind, &call.name)
@@ -198,7 +199,7 @@ fn invalid(call: &Call, words: &str, details: &Details) -> Error {
         })
 }
 
-/// The error of a call that got no answer. Its outcome is unknown.
+/// The error for a call without a response. Its outcome is unknown.
 #[must_use]
 pub fn transport(call: &Call, error: &kube::Error) -> Error {
     match error {
@@ -213,13 +214,13 @@ pub fn transport(call: &Call, error: &kube::Error) -> Error {
     }
 }
 
-/// The error of an answer that stopped in the middle.
+/// The error for a truncated response.
 #[must_use]
 pub fn cut_off(call: &Call, error: &kube::Error) -> Error {
     Error::unavailable(format!("{call}: the answer was cut off: {}", chain(error)))
 }
 
-/// The error of a call that took too long.
+/// The error for a call that timed out.
 #[must_use]
 pub fn timeout(call: &Call, limit: Duration) -> Error {
     Error::new(
@@ -228,7 +229,7 @@ pub fn timeout(call: &Call, limit: Duration) -> Error {
     )
 }
 
-/// The error of an answer that is not what it should be. Says where, never what.
+/// The error for a malformed response. Contains the position, never the content.
 #[must_use]
 pub fn unreadable(call: &Call, error: &serde_json::Error) -> Error {
     Error::unavailable(format!(
@@ -238,13 +239,13 @@ pub fn unreadable(call: &Call, error: &serde_json::Error) -> Error {
     ))
 }
 
-/// The same for one in protobuf.
+/// Like [`unreadable`], for protobuf.
 #[must_use]
 pub fn unreadable_protobuf(call: &Call, error: &prost::DecodeError) -> Error {
     Error::unavailable(format!("{call}: the answer cannot be read ({error})"))
 }
 
-/// An error with everything below it, each said once.
+/// An error with its sources, without repetitions.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

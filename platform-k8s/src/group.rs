@@ -1,4 +1,4 @@
-//! Objects put together to nodes: those with the same cluster and node id are one node.
+//! Groups objects into nodes: objects with the same cluster and node id are one node.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -11,66 +11,64 @@ use prost::Message as _;
 
 use crate::{client::Kind, discover::Seen};
 
-/// Most objects that a message names.
+/// Maximum number of objects that a message names.
 const MAX_NAMED: usize = 8;
 
-/// Which node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) cluster: Arc<str>,
     pub(crate) node: Box<str>,
 }
 
-/// One object of a node.
 pub(crate) struct Member {
-    /// Another one if the object was made anew.
+    /// Changes when the object is recreated.
     pub(crate) uid: u128,
-    /// Position of its kind among those that are read.
+    /// Index of its kind in the list of kinds that are read.
     pub(crate) kind: u16,
     pub(crate) namespace: Arc<str>,
     pub(crate) name: Box<str>,
     pub(crate) deleting: bool,
-    /// Finalizers that keep it although it is being deleted.
+    /// Finalizers that delay its deletion.
     pub(crate) kept_by: Option<Box<str>>,
-    /// Whether it was made last.
+    /// Whether it was created last.
     pub(crate) anchor: bool,
-    /// More, if it is a pod.
+    /// Set if it is a pod.
     pub(crate) pod: Option<Box<PodPart>>,
-    /// What cannot be read of it.
+    /// Set if a part of it is unreadable.
     pub(crate) warning: Option<Box<Warning>>,
 }
 
-/// What is kept of a pod.
+/// The data of a pod that are kept.
 #[derive(Clone)]
 pub(crate) struct PodPart {
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub(crate) created: i64,
-    /// Kubernetes node that it is on.
+    /// Kubernetes node that it was assigned to.
     pub(crate) host: Option<Arc<str>>,
-    /// Whether it has an identity.
+    /// Whether it has an identity, and so is not foreign.
     pub(crate) ours: bool,
-    /// Whether the scheduler finds no place for it.
+    /// Whether the scheduler found no Kubernetes node for it.
     pub(crate) unschedulable: bool,
-    /// Whether its cluster label was taken away.
+    /// Whether its cluster label was removed.
     pub(crate) lost: bool,
     /// Whether all its containers have ended for good.
     pub(crate) ended: bool,
-    /// `None`: it does not ask for it.
+    /// `None` if the pod does not ask for its peers.
     pub(crate) told: Option<Box<Told>>,
-    /// The node as the pod shows it.
+    /// The node as the pod describes it.
     pub(crate) found: Packed,
 }
 
-/// What a pod is told of the other nodes.
+/// The peer data of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
-    /// The list that it has, as a [`uid`].
+    /// The list of peers that it has, as a [`uid`].
     pub(crate) peers: u128,
-    /// Name of the service of the active nodes. `None`: its template asks for none.
+    /// Name of the service for the active nodes. `None` if its template asks for none.
     pub(crate) service: Option<Box<str>>,
 }
 
-/// A node in little space: most of the time nobody looks at it.
+/// A node in encoded form to save memory: it is rarely read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packed {
     node: Box<[u8]>,
@@ -89,14 +87,14 @@ impl From<Found> for Packed {
 impl Packed {
     fn unpack(&self) -> Found {
         Found {
-            // It was written by us.
+            // Always valid: the encoding is our own.
             node: Node::decode(&*self.node).unwrap_or_default(),
             fingerprint: self.fingerprint.to_string(),
         }
     }
 }
 
-/// What can be changed of a node while it runs.
+/// The properties of a node that can change while it runs.
 #[derive(Debug, PartialEq, Eq)]
 struct Standing {
     role: i32,
@@ -112,41 +110,37 @@ impl Standing {
     }
 }
 
-/// The objects of one node.
 #[derive(Default)]
 pub(crate) struct Group {
     members: Vec<Member>,
-    /// What a node without pods is. `None`: a pod says it, or it is not ours.
+    /// Identity of a node without pods. `None` if a pod provides it, or if the node is foreign.
     identity: Option<Packed>,
-    /// Whether there was a pod.
+    /// Whether there has been a pod.
     had_pod: bool,
-    /// The request that made it, as a [`uid`]. 0: none is known.
+    /// The request that created the node, as a [`uid`]. 0 if unknown.
     request: u128,
-    /// What the object says that stands for the node without being a pod. `None`: there is none.
+    /// Role and labels on the workload that stands for the node. `None` if there is no workload.
     stands: Option<Box<Standing>>,
-    /// Who the node is since it was adopted, whatever its pods say. `None`: it was not.
+    /// Identity of an adopted node, which overrides that of its pods. `None` if it was not adopted.
     adopted: Option<Box<Packed>>,
 }
 
-/// What is under way in this process for one node.
+/// Operations of this process on one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnderWay {
-    /// Its objects are being made.
     pub(crate) creating: bool,
-    /// Its objects are being deleted.
     pub(crate) removing: bool,
 }
 
-/// Nodes by their objects.
 #[derive(Default)]
 pub(crate) struct Groups {
     map: HashMap<Arc<Key>, Group>,
-    /// Names that many share.
+    /// Interned names, which many objects share.
     names: HashSet<Arc<str>>,
 }
 
 impl Groups {
-    /// Takes in an object; it replaces what was known of it. Answers which node it belongs to.
+    /// Adds an object, replacing an earlier state of it. Returns the node that it belongs to.
     pub(crate) fn insert(&mut self, seen: Seen) -> Arc<Key> {
         let Seen {
             cluster,
@@ -198,7 +192,7 @@ impl Groups {
         key
     }
 
-    /// Forgets an object. Answers whether its node still has others.
+    /// Removes an object. Returns whether its node has others.
     pub(crate) fn remove(&mut self, key: &Key, uid: u128) -> bool {
         let Some(group) = self.map.get_mut(key) else {
             return false;
@@ -219,7 +213,7 @@ impl Groups {
         some
     }
 
-    /// Changes a pod, if it is known.
+    /// Changes a pod. Does nothing if it is unknown.
     pub(crate) fn edit(&mut self, key: &Key, uid: u128, change: impl FnOnce(&mut PodPart)) {
         let members = self.map.get_mut(key).map(|group| &mut group.members);
         if let Some(pod) = members
@@ -238,7 +232,7 @@ impl Groups {
         self.map.get(&key)
     }
 
-    /// Whether a pod of a node does not say what stands for the node.
+    /// Whether the role or labels of a node's pod differ from those of its workload.
     pub(crate) fn has_stray(&self, key: &Key) -> bool {
         let group = self.map.get(key);
         group.is_some_and(|group| group.stray().is_some())
@@ -259,43 +253,41 @@ impl Groups {
         }
     }
 
-    /// Forgets names that nobody has any more.
+    /// Drops interned names that are no longer in use.
     pub(crate) fn tidy(&mut self) {
         self.names.retain(|name| Arc::strong_count(name) > 1);
     }
 }
 
 impl Group {
-    /// Whether all its objects were made once: the last one is there.
+    /// Whether all its objects were created: the anchor, which is created last, exists.
     pub(crate) fn is_whole(&self) -> bool {
         self.members.iter().any(|it| it.anchor)
     }
 
-    /// Whether this request made it.
+    /// Whether this request created it.
     pub(crate) fn is_of(&self, request: u128) -> bool {
         self.request == request
     }
 
-    /// Its pods.
     pub(crate) fn pods(&self) -> impl Iterator<Item = (&Member, &PodPart)> {
         self.members
             .iter()
             .filter_map(|member| Some((member, member.pod.as_deref()?)))
     }
 
-    /// Its objects.
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// The pod that shows how the node is: the newest that is not on its way out, else the newest. Of those of one second
-    /// one that lives.
+    /// The pod that represents the node: the newest that is not being deleted, otherwise the newest. Of those created
+    /// in the same second, one that has not ended.
     pub(crate) fn pod(&self) -> Option<(&Member, &PodPart)> {
         self.pods()
             .max_by_key(|(member, pod)| (!member.deleting, pod.created, !pod.ended, member.uid))
     }
 
-    /// A pod that does not say what the object says that stands for the node, and that object.
+    /// A pod whose role or labels differ from those of the workload, and that workload.
     pub(crate) fn stray(&self) -> Option<(&Member, &Member)> {
         let stands = self.stands.as_deref()?;
         let (member, pod) = self.pod().filter(|(member, _)| !member.deleting)?;
@@ -305,13 +297,13 @@ impl Group {
         Some((member, self.workload()?))
     }
 
-    /// What stands for the node without being a pod.
+    /// The object that stands for the node, if it is not a pod.
     fn workload(&self) -> Option<&Member> {
         let mut members = self.members.iter();
         members.find(|it| it.anchor && it.pod.is_none() && !it.deleting)
     }
 
-    /// The node. `None`: what there is does not make a node of ours or of anybody.
+    /// The node. `None` if the objects form neither a node of ours nor a foreign one.
     pub(crate) fn node(&self, kinds: &[Arc<Kind>], under_way: UnderWay) -> Option<Found> {
         let workload = self.workload();
         match (self.pod(), workload) {
@@ -319,7 +311,7 @@ impl Group {
             (Some((member, _)), Some(workload)) if member.deleting => {
                 self.awaited("its pod is being replaced", workload, kinds)
             }
-            // Called dead, it would have a successor beside the pod that takes its place.
+            // If the node were reported as failed, it would get a successor beside the pod that is replaced.
             (Some((_, pod)), Some(workload))
                 if pod.ended && !pod.lost && !under_way.removing && restarts(workload, kinds) =>
             {
@@ -336,7 +328,7 @@ impl Group {
         }
     }
 
-    /// The node while something makes another pod for it.
+    /// The node while its workload creates another pod for it.
     fn awaited(&self, why: &str, workload: &Member, kinds: &[Arc<Kind>]) -> Option<Found> {
         let mut found = self.shown()?;
         let node = &mut found.node;
@@ -353,7 +345,7 @@ impl Group {
         let mut found = pod.found.unpack();
         self.own(&mut found);
         if let Some(stands) = self.stands.as_ref().filter(|_| pod.ours) {
-            // What makes the pod anew may have in its template what the node was made with.
+            // The pod template of the workload may still have the role and labels that the node was created with.
             (found.node.role, found.node.labels) = (stands.role, stands.labels.clone());
         }
         if pod.lost {
@@ -364,7 +356,7 @@ impl Group {
         Some(found)
     }
 
-    /// Makes of a node what it is since it was adopted.
+    /// Overrides the identity of a node that was adopted.
     fn own(&self, found: &mut Found) {
         let Some(adopted) = &self.adopted else {
             return;
@@ -446,7 +438,7 @@ impl Group {
     }
 }
 
-/// Only what the identity says of a node.
+/// Only the properties of a node that follow from its identity.
 fn bare(packed: &Packed) -> Found {
     let found = packed.unpack();
     let from = found.node;
@@ -474,7 +466,7 @@ fn bare(packed: &Packed) -> Found {
     }
 }
 
-/// Whether something makes another pod in the place of one that has ended; what is only to be done once does not.
+/// Whether the workload replaces a pod that has ended; batch workloads, which run once, do not.
 fn restarts(workload: &Member, kinds: &[Arc<Kind>]) -> bool {
     let kind = kinds.get(usize::from(workload.kind));
     kind.is_some_and(|kind| kind.group != "batch")
@@ -487,7 +479,7 @@ fn show(member: &Member, kinds: &[Arc<Kind>]) -> String {
     }
 }
 
-/// A uid in little space. One that is no UUID is hashed.
+/// A uid in 128 bits to save memory. Anything but a UUID is hashed.
 #[must_use]
 pub(crate) fn uid(text: &str) -> u128 {
     use sha2::{Digest as _, Sha256};

@@ -1,4 +1,4 @@
-//! Whose an object is: identities as labels, for selecting, and as one annotation, exactly.
+//! Ownership of objects: identities as labels, for selectors, and in full in an annotation.
 
 pub mod declared;
 
@@ -12,36 +12,36 @@ use sha2::{Digest, Sha256};
 use self::declared::{Declared, Plain};
 use crate::client::Meta;
 
-/// Label: path of the group, as [`value`] writes it.
+/// Label: path of the group, encoded by [`value`].
 pub const GROUP: &str = "drover.dev/group";
 /// Label: UUID of the owning cluster record.
 pub const OWNER: &str = "drover.dev/owner";
-/// Label: role of the node now, `active` or `standby`.
+/// Label: current role of the node, `active` or `standby`.
 pub const ROLE: &str = "drover.dev/role";
-/// Label: request that made it.
+/// Label: request that created the node.
 pub const REQUEST: &str = "drover.dev/request";
 /// Annotation: the whole [`Identity`] as JSON.
 pub const IDENTITY: &str = "drover.dev/identity";
-/// Annotation: `"true"` on the object that is made last; a set without it is half-made or half-removed.
+/// Annotation: `"true"` on the object that is created last; a set without it is only partly created or removed.
 pub const ANCHOR: &str = "drover.dev/anchor";
-/// Annotation: node id of an adopted node, which keeps the id that it had. Without it the node id is [`Identity::id`].
+/// Annotation: node id of an adopted node, which keeps its former id. Without it the node id is [`Identity::id`].
 pub const NODE_ID: &str = "drover.dev/node-id";
-/// Annotation: on the object of an adopted node that says whose the node is, whatever its others still say: the slots
-/// that the node had before, as JSON.
+/// Annotation: the slots that an adopted node had before, as JSON. It marks the object that speaks for the node,
+/// overriding the identities of its other objects.
 pub const FORMER: &str = "drover.dev/former";
-/// Annotation of a pod that is told of the other nodes of its cluster: who they are, as JSON. Its template sets it to `[]`, the
+/// Annotation of a pod that asks for its peers: the nodes of its cluster, as JSON. The template sets it to `[]`, the
 /// platform keeps it up to date.
 pub const PEERS: &str = "drover.dev/peers";
-/// Annotation of a pod with [`PEERS`]: name of the service that leads to the active nodes of its group.
+/// Annotation of a pod with [`PEERS`]: name of the service for the active nodes of its group.
 pub const ACTIVE_SERVICE: &str = "drover.dev/active-service";
-/// Label: [`MANAGER`].
+/// Label with the value [`MANAGER`].
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`].
 pub const MANAGER: &str = "drover";
 
-/// Most characters in the value of a label.
+/// Maximum length of a label value.
 const MAX_VALUE: usize = 63;
-/// Characters of the text that are kept in front of the hash.
+/// Characters of the text kept in front of the hash.
 const KEPT: usize = 50;
 
 /// Keys of the labels that say cluster and node.
@@ -64,19 +64,19 @@ impl Default for LabelKeys {
 }
 
 impl LabelKeys {
-    /// Selects what belongs to some cluster.
+    /// Label selector for the objects of any cluster.
     #[must_use]
     pub fn any_cluster(&self) -> String {
         self.cluster.clone()
     }
 
-    /// Selects what belongs to one cluster.
+    /// Label selector for the objects of one cluster.
     #[must_use]
     pub fn of_cluster(&self, cluster_id: &str) -> String {
         format!("{}={}", self.cluster, value(cluster_id))
     }
 
-    /// Selects what belongs to one node.
+    /// Label selector for the objects of one node.
     #[must_use]
     pub fn of_node(&self, cluster_id: &str, node_id: &str) -> String {
         format!(
@@ -88,17 +88,17 @@ impl LabelKeys {
         )
     }
 
-    /// Selects what one request made.
+    /// Label selector for the objects that one request created.
     #[must_use]
     pub fn of_request(&self, request_id: &str) -> String {
         format!("{},{REQUEST}={}", self.cluster, value(request_id))
     }
 }
 
-/// What every object of a node carries.
+/// Labels and annotations of every object of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
-    /// Labels, whatever the template says.
+    /// Labels that override those of the template.
     pub labels: BTreeMap<String, String>,
     /// Labels that the cluster declares.
     pub declared: Declared,
@@ -106,7 +106,7 @@ pub struct Stamp {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What every object of a node carries. The anchor has [`ANCHOR`] besides.
+/// Labels and annotations of every object of a node. The anchor also gets [`ANCHOR`].
 #[must_use]
 pub fn stamp(identity: &Identity, keys: &LabelKeys, plain: &Plain) -> Stamp {
     let ours = [
@@ -120,7 +120,7 @@ pub fn stamp(identity: &Identity, keys: &LabelKeys, plain: &Plain) -> Stamp {
     let mut labels = BTreeMap::from(ours.map(|(key, text)| (key.to_owned(), text)));
     labels.extend(role(identity).map(|role| (ROLE.to_owned(), role.to_owned())));
     let declared = Declared::of(identity, plain);
-    // A struct of strings, numbers and a map of strings always becomes JSON.
+    // Serialising strings, numbers and a map of strings cannot fail.
     let identity = serde_json::to_string(identity).unwrap_or_default();
     Stamp {
         labels,
@@ -129,7 +129,7 @@ pub fn stamp(identity: &Identity, keys: &LabelKeys, plain: &Plain) -> Stamp {
     }
 }
 
-/// A role as the value of a label. `None`: none is recorded.
+/// Label value of a role. `None` if no role is recorded.
 #[must_use]
 pub fn role(identity: &Identity) -> Option<&'static str> {
     match identity.role() {
@@ -139,20 +139,20 @@ pub fn role(identity: &Identity) -> Option<&'static str> {
     }
 }
 
-/// Whose an object is, as far as it says.
+/// Ownership of an object, as far as its metadata tell.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mark {
-    /// Cluster id. Exact where the annotation agrees with the label, else the value of the label.
+    /// Cluster id. Exact if the annotation agrees with the label, otherwise the label value.
     pub cluster: String,
-    /// Node id: the label, or `None`.
+    /// Node id. Exact if the annotation agrees with the label, otherwise the label value. `None` if there is none.
     pub node: Option<String>,
-    /// The identity. `None`: it has none (foreign), cannot be read, or is of another cluster than the label says.
+    /// Identity. `None` if it is missing (foreign), unreadable, or of another cluster than the label says.
     pub identity: Option<Identity>,
-    /// Whether it is the object that was made last.
+    /// Whether it is the object that was created last.
     pub anchor: bool,
-    /// Slots that the node had before it was adopted, if this object speaks for the whole node. `None`: it does not.
+    /// Slots that an adopted node had before, if this object speaks for it. Otherwise `None`.
     pub former: Option<Vec<FormerSlot>>,
-    /// What is wrong with the identity or does not go with it, for people. `None`: nothing.
+    /// Problem of the identity, or contradiction to it, for people. `None` if there is none.
     pub problem: Option<String>,
 }
 
@@ -162,7 +162,7 @@ pub struct Mark {
 pub struct FormerSlot {
     /// UUID of the owning cluster record.
     pub owner: String,
-    /// Request that made it.
+    /// Request that created the node.
     pub request: String,
     /// Index within that request.
     pub index: u32,
@@ -180,12 +180,12 @@ impl FormerSlot {
     }
 }
 
-/// Whose an object is. `None`: it has no cluster label, it is nobody's.
+/// Reads the ownership of an object. `None` if it has no cluster label, and so belongs to nobody.
 #[must_use]
 pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
     let label = meta.labels.get(&keys.cluster)?;
     let node = meta.labels.get(&keys.node).filter(|node| !node.is_empty());
-    // A Deployment's annotations are copied to what it makes.
+    // The annotations of a Deployment are copied to its ReplicaSets.
     let controlled = meta.owner_references.iter().any(|owner| owner.controller);
     let mut mark = Mark {
         cluster: label.clone(),
@@ -205,7 +205,7 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
                     "its label {key} was changed and does not go with its annotation {IDENTITY}"
                 )
             });
-            // Whose cluster it is in is for its label to say: what is in another one is not ours any more.
+            // The label decides on the cluster: an object in another cluster is no longer ours.
             if *label == value(&identity.cluster_id) {
                 mark.cluster.clone_from(&identity.cluster_id);
                 mark.node = Some(node_id(meta, &identity).to_owned());
@@ -218,12 +218,11 @@ pub fn read(meta: &Meta, keys: &LabelKeys) -> Option<Mark> {
     Some(mark)
 }
 
-/// The node id of an object with an identity.
 fn node_id<'a>(meta: &'a Meta, identity: &'a Identity) -> &'a str {
     meta.annotations.get(NODE_ID).unwrap_or(&identity.id)
 }
 
-/// The label that says something else than the identity.
+/// The label that contradicts the identity.
 fn disagreement<'a>(
     meta: &'a Meta,
     keys: &'a LabelKeys,
@@ -241,7 +240,7 @@ fn disagreement<'a>(
         .map(|(key, _)| key)
 }
 
-/// A text as the value of a label: itself where that is valid, else its first characters and a hash of it.
+/// Encodes text as a label value: unchanged if that is valid, otherwise its first characters and a hash.
 #[must_use]
 pub fn value(text: &str) -> String {
     if is_value(text) {
@@ -261,7 +260,7 @@ pub fn value(text: &str) -> String {
     }
 }
 
-/// Whether a text is a valid value of a label.
+/// Whether a text is a valid label value.
 #[must_use]
 pub fn is_value(text: &str) -> bool {
     let ends = |c: Option<char>| c.is_none_or(|c| c.is_ascii_alphanumeric());
@@ -271,7 +270,7 @@ pub fn is_value(text: &str) -> bool {
         && ends(text.chars().next_back())
 }
 
-/// Whether a text is a valid key of a label or an annotation: an optional DNS name and `/`, and a name.
+/// Whether a text is a valid key of a label or an annotation: an optional DNS name with `/`, and a name.
 #[must_use]
 pub fn is_key(text: &str) -> bool {
     let (prefix, name) = match text.split_once('/') {
@@ -291,7 +290,7 @@ pub fn is_key(text: &str) -> bool {
         && prefix.is_none_or(|prefix| prefix.len() <= 253 && prefix.split('.').all(dns))
 }
 
-/// Whether a key is one that only the platform sets.
+/// Whether a key is reserved for the platform.
 #[must_use]
 pub fn is_ours(key: &str) -> bool {
     key.starts_with("drover.dev/") || key == MANAGED_BY || declared::is_name(key)

@@ -1,15 +1,15 @@
-//! The platform on Kubernetes: a node is a pod, made with whatever else its template says, found by its labels.
+//! The platform on Kubernetes: a node is a pod, created with the other objects of its template and found by its labels.
 //!
 //! ```text
-//! driver ─┬─ create, delete ── objects (render, stamp, order)          what is made and removed
-//!         ├─ discover ── pod, address, phase                           what is there
-//!         ├─ watch ── one stream a kind, grouped into nodes            what changes
+//! driver ─┬─ create, delete ── objects (render, stamp, order)          creation and removal
+//!         ├─ discover ── pod, address, phase                           listing
+//!         ├─ watch ── one stream per kind, grouped into nodes          changes
 //!         ├─ access                                                    logs, exec
-//!         ├─ update                                                    role and labels of what is there
-//!         ├─ adopt                                                     another owner of what is there
-//!         ├─ peers                                                     what pods hear of one another
-//!         └─ labels, selected                                          whose an object is, and what selects by labels
-//! client ─── the one way to the API server: turns, timeouts, pauses, credentials, errors
+//!         ├─ update                                                    role and labels of existing nodes
+//!         ├─ adopt                                                     new owner of existing nodes
+//!         ├─ peers                                                     data of pods about each other
+//!         └─ labels, selected                                          ownership of objects, selection by labels
+//! client ─── the only access to the API server: permits, timeouts, pauses, credentials, errors
 //! ```
 
 pub mod access;

@@ -1,31 +1,32 @@
-//! From the output of a template to the objects of one node, as they are sent to the API server. Nothing here contacts
-//! anything.
+//! Turns the output of a template into the objects of one node, as they are sent to the API server. Performs no I/O.
 //!
 //! # Templates
 //!
 //! A template renders to any number of YAML documents, each an object of any namespaced kind. `platform` in its context
 //! has:
 //!
-//! | key | is |
+//! | key | value |
 //! |---|---|
-//! | `name` | the node's id as a DNS name of 40 characters at most, for names of objects |
-//! | `group_name` | cluster and group as such a name, for what the nodes of a group have in common |
-//! | `namespace` | the namespace that the node goes to |
-//! | `bootstrap` | name of the Secret with the user data under the key `user-data`; empty: none was given |
-//! | `cluster_label`, `node_label` | keys of the labels that say cluster and node, for selectors |
-//! | `cluster_value`, `node_value`, `group_label`, `group_value` | the values of these labels, and the group's |
-//! | `storage_class` | the storage class asked for, or that of the node class; empty: the cluster's default |
+//! | `name` | the node id as a DNS name of at most 40 characters, for names of objects |
+//! | `group_name` | cluster and group as such a name, for objects that the nodes of a group share |
+//! | `namespace` | the namespace of the node |
+//! | `bootstrap` | name of the Secret with the user data under the key `user-data`; empty if none was given |
+//! | `cluster_label`, `node_label` | keys of the labels for cluster and node, for selectors |
+//! | `cluster_value`, `node_value`, `group_label`, `group_value` | the values of these labels, and the label of the
+//! group |
+//! | `storage_class` | the requested storage class, or that of the node class; empty for the cluster's default |
 //!
-//! The platform puts its labels on every object, pod template and claim template, completes selectors, and renders
-//! placement, node class, properties and storage into what the template made; the template need not know of them. A claim
-//! of declared storage gets a name that outlives its node in the place of `name`, also where it is mounted; claim templates
+//! The platform sets its labels on every object, pod template and claim template, completes selectors, and adds
+//! placement, node class, properties and storage to the rendered objects; templates need not know about them. A claim
+//! of declared storage gets a name that outlives its node in place of `name`, also where it is mounted; claim templates
 //! become claims.
 //!
-//! A pod with the annotation `drover.dev/peers: "[]"` is told of the other nodes of its cluster: the platform keeps in it a JSON
-//! list of those whose pods have an address and have not ended, this one too, each with `name`, `id`, `group`, `ordinal`,
-//! `role`, `host` and `ports`. A `downwardAPI` volume shows it, and the role (label `drover.dev/role`), as files that change
-//! while the pod lives. With `drover.dev/active-service: NAME` beside it (`platform.group_name`), a service of that name leads to
-//! the active nodes of the group at their named ports; it goes with the last node of the group.
+//! A pod with the annotation `drover.dev/peers: "[]"` learns about its peers: the platform keeps in it a JSON list of
+//! the nodes of the cluster whose pods have an address and have not ended, itself included, each with `name`, `id`,
+//! `group`, `ordinal`, `role`, `host` and `ports`. A `downwardAPI` volume exposes it, and the role (label
+//! `drover.dev/role`), as files that are updated while the pod runs. With `drover.dev/active-service: NAME` beside it
+//! (`platform.group_name`), a service of that name leads to the active nodes of the group at their named ports; it is
+//! deleted with the last node of the group.
 
 mod catalogue;
 mod claims;
@@ -56,10 +57,10 @@ pub use self::{
 };
 pub use policy::PodPolicySettings;
 
-/// One object of a node. Its content is secret: `Debug` shows what it is only.
+/// One object of a node. Its content is secret: `Debug` shows only which object it is.
 #[derive(Clone, PartialEq)]
 pub struct Object {
-    /// Number of the document that it comes from, from 1. `None`: the platform made it itself.
+    /// Number of its document in the template, from 1. `None` if the platform added it.
     pub document: Option<usize>,
     /// `apiVersion`.
     pub api_version: String,
@@ -69,12 +70,12 @@ pub struct Object {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// The object itself.
+    /// The whole object.
     pub body: Map<String, Value>,
 }
 
 impl Object {
-    /// API group. Empty: the core group.
+    /// API group. Empty for the core group.
     #[must_use]
     pub fn group(&self) -> &str {
         self.api_version
@@ -82,13 +83,13 @@ impl Object {
             .map_or("", |(group, _)| group)
     }
 
-    /// Kind and name (`Service db-1-x7k2p`), for people.
+    /// Kind and name in messages (`Service db-1-x7k2p`).
     #[must_use]
     pub fn label(&self) -> String {
         format!("{} {}", self.kind, self.name)
     }
 
-    /// An error that says which document of the template is wrong.
+    /// An error that names the invalid document of the template.
     pub(crate) fn wrong(&self, what: impl fmt::Display) -> Error {
         let place = self.document.map_or_else(
             || self.label(),
@@ -102,9 +103,9 @@ impl Object {
         }
     }
 
-    /// A part of it that must be a map; made where it is missing.
+    /// The map at a path, which is created if missing.
     pub(crate) fn map_at(&mut self, path: &[&str]) -> Result<&mut Map<String, Value>, Error> {
-        // Looked at first: the error needs the whole object.
+        // Checked before it is borrowed mutably: the error needs the whole object.
         let mut at: Option<&Value> = None;
         for (depth, key) in path.iter().enumerate() {
             let map = if depth == 0 {
@@ -128,7 +129,7 @@ impl Object {
     }
 }
 
-/// The map at a key; made where there is none.
+/// The map at a key, which is created if there is none.
 pub(crate) fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> &'a mut Map<String, Value> {
     let value = map.entry(key.to_owned()).or_insert(Value::Null);
     if !value.is_object() {
@@ -136,12 +137,12 @@ pub(crate) fn child<'a>(map: &'a mut Map<String, Value>, key: &str) -> &'a mut M
     }
     match value {
         Value::Object(map) => map,
-        // It was made a map above.
+        // Made a map above.
         _ => unreachable!(),
     }
 }
 
-/// The list at a key; made where there is none.
+/// The list at a key, which is created if there is none.
 pub(crate) fn list<'a>(map: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value> {
     let value = map.entry(key.to_owned()).or_insert(Value::Null);
     if !value.is_array() {
@@ -149,7 +150,7 @@ pub(crate) fn list<'a>(map: &'a mut Map<String, Value>, key: &str) -> &'a mut Ve
     }
     match value {
         Value::Array(list) => list,
-        // It was made a list above.
+        // Made a list above.
         _ => unreachable!(),
     }
 }

@@ -1,9 +1,9 @@
-//! What pods hear of one another: the list of the nodes of their cluster in an annotation, which a volume shows them as a
-//! file, and the service that leads to the active nodes of a group. Only for pods whose template asks for it. And what
-//! every pod hears that was made anew by something that stands for its node: the role and the labels that it has now.
+//! Data of pods about each other: the nodes of their cluster in an annotation, which a volume exposes as a file, and
+//! the service for the active nodes of a group. Only for pods whose template asks for it. In addition, pods that a
+//! workload has recreated get the current role and labels of their node.
 //!
-//! Nothing is remembered: what should be follows from what the watches say, and what differs is written. The service goes
-//! with its owners, which are the pods of the group.
+//! Nothing is persisted: the desired state follows from the watches, and only differences are written. The service is
+//! garbage collected with its owners, the pods of the group.
 
 mod service;
 
@@ -34,36 +34,36 @@ use crate::{
     labels,
     settings::Settings,
     update,
-    watch::Known,
+    watch::NodeCache,
 };
 
 use service::Services;
 
-/// Time between two rounds: nodes that come together are told of together. A promotion waits for it.
+/// Interval of the updates, which combines those of nodes that appear together. A promotion waits for it.
 const ROUND: Duration = Duration::from_millis(20);
-/// Wait after the first failure, and the longest one.
+/// Initial and maximum backoff after a failure.
 const WAITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Pods and services that are written at once.
+/// Concurrent writes of pods and services.
 const AT_ONCE: usize = 8;
-/// Longest list in bytes: all annotations of an object have 256 KiB.
+/// Maximum size of a list in bytes: all annotations of an object together have at most 256 KiB.
 const MAX_LIST: usize = 200 * 1024;
 
-/// Clusters of which something has changed.
+/// Collects the clusters whose peers have changed, and wakes the task that updates their pods.
 #[derive(Default)]
-pub(crate) struct News {
+pub(crate) struct PeerNotifier {
     clusters: Mutex<BTreeSet<Arc<str>>>,
     wake: Notify,
-    /// The services that are as they should be: namespace, name, and a digest of what they should be.
+    /// Services that are up to date: digest of their desired state by namespace and name.
     services: Mutex<HashMap<(String, String), u128>>,
 }
 
-impl News {
-    pub(crate) fn of(&self, cluster: &str) {
+impl PeerNotifier {
+    pub(crate) fn notify(&self, cluster: &str) {
         self.clusters.lock().insert(cluster.into());
         self.wake.notify_one();
     }
 
-    /// A service is not what it was.
+    /// Forgets a service that has changed.
     pub(crate) fn forget(&self, namespace: &str, name: &str) {
         let key = (namespace.to_owned(), name.to_owned());
         self.services.lock().remove(&key);
@@ -74,7 +74,7 @@ impl News {
     }
 }
 
-/// A node as the others see it.
+/// A node as its peers see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct Peer {
     group: String,
@@ -86,7 +86,7 @@ struct Peer {
     ports: BTreeMap<String, u16>,
 }
 
-/// A pod that is told of the others.
+/// A pod that asks for its peers.
 struct Listener {
     owner: String,
     namespace: Arc<str>,
@@ -94,36 +94,36 @@ struct Listener {
     knows: u128,
 }
 
-/// Everything about one cluster that its pods have to hear.
+/// The peer data for the pods of one cluster.
 #[derive(Default)]
-pub(crate) struct Telling {
-    /// By the owner of the nodes: clusters of one name do not hear of each other.
+pub(crate) struct PeerUpdate {
+    /// By owner of the nodes: clusters of the same name must not learn about each other.
     peers: BTreeMap<String, Vec<Peer>>,
     listeners: Vec<Listener>,
     services: Services,
-    /// Pods that do not say what stands for their node, and that.
+    /// Pods that differ from the workload of their node, and that workload.
     strays: Vec<(Place, Place)>,
 }
 
-/// A list for a pod.
+/// A list that a pod does not have yet.
 struct Untold {
     namespace: Arc<str>,
     name: Box<str>,
     list: Arc<str>,
 }
 
-impl Telling {
-    /// Whether no pod of the cluster wants to hear anything.
+impl PeerUpdate {
+    /// Whether the pods of the cluster need nothing.
     pub(crate) fn is_empty(&self) -> bool {
         self.listeners.is_empty() && self.services.is_empty() && self.strays.is_empty()
     }
 
-    /// Takes in a pod that is to follow what stands for its node.
+    /// Adds a pod that has to follow the workload of its node.
     pub(crate) fn stray(&mut self, stray: Option<(Place, Place)>) {
         self.strays.extend(stray);
     }
 
-    /// Takes in the objects of a node, and what they are together.
+    /// Adds the objects of a node, and the node that they form.
     pub(crate) fn add(&mut self, group: &Group, node: Option<Node>) {
         let Some((node, (member, pod))) = node.zip(group.pod()).filter(|(_, (_, pod))| pod.ours)
         else {
@@ -137,7 +137,7 @@ impl Telling {
                 let ports = peer.as_ref().map(|peer| &peer.ports);
                 self.services.add(name, &owner, &node, member, ports);
             }
-            // One without an address does not run yet, and is told of itself first.
+            // A pod without an address does not run yet; its first list has to contain itself.
             let listener = || Listener {
                 owner: owner.clone(),
                 namespace: Arc::clone(&member.namespace),
@@ -149,12 +149,12 @@ impl Telling {
         self.peers.entry(owner).or_default().extend(peer);
     }
 
-    /// The pods whose list is not the one that they should have.
+    /// The pods whose list is out of date.
     fn untold(&mut self) -> Vec<Untold> {
         let mut lists = BTreeMap::new();
         for (owner, peers) in &mut self.peers {
             peers.sort();
-            // Texts and numbers always become JSON.
+            // Serialising strings and numbers cannot fail.
             let list = serde_json::to_string(&peers).unwrap_or_default();
             if list.len() > MAX_LIST {
                 let (cluster_owner, bytes) = (owner, list.len());
@@ -179,9 +179,9 @@ impl Telling {
     }
 }
 
-/// `None`: it has no address yet.
+/// The peer entry of a node. `None` if it has no address yet.
 fn peer(node: &Node) -> Option<Peer> {
-    // With an interface it is the Kubernetes node's.
+    // Addresses with an interface are those of the Kubernetes node.
     let mut addresses = node.addresses.iter();
     let host = addresses.find(|address| address.interface.is_empty())?;
     let port = |(name, endpoint): (&String, &String)| {
@@ -191,7 +191,7 @@ fn peer(node: &Node) -> Option<Peer> {
         group: node.group.clone(),
         ordinal: node.ordinal.unwrap_or_default(),
         name: node.name.clone(),
-        // That of an adopted node is the one that it was made with.
+        // An adopted node keeps the id that it was created with.
         id: node.node_id.clone(),
         role: match node.role() {
             NodeRole::Standby => "standby",
@@ -202,36 +202,36 @@ fn peer(node: &Node) -> Option<Peer> {
     })
 }
 
-/// Tells pods until it is dropped.
-pub(crate) async fn keep(api: Api, known: Arc<Known>, settings: Arc<Settings>) {
-    let Some(pods) = known.kinds().iter().find(|kind| discover::is_pod(kind)) else {
+/// Keeps the pods up to date until it is dropped.
+pub(crate) async fn keep(api: Api, cache: Arc<NodeCache>, settings: Arc<Settings>) {
+    let Some(pods) = cache.kinds().iter().find(|kind| discover::is_pod(kind)) else {
         return;
     };
     let teller = Teller {
         api,
         pods: Arc::clone(pods),
         settings,
-        known: Arc::clone(&known),
+        cache: Arc::clone(&cache),
     };
     let mut again = BTreeSet::new();
     let (mut wait, mut next) = (WAITS.0, Instant::now());
-    // A node that hears of too few takes itself for the first.
-    while known.ready().await.is_err() {
+    // A node that learns of too few peers would take itself for the first.
+    while cache.ready().await.is_err() {
         sleep(WAITS.0).await;
     }
     loop {
         tokio::select! {
-            () = known.news().wake.notified() => {}
+            () = cache.peer_notifier().wake.notified() => {}
             () = sleep_until(next), if !again.is_empty() => {}
         }
-        let mut clusters = known.news().take();
+        let mut clusters = cache.peer_notifier().take();
         if next <= Instant::now() {
             clusters.append(&mut again);
         }
         let before = again.len();
         for cluster in clusters {
             if let Err(error) = teller.tell(&cluster).await {
-                // Its text may repeat of the object what is told.
+                // The error message may quote the data that were sent.
                 let reason = drover_convert::error::reason_name(error.reason());
                 warn!(%cluster, reason, "nodes cannot be told of one another");
                 again.insert(cluster);
@@ -251,31 +251,35 @@ struct Teller {
     api: Api,
     pods: Arc<Kind>,
     settings: Arc<Settings>,
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
 }
 
 impl Teller {
-    /// Writes what is not as it should be. The first error, after everything was tried.
+    /// Writes all differences. Returns the first error, after everything was tried.
     async fn tell(&self, cluster: &str) -> Result<()> {
-        let mut telling = self.known.untold(cluster);
-        let untold = telling.untold();
+        let mut peer_update = self.cache.peer_update(cluster);
+        let untold = peer_update.untold();
         let writes: Vec<_> = untold.iter().map(|untold| self.write(untold)).collect();
         let lists = stream::iter(writes).buffer_unordered(AT_ONCE);
         let lists = lists.collect::<Vec<Result<()>>>().await;
         let mut result: Result<()> = lists.into_iter().collect();
-        for (pod, leader) in &telling.strays {
+        for (pod, leader) in &peer_update.strays {
             let followed = update::follow(&self.api, &self.settings, pod, leader).await;
             result = result.and(known_gone(followed));
         }
-        for wanted in telling.services.wanted() {
+        for wanted in peer_update.services.wanted() {
             let key = (wanted.namespace().to_owned(), wanted.name().to_owned());
             let digest = wanted.digest();
-            if self.known.news().services.lock().get(&key) == Some(&digest) {
+            if self.cache.peer_notifier().services.lock().get(&key) == Some(&digest) {
                 continue;
             }
             match wanted.make(&self.api, &self.settings.labels).await {
                 Ok(()) => {
-                    self.known.news().services.lock().insert(key, digest);
+                    self.cache
+                        .peer_notifier()
+                        .services
+                        .lock()
+                        .insert(key, digest);
                 }
                 Err(error) => result = result.and(Err(error)),
             }
@@ -285,17 +289,17 @@ impl Teller {
 
     async fn write(&self, untold: &Untold) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {labels::PEERS: &*untold.list}}});
-        let turn = self.api.turn().await;
+        let permit = self.api.acquire_permit().await;
         let (namespace, name) = (&untold.namespace, &untold.name);
         let written = self
             .api
-            .patch(turn, &self.pods, namespace, name, &patch)
+            .patch(permit, &self.pods, namespace, name, &patch)
             .await;
         known_gone(written.map(drop))
     }
 }
 
-/// That something is gone meanwhile, or is another one of that name, is no error: the watch says so.
+/// An object that was deleted or replaced meanwhile is not an error: the watch reports it.
 fn known_gone(written: Result<()>) -> Result<()> {
     written.or_else(|error| match error.reason() {
         Reason::NotFound | Reason::Conflict => Ok(()),

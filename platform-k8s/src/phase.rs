@@ -1,38 +1,38 @@
-//! How far a pod is, and why.
+//! Phase of a pod, with its explanation.
 
 use drover_proto::platform::v1::NodePhase;
 
 use crate::pod::{ContainerStatus, Pod, Terminated, Waiting};
 
-/// Most characters of what one container says.
+/// Maximum number of characters quoted from one container.
 const MAX_WORDS: usize = 1024;
 
-/// How far a pod is.
+/// Phase of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// How far it is.
+    /// The phase as the platform API reports it.
     pub phase: NodePhase,
-    /// Whether its condition Ready is true.
+    /// Whether the pod runs and its condition Ready is true.
     pub ready: bool,
-    /// Why it is so. Empty: nothing is remarkable.
+    /// Explanation. Empty if there is nothing to explain.
     pub message: String,
 }
 
-/// How far a pod is, and why.
+/// Determines the phase of a pod.
 #[must_use]
 pub fn of(pod: &Pod) -> Phase {
     let ready = pod.condition("Ready").is_some_and(|it| it.status == "True");
     let phase = match pod.status.phase.as_str() {
         _ if pod.metadata.is_deleting() => NodePhase::Deprovisioning,
         "Running" => NodePhase::Running,
-        // A node that has ended does not come back by itself, whatever its last word was.
+        // A node that has ended does not restart by itself, whatever its exit status was.
         "Failed" | "Succeeded" => NodePhase::Failed,
         "Unknown" => NodePhase::Unknown,
         _ => NodePhase::Pending,
     };
     Phase {
         phase,
-        // A pod on its way out is not to be used.
+        // A pod that is being deleted must not be used.
         ready: ready && phase == NodePhase::Running,
         message: message(pod, phase, ready),
     }
@@ -73,7 +73,7 @@ fn message(pod: &Pod, phase: NodePhase, ready: bool) -> String {
     parts.join("; ")
 }
 
-/// What is remarkable about a container.
+/// Describes a container if there is something to explain.
 fn container(what: &str, it: &ContainerStatus, phase: NodePhase, ready: bool) -> Option<String> {
     let name = &it.name;
     let before = it.last_state.terminated.as_ref();
@@ -92,13 +92,13 @@ fn container(what: &str, it: &ContainerStatus, phase: NodePhase, ready: bool) ->
         let fine = terminated.exit_code == 0 && phase != NodePhase::Failed;
         return (!fine).then(|| format!("{what} {name} {}{history}", ended("has", terminated)));
     }
-    // It runs again, and is not over it yet or was killed: worth a word.
+    // A restarted container is worth mentioning if it is not ready yet, or had failed.
     let killed = before.is_some_and(|it| it.exit_code != 0);
     (it.restart_count > 0 && (killed || !ready))
         .then(|| format!("{what} {name} runs again{history}"))
 }
 
-/// Waiting that every pod does.
+/// Whether every pod waits like this.
 fn is_usual(waiting: &Waiting) -> bool {
     waiting.message.is_empty()
         && matches!(
@@ -119,7 +119,7 @@ fn ended(when: &str, it: &Terminated) -> String {
         text.push_str(&format!(", signal {}", it.signal));
     }
     text.push(')');
-    // What the runtime says of a start that failed. Any other message is the container's own, and may be anything.
+    // The runtime's message about a failed start. Any other message is the container's own, and may contain anything.
     let by_runtime = matches!(
         it.reason.as_str(),
         "StartError" | "ContainerCannotRun" | "ContainerStatusUnknown"

@@ -1,4 +1,4 @@
-//! What is read of a pod. Everything else is skipped while it is decoded.
+//! The fields of a pod that are read. Decoding skips all others.
 
 mod wire;
 
@@ -6,36 +6,36 @@ use serde::Deserialize;
 
 use crate::client::{Meta, nullable};
 
-/// A pod.
+/// A pod, reduced to the fields that are read.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// Name, labels, …
+    /// Object metadata.
     pub metadata: Meta,
-    /// What it should be.
+    /// Desired state.
     pub spec: Spec,
-    /// What it is.
+    /// Observed state.
     pub status: Status,
 }
 
-/// What a pod should be.
+/// Desired state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Spec {
-    /// Kubernetes node that it was given to. `None`: not yet.
+    /// Kubernetes node that it is scheduled to. `None` if not yet.
     pub node_name: Option<String>,
-    /// Containers that run side by side.
+    /// Containers that run side by side, without init containers.
     #[serde(deserialize_with = "nullable")]
     pub containers: Vec<Container>,
 }
 
-/// A container.
+/// A container in the spec of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Container {
     /// Name.
     pub name: String,
-    /// Ports that it says it has.
+    /// Declared ports.
     #[serde(deserialize_with = "nullable")]
     pub ports: Vec<Port>,
 }
@@ -44,49 +44,49 @@ pub struct Container {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Port {
-    /// Name. Empty: none.
+    /// Name. Empty if it has none.
     pub name: String,
     /// Port at the pod's address.
     pub container_port: u16,
-    /// Port at the Kubernetes node's address. `None`: it has none there.
+    /// Port at the Kubernetes node's address. `None` if it has none there.
     pub host_port: Option<u16>,
 }
 
-/// What a pod is.
+/// Observed state of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Status {
     /// Pending, Running, Succeeded, Failed or Unknown.
     pub phase: String,
-    /// Why, in one word (Evicted).
+    /// Machine-readable reason (Evicted).
     pub reason: String,
-    /// Why, for people.
+    /// Message for people.
     pub message: String,
     /// First address of the Kubernetes node.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
-    /// First address.
+    /// First address of the pod.
     #[serde(rename = "podIP")]
     pub pod_ip: String,
-    /// All addresses.
+    /// All addresses of the pod.
     #[serde(rename = "podIPs", deserialize_with = "nullable")]
     pub pod_ips: Vec<Ip>,
-    /// Ready, PodScheduled, …
+    /// Conditions: Ready, PodScheduled, …
     #[serde(deserialize_with = "nullable")]
     pub conditions: Vec<Condition>,
-    /// Its containers.
+    /// Status of the containers.
     #[serde(deserialize_with = "nullable")]
     pub container_statuses: Vec<ContainerStatus>,
-    /// Containers that run before.
+    /// Status of the init containers.
     #[serde(deserialize_with = "nullable")]
     pub init_container_statuses: Vec<ContainerStatus>,
 }
 
-/// An address.
+/// An IP address.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Ip {
-    /// IPv4 or IPv6.
+    /// IPv4 or IPv6 address.
     pub ip: String,
 }
 
@@ -94,81 +94,81 @@ pub struct Ip {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// Ready, PodScheduled, …
+    /// Type: Ready, PodScheduled, …
     #[serde(rename = "type")]
     pub kind: String,
     /// True, False or Unknown.
     pub status: String,
-    /// Why, in one word.
+    /// Machine-readable reason.
     pub reason: String,
-    /// Why, for people.
+    /// Message for people.
     pub message: String,
 }
 
-/// How a container is.
+/// Status of a container.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ContainerStatus {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restart_count: u32,
-    /// How it is.
+    /// Current state.
     #[serde(deserialize_with = "nullable")]
-    pub state: State,
-    /// How it was before.
+    pub state: ContainerState,
+    /// Previous state.
     #[serde(deserialize_with = "nullable")]
-    pub last_state: State,
+    pub last_state: ContainerState,
 }
 
-/// One of these, or none: it waits.
+/// State of a container. At most one of these; if none, it is waiting.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct State {
-    /// It does not run yet, or again.
+pub struct ContainerState {
+    /// It is not running yet, or not running again yet.
     pub waiting: Option<Waiting>,
-    /// It runs.
+    /// It is running.
     pub running: Option<Running>,
     /// It has ended.
     pub terminated: Option<Terminated>,
 }
 
-/// A container that does not run.
+/// Details of a container that is not running.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
-    /// Why, in one word (CrashLoopBackOff).
+    /// Machine-readable reason (CrashLoopBackOff).
     pub reason: String,
-    /// Why, for people.
+    /// Message for people.
     pub message: String,
 }
 
-/// A container that runs.
+/// Details of a running container.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Running {}
 
-/// A container that has ended.
+/// Details of a container that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Terminated {
-    /// Why, in one word (OOMKilled, Error, Completed).
+    /// Machine-readable reason (OOMKilled, Error, Completed).
     pub reason: String,
-    /// What the runtime, or the container itself, says.
+    /// Message of the runtime, or of the container itself.
     pub message: String,
-    /// Its exit code.
+    /// Exit code of the container.
     pub exit_code: i32,
-    /// Signal that ended it. 0: none.
+    /// Signal that ended it. 0 if none.
     pub signal: i32,
 }
 
 impl Pod {
-    /// A condition.
+    /// The condition of a type.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<&Condition> {
         self.status.conditions.iter().find(|it| it.kind == kind)
     }
 
-    /// Whether the scheduler has looked for a place and found none.
+    /// Whether the scheduler has looked for a Kubernetes node and found none.
     #[must_use]
     pub fn is_unschedulable(&self) -> bool {
         !self.metadata.is_deleting()
@@ -178,7 +178,7 @@ impl Pod {
                 .is_some_and(|it| it.status == "False" && it.reason == "Unschedulable")
     }
 
-    /// Its addresses, the first one first.
+    /// All addresses, beginning with `podIP`.
     pub fn ips(&self) -> impl Iterator<Item = &str> {
         let first = self.status.pod_ip.as_str();
         let others = self.status.pod_ips.iter().map(|it| it.ip.as_str());

@@ -1,4 +1,5 @@
-//! What services and network policies select by, so that no label that a cluster declares decides where traffic goes.
+//! Labels that services and network policies select by, so that no declared label of a cluster decides where traffic
+//! goes.
 
 use std::collections::BTreeSet;
 
@@ -9,24 +10,24 @@ use tracing::warn;
 
 use crate::{client::Api, labels::declared::Plain, settings::Settings};
 
-/// What selects pods by their labels: `apiVersion`, `kind`, plural.
+/// Kinds that select pods by their labels: `apiVersion`, `kind`, plural.
 const SELECTING: [(&str, &str, &str); 2] = [
     ("v1", "Service", "services"),
     ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
 ];
 
-/// An object that selects.
+/// An object with selectors.
 #[derive(Deserialize)]
 struct Selecting {
     #[serde(default)]
     spec: Value,
 }
 
-/// The declared keys that objects may have as they are: those that the settings allow, and that nothing selects by where
-/// nodes may be.
+/// The declared keys that objects may have under their own names: those that the settings allow, and that nothing
+/// selects by in the namespaces of nodes.
 ///
 /// # Errors
-/// Those of [`crate::errors`], a missing right excepted: then the settings decide alone.
+/// See [`crate::errors`], except for missing permissions: then only the settings decide.
 pub(crate) async fn plain<'a>(
     api: &Api,
     settings: &Settings,
@@ -57,7 +58,7 @@ pub(crate) async fn plain<'a>(
     Ok(plain.without(&keys))
 }
 
-/// What cannot be looked at, for people.
+/// Selecting kinds that the credentials may not read, for people.
 pub(crate) async fn unseen(api: &Api, settings: &Settings) -> Vec<String> {
     let mut unseen = Vec::new();
     if settings.plain_labels.is_empty() {
@@ -82,7 +83,7 @@ pub(crate) async fn unseen(api: &Api, settings: &Settings) -> Vec<String> {
     unseen
 }
 
-/// The keys that an object that is to be made selects by.
+/// Collects the keys that an object to be created selects by.
 pub(crate) fn by(kind: &str, body: &Map<String, Value>, keys: &mut BTreeSet<String>) {
     selected(kind, body.get("spec").unwrap_or(&Value::Null), keys);
 }
@@ -95,7 +96,7 @@ fn selected(kind: &str, spec: &Value, keys: &mut BTreeSet<String>) {
     }
 }
 
-/// All pod selectors in a policy: whom it is for, and from and to whom.
+/// Collects all pod selectors in a policy: of its target, its sources and its destinations.
 fn pod_selectors(value: &Value, keys: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {

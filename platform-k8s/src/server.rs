@@ -1,4 +1,4 @@
-//! A platform to embed or to serve.
+//! The platform, to embed or to serve.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -8,21 +8,20 @@ use drover_templates::Catalogue;
 
 use crate::{driver::KubernetesDriver, objects::CATALOGUE, settings::Settings};
 
-/// The name of the binary.
 const NAME: &str = "drover-platform-k8s";
 
-/// A platform: its driver, and everything above it. Nodes outlive it.
+/// A platform: its driver, and the layers above it. Nodes outlive it.
 pub struct PlatformServer {
     served: drover_platform::PlatformServer,
 }
 
 impl PlatformServer {
-    /// Contacts the API server and reads everything that exists. Nothing listens; see
+    /// Contacts the API server and reads all existing nodes. Does not listen; see
     /// [`drover_platform::PlatformServer::routes`] and [`drover_platform::PlatformServer::service`].
     ///
     /// # Errors
-    /// `Invalid` for wrong settings or templates; `Precondition`, `PermissionDenied` or `CredentialsRefused` for what the
-    /// API server lacks or refuses; `Unavailable` if it cannot be reached.
+    /// `Invalid` for wrong settings or templates; `Precondition`, `PermissionDenied` or `CredentialsRefused` if the API
+    /// server lacks or refuses something; `Unavailable` if it cannot be reached.
     pub async fn open(settings: Settings) -> Result<Self> {
         let clock = Clock::start();
         let directory = settings.templates.clone();

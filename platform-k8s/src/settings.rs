@@ -63,7 +63,7 @@ pub struct Settings {
     pub page_size: usize,
 }
 
-/// Kinds in the order of their removal.
+/// Default of [`Settings::kinds`], in the order of their removal.
 pub const DEFAULT_KINDS: &[&str] = &[
     "pods",
     "statefulsets.apps",
@@ -113,7 +113,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What can be wrong with them without asking anybody.
+    /// Validates the settings without contacting anything.
     ///
     /// # Errors
     /// `Invalid` with the setting.
@@ -188,32 +188,32 @@ impl Settings {
         Ok(())
     }
 
-    /// Longest time for one call.
+    /// Timeout of one call.
     #[must_use]
     pub fn call_timeout(&self) -> Duration {
         seconds(self.call_timeout_seconds, 30.0)
     }
 
-    /// Longest silence of a watch.
+    /// Maximum silence of a watch.
     #[must_use]
     pub fn watch_timeout(&self) -> Duration {
         seconds(self.watch_timeout_seconds, 90.0)
     }
 
-    /// How long a pod may wait for a place.
+    /// How long a pod may be unschedulable.
     #[must_use]
     pub fn unschedulable_timeout(&self) -> Duration {
         seconds(self.unschedulable_timeout_seconds, 300.0)
     }
 
-    /// Whether nodes may be made in this namespace.
+    /// Whether nodes may be created in this namespace.
     #[must_use]
     pub fn serves(&self, namespace: &str) -> bool {
         let named = |all: &[String]| all.iter().any(|one| one == namespace);
         (self.namespaces.is_empty() || named(&self.namespaces)) && !named(&self.excluded_namespaces)
     }
 
-    /// The namespaces that nodes may be made in, for people.
+    /// The namespaces in which nodes may be created, for people.
     #[must_use]
     pub fn served(&self) -> String {
         match (&self.namespaces[..], &self.excluded_namespaces[..]) {
@@ -222,7 +222,7 @@ impl Settings {
         }
     }
 
-    /// What is read, one reading each: a namespace, or `None` for all of them.
+    /// The scopes that are read, one read each: a namespace, or `None` for all.
     pub fn scopes(&self) -> impl Iterator<Item = Option<&str>> {
         let all = self.namespaces.is_empty().then_some(None);
         all.into_iter().chain(

@@ -1,8 +1,9 @@
 //! Storage that outlives its node: claims that lose the marks of their node and keep those of their owner.
 //!
 //! A claim of declared storage has a name of its own, the same for every node of one owner, cluster, group and ordinal,
-//! and says whose it is in [`STORAGE`]. Kept, it belongs to no node; the node that follows finds it by its name and takes
-//! it over. Both are changes of one version of one object, so that of two that want it one gets it.
+//! and names its owner in [`STORAGE`]. When it is kept, it belongs to no node; the successor finds it by its name and
+//! takes it over. Both changes are conditional on the resourceVersion of the claim, so that of two concurrent ones only
+//! one succeeds.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -24,18 +25,17 @@ use crate::{
     settings::Settings,
 };
 
-/// Annotation: whose storage a claim is, as JSON.
+/// Annotation: owner of the storage in a claim, as JSON.
 pub const STORAGE: &str = "drover.dev/storage";
-/// Label: `"true"` on a claim that no node has.
+/// Label: `"true"` on a claim that belongs to no node.
 pub const KEPT: &str = "drover.dev/kept";
-/// Annotation: since when no node has it, in seconds of Unix time.
+/// Annotation: when it ceased to belong to a node, in seconds of Unix time.
 pub const KEPT_SINCE: &str = "drover.dev/kept-since";
-/// Label: `"true"` on a claim that was another owner's before its node was adopted.
+/// Label: `"true"` on a claim that belonged to another owner before its node was adopted.
 pub const INHERITED: &str = "drover.dev/inherited";
-/// The kind of claims.
 const CLAIMS: &str = "persistentvolumeclaims";
 
-/// Whose storage a claim is.
+/// Owner of the storage in a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Whose {
@@ -48,14 +48,14 @@ pub struct Whose {
     size: Option<u64>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     class: String,
-    /// What stands in the place of the node's name in names of claims, if the node was adopted: the names were given to
-    /// the owner before.
+    /// Replaces the name of the node in the names of claims, if the node was adopted: they are named after the former
+    /// owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base: Option<String>,
 }
 
 impl Whose {
-    /// That of a node.
+    /// The owner of the storage of a node.
     #[must_use]
     pub fn of(identity: &Identity, storage: &Storage) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Whose {
         }
     }
 
-    /// The same storage as that of a node with another identity.
+    /// The same storage, owned by a node with another identity.
     #[must_use]
     pub fn handed_to(self, identity: &Identity) -> Self {
         let base = self
@@ -87,16 +87,16 @@ impl Whose {
         }
     }
 
-    /// What a claim says of itself. None: it is not storage that can be kept.
+    /// Reads the owner from a claim. `None` if its storage cannot be kept.
     #[must_use]
     pub fn read(meta: &Meta) -> Option<Self> {
         serde_json::from_str(meta.annotations.get(STORAGE)?).ok()
     }
 
-    /// As the annotation [`STORAGE`] says it.
+    /// The value of the annotation [`STORAGE`].
     #[must_use]
     pub fn annotation(&self) -> String {
-        // A struct of strings and numbers always becomes JSON.
+        // Serialising strings and numbers cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
@@ -120,7 +120,7 @@ pub fn is_storage_of(meta: &Meta, identity: &Identity) -> bool {
     Whose::read(meta).is_some_and(|whose| whose.is_of(identity))
 }
 
-/// Whether an object is storage that was kept for nodes like this one.
+/// Whether an object is storage kept for nodes like this one.
 #[must_use]
 pub fn waits_for(meta: &Meta, identity: &Identity) -> bool {
     is_kept(meta) && is_storage_of(meta, identity)
@@ -130,13 +130,13 @@ fn is_kept(meta: &Meta) -> bool {
     meta.labels.get(KEPT).is_some_and(|it| it == "true")
 }
 
-/// The backend's id of a claim.
+/// Backend id of a claim.
 fn id(meta: &Meta) -> String {
     format!("{}/{}", meta.namespace, meta.name)
 }
 
-/// What stands in the place of a node's name in names of its claims: the same for every node of one owner, cluster, group
-/// and ordinal.
+/// Replaces the name of a node in the names of its claims: the same for every node of one owner, cluster, group and
+/// ordinal.
 #[must_use]
 pub fn stable_base(owner: &str, cluster: &str, group: &str, ordinal: u32) -> String {
     let number = ordinal.to_string();
@@ -150,10 +150,10 @@ pub fn stable_base(owner: &str, cluster: &str, group: &str, ordinal: u32) -> Str
     dns_name(&format!("{group}-{ordinal}-{hash}"))
 }
 
-/// Takes the marks of its node from a claim, so that it stays when that node goes. Answers its id.
+/// Removes the marks of its node from a claim, so that it stays when that node goes. Returns its id.
 ///
 /// # Errors
-/// [`Reason::Conflict`] if it changes meanwhile; others are those of [`crate::errors`].
+/// [`Reason::Conflict`] if the claim changes meanwhile; otherwise as in [`crate::errors`].
 pub async fn keep(api: &Api, kind: &Kind, meta: &Meta, keys: &LabelKeys) -> Result<String> {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -174,17 +174,17 @@ pub async fn keep(api: &Api, kind: &Kind, meta: &Meta, keys: &LabelKeys) -> Resu
             KEPT_SINCE: since.as_secs().to_string(),
         },
     }});
-    let turn = api.turn().await;
-    api.patch(turn, kind, &meta.namespace, &meta.name, &patch)
+    let permit = api.acquire_permit().await;
+    api.patch(permit, kind, &meta.namespace, &meta.name, &patch)
         .await?;
     Ok(id(meta))
 }
 
-/// What stands in the place of the name in names of claims that the owner of nodes took over with a node that it
-/// adopted, by the ordinal of the node. Empty: it took over none.
+/// The replacements of node names in the names of claims that the owner took over with adopted nodes, by ordinal. Empty
+/// if there are none.
 ///
 /// # Errors
-/// Those of [`crate::errors`].
+/// See [`crate::errors`].
 pub async fn inherited(
     api: &Api,
     namespace: &str,
@@ -218,18 +218,17 @@ pub async fn inherited(
         .collect())
 }
 
-/// Gives a kept claim to the node of `body`, which is the claim as that node would make it. What it is itself, size and
-/// class, stays.
+/// Hands a kept claim to the node of `body`, which is the claim as that node would create it. Its size and class stay.
 ///
 /// # Errors
-/// [`Reason::Conflict`] if it changes meanwhile; others are those of [`crate::errors`].
+/// [`Reason::Conflict`] if the claim changes meanwhile; otherwise as in [`crate::errors`].
 pub async fn hand_on(api: &Api, kind: &Kind, meta: &Meta, body: &Value) -> Result<Object> {
     let part = |key: &str| {
         let part = body.pointer(&format!("/metadata/{key}"));
         part.and_then(Value::as_object).cloned().unwrap_or_default()
     };
     let (mut labels, mut annotations) = (part("labels"), part("annotations"));
-    // Its name says whose it was first, and the next node has to find it too.
+    // The name is derived from the first owner, and the next node has to find it too.
     if let Some(whose) = Whose::read(meta).filter(|whose| whose.base.is_some()) {
         annotations.insert(STORAGE.to_owned(), whose.annotation().into());
     }
@@ -241,15 +240,15 @@ pub async fn hand_on(api: &Api, kind: &Kind, meta: &Meta, body: &Value) -> Resul
         "labels": labels,
         "annotations": annotations,
     }});
-    let turn = api.turn().await;
-    api.patch(turn, kind, &meta.namespace, &meta.name, &patch)
+    let permit = api.acquire_permit().await;
+    api.patch(permit, kind, &meta.namespace, &meta.name, &patch)
         .await
 }
 
-/// All kept storage.
+/// Lists all kept storage.
 ///
 /// # Errors
-/// Those of [`crate::errors`].
+/// See [`crate::errors`].
 pub async fn list(api: &Api, settings: &Settings) -> Result<Vec<KeptStorage>> {
     let kind = claims(api).await?;
     let mut all = Vec::new();
@@ -264,7 +263,7 @@ pub async fn list(api: &Api, settings: &Settings) -> Result<Vec<KeptStorage>> {
         };
         for object in api.list_all::<Object>(&query).await? {
             let meta = object.metadata;
-            // What is going already is nobody's any more.
+            // A claim that is being deleted belongs to nobody any more.
             if !meta.is_deleting() {
                 all.extend(Whose::read(&meta).map(|whose| shown(&meta, whose)));
             }
@@ -276,7 +275,7 @@ pub async fn list(api: &Api, settings: &Settings) -> Result<Vec<KeptStorage>> {
 /// Deletes a kept claim.
 ///
 /// # Errors
-/// As the platform documents them for DeleteStorage; others are those of [`crate::errors`].
+/// As the platform documents them for DeleteStorage; otherwise as in [`crate::errors`].
 pub async fn delete(
     api: &Api,
     settings: &Settings,
@@ -308,13 +307,13 @@ pub async fn delete(
     }
     let options = Delete {
         uid: Some(meta.uid.clone()),
-        // Whoever takes it over in between keeps it.
+        // A node that takes it over meanwhile keeps it.
         version: Some(meta.resource_version.clone()),
         ..Delete::default()
     };
-    let turn = api.turn().await;
-    api.delete(turn, &kind, namespace, name, &options).await?;
-    // A deletion that met another version says that there is nothing of the kind: look again.
+    let permit = api.acquire_permit().await;
+    api.delete(permit, &kind, namespace, name, &options).await?;
+    // A failed precondition is also reported as gone: read again.
     Ok(match api.get_meta(&kind, namespace, name).await? {
         None => DeprovisionState::Gone,
         Some(now) if now.uid != meta.uid => DeprovisionState::Gone,

@@ -1,8 +1,8 @@
-//! Changes role and labels of a node, or whose it is, where it runs: on the object that stands for it, in the pod
-//! templates where that restarts nothing, and on its pods, so that services that select by role follow.
+//! Changes role, labels or owner of a node where it runs: on the object that stands for it, in pod templates if that
+//! restarts nothing, and on its pods, so that services that select by role follow.
 //!
-//! What stands for a node has the last word. A pod that is made anew from a template that could not be changed has the role
-//! and the labels that the node was made with, until it is told ([`follow`]).
+//! The object that stands for a node is authoritative. A pod that is recreated from a template that could not be
+//! changed has the role and labels that the node was created with, until it is updated ([`follow`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,14 +30,13 @@ use crate::{
     settings::Settings,
 };
 
-/// Changes nodes.
 pub(crate) struct Updater {
     api: Api,
     settings: Arc<Settings>,
     remover: Arc<Remover>,
 }
 
-/// What a change asks for.
+/// A requested change.
 #[derive(Clone, Debug, Default)]
 struct Edit {
     role: Option<i32>,
@@ -54,12 +53,12 @@ impl Updater {
         }
     }
 
-    /// Changes a node, and answers what it is from now on, and of an adopted one the object that says so. `known`: where
-    /// its objects are, if that is known.
+    /// Changes a node. Returns its new identity, and for an adopted node the object that speaks for it. `known` are the
+    /// locations of its objects, if these are known.
     ///
     /// # Errors
-    /// `Invalid` for a key that no label here can have; `NotFound`; as [`Target::matches`]; others are those of
-    /// [`crate::errors`]: then it may be changed in part, and the call can be repeated.
+    /// `Invalid` for a key that no label can have here; `NotFound`; as [`Target::matches`]; otherwise as in
+    /// [`crate::errors`]: the node may then be partly changed, and the call can be repeated.
     pub(crate) async fn update(
         &self,
         target: &Target,
@@ -93,7 +92,7 @@ impl Updater {
                 marked.push((item, identity));
             }
         }
-        // What stands for the node first: pods follow it, whatever becomes of this call.
+        // The object that stands for the node goes first: pods follow it, even if this call fails later.
         marked.sort_by_key(|(item, _)| is_pod(&item.kind));
         let first = marked.first().ok_or_else(gone)?;
         let changed = edit.of(&first.1);
@@ -120,7 +119,7 @@ impl Updater {
         adopter.adopt(target, heir).await
     }
 
-    /// What an object has as metadata of a pod template, if that can be changed without a restart of what was made of it.
+    /// Metadata of the pod template in an object, if they can be changed without restarting its pods.
     pub(crate) async fn template(&self, item: &Item) -> Result<Option<Meta>> {
         let Kind { group, kind, .. } = &*item.kind;
         let always = matches!(
@@ -143,17 +142,17 @@ impl Updater {
     }
 
     async fn write(&self, item: &Item, body: &Value) -> Result<()> {
-        let turn = self.api.turn().await;
+        let permit = self.api.acquire_permit().await;
         let (namespace, name) = (&item.meta.namespace, &item.meta.name);
-        let patched = self.api.patch(turn, &item.kind, namespace, name, body);
+        let patched = self.api.patch(permit, &item.kind, namespace, name, body);
         patched.await.map(drop)
     }
 }
 
-/// Gives a pod the role and the labels of what stands for its node. Nothing is done where one of them is gone.
+/// Gives a pod the role and labels of the object that stands for its node. Does nothing if one of them is gone.
 ///
 /// # Errors
-/// Those of [`crate::errors`].
+/// See [`crate::errors`].
 pub(crate) async fn follow(
     api: &Api,
     settings: &Settings,
@@ -161,8 +160,8 @@ pub(crate) async fn follow(
     leader: &Place,
 ) -> Result<()> {
     let mut found = Vec::with_capacity(2);
-    // The pod first, and written only as it was read: who changes both meanwhile changes what stands for it before the
-    // pod, and is not undone.
+    // The pod is read first, and only written if unchanged: a concurrent update writes the object that stands for the
+    // node before the pod, and so is not undone.
     for place in [pod, leader] {
         let Place {
             kind,
@@ -184,14 +183,15 @@ pub(crate) async fn follow(
     };
     let plain = selected::plain(api, settings, leader.labels.keys()).await?;
     let body = following(meta, now, leader, &plain)?;
-    let turn = api.turn().await;
+    let permit = api.acquire_permit().await;
     let patched = api
-        .patch(turn, &pod.kind, &pod.namespace, &pod.name, &body)
+        .patch(permit, &pod.kind, &pod.namespace, &pod.name, &body)
         .await;
     patched.map(drop)
 }
 
-/// What gives an object that is this one the role and the labels of another; one that has changed since conflicts.
+/// A patch that gives an object with this identity the role and labels of another. It conflicts if the object has
+/// changed since.
 fn following(meta: &Meta, now: &Identity, leader: &Identity, plain: &Plain) -> Result<Value> {
     let edit = Edit::default().towards(now, leader);
     let mut body = edit.patch(meta, now, None, plain)?;
@@ -200,8 +200,8 @@ fn following(meta: &Meta, now: &Identity, leader: &Identity, plain: &Plain) -> R
 }
 
 impl Edit {
-    /// What gives one identity the role and the labels of another, and takes from it what this change takes. Labels that
-    /// stay as they are keep the names that they have.
+    /// The edit that gives one identity the role and labels of another, and removes what this edit removes. Labels that
+    /// do not change keep their names.
     fn towards(&self, now: &Identity, then: &Identity) -> Self {
         let stale = now.labels.keys();
         let stale = stale.filter(|key| !then.labels.contains_key(*key));
@@ -216,7 +216,7 @@ impl Edit {
         }
     }
 
-    /// An identity after the change.
+    /// The identity after the change.
     fn of(&self, identity: &Identity) -> Identity {
         let mut identity = identity.clone();
         if let Some(role) = self.role {
@@ -227,7 +227,7 @@ impl Edit {
         identity
     }
 
-    /// Labels and annotations of what has these, as a part of a merge patch.
+    /// Labels and annotations of an object with this metadata, as a part of a merge patch.
     fn metadata(&self, meta: &Meta, after: &Identity, json: &str, plain: &Plain) -> Value {
         let set = self.set.iter();
         let set = set.filter(|(key, _)| !self.remove.contains(key));
@@ -249,8 +249,8 @@ impl Edit {
         json!({"labels": labels, "annotations": annotations})
     }
 
-    /// A JSON merge patch of an object, and of its pod template if it has one to change; one of an object with another uid
-    /// conflicts.
+    /// A JSON merge patch of an object, and of its pod template if there is one to change. It conflicts if the object
+    /// has another uid.
     fn patch(
         &self,
         meta: &Meta,
@@ -375,7 +375,7 @@ mod tests {
         let metadata = &body["metadata"];
         assert_eq!(metadata["labels"]["team"], "b");
         assert_eq!(metadata["annotations"].get(declared::PLAIN), None);
-        // It is the template's, or was put there by an older version: nobody can tell.
+        // The label may come from the template or from an older version: nobody can tell.
         let body = edit.patch(&meta(&[]), &identity, None, &plain).unwrap();
         let labels = &body["metadata"]["labels"];
         assert_eq!(labels["drover.dev/label.team"], "b");

@@ -1,8 +1,8 @@
-//! What changes, as the API server tells it: one watch a kind (and namespace), whose objects are put together to nodes.
-//! Nothing is polled and nothing waits: an event is told on as it is read.
+//! Changes as the API server reports them: one watch per kind (and namespace), whose objects are grouped into nodes.
+//! Nothing is polled or delayed: an event is passed on as soon as it is read.
 
 mod follow;
-mod known;
+mod node_cache;
 mod unscheduled;
 
 use std::{sync::Arc, time::Duration};
@@ -20,16 +20,16 @@ use crate::{
     settings::Settings,
 };
 
-pub use known::{Known, UnderWayGuard};
+pub use node_cache::{NodeCache, UnderWayGuard};
 
 use follow::{Follow, Parts, Pods, Zones};
 
-/// How long an end waits for the watches. They wait for nothing that cannot be dropped.
+/// How long a shutdown waits for the watches, which can be dropped at any point.
 const MAX_SHUTDOWN: Duration = Duration::from_secs(2);
 
-/// The watches of one platform. Dropping it ends them.
+/// The watches of one platform. Dropping it stops them.
 pub struct Watches {
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
     stop: CancellationToken,
     tasks: parking_lot::Mutex<Vec<JoinHandle<()>>>,
 }
@@ -42,7 +42,7 @@ impl Watches {
     pub async fn start(api: &Api, settings: &Arc<Settings>) -> Result<Self> {
         let kinds = resolve(api, settings).await?;
         let zones = api.kinds().await?.named("nodes")?;
-        let known = Arc::new(Known::new(kinds, settings));
+        let cache = Arc::new(NodeCache::new(kinds, settings));
         let stop = CancellationToken::new();
         let mut tasks = Vec::new();
         let follower = |kind: &Arc<Kind>, namespace: &str, labels: String, shape: Shape| Follow {
@@ -54,9 +54,9 @@ impl Watches {
             silence: settings.watch_timeout(),
         };
         let zones = follower(&zones, "", String::new(), Shape::Metadata);
-        let watch = known.watch(None, &zones.kind, "");
+        let watch = cache.watch(None, &zones.kind, "");
         let sink = Zones::new(
-            Arc::clone(&known),
+            Arc::clone(&cache),
             watch,
             settings.failure_domain_label.clone(),
         );
@@ -65,7 +65,7 @@ impl Watches {
                 .run_until_cancelled_owned(zones.run(sink))
                 .into_unit(),
         ));
-        for (at, kind) in known.kinds().iter().enumerate() {
+        for (at, kind) in cache.kinds().iter().enumerate() {
             let index = u16::try_from(at).unwrap_or(u16::MAX);
             let is_pod = discover::is_pod(kind);
             let shape = if is_pod { Shape::Full } else { Shape::Metadata };
@@ -78,26 +78,26 @@ impl Watches {
             for namespace in scopes {
                 let labels = discover::selector(settings, is_pod);
                 let follow = follower(kind, namespace, labels, shape);
-                let watch = known.watch(Some(index), kind, namespace);
+                let watch = cache.watch(Some(index), kind, namespace);
                 let reader = Reader::new(settings);
                 let stop = stop.clone();
-                let known = Arc::clone(&known);
+                let cache = Arc::clone(&cache);
                 let task = if is_pod {
-                    let sink = Pods::new(api.clone(), known, reader, watch, index, stop.clone());
+                    let sink = Pods::new(api.clone(), cache, reader, watch, index, stop.clone());
                     tokio::spawn(stop.run_until_cancelled_owned(follow.run(sink)).into_unit())
                 } else {
-                    let sink = Parts::new(known, reader, watch, index);
+                    let sink = Parts::new(cache, reader, watch, index);
                     tokio::spawn(stop.run_until_cancelled_owned(follow.run(sink)).into_unit())
                 };
                 tasks.push(task);
             }
         }
-        let (expiring, patience) = (Arc::clone(&known), settings.unschedulable_timeout());
+        let (expiring, patience) = (Arc::clone(&cache), settings.unschedulable_timeout());
         let expiring = async move { expiring.give_up_unscheduled(patience).await };
         tasks.push(tokio::spawn(
             stop.clone().run_until_cancelled_owned(expiring).into_unit(),
         ));
-        let (told, telling) = (Arc::clone(&known), api.clone());
+        let (told, telling) = (Arc::clone(&cache), api.clone());
         let as_set = Arc::clone(settings);
         let telling = async move { peers::keep(telling, told, as_set).await };
         tasks.push(tokio::spawn(
@@ -111,19 +111,19 @@ impl Watches {
                 .into_unit(),
         ));
         Ok(Self {
-            known,
+            cache,
             stop,
             tasks: parking_lot::Mutex::new(tasks),
         })
     }
 
-    /// What is known.
+    /// The cache that the watches maintain.
     #[must_use]
-    pub fn known(&self) -> &Arc<Known> {
-        &self.known
+    pub fn cache(&self) -> &Arc<NodeCache> {
+        &self.cache
     }
 
-    /// Ends all watches.
+    /// Stops all watches.
     pub async fn shutdown(&self) {
         self.stop.cancel();
         let tasks = std::mem::take(&mut *self.tasks.lock());
@@ -140,7 +140,7 @@ impl Drop for Watches {
     }
 }
 
-/// The kinds of the settings as the API server serves them.
+/// Resolves the kinds of the settings through discovery.
 async fn resolve(api: &Api, settings: &Settings) -> Result<Vec<Arc<Kind>>> {
     let served = api.kinds().await?;
     let mut kinds: Vec<Arc<Kind>> = Vec::new();
@@ -169,7 +169,7 @@ async fn resolve(api: &Api, settings: &Settings) -> Result<Vec<Arc<Kind>>> {
     Ok(kinds)
 }
 
-impl Live for Known {
+impl Live for NodeCache {
     fn connect(&self, changes: Changes) {
         self.tell(changes);
     }
@@ -183,7 +183,7 @@ impl Live for Known {
     }
 }
 
-/// Drops the answer of a task that has none.
+/// Discards the output of a task.
 trait IntoUnit: Future + Sized {
     fn into_unit(self) -> impl Future<Output = ()> + Send
     where

@@ -1,18 +1,19 @@
-//! Absence: looking for what may be gone.
+//! Absence: complete reads that find out whether nodes are gone.
 
 use drover_core::{Millis, Node};
 
 use crate::{Call, Planner};
 
-/// How long a platform may take to say by itself that a node is gone, before it is read completely to find out.
+/// Time in which a platform may report by itself that a node is gone, before a complete read is made to find out.
 const REMOVAL_PATIENCE: Millis = 2_000;
-/// How long after its visibility delay a node may still come up in a list before it is looked for: a heartbeat or two.
+/// Time beyond the visibility delay in which a node may still appear in a list before a complete read is made: one or
+/// two heartbeats.
 const LISTING_PATIENCE: Millis = 5_000;
-/// How often a node is looked for that complete reads lack and whose agent answers.
+/// Interval of reads for a node that complete reads lack although its agent responds.
 const GHOST_INTERVAL: Millis = 10_000;
 
 impl Planner<'_> {
-    /// Whether a node that an answer showed should have been listed by now.
+    /// Whether a node that only responses to calls have shown should have been listed by now.
     fn is_overdue(&mut self, node: &Node) -> bool {
         let Some(view) = self
             .input
@@ -29,7 +30,7 @@ impl Planner<'_> {
         self.input.now >= due
     }
 
-    /// Reads platforms completely on which slots may be absent.
+    /// Requests complete reads of the platforms on which slots may be absent.
     pub(crate) fn confirm_absence(&mut self) {
         let mut platforms: Vec<&drover_core::Sym> = Vec::new();
         for at in 0..self.state.nodes.len() {
@@ -38,7 +39,8 @@ impl Planner<'_> {
             if waits || self.is_open(node.request) || node.settled == 0 {
                 continue;
             }
-            // Unseen, removal asked for, no longer or never listed: whatever else is known to be there.
+            // Nodes that were never seen, are to be removed, or are not or no longer listed; all others are known to
+            // exist.
             let doubtful = mark.leaving
                 || self.is_overdue(node)
                 || node.node_id.is_none()
@@ -62,7 +64,7 @@ impl Planner<'_> {
                 && !mark.leaving
                 && node.node_id.is_some()
             {
-                // Complete reads lack it and its agent answers: asked again later.
+                // Complete reads lack it, but its agent responds: read again later.
                 let next = node.seen.missing_from + GHOST_INTERVAL;
                 if self.input.now < next {
                     self.wake(next);

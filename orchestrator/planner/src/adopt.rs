@@ -1,5 +1,5 @@
-//! Nodes that are there and have no record here, taken in: foreign ones whose owner is changed at their platform, and
-//! our own that only an older copy of this store does not know.
+//! Adoption of existing nodes without a record: foreign nodes, whose owner is changed at their platform, and our own
+//! nodes that only an older copy of this store does not know.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,19 +12,19 @@ use uuid::Uuid;
 
 use crate::{Call, ConditionKey, ConditionKind, Foreign, Op, Orphan, Planner};
 
-/// Where a node is put: position of the group in the input, and of the choice in the group.
+/// Placement of a node: position of the group in the input, and of the choice in the group.
 type Place = (usize, usize);
 
-/// What the nodes of groups leave free, as this plan goes on.
+/// Ordinals and sizes of groups, updated while this plan places nodes.
 struct Free {
     /// Ordinals in use, by path of the group.
     ordinals: BTreeMap<Sym, BTreeSet<u32>>,
-    /// Nodes, by group of the input.
+    /// Number of nodes, by position of the group in the input.
     counts: Vec<usize>,
 }
 
 impl Free {
-    /// An ordinal of a group: this one if nobody has it, otherwise the lowest that is free.
+    /// Takes an ordinal of a group: the wanted one if it is free, otherwise the lowest free one.
     fn ordinal(&mut self, group: &Sym, wanted: Option<u32>) -> u32 {
         let used = self.ordinals.entry(group.clone()).or_default();
         let ordinal = wanted
@@ -37,7 +37,7 @@ impl Free {
 }
 
 impl Planner<'_> {
-    /// Goes on with adoptions that were begun, and carries out the order to adopt.
+    /// Continues adoptions in progress, and carries out the order to adopt.
     pub(crate) fn adopt(&mut self, new_id: &mut dyn FnMut() -> Uuid) {
         self.call_adoptions();
         if !self.state.adopts() {
@@ -54,7 +54,8 @@ impl Planner<'_> {
         self.op(Op::Adopted {
             order: self.state.adopt,
         });
-        // What was given up is looked at again where it can be seen. Of the others nobody has seen what they have.
+        // Abandoned backends that are visible are no longer left alone. The others stay abandoned, because nobody has
+        // seen what they hold.
         let views = self.input.platforms.iter();
         let seen: Vec<(Sym, Sym)> = (views.filter(|(_, view)| view.visible))
             .filter(|(_, view)| self.state.is_abandoned(&view.uid))
@@ -67,7 +68,7 @@ impl Planner<'_> {
         self.plan.again = true;
     }
 
-    /// Asks platforms for nodes whose records are durable.
+    /// Asks platforms to hand over the nodes whose records are durable.
     fn call_adoptions(&mut self) {
         for at in 0..self.state.nodes.len() {
             let node = &self.state.nodes[at];
@@ -108,7 +109,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What is seen of a node that is being adopted: that it is ours, or not yet.
+    /// Completes an adoption once the node is observed to be ours.
     pub(crate) fn observe_adoption(&mut self, node: &Node) {
         if node.seen.last > 0 {
             self.op(Op::Own { slot: node.slot });
@@ -116,13 +117,14 @@ impl Planner<'_> {
         }
     }
 
-    /// A node that is being adopted and that nobody wants any more was never ours. Answers whether it is one.
+    /// Gives up the adoption of a node that is no longer wanted, which was never ours. Returns whether the node is
+    /// being adopted.
     pub(crate) fn gives_up_adoption(&mut self, at: usize) -> bool {
         let node = &self.state.nodes[at];
         if !node.is_adopting() {
             return false;
         }
-        // Handed over after all, it is a node of a group that nobody wants, or an orphan.
+        // If it is handed over after all, it is an unwanted node or an orphan.
         if !node.call.in_flight {
             self.op(Op::RecordDropped {
                 slot: node.slot,
@@ -135,14 +137,14 @@ impl Planner<'_> {
         true
     }
 
-    /// Whether a node that is being adopted is still shown as somebody else's.
+    /// Whether a node that is being adopted is still reported under another owner.
     pub(crate) fn shows_foreign(&self, node: &Node) -> bool {
         let id = node.node_id.clone().unwrap_or_default();
         let key = (node.platform.clone(), id);
         self.state.foreign.contains_key(&key)
     }
 
-    /// A platform that may have something of the cluster and cannot be seen.
+    /// A platform that may have nodes of the cluster and is not visible.
     pub(crate) fn hidden(&self) -> Option<&Sym> {
         let groups = self.input.groups.iter();
         let named = groups.flat_map(|group| group.choices.iter().map(|choice| &choice.platform));
@@ -153,7 +155,7 @@ impl Planner<'_> {
         })
     }
 
-    /// Whether every platform that may have something of the cluster can be seen.
+    /// Whether every platform that may have nodes of the cluster is visible.
     fn sees_all(&mut self) -> bool {
         let Some(platform) = self.hidden() else {
             return true;
@@ -188,11 +190,11 @@ impl Planner<'_> {
         Free { ordinals, counts }
     }
 
-    /// Takes in nodes of our own. Answers whether some are left for later.
+    /// Adopts our own nodes. Returns whether some are left for later.
     fn take_own(&mut self, free: &mut Free, new_id: &mut dyn FnMut() -> Uuid) -> bool {
         let state = self.state;
         let mut own: Vec<(&(Sym, Box<str>), &Orphan)> = state.orphans.iter().collect();
-        // The newest last: where two claim one ordinal, the one that was there first keeps it.
+        // Oldest first: if two nodes claim the same ordinal, the older one keeps it.
         own.sort_by_key(|(key, orphan)| (orphan.sequence, orphan.index, *key));
         for ((platform, node_id), orphan) in own {
             let view = self.input.platforms.get(platform);
@@ -215,7 +217,7 @@ impl Planner<'_> {
         false
     }
 
-    /// The record of a node of our own that is kept. `rename`: its platform can be told another ordinal.
+    /// The record of a node of our own that is kept. With `rename`, its platform can be told another ordinal.
     fn own_record(
         &mut self,
         platform: &Sym,
@@ -256,7 +258,7 @@ impl Planner<'_> {
                 index: Some(orphan.index),
             }));
             (node.request, node.index) = (new_id(), 0);
-            // The lost store may have given out more than what is seen here.
+            // The lost store may have assigned higher numbers than those that are visible here.
             node.sequence = self.next_sequence.max(orphan.sequence + 1);
             node.state = NodeState::Requested;
             node.seen = Seen::default();
@@ -265,7 +267,7 @@ impl Planner<'_> {
         node
     }
 
-    /// Takes in nodes of others. Answers whether some are left for later.
+    /// Adopts foreign nodes. Returns whether some are left for later.
     fn take_foreign(&mut self, free: &mut Free, new_id: &mut dyn FnMut() -> Uuid) -> bool {
         let state = self.state;
         let taken: BTreeSet<(&str, &str)> = state
@@ -313,9 +315,9 @@ impl Planner<'_> {
                 class: one.class.clone(),
                 host: one.host.clone(),
                 version: one.version.clone(),
-                // It counts as what is wanted: whoever wants it renewed restarts the group.
+                // It counts as up to date: a user who wants it replaced restarts the group.
                 spec_hash: spec.choices[choice].spec_hash.clone(),
-                // What it keeps is kept as that of its group: better once too often than deleted.
+                // Its storage is treated as that of its group: it is better to retain it needlessly than to delete it.
                 storage: spec.storage.is_some(),
                 message: "belonged to somebody else and is kept".into(),
                 given_id: (!one.id.is_empty()).then(|| one.id.clone()),
@@ -327,8 +329,8 @@ impl Planner<'_> {
         false
     }
 
-    /// The group of a foreign node: the one that it says, then the first on its platform that lacks nodes, then the
-    /// first on its platform.
+    /// The group for a foreign node: the recorded one, else the first on its platform that lacks nodes, else the first
+    /// on its platform.
     fn place(&self, platform: &Sym, one: &Foreign, free: &Free) -> Option<Place> {
         let choice = |group: usize| {
             let mut choices = self.input.groups[group].choices.iter();
@@ -349,7 +351,7 @@ impl Planner<'_> {
             .copied()
     }
 
-    /// Records a node; its platform is asked once that is durable.
+    /// Records a node; its platform is called once that is durable.
     pub(crate) fn take(&mut self, node: Node, reason: &'static str) {
         let slot = node.slot;
         self.note(&node.group, Some(slot), true, reason, || {
@@ -372,7 +374,7 @@ impl Planner<'_> {
         self.plan.again = true;
     }
 
-    /// Orphans that become nodes of a group: as good as there, so nothing is made in their place.
+    /// Number of orphans that become nodes of a group. They count as existing, so nothing is created in their place.
     pub(crate) fn expected_orphans(&self, group: &str) -> usize {
         if self.input.orphans != OrphanPolicy::Adopt {
             return 0;
@@ -381,7 +383,7 @@ impl Planner<'_> {
         orphans.filter(|one| *one.group == *group).count()
     }
 
-    /// Takes in an orphan whose cluster wants that of orphans.
+    /// Adopts an orphan, as the orphan policy of its cluster demands.
     pub(crate) fn keep_orphan(&mut self, platform: &Sym, node_id: &str, orphan: &Orphan) {
         let mut free = self.free();
         for op in &self.plan.ops {
@@ -395,8 +397,8 @@ impl Planner<'_> {
     }
 }
 
-/// The state of a node that was there before its record. One that runs may serve, though it was never probed: what is to
-/// be renewed of such goes within the budget of its group.
+/// Initial state of a node that existed before its record. A running one may serve although it was never probed, so it
+/// counts as Ready: its replacement stays within the budget of its group.
 pub(crate) fn state_of(phase: Phase) -> NodeState {
     match phase {
         Phase::Running => NodeState::Ready,
@@ -404,7 +406,7 @@ pub(crate) fn state_of(phase: Phase) -> NodeState {
     }
 }
 
-/// A record that says nothing yet but where the node is. No call of ours made it, and none can.
+/// A record that has only the location of the node. No call of ours created it, and none can.
 fn blank(platform: &Sym, node_id: &str, now: Millis) -> Node {
     Node {
         slot: 0,

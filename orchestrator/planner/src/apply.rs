@@ -1,4 +1,4 @@
-//! What operations mean for the record.
+//! Effects of operations on the record.
 
 use drover_core::{
     Millis, NodeState,
@@ -9,8 +9,8 @@ use crate::{Op, State};
 
 /// Applies operations, in order.
 ///
-/// The same operations on the same record always give the same record; what was observed since the plan was made is
-/// kept.
+/// Deterministic: the same operations on the same record always result in the same record. Observations made since the
+/// plan was made are kept.
 pub fn apply(state: &mut State, ops: &[Op], now: Millis) {
     for op in ops {
         apply_one(state, op, now);
@@ -191,7 +191,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
             }
             if *last {
                 state.used.remove(&(platform.clone(), from.clone()));
-                // What was promised of it before is as true under either name.
+                // The promise to leave an abandoned backend alone holds under either uid.
                 if state.is_abandoned(from) {
                     state.abandoned.insert((platform.clone(), to.clone()));
                 }
@@ -226,7 +226,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         Op::RoleChange { slot, role } => {
             if let Some(node) = state.node_mut(*slot) {
                 node.role = *role;
-                // How often it failed counts until it has succeeded: who else is tried depends on it.
+                // The failures count until the promotion succeeds: whether another node is tried depends on them.
                 node.role_change = match role {
                     Role::Active => None,
                     Role::Promoting | Role::Demoting | Role::Standby => {
@@ -294,7 +294,7 @@ fn apply_one(state: &mut State, op: &Op, now: Millis) {
         Op::Sweep { uid, shown_by } => {
             state.abandoned.retain(|(_, own)| own != uid);
             if let Some(platform) = shown_by {
-                // What it has is known to be of the cluster.
+                // The nodes that it shows are known to belong to the cluster.
                 state.used.insert((platform.clone(), uid.clone()));
             }
         }

@@ -1,4 +1,4 @@
-//! Back-offs: which failures count, how long is waited after them, and what is said of them.
+//! Back-offs: which failures count, how long to wait after them, and how they are reported.
 
 use drover_core::{Class, Error, Millis, Node, Reason, back_off, node::Request, spec::Group};
 
@@ -7,17 +7,18 @@ use crate::{
     SLOW_CADENCE, Subject,
 };
 
-/// Wait after the second failure in a row; it doubles with each further one. The first is retried at once.
+/// Back-off after the second consecutive failure; it doubles with each further one. The first failure is retried
+/// immediately.
 const FIRST_BACK_OFF: Millis = 2_000;
-/// Wait after the backend refused the platform's credentials; people have to act, and may do so at any time.
+/// Back-off after the backend rejected the platform's credentials: people have to act, and may do so at any time.
 const CREDENTIALS_BACK_OFF: Millis = 60_000;
-/// First wait after a platform had no capacity; it doubles.
+/// First back-off for lack of capacity; it doubles.
 const CAPACITY_FIRST: Millis = 5_000;
-/// Longest wait after a platform had no capacity.
+/// Maximum back-off for lack of capacity.
 const CAPACITY_MOST: Millis = 300_000;
 
 impl Planner<'_> {
-    /// What a platform accepts it does not refuse any more.
+    /// Clears the refusals of a request that the platform accepts now.
     pub(crate) fn end_refusal(&mut self, request: &Request, node: &Node, whole: bool) {
         let key = BackOffKey::of(&request.group, &request.spec_hash, &request.platform);
         if self
@@ -27,7 +28,7 @@ impl Planner<'_> {
             self.set_back_off(key.clone(), None);
         }
         let host = (!node.host.is_empty()).then(|| Subject::Host(node.host.clone()));
-        // Where it made some and had none for others, it is out for now.
+        // If it created some nodes and had no capacity for others, it is out of capacity for now.
         for subject in whole.then_some(Subject::Capacity).into_iter().chain(host) {
             let key = key.clone().about(subject);
             if self.back_off(&key).is_some() {
@@ -36,11 +37,11 @@ impl Planner<'_> {
         }
     }
 
-    /// Counts a failure: of one machine where the platform says so of it, otherwise of the whole choice.
+    /// Counts a failure: of one host if the platform attributes it to the host, otherwise of the whole choice.
     pub(crate) fn fail(&mut self, request: &Request, class: Class, error: &Error, node: &Node) {
         let kind = match class {
             Class::NoCapacity => BackOffKind::NoCapacity,
-            // Nothing is wrong with what is asked for: it was asked for with what a secret held before.
+            // Nothing is wrong with the request itself: it only contained a previous value of a secret.
             Class::Cannot if error.metadata().contains_key(CHANGED_SECRET) => BackOffKind::Failure,
             Class::Cannot => BackOffKind::Rejected,
             Class::Credentials => BackOffKind::Credentials,
@@ -53,7 +54,7 @@ impl Planner<'_> {
         let about_host = matches!(error.reason(), Reason::HostNotFound | Reason::HostClaimed);
         let host = &node.host;
         let subject = if about_host && !host.is_empty() {
-            // An error of the whole call may be about another machine of it.
+            // An error of the whole call may be about another host of it.
             let named = error.resource().map_or("", |(_, named)| named);
             let mut nodes = self.state.nodes.iter();
             if *named != **host && nodes.any(|n| n.request == request.id && *n.host == *named) {
@@ -82,7 +83,7 @@ impl Planner<'_> {
             return;
         }
         if group.newer_template(node).is_some() {
-            // It says nothing of those that are made now.
+            // It says nothing about nodes that are created now.
             return;
         }
         let key = BackOffKey::of(&node.group, &node.spec_hash, &node.platform);
@@ -90,7 +91,7 @@ impl Planner<'_> {
             .back_off(&key)
             .is_some_and(|b| node.create_time < b.last)
         {
-            // It was asked for before the last failure was known: it says nothing new.
+            // It was requested before the last failure was known, so it says nothing new.
             return;
         }
         let message = format!("{}: {message}", node.name());
@@ -143,7 +144,7 @@ impl Planner<'_> {
         self.set_back_off(key, Some(to));
     }
 
-    /// Conditions of a group that its back-offs give.
+    /// Holds the conditions that the back-offs of a group imply.
     pub(crate) fn hold_back_offs(&mut self, group: &Group) {
         for choice in &group.choices {
             let key = BackOffKey::of(&group.path, &choice.spec_hash, &choice.platform);
@@ -179,7 +180,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The condition of a group of which named machines cannot be had, and when each is tried again.
+    /// Holds the condition of a group for named hosts that cannot be had, and wakes when each is tried again.
     pub(crate) fn hold_hosts(&mut self, group: &Group) {
         if group.placement.hosts.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! What holds of the cluster and its groups after a plan, and when a deleted cluster is finished.
+//! Conditions of the cluster and its groups after a plan, and the completion of a deletion.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use drover_core::{error::cut, node::Role};
 
 use crate::{BackOffKey, Condition, ConditionKey, ConditionKind, Op, Planner};
 
-/// So many removals of a node that fail in a row are no accident.
+/// Consecutive failures after which the removal of a node counts as blocked.
 const STUCK_REMOVALS: u8 = 3;
 
 impl Planner<'_> {
-    /// States that a condition holds. The first to say so in a plan wins.
+    /// Sets a condition. The first cause that a plan gives wins.
     pub(crate) fn hold(&mut self, key: ConditionKey, reason: &str, message: &str) {
         let before = self.state.conditions.get(&key);
         let now = self.input.now;
@@ -26,7 +26,7 @@ impl Planner<'_> {
 
     pub(crate) fn conclude(&mut self) {
         if self.plan.again {
-            // Half a plan says nothing about how things are.
+            // An incomplete plan says nothing about the actual state.
             return;
         }
         let whole = |kind| ConditionKey {
@@ -58,7 +58,7 @@ impl Planner<'_> {
             && self.state.orphans.is_empty();
     }
 
-    /// A group is Ready when it has as many available nodes as wanted, and no others.
+    /// A group is Ready if it has as many available nodes as wanted, and no others.
     fn state_readiness(&mut self) {
         let mut all = !self.state.deleting && !self.input.groups.is_empty();
         all &= self.state_infrastructure();
@@ -105,7 +105,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What the deletion of the cluster, of a group or of single nodes waits for that will not come by itself.
+    /// Reports what blocks the deletion of the cluster, of a group or of single nodes, and will not resolve by itself.
     fn state_blocked_deletion(&mut self) {
         let mut blocked: BTreeMap<(&str, &str), usize> = BTreeMap::new();
         for (at, (mark, node)) in self.marks.iter().zip(&self.state.nodes).enumerate() {
@@ -151,7 +151,7 @@ impl Planner<'_> {
         self.hold(key, "PlatformUnavailable", &words.join("; "));
     }
 
-    /// Orphans that cannot be swept where they are.
+    /// Orphans that cannot be swept because their backend is not visible.
     fn blocking_orphans(&self) -> Vec<String> {
         let mut blocked: BTreeMap<&str, usize> = BTreeMap::new();
         for ((platform, _), orphan) in &self.state.orphans {
@@ -165,7 +165,7 @@ impl Planner<'_> {
         words.collect()
     }
 
-    /// Ends back-offs that are over and about what nobody wants any more, so that they do not pile up.
+    /// Clears back-offs that are over and about specs that are no longer wanted, so that they do not accumulate.
     fn drop_old_back_offs(&mut self) {
         let old: Vec<BackOffKey> = self
             .state

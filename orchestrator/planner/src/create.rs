@@ -1,4 +1,4 @@
-//! One group: who is asked for, and where.
+//! Creation: which nodes of a group are requested, and where.
 
 use drover_core::{
     Millis, Node, NodeState, Sym,
@@ -13,11 +13,12 @@ use crate::{
 };
 
 impl Planner<'_> {
-    /// Asks for what a group lacks, and for so many nodes more than its size.
+    /// Requests the nodes that a group lacks, with up to `spare` nodes beyond its size.
     pub(crate) fn create(&mut self, group: usize, spare: usize, new_id: &mut dyn FnMut() -> Uuid) {
         let spec = &self.input.groups[group];
         let present = self.tally(group).present;
-        // Those that stay: what is to be renewed makes room for as many as it is, and never for more than wanted.
+        // Nodes to be replaced make room for as many new ones, but with the nodes that stay there are never more than
+        // wanted.
         let first = self.creates_first(group);
         let staying = self
             .own(group)
@@ -63,7 +64,8 @@ impl Planner<'_> {
             }
             match self.create_by(group, choice, need, &mut counts, new_id) {
                 Some(made) => need -= made,
-                // It will have room again, or cannot be seen: unreachable is not the same as full.
+                // The choice waits: it will have room again, or cannot be seen, and unreachable is not the same as
+                // full.
                 None => return,
             }
         }
@@ -72,7 +74,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Why nothing may be made for the cluster.
+    /// Why nothing may be created for the cluster. `None` if it may.
     pub(crate) fn frozen(&self) -> Option<&'static str> {
         if self.behind {
             Some("StoreBehind")
@@ -85,7 +87,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Slots by choice: those that carry its hash, and are not of an earlier template.
+    /// Number of nodes by choice: those that carry its hash and are not of an earlier template.
     fn counts(&self, group: usize) -> Vec<usize> {
         let choices = &self.input.groups[group].choices;
         let mut counts = vec![0; choices.len()];
@@ -95,7 +97,7 @@ impl Planner<'_> {
             .collect();
         for at in nodes {
             let hash = &self.state.nodes[at].spec_hash;
-            // The same choice may stand there twice, with and without a limit: the first takes what fits.
+            // The same choice may be listed twice, with and without a limit: the first one takes as many as fit.
             let same: Vec<usize> = (0..choices.len())
                 .filter(|&c| choices[c].is_hash(hash))
                 .collect();
@@ -110,7 +112,7 @@ impl Planner<'_> {
         counts
     }
 
-    /// Asks for nodes by one choice. None: it waits, and so does what comes after it.
+    /// Requests nodes by one choice, and returns how many. `None` if it waits, and with it the choices after it.
     fn create_by(
         &mut self,
         group: usize,
@@ -185,7 +187,7 @@ impl Planner<'_> {
         let hosts = self.free_hosts(group, &key);
         let machines = hosts.as_ref().map_or(usize::MAX, Vec::len);
         if machines == 0 {
-            // It has said of every machine why.
+            // The reason was already noted for each host.
             return None;
         }
         let flying = self.in_flight(group, &wanted.platform);
@@ -218,8 +220,8 @@ impl Planner<'_> {
             return None;
         }
         if count < need.min(room) {
-            // What is left goes into another request of this choice: with the next plan, so that one step stays
-            // small, or when fewer are in flight.
+            // The rest goes into another request of this choice: with the next plan, so that one step stays small, or
+            // when fewer nodes are in flight.
             if count < flight {
                 self.plan.again = true;
             } else {
@@ -232,8 +234,8 @@ impl Planner<'_> {
         Some(count)
     }
 
-    /// The named machines of a group that can be asked for now, in their order: on which nothing of the cluster is, or
-    /// may still be, and which the platform has not just refused. None: the group names none.
+    /// The named hosts of a group that can be requested now, in their order: nothing of the cluster is or may still be
+    /// on them, and the platform has not just refused them. `None` if the group names no hosts.
     fn free_hosts(&mut self, group: usize, key: &BackOffKey) -> Option<Vec<Sym>> {
         let spec = &self.input.groups[group];
         if spec.placement.hosts.is_empty() {
@@ -277,7 +279,7 @@ impl Planner<'_> {
         Some(free)
     }
 
-    /// Until when a choice is out of capacity: as any cluster was told of what it takes, or this group of itself.
+    /// Until when a choice is out of capacity, as reported to any cluster for its pool, or to this group.
     fn out_of(&self, group: usize, choice: usize, view: &PlatformView) -> Option<Millis> {
         let spec = &self.input.groups[group];
         let wanted = &spec.choices[choice];
@@ -397,9 +399,9 @@ impl Planner<'_> {
         });
     }
 
-    /// The lowest ordinals that no living node of the group has, also not one that this plan asks for; those first that
-    /// an active node has left. Where there is storage, one that may be dead holds its ordinal as well: two would write to
-    /// one storage.
+    /// The lowest ordinals that no living node of the group and no node requested by this plan has; those that active
+    /// nodes have vacated come first. With storage, dead nodes hold their ordinals until they are proven absent:
+    /// otherwise two nodes could write to the same storage.
     pub(crate) fn free_ordinals(&self, group: usize, count: usize) -> Vec<u32> {
         let storage = self.input.groups[group].storage.is_some();
         let mut used: Vec<u32> = self
@@ -420,7 +422,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// Nodes of a group that this plan asks for.
+    /// Nodes of a group that this plan requests.
     pub(crate) fn asked(&self, group: usize) -> impl Iterator<Item = &Node> {
         let path = &self.input.groups[group].path;
         self.plan.ops.iter().flat_map(move |op| match op {
@@ -451,7 +453,8 @@ impl Planner<'_> {
             )
         };
         if present >= Self::size(spec) {
-            // Only the surge of an update is out of room: where nodes may be missing, it goes on without.
+            // Only the surge of an update has no capacity: if nodes may be unavailable, the update continues without
+            // it.
             if spec.budget().unavailable == 0 {
                 let message = format!("{message}; max_unavailable above 0 would do without");
                 self.block_update(&spec.path, "NoCapacity", &message);
@@ -469,7 +472,7 @@ impl Planner<'_> {
     }
 }
 
-/// A choice for people: where, and of which class.
+/// A choice for people: platform and class.
 fn describe(choice: &Choice) -> String {
     if choice.class.is_empty() {
         choice.platform.to_string()

@@ -1,11 +1,11 @@
-//! Drain: what is run inside a node before it goes, and for how long the node waits for it at most.
+//! Drain: the hook that runs inside a node before its removal, and how long the removal waits for it.
 
 use drover_core::{Millis, NodeState, Phase, node::RemovalReason};
 
 use crate::{Call, NO_GROUP, Op, Planner, observe::millis};
 
 impl Planner<'_> {
-    /// How long a node may be drained. 0: not at all.
+    /// How long a node may be drained. 0 if it is not drained.
     fn drain_span(&self, at: usize) -> Millis {
         let mark = &self.marks[at];
         let (hook, grace) = if mark.group == NO_GROUP {
@@ -21,7 +21,7 @@ impl Planner<'_> {
         hook.map_or(0, |hook| millis(hook.timeout.min(grace)))
     }
 
-    /// Has a node that is to be removed drained first, if it runs as far as is known.
+    /// Starts the drain of a node that is to be removed, if it runs as far as is known.
     pub(crate) fn begin_drain(&mut self, at: usize, reason: RemovalReason) {
         let node = &self.state.nodes[at];
         let ran = matches!(
@@ -32,7 +32,7 @@ impl Planner<'_> {
             node.seen.phase,
             Phase::Running | Phase::Unseen | Phase::Unknown
         );
-        // What is not ours yet is not ours to run something in.
+        // Nothing is run inside a node that is not ours yet.
         let dead = self.marks[at].dead
             || node.adoption.is_some()
             || node.seen.gone
@@ -51,7 +51,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Has hooks run, and ends drains that are over.
+    /// Runs hooks, and ends drains that are over.
     pub(crate) fn drain(&mut self) {
         for at in 0..self.state.nodes.len() {
             let node = &self.state.nodes[at];
@@ -69,7 +69,7 @@ impl Planner<'_> {
             let over: Option<Option<Box<str>>> = match &node.hook {
                 Some(ended) => Some((**ended).clone().err()),
                 None if !runs => Some(Some("the node ended".into())),
-                // One that is under way ends with its call.
+                // A hook that is in flight ends with its call.
                 None if self.input.now >= until && !node.call.in_flight => {
                     Some(Some("its time was over".into()))
                 }

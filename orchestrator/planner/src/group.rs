@@ -1,4 +1,4 @@
-//! One group: who goes.
+//! One group: which nodes are removed.
 
 use drover_core::{
     NodeState, Sym,
@@ -12,13 +12,13 @@ use crate::{
     most_troubled,
 };
 
-/// What there is of a group, under the worst truth of what is unknown.
+/// Numbers of nodes of a group, assuming the worst of what is not known.
 pub(crate) struct Tally {
-    /// Every slot not proven absent or dead: what there may be at most.
+    /// Slots that are not proven absent or dead: an upper bound of what exists.
     pub(crate) present: usize,
-    /// Not leaving, seen and of known outcome: what there is for certain.
+    /// Fresh nodes of known outcome that are not leaving: a lower bound of what exists.
     pub(crate) certain: Vec<usize>,
-    /// Ready, fresh and not leaving.
+    /// Nodes that serve, as judged by `serves`.
     pub(crate) available: usize,
 }
 
@@ -29,7 +29,7 @@ impl Planner<'_> {
         self.hold_back_offs(group);
         self.hold_hosts(group);
         if self.behind {
-            // What is wanted may be as old as the rest of the store.
+            // The spec may be as old as the rest of the store.
             self.note(&group.path, None, false, "StoreBehind", || {
                 "nothing is made, healed or scaled while the store is older than reality".into()
             });
@@ -39,7 +39,7 @@ impl Planner<'_> {
         self.scale_away(at);
         self.replace_dead(at);
         let successors = self.replace_sick(at);
-        // Where one goes at a time, those who were named and are too many are not replaced meanwhile.
+        // If nodes go one at a time, marked nodes are not replaced while there are too many.
         let too_many = self.tally(at).certain.len() > Self::size(group) + successors;
         let spare = if too_many && !rolls && self.one_goes(at) {
             successors
@@ -73,12 +73,12 @@ impl Planner<'_> {
         tally
     }
 
-    /// Nodes wanted, active and standby.
+    /// Desired number of nodes, active and standby.
     pub(crate) fn size(group: &Group) -> usize {
         group.total() as usize
     }
 
-    /// Whether there may be more of a group than it may have at most, so that nothing of it is asked for again.
+    /// Whether a group may have more nodes than it is allowed, so that none of its requests may be sent again.
     pub(crate) fn is_over(&self, group: usize) -> bool {
         let own = || self.own(group);
         let spec = &self.input.groups[group];
@@ -94,7 +94,7 @@ impl Planner<'_> {
             || spec.standby > 0 && self.acting(group) > Self::actives(spec)
     }
 
-    /// Slots of a group on a platform that are being made or removed.
+    /// Slots of a group on a platform that are being created or removed.
     pub(crate) fn in_flight(&self, group: usize, platform: &str) -> usize {
         self.own(group)
             .filter(|&at| {
@@ -138,13 +138,13 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether the successor of a sick node is made before it goes.
+    /// Whether the replacement of a sick node is created before the node is removed.
     pub(crate) fn creates_first(&self, group: usize) -> bool {
         let spec = &self.input.groups[group];
         spec.remediation.create_first && !spec.delete_first()
     }
 
-    /// Removes sick nodes. Answers how many nodes more than the size may be there for their successors.
+    /// Removes sick nodes. Returns how many nodes beyond the size may exist for their replacements.
     fn replace_sick(&mut self, group: usize) -> usize {
         let spec = &self.input.groups[group];
         let mut sick: Vec<usize> = self
@@ -165,7 +165,7 @@ impl Planner<'_> {
             Amount::Percent(percent) => Self::size(spec) * percent as usize / 100,
         };
         let most = most.max(1);
-        // Those that are being replaced count too, or a breaker would only slow an epidemic down.
+        // Nodes that are already being replaced count too; otherwise the breaker would only slow an epidemic down.
         let going = self
             .own(group)
             .filter(|&at| {
@@ -223,9 +223,9 @@ impl Planner<'_> {
             if self.platform_breaker_open(&spec.path, &platform) {
                 continue;
             }
-            // Removed now, it could not be replaced yet: it stays until it can.
+            // If it were removed now, it could not be replaced yet: it stays until it can.
             let key = BackOffKey::of(&spec.path, &hash, &platform);
-            // Its standby can take over at once, whether or not a new one can be made.
+            // Its standby can take over immediately, whether or not a new one can be created.
             let relieved = self.is_relieved(group, at);
             if let Some(next) = self
                 .back_off(&key)
@@ -264,7 +264,7 @@ impl Planner<'_> {
         if waiting > 0 { spare } else { 0 }
     }
 
-    /// Why a node is sick: as this plan has just judged it, or as it was recorded.
+    /// Why a node is sick, as judged by this plan or recorded.
     fn why_sick(&self, at: usize) -> Box<str> {
         let node = &self.state.nodes[at];
         let judged = self.plan.ops.iter().rev().find_map(|op| match op {
@@ -286,7 +286,7 @@ impl Planner<'_> {
                 view.sick
             );
             self.block_remediation(group, &message);
-            // Whoever recovers is of another cluster, and nobody tells this one.
+            // The nodes that recover may be of other clusters, and nothing notifies this one.
             self.wake(self.input.now + PLATFORM_BREAKER_PAUSE);
         }
         open
@@ -330,7 +330,7 @@ impl Planner<'_> {
         for (position, at) in order.into_iter().enumerate() {
             let acts = spec.standby > 0 && self.marks[at].role.may_act();
             if self.may_serve(at) {
-                // Who is only on its way to become active is not one of those that serve.
+                // A node that is only about to become active is not one of those that serve.
                 let serves = self.marks[at].role == Role::Active;
                 let enough = if acts {
                     acting + usize::from(!serves) > Self::actives(spec)
@@ -352,22 +352,22 @@ impl Planner<'_> {
             if self.full() || !self.may_fly(group, &platform) {
                 return;
             }
-            // Nobody asked for fewer of those who only make room for a place below the size: their data is kept.
+            // Nodes that only make room for an ordinal below the size are not scaled down: their data is retained.
             let moves = strays > surplus && position >= surplus && self.state.nodes[at].storage;
             let retain = moves || self.retains(at, RemovalReason::Surplus);
             self.intend_with(at, RemovalReason::Surplus, retain);
         }
     }
 
-    /// Whether a node is Ready and stays, and this process knows it: what an earlier one saw of its health makes no room
-    /// for the removal of another one.
+    /// Whether a node is Ready, stays, and was probed by this process: health that an earlier process observed does not
+    /// allow the removal of another node.
     pub(crate) fn serves(&self, at: usize) -> bool {
         let mark = &self.marks[at];
         let known = self.state.nodes[at].probe.answered;
         mark.available && !mark.leaving && (known || self.health(mark.group).probe == Probe::Phase)
     }
 
-    /// Whether a node may be Ready: not seen to be so now, it may be so all the same.
+    /// Whether a node may be Ready, even if that is not observed now.
     pub(crate) fn may_serve(&self, at: usize) -> bool {
         self.marks[at].available || self.state.nodes[at].state == NodeState::Ready
     }

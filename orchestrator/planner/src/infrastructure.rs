@@ -1,8 +1,8 @@
-//! Infrastructure: asked for before nodes, looked at now and then, released after them.
+//! Infrastructure: created before the nodes, checked for drift, released after them.
 //!
 //! The infrastructure of a cluster on one backend is a slot: its intent is durable before the platform is called, and
-//! its record stays until the platform says that nothing is left, in an answer to a question that began after whatever
-//! may have been under way had ended.
+//! its record stays until the platform reports that nothing is left, in response to a call that began after everything
+//! that may have been in flight had ended.
 
 mod answers;
 
@@ -18,46 +18,46 @@ use crate::{Call, ConditionKey, ConditionKind, Limits, Op, Planner, PlatformView
 /// A backend: name of the platform, uid.
 pub type BackendKey = (Sym, Sym);
 
-/// How often infrastructure that is ready is compared with what is there; jittered by a tenth.
+/// Interval of drift checks of ready infrastructure; jittered by 10 %.
 pub const DRIFT_INTERVAL: Millis = 10 * 60 * 1000;
-/// The same when the platform could not read all of it.
+/// Interval of drift checks if the platform could not read all of it.
 const UNREAD_INTERVAL: Millis = 60_000;
-/// Shortest wait before a second look at what a first one lacked.
+/// Minimum wait before a second read of what a first one lacked.
 const SECOND_LOOK: Millis = 1_000;
-/// Deadline of a Release call: the platform answers when it has begun.
+/// Deadline of a Release call: the platform responds once the release has started.
 pub const RELEASE_TIMEOUT: Millis = 30_000;
 
-/// What an operation on infrastructure is.
+/// Kind of an operation on infrastructure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InfrastructureChange {
-    /// It is asked for: for the first time, as something else, or because some of it is gone.
+    /// It is requested: for the first time, with another spec, or because parts of it are gone.
     Ask,
-    /// It is asked for again, or its release is.
+    /// The request, or its release, is repeated.
     Again,
-    /// What the platform said is taken in.
+    /// A response of the platform is recorded.
     Learn,
-    /// Its release is asked for; irrevocable.
+    /// Its release is requested; irrevocable.
     Release,
-    /// The platform has said that nothing is left.
+    /// The platform has reported that nothing is left.
     Gone,
-    /// Its user gave it up.
+    /// The user abandoned it.
     Abandon,
 }
 
 impl InfrastructureChange {
-    /// Whether it is an action of the plan, as plans are answered.
+    /// Whether it counts as an action in the report of a plan.
     #[must_use]
     pub fn is_action(self) -> bool {
         matches!(self, Self::Ask | Self::Release)
     }
 }
 
-/// A record in the making.
+/// A record that is being changed.
 struct Draft<'a> {
     key: &'a BackendKey,
     record: Infrastructure,
     change: Option<InfrastructureChange>,
-    /// What is asked once the record is durable.
+    /// Operation to call once the record is durable.
     asks: Option<Asked>,
 }
 
@@ -93,12 +93,12 @@ impl<'a> Planner<'a> {
         self.note_lacking();
     }
 
-    /// Notes what nodes wait for.
+    /// Determines what nodes have to wait for.
     pub(crate) fn note_lacking(&mut self) {
         self.lacks = self.lacking();
     }
 
-    /// Asks for what was never asked for.
+    /// Requests infrastructure that has no record yet.
     fn begin(&mut self, wanted: &Wanted) {
         let view = self.input.platforms.get(&wanted.platform);
         let recorded = |(name, uid): &BackendKey| {
@@ -132,7 +132,7 @@ impl<'a> Planner<'a> {
         self.settle(draft, None);
     }
 
-    /// Goes on with what was asked for.
+    /// Continues with recorded infrastructure.
     fn keep(&mut self, key: &BackendKey, before: &Infrastructure, wanted: Option<&Wanted>) {
         let view = self.input.platforms.get(&key.0);
         let view = view.filter(|view| *view.uid == *key.1);
@@ -251,7 +251,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Makes the intent to have something made, and asks for it.
+    /// Records the intent to create infrastructure, and requests it.
     fn ask(&mut self, draft: &mut Draft<'_>, wanted: &Wanted, limits: &Limits) {
         let record = &mut draft.record;
         record.sequence = self.next_sequence;
@@ -268,7 +268,7 @@ impl<'a> Planner<'a> {
         draft.change = Some(InfrastructureChange::Ask);
     }
 
-    /// Compares what is ready with what is there, now and then.
+    /// Compares ready infrastructure with its actual state from time to time.
     fn look(&mut self, draft: &mut Draft<'_>, view: Option<&PlatformView>, limits: &Limits) {
         let record = &draft.record;
         let now = self.input.now;
@@ -300,7 +300,7 @@ impl<'a> Planner<'a> {
         draft.asks = Some(Asked::Read);
     }
 
-    /// Frees what nobody wants any more, once no node can use it.
+    /// Releases infrastructure that is no longer wanted, once no node can use it.
     fn release(&mut self, draft: &mut Draft<'_>, view: Option<&PlatformView>, limits: &Limits) {
         let now = self.input.now;
         let platform = draft.key.0.clone();
@@ -342,7 +342,7 @@ impl<'a> Planner<'a> {
         attempt(draft, Asked::Release, now, limits);
     }
 
-    /// What may still use it. None: nothing does.
+    /// Nodes that may still use it, for people. `None` if nothing does.
     fn users(&self, (platform, uid): &BackendKey) -> Option<String> {
         let state = self.state;
         let here = |name: &Sym, own: &Sym| state.deleting || (name == platform && own == uid);
@@ -356,7 +356,7 @@ impl<'a> Planner<'a> {
             .values()
             .filter(|request| here(&request.platform, &request.platform_uid))
             .count();
-        // A request that this very plan records cannot be seen yet; it is planned after this.
+        // Requests that this plan records are not visible here; they are planned after this.
         let orphans = state
             .orphans
             .iter()
@@ -367,7 +367,7 @@ impl<'a> Planner<'a> {
 
     fn unavailable(&mut self, draft: &Draft<'_>) {
         if self.state.deleting {
-            // The deletion says what blocks it.
+            // The condition of the deletion reports what blocks it.
             return;
         }
         let view = self.input.platforms.get(&draft.key.0);
@@ -393,15 +393,15 @@ impl<'a> Planner<'a> {
         self.hold(key, reason, &message);
     }
 
-    /// A record as it is, and as this plan leaves it.
+    /// A record before this plan and as of this plan.
     fn record_of(&self, key: &BackendKey) -> [Option<&Infrastructure>; 2] {
         let before = self.state.infrastructure.get(key);
         let changed = self.infrastructure.iter().find(|(own, _)| own == key);
         [before, changed.map(|(_, record)| record).or(before)]
     }
 
-    /// What nodes wait for. None: everything is as wanted, and was so before this plan: what it offers goes into
-    /// requests as it is recorded.
+    /// The infrastructure that nodes wait for. `None` if all of it is up to date and was so before this plan: its
+    /// outputs go into requests as recorded.
     fn lacking(&self) -> Option<String> {
         let mut lacks = Vec::new();
         for wanted in self.wanted_infrastructure() {
@@ -421,7 +421,7 @@ impl<'a> Planner<'a> {
         (!lacks.is_empty()).then(|| lacks.join("; "))
     }
 
-    /// Why no node may be made on a platform now. None: nothing of the infrastructure is in the way.
+    /// Why no node may be created on a platform now. `None` if infrastructure does not prevent it.
     pub(crate) fn awaits_infrastructure(&self, platform: &Sym) -> Option<String> {
         if let Some(lacks) = &self.lacks {
             return Some(lacks.clone());
@@ -433,7 +433,6 @@ impl<'a> Planner<'a> {
         .then(|| format!("{platform}: what was there is being released first"))
     }
 
-    /// Holds the condition that a group waits for infrastructure.
     pub(crate) fn wait_for_infrastructure(&mut self, group: &Sym, why: &str) {
         let key = ConditionKey {
             group: group.clone(),
@@ -443,7 +442,7 @@ impl<'a> Planner<'a> {
         self.note(group, None, false, "Infrastructure", || why.to_owned());
     }
 
-    /// Whether all infrastructure is as wanted, after this plan.
+    /// Whether all infrastructure is up to date as of this plan.
     pub(crate) fn state_infrastructure(&mut self) -> bool {
         if self.wanted_infrastructure().is_empty() {
             return true;
@@ -459,7 +458,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// What of the infrastructure keeps a deletion from ending, for people.
+    /// The infrastructure that blocks a deletion, for people.
     pub(crate) fn blocking_infrastructure(&self) -> Vec<String> {
         let mut words = Vec::new();
         for (key, record) in self.state.infrastructure.iter() {
@@ -487,9 +486,9 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// From when on no call that was made before can change anything.
+/// From when on no earlier call can change anything.
 fn settled_from(record: &Infrastructure, view: &PlatformView) -> Millis {
-    // A platform that has ended the calls of earlier processes begins nothing of theirs any more.
+    // A platform that has ended the calls of earlier processes starts nothing for them any more.
     if record.deadline == 0 || (view.fenced && !record.sent) {
         0
     } else {
@@ -499,7 +498,7 @@ fn settled_from(record: &Infrastructure, view: &PlatformView) -> Millis {
 
 fn next_attempt(record: &Infrastructure, limits: &Limits, etag: &Sym) -> Millis {
     if record.deadline > 0 {
-        // Nothing is under way and nothing was answered: an earlier process asked, perhaps.
+        // Nothing is in flight and there is no response: an earlier process may have made the call.
         let timeout = if record.releasing {
             RELEASE_TIMEOUT
         } else {
@@ -513,11 +512,11 @@ fn next_attempt(record: &Infrastructure, limits: &Limits, etag: &Sym) -> Millis 
     record.next
 }
 
-/// One more attempt whose intent becomes durable with the record.
+/// Adds an attempt, whose intent becomes durable with the record.
 fn attempt(draft: &mut Draft<'_>, asked: Asked, now: Millis, limits: &Limits) {
     let record = &mut draft.record;
     if record.deadline > 0 {
-        // What became of the one before is not known, and never will be.
+        // The outcome of the previous attempt is not known, and never will be.
         let begun = record.deadline + limits.max_creation_time;
         record.unsettled = record.unsettled.max(begun);
     }
@@ -532,7 +531,7 @@ fn attempt(draft: &mut Draft<'_>, asked: Asked, now: Millis, limits: &Limits) {
     draft.asks = Some(asked);
 }
 
-/// How far it is, for people.
+/// Progress for people.
 fn progress(record: &Infrastructure) -> String {
     let waits: Vec<String> = record
         .resources
@@ -567,7 +566,7 @@ fn word(phase: ResourcePhase) -> &'static str {
     }
 }
 
-/// The interval of looks, spread so that many clusters do not look at once; always the same for one of them.
+/// Interval of drift checks, spread so that clusters are not checked all at once; constant for each cluster.
 fn jittered(uid: u128, sequence: u64) -> Millis {
     let seed = (uid ^ u128::from(sequence)).wrapping_mul(0x2545_f491_4f6c_dd1d);
     let share = (seed >> 40) as u64 % 200;

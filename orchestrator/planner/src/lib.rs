@@ -1,9 +1,9 @@
-//! The planner: what is to be done for one cluster now, and why, or why not yet.
+//! The planner: decides what to do for one cluster now, and explains why, or why not yet.
 //!
-//! [`plan`] is a pure function of what is wanted, what was recorded, what is observed, the time and a source of ids. It
-//! returns operations on the record, which are made durable as one transaction, and calls, which are made after that.
-//! [`apply`] is what the operations mean for the record. Neither does any I/O, and nothing is left to be decided by who
-//! carries a plan out.
+//! [`plan`] is a pure function of the desired state, the recorded state, the observations, the time and a source of
+//! ids. It returns operations on the record, which are made durable in one transaction, and calls, which are made only
+//! after that. [`apply`] defines the effect of the operations on the record. Neither does any I/O, and whoever executes
+//! a plan has no decisions left to make.
 
 mod absence;
 mod adopt;
@@ -48,47 +48,49 @@ pub use state::{
     Rollout, State, Subject,
 };
 
-/// Most nodes in one request, and rows after which a plan begins nothing new. The last thing begun may touch one whole
-/// request more, and all of that has to fit into one step of the store (100 rows). The rest comes with the next plan.
+/// Maximum number of nodes in one request, and number of changed rows from which a plan starts nothing new. The last
+/// thing started may still change the rows of one whole request, and all of that has to fit into one step of the store
+/// (100 rows). The rest is left to the next plan.
 pub const MAX_ROWS: usize = 45;
-/// Bytes of requests after which a plan begins nothing new, as with rows: one more request fits into the step as well.
+/// Bytes of requests from which a plan starts nothing new. As with rows, one more request still fits into the step.
 pub const MAX_BYTES: usize = 192 * 1024;
-/// Cadence at which what has failed for good is tried all the same.
+/// Interval at which permanent failures are retried nevertheless.
 pub const SLOW_CADENCE: Millis = 10 * 60 * 1000;
-/// So many nodes of a platform may be in trouble, over all clusters, before none of them is replaced any more.
+/// Minimum threshold of a platform's circuit breaker: if more of its nodes are troubled, over all clusters, none of
+/// them is replaced.
 const PLATFORM_BREAKER_MIN: u32 = 3;
-/// The same, as a percentage of all its nodes; the larger of both counts.
+/// The threshold as a percentage of all nodes of the platform; the larger of the two applies.
 const PLATFORM_BREAKER_PERCENT: u32 = 20;
-/// Metadata of an error of a request that cannot be sent as it was made, since this secret was changed meanwhile: another one
-/// is made at once.
+/// Metadata key of the error of a request that can no longer be sent as it was recorded, because this secret was
+/// changed in the meantime. A new request is made immediately.
 pub const CHANGED_SECRET: &str = "changed_secret";
-/// How long a cluster waits before it looks again whether fewer are.
+/// How long a cluster waits before it checks again whether a platform's circuit breaker has closed.
 const PLATFORM_BREAKER_PAUSE: Millis = 10_000;
 
-/// What this plan makes of a node, beyond the record.
+/// Working state of a node during a plan, in addition to its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Mark {
-    /// Position of its group in the input; `NO_GROUP` if it is wanted no more.
+    /// Position of its group in the input; `NO_GROUP` if the group is no longer wanted.
     group: u16,
-    /// Its record goes with this plan.
+    /// This plan drops its record.
     forgotten: bool,
-    /// It is to be removed, from before or by this plan.
+    /// Its removal is intended, by the record or by this plan.
     leaving: bool,
     /// The backend has proven that it does not run.
     dead: bool,
-    /// Its platform can be seen.
+    /// Its backend is visible.
     visible: bool,
-    /// And nothing that the platform says puts in doubt that it is there.
+    /// Visible, and nothing that the platform reports casts doubt on its existence.
     fresh: bool,
     /// Ready, fresh and not leaving.
     available: bool,
-    /// Sick: it runs, and should be replaced.
+    /// It runs, but should be replaced.
     sick: bool,
-    /// It is known that the same did not befall many others: it may be replaced now.
+    /// Sick for long enough to rule out that many others are affected by the same cause: it may be replaced now.
     ripe: bool,
-    /// Nobody comes instead of it, since its group is to be smaller: it leaves, or waits until it may.
+    /// It goes without a replacement, because its group is scaled down: it is removed, or waits until it may be.
     surplus: bool,
-    /// Its role, as this plan leaves it.
+    /// Its role as of this plan.
     role: Role,
     /// Its removal waits for its drain.
     draining: bool,
@@ -103,35 +105,33 @@ struct Planner<'a> {
     marks: Vec<Mark>,
     /// Positions of the groups, by path.
     paths: BTreeMap<&'a str, u16>,
-    /// Positions of the nodes that belong to a group, by group.
+    /// Positions of the nodes that belong to a group, sorted by group.
     members: Vec<u32>,
-    /// Where the members of each group begin, and after the last one, where they end.
+    /// Offset in `members` of the first node of each group, followed by the end of the last group.
     starts: Vec<u32>,
-    /// Positions of ordered groups that have nodes beyond a free low ordinal.
+    /// Positions of the ordered groups in which an ordinal below the size is free.
     gaps: BTreeSet<usize>,
-    /// How many of a group are still to go without a successor, by position of the group.
+    /// How many nodes are still to go without a replacement, by position of the group.
     owed: BTreeMap<usize, usize>,
-    /// Failures that this plan has counted already, so that one cause counts once.
+    /// Back-offs that this plan has already increased, so that one cause counts once.
     failed: Vec<BackOffKey>,
-    /// Back-offs as this plan leaves them.
+    /// Back-offs that this plan changes; `None` if it clears them.
     backoffs: BTreeMap<BackOffKey, Option<BackOff>>,
-    /// Requests that this plan closes.
     closed: Vec<Uuid>,
-    /// Whether this store is older than what platforms show.
+    /// Whether the store is older than the state that platforms show.
     behind: bool,
-    /// Whether something is being taken in, so that nobody knows yet what is lacking.
+    /// Whether nodes are about to be adopted, so that it is not known yet how many are missing.
     adopting: bool,
-    /// Infrastructure that this plan changes, as it leaves it.
+    /// Infrastructure records that this plan changes.
     infrastructure: Vec<(BackendKey, Infrastructure)>,
-    /// What of the infrastructure nodes wait for.
+    /// The infrastructure that nodes have to wait for.
     lacks: Option<String>,
-    /// Conditions that hold after this plan.
     holds: BTreeMap<ConditionKey, Condition>,
-    /// Slots whose rows the operations change.
+    /// Slots whose rows this plan changes.
     touched: BTreeSet<u64>,
-    /// Other rows that they change.
+    /// Number of other rows that it changes.
     rows: usize,
-    /// Bytes of the requests among those.
+    /// Size of the requests among those rows.
     bytes: usize,
     next_slot: u64,
     next_sequence: u64,
@@ -139,7 +139,7 @@ struct Planner<'a> {
 
 /// Plans one pass.
 ///
-/// `new_id` is asked for the ids of new requests.
+/// `new_id` supplies the ids of new requests.
 pub fn plan(input: &Input<'_>, new_id: &mut dyn FnMut() -> Uuid) -> Plan {
     let state = input.state;
     let mut planner = Planner {
@@ -201,7 +201,7 @@ impl Planner<'_> {
         self.follow_vacated();
         self.conclude();
         if !self.plan.ops.is_empty() {
-            // What they change may allow the next thing, which nothing else would come to remind of.
+            // The changes may allow further steps, and no other event would trigger the next pass.
             self.wake(self.input.now);
         }
     }
@@ -214,7 +214,7 @@ impl Planner<'_> {
             .enumerate()
             .map(|(at, group)| (&*group.path, at as u16))
             .collect();
-        // Neighbours are mostly of one group and on one platform.
+        // Neighbours mostly share group and backend, so the last lookup is remembered.
         let mut last: Option<(&Sym, u16)> = None;
         let mut backend: Option<(&Sym, &Sym, bool)> = None;
         for (mark, node) in self.marks.iter_mut().zip(&self.state.nodes) {
@@ -250,7 +250,7 @@ impl Planner<'_> {
         self.index_members();
     }
 
-    /// Sorts the nodes by group, so that no group has to look at all of them.
+    /// Sorts the nodes by group, so that a group does not have to scan all of them.
     fn index_members(&mut self) {
         let groups = self.input.groups.len();
         self.starts = vec![0; groups + 1];
@@ -272,7 +272,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Positions of the nodes of a group that stay recorded, by slot.
+    /// Positions of the nodes of a group whose records stay, by slot.
     fn own(&self, group: usize) -> impl Iterator<Item = usize> + '_ {
         let (from, to) = (self.starts[group] as usize, self.starts[group + 1] as usize);
         self.members[from..to]
@@ -304,7 +304,7 @@ impl Planner<'_> {
             }
             Op::Attempt { request, .. } | Op::MadeNothing { request } => {
                 self.rows += 1;
-                // It is stored anew, with all that it says.
+                // The whole request is stored again.
                 self.bytes += self.input.sizes.open(request);
             }
             Op::Infrastructure { .. } => {
@@ -331,7 +331,7 @@ impl Planner<'_> {
             | Op::Vacated { .. }
             | Op::Adopted { .. }
             | Op::Sweep { .. }
-            // No plan does these.
+            // Rebinding and abandoning are never part of a plan.
             | Op::Rebind { .. }
             | Op::Abandon { .. }
             | Op::Observed { .. } => {}
@@ -339,14 +339,14 @@ impl Planner<'_> {
         self.plan.ops.push(op);
     }
 
-    /// Rows that this plan may still change. None left: the rest is for the next plan.
+    /// Number of rows that this plan may still change. If it is 0, the rest is left to the next plan.
     fn room(&mut self) -> usize {
         let room = if self.bytes < MAX_BYTES {
             MAX_ROWS.saturating_sub(self.rows + self.touched.len())
         } else {
             0
         };
-        // A branch, not `|=`: with that, rustc 1.95 at opt-level 3 sets the flag whatever the room is.
+        // A branch rather than `|=`, for which rustc 1.95 at opt-level 3 sets the flag regardless of the room.
         if room == 0 {
             self.plan.again = true;
         }

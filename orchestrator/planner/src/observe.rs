@@ -1,4 +1,4 @@
-//! From what platforms and probes show to the states of nodes: dead, sick, absent, ready.
+//! Derives the states of nodes (dead, sick, absent, ready) from what platforms and probes report.
 
 use std::sync::LazyLock;
 
@@ -10,11 +10,10 @@ use drover_core::{
 
 use crate::{BackOffKind, ConditionKey, ConditionKind, NO_GROUP, Op, Planner, PlatformView};
 
-/// A state with its reason and message.
 struct Entered(NodeState, &'static str, Box<str>);
 
 impl<'a> Planner<'a> {
-    /// Takes in what is observed of every node.
+    /// Evaluates the observations of all nodes.
     pub(crate) fn observe(&mut self) {
         for at in 0..self.state.nodes.len() {
             if self.full() {
@@ -99,8 +98,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether an unhealthy node has been so for long enough, under the eyes of this process; and whether it may be
-    /// replaced for that by now.
+    /// Returns whether an unhealthy node has been so for long enough, as observed by this process, and whether it may
+    /// already be replaced for that.
     fn is_sick(
         &mut self,
         node: &Node,
@@ -111,7 +110,7 @@ impl<'a> Planner<'a> {
         let refuted = health.probe != Probe::Phase
             && node.seen.phase == Phase::Running
             && u32::from(node.probe.bad) >= health.failure_threshold;
-        // Judged a moment ago, the record still says what it was before.
+        // If only this plan judges it unhealthy, the record still has its previous state.
         let judged = node.state == NodeState::Unhealthy;
         let late = late && (!judged || node.state_time >= self.input.process_start);
         let since = if judged {
@@ -122,7 +121,7 @@ impl<'a> Planner<'a> {
         let since = since.max(view.calm_since);
         let known = refuted || late;
         let due = if known {
-            // By then every other node was asked, too: if many do not answer, it is not the nodes.
+            // By then every other node was probed as well: if many do not respond, the cause is not in the nodes.
             since + millis(health.interval + health.timeout)
         } else {
             let from = since.max(view.visible_since).max(self.input.process_start);
@@ -135,7 +134,7 @@ impl<'a> Planner<'a> {
         (known || ripe, ripe)
     }
 
-    /// The health policy of a group: its own, its template's, or the defaults.
+    /// The health policy of a group: its own, else that of its template, else the default.
     pub(crate) fn health(&self, group: u16) -> &'a Health {
         static DEFAULT: LazyLock<Health> = LazyLock::new(Health::default);
         let at = usize::from(group);
@@ -147,7 +146,7 @@ impl<'a> Planner<'a> {
             .unwrap_or(&DEFAULT)
     }
 
-    /// The state that an observed node is in. None: nothing new can be said.
+    /// The state that the observations of a node imply. `None` if they say nothing new.
     fn judge(
         &mut self,
         node: &Node,
@@ -158,11 +157,11 @@ impl<'a> Planner<'a> {
         let seen = &node.seen;
         let plain = |state| Some(Entered(state, "", "".into()));
         if node.state == NodeState::Failed {
-            // Its successor may be on its way: who is dead stays dead.
+            // Its replacement may already be on its way, so a dead node stays dead.
             return None;
         }
         if seen.unlisted && seen.last > 0 && !seen.gone {
-            // Not listed proves nothing. What it was before still holds until a complete read says otherwise.
+            // Not being listed proves nothing. The previous state holds until a complete read proves otherwise.
             return None;
         }
         match seen.phase {
@@ -207,7 +206,7 @@ impl<'a> Planner<'a> {
                 "PlatformFailed",
                 words("died", &seen.message),
             )),
-            // Taken care of by its absence; only while its request is open does it get here.
+            // Handled by its absence; this is reached only while its request is open.
             Phase::Terminated => Some(Entered(
                 NodeState::Failed,
                 "Terminated",
@@ -238,7 +237,7 @@ impl<'a> Planner<'a> {
             node.seen.ready == Some(false)
         };
         match node.state {
-            // A node that was Ready is not doubted before its probes have failed often enough, by this process.
+            // A node that was Ready is not doubted until its probes have failed often enough in this process.
             NodeState::Ready | NodeState::Unhealthy if !failing => None,
             NodeState::Ready => {
                 let message = if network {
@@ -261,7 +260,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A node that takes too long to run, or to be healthy, is sick. Counted only while its platform is visible.
+    /// A node that takes too long to run, or to become healthy, is sick. Only time during which its platform is visible
+    /// counts.
     fn start_timeout(
         &mut self,
         node: &Node,
@@ -302,17 +302,17 @@ impl<'a> Planner<'a> {
         Some(Entered(NodeState::Unhealthy, "StartTimeout", message))
     }
 
-    /// Forgets a node that is proven absent.
+    /// Drops the record of a node that is proven absent. Returns whether it was dropped.
     fn forget_absent(&mut self, at: usize, node: &Node, view: &PlatformView) -> bool {
         let gone = node.seen.gone || node.seen.phase == Phase::Terminated;
         if self.is_open(node.request) {
             if gone {
-                // Sent again, the request could make it anew: what is gone must not come back under this slot.
+                // Sent again, the request could create the node anew: what is gone must not come back under this slot.
                 self.close(node.request, self.input.now + view.limits.max_creation_time);
             }
             return false;
         }
-        // What this plan has just closed has no deadline in the record yet; the next plan sees it.
+        // If this plan has just closed the request, the record has no deadline yet; the next plan handles it.
         if node.settled == 0 || self.closed.contains(&node.request) {
             return false;
         }
@@ -362,10 +362,10 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// If no node of a group ever answered its network probe, none is judged by it.
+    /// If no node of a group has ever answered its network probe, no node is judged by it.
     fn judge_probes(&mut self) {
         for (group, spec) in self.input.groups.iter().enumerate() {
-            // A command is run by the platform; what it says comes from the node itself.
+            // Exec probes are run by the platform, so their result comes from the node itself.
             if matches!(
                 self.health(group as u16).probe,
                 Probe::Phase | Probe::Exec { .. }
@@ -380,7 +380,7 @@ impl<'a> Planner<'a> {
                     || node.state == NodeState::Ready
                     || node.stable
             });
-            // While nodes start nobody is judged, so there is nothing to say yet.
+            // No node is judged while it starts, so there is nothing to report yet.
             let judged = nodes
                 .iter()
                 .any(|&at| self.marks[at].sick && self.state.nodes[at].probe.bad > 0);
@@ -409,7 +409,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// A back-off ends when a node that was asked for after the last failure has been Ready long enough.
+    /// Clears a back-off when a node that was requested after the last failure has been Ready for long enough.
     fn watch_stability(&mut self, node: &Node, group: Option<&Group>) {
         let Some(group) = group else { return };
         let key = crate::BackOffKey::of(&node.group, &node.spec_hash, &node.platform);
@@ -432,32 +432,35 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether a node has been Ready for as long as its group calls stable.
+    /// Whether a node has been Ready for as long as its group requires to count as stable.
     pub(crate) fn ran_stably(&self, node: &Node, group: Option<&Group>) -> bool {
         let ran = self.input.now.saturating_sub(node.state_time);
         node.state == NodeState::Ready
             && group.is_some_and(|group| ran >= millis(group.stable_after))
     }
 
-    /// Whether a node is sick and may be judged so; for the gate.
+    /// Whether a node is a candidate for removal at all: visible, neither leaving nor being adopted, and its record
+    /// stays.
     pub(crate) fn is_removable(&self, at: usize) -> bool {
         let mark = &self.marks[at];
         !mark.forgotten && !mark.leaving && mark.visible && !self.state.nodes[at].is_adopting()
     }
 
-    /// Marks a node for removal; the only place where the intent to delete a node comes from.
+    /// Marks a node for removal, with its storage treated according to the policies. With [`Self::intend_with`], this
+    /// is the only place where the intent to delete a recorded node originates.
     pub(crate) fn intend(&mut self, at: usize, reason: RemovalReason) {
         let surplus = self.goes_for_surplus(at, reason);
         let retain = self.retains(at, reason) || surplus || self.keeps_as_scaled_away(at);
         self.intend_with(at, reason, retain);
     }
 
-    /// The same, with what becomes of its storage.
+    /// Marks a node for removal, with its storage retained or not.
     pub(crate) fn intend_with(&mut self, at: usize, reason: RemovalReason, retain: bool) {
         let node = &self.state.nodes[at];
         self.marks[at].leaving = true;
         self.marks[at].dead |= reason == RemovalReason::Dead;
         self.marks[at].available = false;
+        // An open request could be sent again, and create the node anew.
         if self.is_open(node.request) {
             let limits = self
                 .input
@@ -478,15 +481,16 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// From when on a complete read that lacks the slot proves that it is absent.
+/// The time from which on a complete read that lacks the slot proves that it is absent.
 pub(crate) fn absence_from(node: &Node, view: &PlatformView, process_start: Millis) -> Millis {
-    // A slot whose node was accepted is made by then; what was never accepted may be made until its time is over.
+    // An accepted node exists once its request is settled; one that was never accepted may be created until
+    // `maybe_until`.
     let made_by = if node.node_id.is_some() {
         node.settled
     } else {
         node.maybe_until
     };
-    // It may have been shown until a moment before this process could look.
+    // It may have been listed until the moment before this process could look.
     let shown = node.seen.last.max(view.visible_since).max(process_start);
     node.settled
         .max(made_by.max(shown) + view.limits.visibility_delay)
@@ -496,7 +500,7 @@ pub(crate) fn millis(duration: std::time::Duration) -> Millis {
     duration.as_millis().try_into().unwrap_or(Millis::MAX / 4)
 }
 
-/// A span for people.
+/// Formats a duration for people.
 pub(crate) fn seconds(span: Millis) -> String {
     match span {
         0..1000 => format!("{span}ms"),

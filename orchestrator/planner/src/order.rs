@@ -1,4 +1,4 @@
-//! Order: within a group by ordinal, between groups by who depends on whom.
+//! Ordering: by ordinal within a group, and by dependency between groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,23 +9,23 @@ use drover_core::{
 
 use crate::{NO_GROUP, Op, Planner, observe::millis};
 
-/// A group that is wanted no more, in so far as its nodes go in an order.
+/// A group that is no longer wanted, as far as the removal of its nodes depends on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leaving {
     /// Path of the group.
     pub path: Sym,
-    /// Whether its nodes go one at a time, the highest ordinal first.
+    /// Whether its nodes are removed one at a time, the highest ordinal first.
     pub ordered: bool,
     /// Paths of the groups whose nodes stay until its own are gone.
     pub depends_on: Vec<Sym>,
-    /// What is run inside a node before it goes.
+    /// Hook that runs inside a node before its removal.
     pub pre_stop: Option<Hook>,
-    /// Time that a node gets to stop by itself.
+    /// Time that a node has to stop gracefully.
     pub grace: std::time::Duration,
 }
 
 impl Leaving {
-    /// Of a group, as long as it is known what it was.
+    /// Keeps these settings of a group while its spec is known.
     #[must_use]
     pub fn of(group: &Group) -> Self {
         Self {
@@ -38,12 +38,13 @@ impl Leaving {
     }
 }
 
-/// Whether the nodes of a group come and go one at a time.
+/// Whether the nodes of a group are created and removed one at a time.
 pub(crate) fn is_ordered(group: &Group) -> bool {
     group.management == Some(Management::OrderedReady)
 }
 
-/// Per mille of its group's lifetime that a node lives: 900 to 1100, the same for a node at any time.
+/// Per mille of the group's maximum age at which a node expires: 900 to 1100. Derived from the identity of the node, so
+/// that it never changes.
 fn share(node: &drover_core::Node) -> u64 {
     let seed = node.request.as_u128() ^ u128::from(node.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     900 + (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as u64 % 201
@@ -54,8 +55,8 @@ impl Planner<'_> {
         is_ordered(&self.input.groups[group])
     }
 
-    /// Finds the ordered groups in which a low ordinal is free while a node has one beyond the size, as an update leaves
-    /// it that makes new nodes first: those beyond are to be renewed until the low ones are taken again.
+    /// Finds the ordered groups in which an ordinal below the size is free, as an update with surge leaves them: nodes
+    /// with ordinals beyond the size are then replaced until the low ordinals are taken again.
     pub(crate) fn find_gaps(&mut self) {
         for group in 0..self.input.groups.len() {
             if !self.is_ordered(group) {
@@ -76,14 +77,14 @@ impl Planner<'_> {
     /// Whether a node has an ordinal beyond the size of its ordered group while a lower one is free.
     pub(crate) fn is_misplaced(&self, at: usize) -> bool {
         let group = usize::from(self.marks[at].group);
-        // An active node is not asked to give way for the sake of its name.
+        // An active node is not replaced merely because of its ordinal.
         let acts = |spec: &Group| spec.standby > 0 && self.marks[at].role.may_act();
         self.gaps.contains(&group)
             && !acts(&self.input.groups[group])
             && self.state.nodes[at].ordinal as usize >= Self::size(&self.input.groups[group])
     }
 
-    /// When a node has lived for as long as its group lets it.
+    /// When a node reaches the maximum age of its group.
     fn expiry(&self, at: usize) -> Option<Millis> {
         let group = self.input.groups.get(usize::from(self.marks[at].group))?;
         let age = millis(group.expire_after?);
@@ -91,12 +92,12 @@ impl Planner<'_> {
         Some(node.create_time + (age / 1000).saturating_mul(share(node)) + age % 1000)
     }
 
-    /// Whether a node has lived for as long as its group lets it.
+    /// Whether a node has reached the maximum age of its group.
     pub(crate) fn is_expired(&self, at: usize) -> bool {
         self.expiry(at).is_some_and(|due| self.input.now >= due)
     }
 
-    /// Wakes when the next node of a group has lived for long enough.
+    /// Wakes when the next node of a group reaches its maximum age.
     pub(crate) fn watch_expiry(&mut self, group: usize) {
         if self.input.groups[group].expire_after.is_none() {
             return;
@@ -120,8 +121,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Records how many nodes a group has had at a time: what is missing of those is healed, and waits for less than
-    /// what was never there.
+    /// Records the most nodes that a group has had at a time. Nodes that are missing below that number are healed,
+    /// which waits for fewer others than nodes that never existed.
     pub(crate) fn follow_growth(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let before = self.state.grown.get(&spec.path).copied();
@@ -141,7 +142,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Ends the record of groups that are gone.
+    /// Drops the record for groups that are gone.
     pub(crate) fn drop_growth(&mut self) {
         let gone: Vec<Sym> = self
             .state
@@ -160,7 +161,7 @@ impl Planner<'_> {
         self.state.grown.get(path).copied().unwrap_or_default() as usize
     }
 
-    /// How many of the nodes that a group lacks may be asked for now; `staying` are those that it has and keeps.
+    /// How many of the missing nodes of a group may be requested now, given the number of nodes that it has and keeps.
     pub(crate) fn in_order(&mut self, group: usize, need: usize, staying: usize) -> usize {
         let mut may = need;
         let grown = self.grown(group);
@@ -178,7 +179,7 @@ impl Planner<'_> {
         }
         let next = self.free_ordinals(group, 1).first().copied();
         let next = next.unwrap_or_default();
-        // Standby nodes may not become Ready without the active one.
+        // Standby nodes may not become Ready without the active one, so its replacement does not wait for them.
         let acts = self.vacated(group).contains(&next);
         let heals = acts || (next as usize) < grown;
         let blocker = self.own(group).find(|&at| {
@@ -206,7 +207,7 @@ impl Planner<'_> {
         0
     }
 
-    /// Whether a node is on its way to be Ready for the first time, and stays.
+    /// Whether a node is about to be Ready for the first time, and stays.
     fn is_being_made(&self, at: usize) -> bool {
         let (mark, node) = (&self.marks[at], &self.state.nodes[at]);
         let never = node.state == NodeState::Unhealthy && *node.reason == *"StartTimeout";
@@ -217,7 +218,7 @@ impl Planner<'_> {
         (making && !mark.available || never) && !mark.dead && !mark.leaving && !self.is_renewed(at)
     }
 
-    /// Whether a group goes one node at a time and one of its nodes is going.
+    /// Whether a node of an ordered group is on its way out, which holds up the removal of the next one.
     pub(crate) fn one_goes(&mut self, group: usize) -> bool {
         if !self.is_ordered(group) {
             return false;
@@ -237,7 +238,7 @@ impl Planner<'_> {
         going.is_some()
     }
 
-    /// Whether a group is renewed one node at a time and one of them is not done.
+    /// Whether a node of an ordered group is still being replaced, which holds up the next one.
     pub(crate) fn one_is_renewed(&mut self, group: usize) -> bool {
         if self.one_goes(group) {
             return true;
@@ -245,7 +246,8 @@ impl Planner<'_> {
         self.is_ordered(group) && self.own(group).any(|at| self.is_being_made(at))
     }
 
-    /// Of an ordered group, the nodes that are too many: the highest ordinals, those first that their user marked.
+    /// The order in which surplus nodes of an ordered group go: those marked by the user first, then by descending
+    /// ordinal.
     pub(crate) fn highest(&self, mut candidates: Vec<usize>) -> Vec<usize> {
         candidates.sort_by_key(|&at| {
             let node = &self.state.nodes[at];
@@ -254,7 +256,7 @@ impl Planner<'_> {
         candidates
     }
 
-    /// A group that this one depends on and that is not as wanted.
+    /// A group that this one depends on and that is not in its desired state.
     pub(crate) fn awaited_group(&self, group: usize) -> Option<Sym> {
         let mut on = self.input.groups[group].depends_on.iter();
         on.find(|path| {
@@ -264,7 +266,7 @@ impl Planner<'_> {
         .cloned()
     }
 
-    /// Whether a group has all its nodes, available and as wanted.
+    /// Whether all nodes of a group are available and up to date.
     fn is_settled(&self, group: usize) -> bool {
         let spec = &self.input.groups[group];
         let available = self.own(group).filter(|&at| {
@@ -276,7 +278,7 @@ impl Planner<'_> {
             && !self.rolls(&spec.path)
     }
 
-    /// Whether the renewal of a group waits for another one.
+    /// Whether the rollout of a group waits for another group.
     pub(crate) fn renewal_waits(&mut self, group: usize) -> bool {
         let Some(on) = self.awaited_group(group) else {
             return false;
@@ -291,12 +293,12 @@ impl Planner<'_> {
         true
     }
 
-    /// How nodes of a group that is wanted no more go.
+    /// How the nodes of a group that is no longer wanted are removed.
     pub(crate) fn leaving(&self, path: &str) -> Option<&Leaving> {
         self.input.leaving.iter().find(|one| *one.path == *path)
     }
 
-    /// Unwanted nodes that stay for now, each with whom they wait for: groups that depend on them go first, and of an
+    /// Unwanted nodes that stay for now, with what they wait for: groups that depend on theirs go first, and in an
     /// ordered group the highest ordinal.
     pub(crate) fn held_back(&self) -> BTreeMap<usize, String> {
         let mut held = BTreeMap::new();
@@ -315,7 +317,7 @@ impl Planner<'_> {
             .collect();
         let mut last: BTreeMap<&str, (u32, u64)> = BTreeMap::new();
         for (node, mark) in self.state.nodes.iter().zip(&self.marks) {
-            // What cannot be reached holds up nobody else of its group.
+            // A node that cannot be reached holds up no other node of its group.
             let counts = mark.group == NO_GROUP && !mark.forgotten && !mark.dead && mark.visible;
             if counts && self.leaving(&node.group).is_some_and(|one| one.ordered) {
                 let last = last.entry(&node.group).or_default();

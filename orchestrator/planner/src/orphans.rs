@@ -1,4 +1,4 @@
-//! Things of ours that no record knows: swept after a grace, unless the store itself may be behind.
+//! Orphans: our nodes without a record, swept after a grace period, unless the store itself may be behind.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use drover_core::{
 
 use crate::{ConditionKey, ConditionKind, Op, Orphan, Planner};
 
-/// So many are named where there are many.
+/// Maximum number of orphans that a message names.
 const NAMED: usize = 3;
 const RESTORED: &str = "the store was restored; they are swept once a person says so: \
                         drover-orchestrator store confirm-restore";
@@ -21,7 +21,7 @@ const OUT_OF_SIGHT: &str =
     "it cannot be seen, so they cannot be swept; bring it back, or drover abandon gives it up";
 
 impl Planner<'_> {
-    /// Conditions that freeze a cluster; found before anything else is decided.
+    /// Detects the conditions that freeze a cluster, before anything else is decided.
     pub(crate) fn freeze(&mut self) {
         let behind = self
             .state
@@ -29,7 +29,7 @@ impl Planner<'_> {
             .iter()
             .find(|(_, orphan)| !self.state.gave_out(orphan.sequence));
         self.behind = behind.is_some();
-        // What is made while a platform cannot be seen would be too many once it shows what is to be taken in.
+        // Nodes created while a platform is not visible would be too many once it shows the ones to adopt.
         self.adopting = self.state.adopts()
             && !(self.state.orphans.is_empty()
                 && self.state.foreign.is_empty()
@@ -121,13 +121,13 @@ impl Planner<'_> {
         view.is_some_and(|view| view.sees(&orphan.platform_uid))
     }
 
-    /// Why an orphan is not swept, however old it is: in one word, and for people. Who deletes the cluster means
-    /// everything that is its own.
+    /// Why an orphan is not swept, however old it is: as a single word, and for people. The deletion of a cluster
+    /// includes its orphans.
     fn keeps_orphan(&self, orphan: &Orphan) -> Option<(&'static str, &'static str)> {
         if self.input.orphan_hold {
             return Some(("StoreBehind", RESTORED));
         }
-        // The order, and the condition of a store that is behind, say it already.
+        // The order, or the condition of a store that is behind, already reports it.
         if self.state.adopts() || (self.behind && !self.state.deleting) {
             return Some(("StoreBehind", ""));
         }
@@ -162,6 +162,7 @@ impl Planner<'_> {
         self.hold(key, "Kept", &words.join("; "));
     }
 
+    /// The record of an orphan that is to be swept: it is created with its removal already intended.
     fn record(&self, platform: &Sym, node_id: &str, orphan: &Orphan) -> Node {
         let now = self.input.now;
         let (storage, retain) = self.orphan_storage(&orphan.group);

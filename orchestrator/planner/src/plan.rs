@@ -1,4 +1,4 @@
-//! What a plan depends on, and what it says.
+//! Input and output of the planner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,43 +17,44 @@ use crate::{
 
 /// Everything that a plan depends on.
 pub struct Input<'a> {
-    /// The time.
+    /// Current time.
     pub now: Millis,
-    /// When this process began to observe. What an earlier one saw counts for no deadline that ends in a deletion.
+    /// When this process started to observe. Observations of earlier processes do not count towards any deadline that
+    /// ends in a deletion.
     pub process_start: Millis,
-    /// The groups wanted. Empty when the cluster is being deleted.
+    /// The desired groups. Empty if the cluster is being deleted.
     pub groups: &'a [Group],
-    /// The infrastructure wanted; of no account when the cluster is being deleted.
+    /// The desired infrastructure; ignored if the cluster is being deleted.
     pub infrastructure: &'a [Wanted],
-    /// Defaults for the health of groups that say nothing, by position in `groups`; from their templates.
+    /// Health policies from the templates, by position in `groups`; used by groups that have none of their own.
     pub health_defaults: &'a [Option<drover_core::spec::Health>],
-    /// Groups that are wanted no more and whose nodes go in an order.
+    /// Groups that are no longer wanted, with the order and hooks for the removal of their nodes.
     pub leaving: &'a [Leaving],
-    /// What becomes of orphans.
+    /// How orphans are treated.
     pub orphans: OrphanPolicy,
-    /// How long an orphan is seen first.
+    /// How long an orphan must have been observed before it is acted on.
     pub orphan_grace: Millis,
     /// Whether a restored store still waits for a person to confirm before orphans are swept.
     pub orphan_hold: bool,
-    /// The record and what was observed of it.
+    /// The record, with what was observed.
     pub state: &'a State,
-    /// The platforms, by the name under which they are registered.
+    /// Platforms by the name under which they are registered.
     pub platforms: &'a BTreeMap<Sym, PlatformView>,
-    /// What requests take in the store.
+    /// Sizes of requests in the store.
     pub sizes: &'a dyn Sizes,
-    /// Whether the report is wanted.
+    /// Whether to fill [`Plan::report`] and [`Plan::renewals`].
     pub explain: bool,
 }
 
-/// What requests take in the store, in bytes. A plan that would be more than one step of the store can hold stops before.
+/// Sizes of requests in the store, in bytes. A plan stops before it exceeds what one step of the store can hold.
 pub trait Sizes {
-    /// One that is made for a group by a choice, both by position in the input. An upper bound.
+    /// Upper bound for a new request of a group by one of its choices, both by position in the input.
     fn request(&self, group: usize, choice: usize) -> usize;
-    /// One that is open.
+    /// Size of an open request.
     fn open(&self, request: &Uuid) -> usize;
 }
 
-/// Of no account.
+/// Disables the size limit.
 impl Sizes for () {
     fn request(&self, _: usize, _: usize) -> usize {
         0
@@ -64,316 +65,317 @@ impl Sizes for () {
     }
 }
 
-/// What is to be done.
+/// Result of a planning pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Operations on the record, in order; durable before any call is made.
+    /// Operations on the record, in order; they must be durable before any call is made.
     pub ops: Vec<Op>,
     /// Calls to make once the operations are durable.
     pub calls: Vec<Call>,
-    /// When to plan again even if nothing happens. Absent: not before something happens.
+    /// When to plan again even if nothing happens. `None` to wait for an event.
     pub wake: Option<Millis>,
-    /// There is more to do right after this plan.
+    /// Whether more work follows right after this plan.
     pub again: bool,
-    /// A deleted cluster is proven absent everywhere; its record can go.
+    /// Whether a deleted cluster is proven absent everywhere, so that its record can be removed.
     pub finished: bool,
-    /// What every group and node is doing, or why it waits; only if asked for.
+    /// What every group and node is doing, or why it waits. Only if [`Input::explain`] is set.
     pub report: Vec<Note>,
-    /// Groups of which nodes are to be renewed; only if asked for.
+    /// Pending replacements, per group. Only if [`Input::explain`] is set.
     pub renewals: Vec<Renewal>,
 }
 
 impl Plan {
-    /// Whether nothing is to be done now.
+    /// Whether there is nothing to do now.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty() && self.calls.is_empty() && !self.finished
     }
 }
 
-/// One operation on the record.
+/// An operation on the record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// A node is in another state.
+    /// Sets the state of a node.
     StateChanged {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// The state.
+        /// The new state.
         state: NodeState,
-        /// Why, one word.
+        /// Cause as a single word.
         reason: &'static str,
-        /// Why, for people.
+        /// Cause for people.
         message: Box<str>,
-        /// Whether it has been Ready for as long as its group calls stable.
+        /// Whether it has been Ready for as long as its group requires to count as stable.
         stable: bool,
     },
-    /// The platform has said under which id it has a node.
+    /// Records the platform's id of a node.
     NodeIdAssigned {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// The id.
+        /// The platform's id.
         node_id: Box<str>,
     },
-    /// Nodes are asked for: the intent, and the first attempt.
+    /// Requests nodes: the intent, and the first attempt.
     Request {
-        /// The request.
+        /// The new request.
         request: Box<Request>,
-        /// Its nodes, in the order of their indexes.
+        /// Records of its nodes, in the order of their indexes.
         nodes: Vec<Node>,
-        /// Position of its group in the input.
+        /// Position of the group in the input.
         group: usize,
         /// Position of the choice in the group.
         choice: usize,
-        /// Why, one word: ScaleUp, Replace or Update.
+        /// Cause as a single word: ScaleUp, Replace or Update.
         reason: &'static str,
     },
-    /// An open request is sent again.
+    /// Records another attempt to send an open request.
     Attempt {
-        /// The request.
+        /// Id of the request.
         request: Uuid,
         /// Deadline of the attempt.
         deadline: Millis,
     },
-    /// The last attempt of a request is known to have made nothing.
+    /// Records that the last attempt of a request is known to have created nothing.
     MadeNothing {
-        /// The request.
+        /// Id of the request.
         request: Uuid,
     },
-    /// A request is closed: it is never sent again.
+    /// Closes a request, which is never sent again.
     Close {
-        /// The request.
+        /// Id of the request.
         request: Uuid,
-        /// Until when the backend may still make its nodes.
+        /// Until when the backend may still create its nodes.
         maybe_until: Millis,
-        /// From when on no call can make them.
+        /// From when on no call can create them.
         settled: Millis,
     },
-    /// A node is to be removed; irrevocable.
+    /// Records the intent to remove a node; irrevocable.
     Remove {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// Why.
+        /// Cause of the removal.
         reason: RemovalReason,
-        /// Whether its storage is kept.
+        /// Whether its storage is retained.
         retain: bool,
     },
-    /// A node that is to be removed is drained first, or has been.
+    /// Starts or ends the drain that precedes the removal of a node.
     Drain {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// Until when its removal waits. 0: the drain is over.
+        /// Until when the removal waits for the drain. 0 if the drain is over.
         until: Millis,
-        /// What went wrong with it, for people.
+        /// Why the drain failed, for people.
         failed: Option<Box<str>>,
     },
-    /// A node is proven absent; its record goes.
+    /// Drops the record of a node that is proven absent.
     RecordDropped {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// Why it went, one word.
+        /// Cause as a single word.
         reason: &'static str,
         /// What happened, for people.
         message: Box<str>,
-        /// Whether nobody had asked for that.
+        /// Whether the node went without its removal being requested.
         lost: bool,
     },
-    /// A thing without a record gets one: in order to be removed, or to be kept as a node of its group.
+    /// Creates a record for a node without one, to remove it or to keep it in its group.
     TakeOrphan {
-        /// The record. With its removal: it is to go. With an adoption: its platform has to be told first.
+        /// The record. With a removal, the node is to be removed; with an adoption, its platform has to be told first.
         node: Box<Node>,
     },
-    /// A node has the slot for which it was adopted.
+    /// Completes an adoption: the node has the slot for which it was adopted.
     Own {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
     },
-    /// An order to adopt was carried out.
+    /// Records that an order to adopt was carried out.
     Adopted {
-        /// Its number.
+        /// Number of the order.
         order: u64,
     },
-    /// A back-off changes, or ends.
+    /// Changes or clears a back-off.
     BackOff {
-        /// Of what.
+        /// The back-off.
         key: BackOffKey,
-        /// What it is from now on.
+        /// Its new state. `None` to clear it.
         to: Option<BackOff>,
     },
-    /// A condition begins, changes its words or ends.
+    /// Sets, rewords or ends a condition.
     Condition {
-        /// Which one.
+        /// The condition.
         key: ConditionKey,
-        /// What it says from now on. Absent: it does not hold.
+        /// Its new state. `None` if it no longer holds.
         to: Option<Condition>,
     },
-    /// A node gets the present hash of what made it: only the formula has changed.
+    /// Replaces the spec hash of a node by that of the present formula; only the formula has changed.
     Restamp {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// The hash.
+        /// Hash by the present formula.
         spec_hash: Sym,
     },
-    /// The platform has said which template it made a node from, and it is not the one that was expected.
+    /// Records which template the platform rendered for a node, as it is not the expected one.
     Template {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// Digest of the template. Empty: not known.
+        /// Digest of the template. Empty if not known.
         digest: Sym,
     },
-    /// A node is to have another role, or has it: [`Role::Promoting`] and [`Role::Demoting`] are intents.
+    /// Changes the role of a node; [`Role::Promoting`] and [`Role::Demoting`] are intents.
     RoleChange {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// The role.
+        /// The new role.
         role: Role,
     },
-    /// The renewal of nodes of a group begins, comes on or ends.
+    /// Starts, advances or ends the rollout of a group.
     Rollout {
         /// Path of the group.
         group: Sym,
-        /// How far it is from now on. Absent: nothing is left to be renewed.
+        /// Its progress. `None` if no node is left to be replaced.
         to: Option<Rollout>,
     },
-    /// A group whose nodes come in an order has had so many of them at a time.
+    /// Records the most nodes that a group with ordering constraints has had at a time.
     PeakSizeChanged {
         /// Path of the group.
         group: Sym,
-        /// How many. Absent: of no account any more.
+        /// Number of nodes. `None` if it no longer matters.
         to: Option<u32>,
     },
-    /// Active nodes have left their storage behind, or it has been taken over, or somebody else acts by now.
+    /// Records which places active nodes have vacated. A place ends when its storage is taken over, or when another
+    /// node acts.
     Vacated {
         /// Path of the group.
         group: Sym,
-        /// Ordinals whose storage has what was written last. Empty: of no account any more.
+        /// Ordinals whose storage holds the most recent writes. Empty if they no longer matter.
         to: BTreeSet<u32>,
     },
-    /// The record of infrastructure changes, or ends.
+    /// Changes or removes the record of infrastructure.
     Infrastructure {
-        /// Which backend it is on.
+        /// Backend of the infrastructure.
         key: BackendKey,
-        /// What it is from now on. Absent: its record goes.
+        /// Its new state. `None` to remove the record.
         to: Option<Box<Infrastructure>>,
-        /// What that is.
+        /// Kind of the change.
         change: InfrastructureChange,
     },
-    /// A backend shows another uid and is the same one: records that say to be on it say the new uid.
+    /// Moves records to the new uid of a backend that is known to be the same one.
     Rebind {
         /// Name of the platform.
         platform: Sym,
-        /// Uid before.
+        /// Previous uid.
         from: Sym,
-        /// Uid from now on.
+        /// New uid.
         to: Sym,
-        /// Slots that it is about.
+        /// Slots whose records are moved.
         slots: Vec<u64>,
-        /// Open requests that it is about.
+        /// Open requests that are moved.
         requests: Vec<Uuid>,
         /// Whether nothing is left under the old uid.
         last: bool,
     },
-    /// A backend is given up, with what it was last seen to have.
+    /// Abandons a backend, with everything that was last observed on it.
     Abandon {
         /// Name of the platform.
         platform: Sym,
         /// Uid of the backend.
         uid: Sym,
-        /// Whether what it may show after all is left alone. Said by the first of several steps: what one of them drops
-        /// is without a record from then on.
+        /// Whether what it may still show is left alone. Set by the first of several steps, because what a step drops
+        /// has no record from then on.
         keep: bool,
         /// Whether nothing of it is left.
         last: bool,
     },
-    /// What a backend shows after it was given up is swept after all.
+    /// Allows what an abandoned backend shows to be swept after all.
     Sweep {
         /// Uid of the backend.
         uid: Sym,
-        /// Name of the platform that shows it now. Absent: none does.
+        /// Name of the platform that shows it now. `None` if none does.
         shown_by: Option<Sym>,
     },
-    /// The record is about this generation from now on.
+    /// Sets the observed generation.
     Observed {
-        /// The generation.
+        /// The generation that the record now reflects.
         generation: u64,
     },
 }
 
-/// One call to a platform.
+/// A call to a platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Sends a request.
     Provision {
-        /// The request.
+        /// Id of the request.
         request: Uuid,
-        /// Deadline.
+        /// Deadline of the call.
         deadline: Millis,
     },
-    /// Asks for the removal of a node.
+    /// Requests the removal of a node.
     Deprovision {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
     },
-    /// Has a node take the role that its record intends.
+    /// Makes a node take the role that its record intends.
     RoleChange {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
     },
-    /// Runs the hook inside a node before its removal.
+    /// Runs the pre-stop hook inside a node before its removal.
     Drain {
-        /// Its slot.
+        /// Slot of the node.
         slot: u64,
-        /// Until when.
+        /// Deadline of the hook.
         until: Millis,
     },
     /// Reads a platform completely, to find out whether slots are absent.
     Confirm {
-        /// The platform.
+        /// Name of the platform.
         platform: Sym,
     },
-    /// Asks a platform to give a foreign node its slot here.
+    /// Asks a platform to assign a foreign node to its slot here.
     Adopt {
-        /// The slot.
+        /// Slot of the node.
         slot: u64,
     },
-    /// Asks about infrastructure: that it be made or freed, or what there is of it.
+    /// Creates, releases or reads infrastructure.
     Infrastructure {
-        /// The platform.
+        /// Name of the platform.
         platform: Sym,
         /// Uid of the backend.
         uid: Sym,
-        /// What is asked.
+        /// The operation.
         asked: Asked,
     },
 }
 
-/// What a group or node is doing, or why it waits.
+/// Explains what a group or node is doing, or why it waits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
-    /// Path of the group. Empty: about the whole cluster.
+    /// Path of the group. Empty for the whole cluster.
     pub group: Sym,
-    /// Slot. Absent: about the whole group.
+    /// Slot of the node. `None` for the whole group.
     pub slot: Option<u64>,
-    /// Whether an action of the plan is about it; otherwise it waits.
+    /// Whether the plan acts on it; otherwise it waits.
     pub acting: bool,
-    /// Why, one word.
+    /// Cause as a single word.
     pub reason: &'static str,
-    /// Why, for people.
+    /// Cause for people.
     pub message: String,
-    /// Until when it waits.
+    /// Until when it waits. `None` if not known.
     pub until: Option<Millis>,
 }
 
-/// Nodes of a group that are to be renewed, and within which budget.
+/// The nodes of a group that are to be replaced, with their budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renewal {
     /// Path of the group.
     pub group: Sym,
-    /// How many at a time.
+    /// Max surge and max unavailable.
     pub budget: Budget,
-    /// Nodes wanted.
+    /// Desired number of nodes.
     pub size: u32,
-    /// Slots, in the order in which they go if nothing changes.
+    /// Slots in the order of their replacement, if nothing changes.
     pub order: Vec<u64>,
-    /// How long it takes at most if nothing fails.
+    /// Upper bound of the duration if nothing fails, in ms.
     pub at_most: Millis,
 }

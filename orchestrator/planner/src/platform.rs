@@ -1,4 +1,4 @@
-//! What is known of a platform, as far as plans depend on it.
+//! The state of a platform, as far as plans depend on it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,67 +12,69 @@ use crate::{PLATFORM_BREAKER_MIN, PLATFORM_BREAKER_PERCENT};
 /// Failure domains of a platform: name to topology labels.
 pub type Domains = BTreeMap<Sym, BTreeMap<Sym, Sym>>;
 
-/// What a platform has none of now.
+/// A lack of capacity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Of what (`Choice::pool`).
+    /// Pool that is exhausted (`Choice::pool`).
     pub pool: Sym,
-    /// In which failure domain. Empty: in all of them.
+    /// Failure domain that is exhausted. Empty for all of them.
     pub domain: Sym,
-    /// Until when nobody asks again.
+    /// Until when no request asks for it.
     pub until: Millis,
 }
 
-/// A platform as it can be seen now.
+/// Present view of a platform.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlatformView {
-    /// Uid of the backend. Empty: it has not answered yet.
+    /// Uid of the backend. Empty until it has responded.
     pub uid: Sym,
-    /// Whether it is known now what exists there: it answers, its uid is the recorded one, and its last complete
-    /// observation is not too old.
+    /// Whether it is known what exists there: it responds, its uid is the recorded one, and its last complete
+    /// observation is recent enough.
     pub visible: bool,
-    /// Since when it is visible without a break.
+    /// Since when it has been visible without interruption.
     pub visible_since: Millis,
-    /// Whether calls may be made: visible, older owners are fenced off, and not too many fail.
+    /// Whether calls may be made: it is visible, older owners are fenced off, and not too many calls fail.
     pub callable: bool,
-    /// Why not, for people.
+    /// Why it is not visible or callable, for people.
     pub trouble: Box<str>,
-    /// Changes with what the platform offers.
+    /// Changes whenever the platform's offer changes.
     pub etag: Sym,
-    /// How it wants to be called.
+    /// Limits for calls.
     pub limits: Limits,
-    /// Time from accepted to running before a node is sick, where groups say nothing.
+    /// Time from accepted to running after which a node is sick, for groups that do not set one.
     pub provision_timeout: Millis,
-    /// What it has none of now, as any cluster was told.
+    /// Present shortages, as reported to any cluster.
     pub no_capacity: Vec<Shortage>,
-    /// Its failure domains.
+    /// Failure domains with their labels.
     pub domains: Arc<Domains>,
-    /// Nodes on it that are in trouble (`is_troubled`), over all clusters.
+    /// Troubled nodes on it ([`is_troubled`]), over all clusters.
     pub sick: u32,
     /// Nodes on it, over all clusters.
     pub total: u32,
-    /// When there were too many last: who was judged by then may only not have been asked again since.
+    /// When its circuit breaker was last open: a node that was judged sick by then may merely not have been probed
+    /// again since.
     pub calm_since: Millis,
-    /// Whether it has ended all calls of earlier processes of ours: none of them begins to make anything any more.
+    /// Whether it has ended all calls of earlier processes of ours, so that none of them starts to create anything any
+    /// more.
     pub fenced: bool,
-    /// Whether it can give nodes another owner.
+    /// Whether it can change the owner of nodes.
     pub adopts: bool,
 }
 
-/// How a platform wants to be called.
+/// Limits for calls to a platform. Times are in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most slots in a request.
+    /// Maximum number of nodes in a request. Default 1.
     pub max_batch: u32,
-    /// Longest time from the start of a create until it has made something or never will.
+    /// Maximum time from the start of a create until it has created something or never will. Default 2 min.
     pub max_creation_time: Millis,
-    /// How long after its first sending a request is recognised.
+    /// How long a request is recognised after it was first sent. Default 10 min.
     pub request_memory: Millis,
-    /// Longest time for which a thing that exists may not be listed.
+    /// Maximum time for which an existing node may not be listed. Default 1 min.
     pub visibility_delay: Millis,
-    /// Shortest wait before a request of unknown outcome is sent again.
+    /// Minimum wait before a request of unknown outcome is sent again. Default 1 min.
     pub replay_delay: Millis,
-    /// Deadline of a Provision call.
+    /// Deadline of a Provision call. Default 1 min.
     pub call_timeout: Millis,
 }
 
@@ -89,14 +91,14 @@ impl Default for Limits {
     }
 }
 
-/// So many nodes of a platform may be in trouble before none of them is replaced any more.
+/// Threshold of a platform's circuit breaker: if more of its nodes are troubled, none of them is replaced.
 #[must_use]
 pub fn most_troubled(total: u32) -> u32 {
     PLATFORM_BREAKER_MIN.max(total * PLATFORM_BREAKER_PERCENT / 100)
 }
 
-/// Whether a node counts against its platform: it is sick, is being replaced because it was, or was well and did not
-/// answer its last probe. Many of these at a time have one cause, which replacing them does not cure.
+/// Whether a node counts towards the circuit breaker of its platform: it is sick, is being replaced because it was, or
+/// was healthy and failed its last probe. Many of these at a time have one cause, which replacing them does not fix.
 #[must_use]
 pub fn is_troubled(node: &Node) -> bool {
     let replaced = |removal: Removal| removal.reason == RemovalReason::Sick;
@@ -108,13 +110,14 @@ pub fn is_troubled(node: &Node) -> bool {
 }
 
 impl PlatformView {
-    /// Whether what a record says to be on this backend can be seen.
+    /// Whether this backend is visible now, so that what is recorded on it can be observed.
     #[must_use]
     pub fn sees(&self, uid: &str) -> bool {
         self.visible && *self.uid == *uid
     }
 
-    /// Until when it has nothing of a pool in any of these failure domains. None named: in any that it has.
+    /// Until when a pool is exhausted in all of these failure domains, or in all that it has if none are named. `None`
+    /// if it is not.
     #[must_use]
     pub fn out_of(&self, pool: &str, domains: &[String], now: Millis) -> Option<Millis> {
         let short: Vec<&Shortage> = self
@@ -134,12 +137,12 @@ impl PlatformView {
         } else {
             domains.iter().map(|domain| until(domain)).collect()
         };
-        // The first of them that may have some again.
+        // The earliest time at which one of them may have capacity again.
         let each = each.and_then(|each| each.into_iter().min());
         until("").max(each)
     }
 
-    /// The value of a topology key in a failure domain. Empty: not known.
+    /// Value of a topology key in a failure domain. Empty if not known.
     #[must_use]
     pub fn topology(&self, domain: &str, key: &str) -> &str {
         self.domains

@@ -1,12 +1,13 @@
-//! Nodes that nobody wants any more, of groups that are gone and of deleted clusters, and the calls that remove nodes.
+//! Removal of nodes that are no longer wanted, because their group is gone or their cluster is deleted, and the calls
+//! that remove nodes.
 
 use drover_core::{NodeState, node::RemovalReason};
 
 use crate::{Call, Op, Planner};
 
 impl Planner<'_> {
-    /// A deletion that a user asked for skips budget and breaker, and needs neither spec nor health. What is there waits
-    /// until its platform can be seen.
+    /// A deletion that a user requested bypasses budget and circuit breaker, and needs neither spec nor health.
+    /// Existing nodes wait until their platform is visible.
     pub(crate) fn remove_unwanted(&mut self) {
         let held = self.held_back();
         for at in 0..self.state.nodes.len() {
@@ -42,9 +43,9 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether a node came into being on a platform that cannot be reached now. It could not be removed there, and only
-    /// from there may it be known in which order its group goes, and what is run in a node before. The time for that
-    /// would pass unused.
+    /// Whether a node exists on a platform that cannot be reached now. It could not be removed there anyway, and the
+    /// removal order of its group and its pre-stop hook may be known only from that platform; the time for them would
+    /// pass unused.
     fn is_out_of_sight(&self, at: usize) -> bool {
         let (node, mark) = (&self.state.nodes[at], self.marks[at]);
         let known = self.input.platforms.get(&node.platform);
@@ -54,7 +55,7 @@ impl Planner<'_> {
             && known.is_some_and(|view| !view.visible)
     }
 
-    /// Asks for the removal of nodes whose intent to be removed is durable.
+    /// Requests the removal of nodes for which that intent is durable.
     pub(crate) fn call_removals(&mut self) {
         for at in 0..self.state.nodes.len() {
             let (node, mark) = (&self.state.nodes[at], self.marks[at]);

@@ -1,4 +1,4 @@
-//! Requests: taking in what was answered, closing, sending again.
+//! Requests: evaluating responses, closing, sending again.
 
 use drover_core::{
     Class, Error, Millis, back_off,
@@ -8,15 +8,15 @@ use uuid::Uuid;
 
 use crate::{Call, Limits, Op, Planner};
 
-/// Longest wait before a request of unknown outcome is sent again.
+/// Maximum wait before a request of unknown outcome is sent again.
 const MAX_RESEND: Millis = 60_000;
-/// First wait before a request of unknown outcome is sent again, where the platform recognises it at once.
+/// First wait before a request of unknown outcome is sent again, if the platform recognises it immediately.
 const FIRST_RESEND: Millis = 200;
-/// Wait before a call is repeated that the platform refused for being out of date.
+/// Wait before a call is repeated that the platform refused as stale.
 const STALE_RETRY: Millis = 100;
 
 impl Planner<'_> {
-    /// Takes in what was answered since the last plan.
+    /// Evaluates the responses since the last plan.
     pub(crate) fn take_answers(&mut self) {
         let answered: Vec<&Request> = self
             .state
@@ -75,7 +75,7 @@ impl Planner<'_> {
     fn take_error(&mut self, request: &Request, answer: &Answer, error: &Error) {
         match error.class() {
             class @ (Class::Cannot | Class::NoCapacity | Class::Credentials) => {
-                // The answered attempt made nothing. If that holds of all, the slots never were.
+                // This attempt created nothing. If that holds for all attempts, the slots never existed.
                 if request.made_nothing + 1 >= request.attempts {
                     self.close_settled(request.id, answer.at, answer.at);
                     for at in 0..self.state.nodes.len() {
@@ -110,7 +110,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Forgets a slot that is known never to be made.
+    /// Drops a slot that is known never to be created.
     fn drop_unmade(&mut self, at: usize, request: &Request, error: &Error) {
         let node = &self.state.nodes[at];
         let class = error.class();
@@ -141,7 +141,7 @@ impl Planner<'_> {
             .unwrap_or_default()
     }
 
-    /// Closes a request of which calls may still be under way.
+    /// Closes a request whose calls may still be in flight.
     pub(crate) fn close(&mut self, request: Uuid, maybe_until: Millis) {
         let now = self.input.now;
         let Some(open) = self.state.requests.get(&request) else {
@@ -151,7 +151,7 @@ impl Planner<'_> {
         if let Some(view) =
             view.filter(|view| view.fenced && !open.sent && view.sees(&open.platform_uid))
         {
-            // Only earlier processes sent it, and their calls have ended: what they began may still come into being.
+            // Only earlier processes sent it, and their calls have ended; what these started may still come into being.
             self.close_settled(request, now + view.limits.max_creation_time, now);
             return;
         }
@@ -170,7 +170,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Closes requests whose nodes nobody wants any more, and those that a platform will soon have forgotten.
+    /// Closes requests whose nodes are no longer wanted, and those that their platform is about to forget.
     pub(crate) fn settle_requests(&mut self) {
         let open: Vec<&Request> = self
             .state
@@ -188,7 +188,7 @@ impl Planner<'_> {
                 let mut choices = self.input.groups[group].choices.iter();
                 choices.any(|choice| choice.is_hash(&request.spec_hash))
             });
-            // A call that begins now must be over while the platform still recognises the request.
+            // A call that starts now must end while the platform still recognises the request.
             let memory =
                 (request.first_sent + limits.request_memory).saturating_sub(limits.call_timeout);
             if !wanted || self.state.deleting || self.input.now >= memory {
@@ -199,7 +199,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Sends open requests again whose last attempt has no known outcome.
+    /// Sends open requests again if the outcome of their last attempt is not known.
     pub(crate) fn send_requests(&mut self) {
         let open: Vec<&Request> = self
             .state
@@ -244,7 +244,7 @@ impl Planner<'_> {
                 .group_of(request)
                 .is_some_and(|group| self.is_over(group))
             {
-                // Fewer are wanted by now: sent again, it could still make more.
+                // Fewer are wanted by now: sent again, it could still create more.
                 let until = request.deadline.max(self.input.now) + view.limits.max_creation_time;
                 self.close(request.id, until);
                 continue;
@@ -263,13 +263,13 @@ impl Planner<'_> {
 
     fn next_attempt(&self, request: &Request, limits: &Limits) -> Millis {
         let Some(answer) = &request.answer else {
-            // Nothing is under way and nothing was answered: an earlier process sent it, perhaps.
+            // Nothing is in flight and there is no response: an earlier process may have sent it.
             let earlier = request.deadline.saturating_sub(limits.call_timeout);
             return (earlier + limits.replay_delay).max(request.call.next);
         };
         let error = answer.outcome.as_ref().err();
         if error.is_some_and(|error| error.class() == Class::Stale) {
-            // Nothing was made, and nothing is in doubt: soon at first.
+            // Nothing was created and nothing is in doubt, so the first retries follow soon.
             let times = request.made_nothing.saturating_sub(1).min(6);
             return answer.at + (STALE_RETRY << times);
         }
@@ -277,7 +277,7 @@ impl Planner<'_> {
             Some(after) => crate::observe::millis(after),
             None => {
                 let most = back_off(FIRST_RESEND, MAX_RESEND, request.attempts);
-                // Full jitter, from the request's own id so that a plan stays a function of its input.
+                // Jitter, derived from the request's own id so that a plan stays a function of its input.
                 let seed = request.id.as_u128()
                     ^ u128::from(request.attempts).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 let share = (seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as u64 % 1000;

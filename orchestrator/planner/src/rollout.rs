@@ -1,4 +1,5 @@
-//! Renewal: nodes that are outdated, or that their user marked, go one after the other, within the budget of their group.
+//! Rollouts: nodes that are outdated or marked by the user are replaced one after the other, within the budget of their
+//! group.
 
 use drover_core::{
     Millis, NodeState, Sym,
@@ -11,18 +12,18 @@ use crate::{
     observe::{millis, seconds},
 };
 
-/// What there is of a group while some of it is renewed.
+/// Nodes of a group, by their progress in a rollout.
 struct Progress {
-    /// Those to be renewed that do not leave yet.
+    /// To be replaced and not leaving yet.
     left: Vec<usize>,
-    /// As wanted and available for as long as the update asks for.
+    /// Up to date, and available for as long as the update requires.
     ready: usize,
-    /// As wanted and not available yet, or leaving: what the update has set going.
+    /// Up to date and not available yet, or leaving: replacements in progress.
     pending: usize,
 }
 
 impl Planner<'_> {
-    /// Removes nodes that are to be renewed, as the budget allows. Answers how many nodes more than the size may be there
+    /// Removes nodes that are to be replaced, as the budget allows. Returns how many nodes beyond the size may exist
     /// for that.
     pub(crate) fn renew(&mut self, group: usize) -> usize {
         self.restamp(group);
@@ -74,7 +75,8 @@ impl Planner<'_> {
             .left
             .into_iter()
             .filter(|&at| self.is_removable(at))
-            // What nobody asked for by name goes only if it is known what becomes of it.
+            // A node that was not named by the user is removed only if its state and the outcome of its creation are
+            // known.
             .filter(|&at| {
                 let node = &self.state.nodes[at];
                 node.marked || self.marks[at].fresh && node.is_resolved()
@@ -86,7 +88,8 @@ impl Planner<'_> {
             let (slot, platform) = (node.slot, node.platform.clone());
             let counts = usize::from(self.is_seasoned(group, at));
             let others = available - counts;
-            // What ran may run on, and only its probes be cut off: such go as slowly as those that serve.
+            // A node that once ran may still run with only its probes cut off: such nodes are replaced as slowly as
+            // those that serve.
             let ran = node.state == NodeState::Unhealthy && *node.reason != *"StartTimeout";
             if self.may_serve(at) && others < floor {
                 self.note(&spec.path, Some(slot), false, "Budget", || {
@@ -125,7 +128,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether a node is to be renewed: it is marked, or outdated where changes reach nodes by themselves.
+    /// Whether a node is to be replaced: it is marked, expired or misplaced, or it is outdated and the group updates
+    /// nodes by itself.
     pub(crate) fn is_renewed(&self, at: usize) -> bool {
         let Some(group) = self.input.groups.get(usize::from(self.marks[at].group)) else {
             return false;
@@ -140,7 +144,7 @@ impl Planner<'_> {
                 || group.update.strategy == UpdateStrategy::Rolling && self.is_outdated(at))
     }
 
-    /// Whether a node is available, and has been for as long as an update of its group asks for.
+    /// Whether a node has been available for as long as an update of its group requires.
     fn is_seasoned(&self, group: usize, at: usize) -> bool {
         let node = &self.state.nodes[at];
         let min_ready = millis(self.input.groups[group].update.min_ready);
@@ -177,7 +181,7 @@ impl Planner<'_> {
             } else {
                 progress.pending += 1;
                 let due = node.state_time + min_ready;
-                // Who has only to be heard of wakes the cluster by its probe.
+                // A node that lacks only a probe result needs no timer: the probe wakes the cluster.
                 if mark.available && node.state == NodeState::Ready && due > self.input.now {
                     soon = soon.min(due);
                 }
@@ -191,7 +195,7 @@ impl Planner<'_> {
         progress
     }
 
-    /// Records how far a renewal is: when it began, and when it came on last.
+    /// Records the progress of a rollout: when it began, and when it last advanced.
     fn follow_rollout(&mut self, group: usize, progress: &Progress) {
         let spec = &self.input.groups[group];
         let before = self.rollout(&spec.path);
@@ -203,7 +207,7 @@ impl Planner<'_> {
         let target = target.unwrap_or_default();
         let to = match before {
             _ if left == 0 && before.is_none() => None,
-            // The last of them leaves, and what comes instead has to show that it works.
+            // While the last node leaves, the rollout goes on: its replacement still has to show that it works.
             _ if left == 0 && progress.pending == 0 && progress.ready >= Self::size(spec) => None,
             Some(same) if crate::template::is_same(&same.target, &target) => {
                 let mut same = same.clone();
@@ -231,7 +235,8 @@ impl Planner<'_> {
         }
     }
 
-    /// States that an update is blocked if it has not come on for too long. After all else that may say why.
+    /// Reports a rollout as blocked if it has not advanced for too long. Called after everything else that may explain
+    /// why.
     pub(crate) fn judge_update(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let Some(rollout) = self.state.rollouts.get(&spec.path) else {
@@ -245,7 +250,7 @@ impl Planner<'_> {
         if open == 0 || self.plan.ops.iter().any(|op| is_rollout(op, &spec.path)) {
             return;
         }
-        // A node comes on only when it has been ready for so long.
+        // A node counts as progress only after it has been ready for `min_ready`.
         let patience = millis(spec.update.progress_deadline + spec.update.min_ready);
         let due = rollout.progress + patience;
         if self.input.now < due {
@@ -273,14 +278,14 @@ impl Planner<'_> {
         self.block_update(&spec.path, "ProgressDeadline", &message);
     }
 
-    /// An update that new nodes cannot be made for stands still, and its old nodes with it.
+    /// A rollout for which no new nodes can be created is blocked, and the old nodes stay.
     fn block_by_back_off(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let mut blocked = None;
         for choice in &spec.choices {
             let key = BackOffKey::of(&spec.path, &choice.spec_hash, &choice.platform);
             let Some(back_off) = self.back_off(&key) else {
-                // Another choice may still do.
+                // Another choice may still work.
                 return;
             };
             let reason = match back_off.kind {
@@ -301,7 +306,6 @@ impl Planner<'_> {
         }
     }
 
-    /// States that an update is blocked.
     pub(crate) fn block_update(&mut self, group: &Sym, reason: &'static str, message: &str) {
         let key = ConditionKey {
             group: group.clone(),
@@ -311,7 +315,7 @@ impl Planner<'_> {
         self.note(group, None, false, "UpdateBlocked", || message.to_owned());
     }
 
-    /// A hash by an earlier formula becomes the present one: the formula has changed, not the node.
+    /// Replaces hashes of an earlier formula by the present ones: the formula has changed, not the node.
     fn restamp(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let old: Vec<(u64, Sym)> = self
@@ -333,12 +337,12 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether nodes of a group are being renewed, as this plan leaves it.
+    /// Whether nodes of a group are being replaced, as of this plan.
     pub(crate) fn rolls(&self, path: &Sym) -> bool {
         self.rollout(path).is_some()
     }
 
-    /// The renewal of nodes of a group, as this plan leaves it.
+    /// The rollout of a group as of this plan.
     pub(crate) fn rollout(&self, path: &Sym) -> Option<Rollout> {
         let changed = self.plan.ops.iter().rev().find_map(|op| match op {
             Op::Rollout { group, to } if group == path => Some(to.clone()),
@@ -347,7 +351,7 @@ impl Planner<'_> {
         changed.unwrap_or_else(|| self.state.rollouts.get(path).cloned())
     }
 
-    /// Ends the record of updates of groups that are gone.
+    /// Drops the rollouts of groups that are gone.
     pub(crate) fn drop_rollouts(&mut self) {
         let gone: Vec<Sym> = self
             .state
@@ -379,7 +383,7 @@ impl Planner<'_> {
         self.plan.renewals.push(renewal);
     }
 
-    /// How long so many nodes take at most, if none fails: each round as long as a node may take.
+    /// Upper bound for the replacement of `count` nodes if none fails: each round takes as long as a node may take.
     fn longest(&self, group: usize, spec: &Group, budget: Budget, count: usize) -> Millis {
         let platform = spec.choices.first().map(|choice| &choice.platform);
         let view = platform.and_then(|platform| self.input.platforms.get(platform));

@@ -1,26 +1,27 @@
-//! Scaling down: who goes without a successor, at any moment of an update or of a repair, and what becomes of its storage.
+//! Scaling down: which nodes go without a replacement, at any point of an update or a repair, and what becomes of their
+//! storage.
 
 use drover_core::{node::RemovalReason, storage::Retention};
 
 use crate::{NO_GROUP, Op, Planner, Rollout};
 
 impl Planner<'_> {
-    /// Removes those that a group has too many of because it is to be smaller. Those that have to wait are marked, so that
-    /// nobody replaces them meanwhile: what becomes of their data is another question than for who is replaced.
+    /// Removes the surplus nodes of a group that is scaled down. Those that have to wait are marked, so that they are
+    /// not replaced in the meantime: a different policy applies to their data than to that of replaced nodes.
     pub(crate) fn scale_away(&mut self, group: usize) {
         let spec = &self.input.groups[group];
-        // Where successors get the storage, places decide who is too many.
+        // If replacements take over the storage, ordinals decide which nodes are surplus.
         if spec.hands_on_storage() {
             return;
         }
         let certain = self.tally(group).certain;
         let beyond = certain.len().saturating_sub(Self::size(spec));
-        // One that died may be one of those.
+        // A dead node may be one of them.
         let dead = |at: &usize| self.marks[*at].dead && !self.marks[*at].leaving;
         let dead = self.own(group).filter(dead).count();
         let most = (certain.len() + dead).saturating_sub(Self::size(spec));
         let ahead = self.made_ahead(group);
-        // Those who are not seen now may be too many, which is to be known when they are seen again.
+        // Nodes that are not seen now may be surplus too, which has to be known when they are seen again.
         let (surplus, unseen) = match self.rollout(&spec.path) {
             Some(rollout) => (self.surplus_of(group, &rollout, most), 0),
             None => {
@@ -31,7 +32,7 @@ impl Planner<'_> {
                 (surplus, at_most.saturating_sub(surplus))
             }
         };
-        // Of some it may not be known yet whether they are there.
+        // It may not be known yet whether some of them exist.
         let goes = surplus.min(beyond);
         let order = self.surplus_order(group, certain, surplus - dead.min(surplus));
         for &at in &order {
@@ -44,8 +45,8 @@ impl Planner<'_> {
         (self.owed).insert(group, (surplus + unseen).saturating_sub(left));
     }
 
-    /// Whether the storage of a node that is removed for another reason is kept as that of one that is scaled away: while
-    /// some are still to be, nobody can say which of them has a successor.
+    /// Whether the storage of a node that is removed for another reason is retained like that of a node that is scaled
+    /// away: as long as some have still to go, it is not known which of them has a replacement.
     pub(crate) fn goes_for_surplus(&mut self, at: usize, reason: RemovalReason) -> bool {
         let group = self.marks[at].group;
         if group == NO_GROUP || !self.state.nodes[at].storage || reason == RemovalReason::Surplus {
@@ -55,7 +56,7 @@ impl Planner<'_> {
         let waiting = self.waiting_surplus(usize::from(group)) > 0;
         match self.owed.get_mut(&usize::from(group)) {
             Some(owed) if *owed > 0 => {
-                // It stands for one of them, unless those are known.
+                // It counts as one of those that have to go, unless these are known.
                 *owed -= usize::from(!waiting);
                 kept
             }
@@ -63,8 +64,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether a node was named when its group was made smaller, and what scaling leaves of it is kept. It may go for
-    /// another reason before its turn comes, or although no other is there.
+    /// Whether a node was named when its group was scaled down, and scaling retains its storage. It may go for another
+    /// reason before its turn comes, or although there is no other node.
     pub(crate) fn keeps_as_scaled_away(&self, at: usize) -> bool {
         let node = &self.state.nodes[at];
         let group = self.marks[at].group;
@@ -74,19 +75,19 @@ impl Planner<'_> {
         self.keeps_scaled(&node.group) && self.state.scaled_away.contains(&node.slot)
     }
 
-    /// Whether a group keeps what is scaled away, as it says or said last.
+    /// Whether a group retains the storage of nodes that are scaled away, as specified now or last.
     fn keeps_scaled(&self, group: &str) -> bool {
         let policy = self.policy(group);
         policy.is_some_and(|policy| policy.scaled == Retention::Retain)
     }
 
-    /// Those of whom it is known that they go without a successor, and that have to wait.
+    /// Number of nodes that are known to go without a replacement, and have to wait.
     fn waiting_surplus(&self, group: usize) -> usize {
         let waits = |at: &usize| self.marks[*at].surplus && !self.marks[*at].leaving;
         self.own(group).filter(waits).count()
     }
 
-    /// How many are still to be scaled away while others are renewed.
+    /// How many nodes are still to be scaled away during a rollout.
     fn surplus_of(&self, group: usize, rollout: &Rollout, most: usize) -> usize {
         let size = Self::size(&self.input.groups[group]);
         let was = match rollout.size {
@@ -95,7 +96,7 @@ impl Planner<'_> {
         };
         let surplus = (rollout.surplus as usize + was.saturating_sub(size))
             .saturating_sub(size.saturating_sub(was));
-        // A death may have taken one of them. While somebody's fate is unknown nobody can tell.
+        // A death may have taken one of them. While the fate of any node is unknown, that cannot be told.
         let known = self.own(group).all(|at| {
             let mark = &self.marks[at];
             mark.leaving || mark.dead || mark.fresh && self.state.nodes[at].is_resolved()
@@ -103,7 +104,7 @@ impl Planner<'_> {
         if known { surplus.min(most) } else { surplus }
     }
 
-    /// Successors of sick nodes that were made before those go.
+    /// Replacements of sick nodes that were created before those go.
     fn made_ahead(&self, group: usize) -> usize {
         if !self.creates_first(group) {
             return 0;
@@ -117,7 +118,8 @@ impl Planner<'_> {
         usize::from(newer)
     }
 
-    /// Makes what is owed durable while others are renewed: then it cannot be told from the number of nodes.
+    /// Makes the number of nodes that have still to go durable during a rollout, as it cannot be derived from the
+    /// number of nodes then.
     pub(crate) fn record_surplus(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let (Some(&owed), Some(before)) = (self.owed.get(&group), self.rollout(&spec.path)) else {

@@ -1,32 +1,33 @@
-//! Sequences that a record never gave out although it gave out higher ones.
+//! Sequence numbers that a record never assigned although it assigned higher ones.
 
 use crate::State;
 
-/// Most ranges that are kept; the lowest go first. A process that asks for something leaves one behind.
+/// Maximum number of ranges, of which the lowest are dropped first. Each process that requests something leaves one
+/// behind.
 const MOST: usize = 32;
 
-/// Ranges of sequences that nobody has who was made by this record.
+/// Ranges of sequence numbers that no node created from this record has.
 ///
-/// Every process gives out sequences far above those before it. A store that is replaced by an older copy of itself
-/// therefore skips all that the lost one had given out since, and whoever shows one of those tells that it is behind,
-/// also when it has given out many of its own by then.
+/// Every process assigns sequence numbers far above those of the processes before it. A store that is replaced by an
+/// older copy of itself therefore skips all numbers that the lost one had assigned since, and a node that carries one
+/// of them shows that the copy is behind, even after the copy has assigned many of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skipped(Vec<(u64, u64)>);
 
 impl Skipped {
-    /// From the bounds of ranges, in turns the first of one and the one after its last.
+    /// Restores the ranges from their bounds: alternately the first number of a range and the one after its last.
     #[must_use]
     pub fn of(bounds: &[u64]) -> Self {
         Self(bounds.chunks_exact(2).map(|it| (it[0], it[1])).collect())
     }
 
-    /// The bounds of the ranges, as [`Skipped::of`] takes them.
+    /// Bounds of the ranges, in the form that [`Skipped::of`] accepts.
     #[must_use]
     pub fn bounds(&self) -> Vec<u64> {
         self.0.iter().flat_map(|&(from, to)| [from, to]).collect()
     }
 
-    /// Whether a sequence was never given out.
+    /// Whether a number is in one of the ranges, so that it was never assigned.
     #[must_use]
     pub fn has(&self, sequence: u64) -> bool {
         self.0
@@ -43,7 +44,7 @@ impl Skipped {
         self.0.drain(..over);
     }
 
-    /// Whoever has this sequence is known from now on.
+    /// Removes a number, because a record now carries it.
     pub(crate) fn take(&mut self, sequence: u64) {
         let Some(at) = (self.0.iter()).position(|(from, to)| (*from..*to).contains(&sequence))
         else {
@@ -57,7 +58,7 @@ impl Skipped {
 }
 
 impl State {
-    /// A process gives out sequences from `first` on, if it has not given out higher ones.
+    /// Makes a process assign numbers from `first` on, unless higher ones were already assigned.
     pub fn count_from(&mut self, first: u64) {
         if first > self.next_sequence {
             self.skipped.skip(self.next_sequence, first);
@@ -65,7 +66,7 @@ impl State {
         }
     }
 
-    /// Whether this record gave out a sequence, as far as it can tell.
+    /// Whether this record assigned a sequence number, as far as it can tell.
     #[must_use]
     pub fn gave_out(&self, sequence: u64) -> bool {
         sequence < self.next_sequence && !self.skipped.has(sequence)
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!(given(&state, 0..20), [0, 1, 2]);
         state.next_sequence = 12;
         assert_eq!(given(&state, 0..20), [0, 1, 2, 10, 11]);
-        // The record is read again by the same process.
+        // The same process reads the record again.
         state.count_from(10);
         assert_eq!(given(&state, 0..20), [0, 1, 2, 10, 11]);
         state.count_from(15);

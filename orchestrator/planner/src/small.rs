@@ -1,7 +1,7 @@
-//! A map for few entries: one sorted vector, and nothing at all when it is empty.
+//! A map for few entries: one sorted vector, which allocates nothing while it is empty.
 //!
-//! A cluster has a handful of conditions and mostly no open request. A tree map keeps room for eleven of each as soon
-//! as there was one, which over many clusters is more memory than all their nodes take.
+//! A cluster has a handful of conditions and mostly no open request. A B-tree map keeps room for eleven of each as soon
+//! as there was one, which over many clusters takes more memory than all their nodes.
 
 use std::{borrow::Borrow, mem};
 
@@ -16,7 +16,7 @@ impl<K, V> Default for SmallMap<K, V> {
 }
 
 impl<K: Ord, V> SmallMap<K, V> {
-    /// An empty map.
+    /// Creates an empty map.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -29,7 +29,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.0.binary_search_by(|(own, _)| own.borrow().cmp(key))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -37,7 +37,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.find(key).ok().map(|at| &self.0[at].1)
     }
 
-    /// The value of a key, to be changed.
+    /// Returns the value of a key, for changes.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -45,7 +45,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.find(key).ok().map(|at| &mut self.0[at].1)
     }
 
-    /// Whether a key is there.
+    /// Whether the key is present.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -53,7 +53,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.find(key).is_ok()
     }
 
-    /// Sets the value of a key; answers the one before.
+    /// Sets the value of a key, and returns the previous one.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.find(&key) {
             Ok(at) => Some(mem::replace(&mut self.0[at].1, value)),
@@ -67,7 +67,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         }
     }
 
-    /// Removes a key; answers its value.
+    /// Removes a key, and returns its value. Frees the memory with the last key.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -80,7 +80,7 @@ impl<K: Ord, V> SmallMap<K, V> {
         Some(value)
     }
 
-    /// The value of a key, the default one if there was none.
+    /// Returns the value of a key, after inserting the default if the key is absent.
     pub fn or_default(&mut self, key: K) -> &mut V
     where
         V: Default,
@@ -95,12 +95,12 @@ impl<K: Ord, V> SmallMap<K, V> {
         &mut self.0[at].1
     }
 
-    /// Keeps what a rule says.
+    /// Keeps only the entries for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
         self.0.retain_mut(|(key, value)| keep(key, value));
     }
 
-    /// Removes everything.
+    /// Removes all entries, and frees the memory.
     pub fn clear(&mut self) {
         self.0 = Vec::new();
     }
@@ -111,28 +111,28 @@ impl<K: Ord, V> SmallMap<K, V> {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether it has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Entries, by key.
+    /// Entries in key order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
 
-    /// Keys, in order.
+    /// Keys in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &K> {
         self.0.iter().map(|(key, _)| key)
     }
 
-    /// Values, by key.
+    /// Values in key order.
     pub fn values(&self) -> impl DoubleEndedIterator<Item = &V> {
         self.0.iter().map(|(_, value)| value)
     }
 
-    /// Values, to be changed, by key.
+    /// Values in key order, for changes.
     pub fn values_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut V> {
         self.0.iter_mut().map(|(_, value)| value)
     }

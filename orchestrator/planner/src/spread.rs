@@ -1,4 +1,4 @@
-//! Who of a group goes first, so that those who stay are spread as they have to be.
+//! Removal order within a group, such that the nodes that stay keep the required spread.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -9,18 +9,18 @@ use drover_core::{
 
 use crate::Planner;
 
-/// Who goes first: marked, unhealthy, not yet Ready, outdated.
+/// Sort key for removal: marked, unhealthy, not yet Ready, outdated.
 type Ladder = (bool, bool, bool, bool);
 
-/// Nodes that stay, by the value of a topology key.
+/// Number of nodes that stay, by the value of a topology key.
 struct Counts<'a> {
     spread: &'a Spread,
     by_value: BTreeMap<&'a str, u32>,
 }
 
 impl<'a> Planner<'a> {
-    /// The first `count` of these nodes to go: marked, unhealthy, not yet Ready, outdated, from the fullest domains of a
-    /// required spread, then by age, or on named machines the last of them; never random.
+    /// The first `count` of these nodes to go: marked, unhealthy, not yet Ready, outdated, from the fullest domains of
+    /// a required spread, then by age, or on named hosts the last of them; never random.
     pub(crate) fn removal_order(
         &self,
         group: usize,
@@ -50,7 +50,7 @@ impl<'a> Planner<'a> {
                     .map(|count| Reverse(full(count).unwrap_or_default()))
                     .collect()
             };
-            // The first of the least: those that are equal stay in their order.
+            // The first of the minima, so that equal nodes keep their order.
             let next = (0..candidates.len())
                 .min_by_key(|&i| (self.ladder(candidates[i]), fullest(candidates[i])))
                 .unwrap_or_default();
@@ -94,7 +94,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The nodes over which a spread counts, without those that leave.
+    /// Counts the nodes that a spread covers, without those that leave.
     fn staying(&self, group: usize, spread: &'a Spread) -> Counts<'a> {
         let mut by_value = BTreeMap::new();
         let all = 0..self.state.nodes.len();
@@ -110,7 +110,7 @@ impl<'a> Planner<'a> {
         Counts { spread, by_value }
     }
 
-    /// The domain of a node. Empty: not known.
+    /// Value of the topology key for a node. Empty if not known.
     fn domain(&self, node: &Node, spread: &Spread) -> &'a str {
         let view = self.input.platforms.get(&node.platform);
         view.map_or("", |view| {

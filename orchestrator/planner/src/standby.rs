@@ -1,8 +1,8 @@
-//! Roles: who of a group does the work, who stands by for it, and who takes over.
+//! Roles: which nodes of a group are active, which are standby, and which take over.
 //!
-//! Never are there more active nodes than wanted: whoever may still act counts as active until it is proven dead or absent,
-//! and who was told to become active counts from that intent on. Nobody is told to give way for somebody else; a role
-//! is taken back only where its promotion was refused, so that nothing of it happened.
+//! There are never more active nodes than wanted: a node that may still act counts as active until it is proven dead or
+//! absent, and a node that was told to become active counts from that intent on. No node is told to give way to
+//! another; a role is taken back only if the promotion was refused, so that nothing of it happened.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ use crate::{Call, ConditionKey, ConditionKind, Op, Planner};
 const ATTEMPTS: u8 = 3;
 
 impl Planner<'_> {
-    /// Active nodes wanted.
+    /// Desired number of active nodes.
     pub(crate) fn actives(group: &Group) -> usize {
         group.size.unwrap_or(1) as usize
     }
 
-    /// Goes on with changes of roles, and has ready standby nodes take the places of active ones that are proven gone.
+    /// Continues role changes, and promotes ready standby nodes in place of active nodes that are proven gone.
     pub(crate) fn assign_roles(&mut self, group: usize) {
         if self
             .own(group)
@@ -48,7 +48,7 @@ impl Planner<'_> {
         self.promote(group);
     }
 
-    /// Takes in how the change of a role went, or tries again.
+    /// Evaluates the result of a role change, or retries it.
     fn follow_turn(&mut self, group: usize, at: usize) {
         let (spec, node) = (&self.input.groups[group], &self.state.nodes[at]);
         let role_change = node.role_change.as_deref();
@@ -67,7 +67,7 @@ impl Planner<'_> {
             return;
         }
         if node.role == Role::Promoting && self.acting(group) > Self::actives(spec) {
-            // Fewer are wanted by now. Told again, it would be one too many; it goes as surplus.
+            // Fewer are wanted by now. Told again, it would be one too many; it is removed as surplus.
             self.note(&spec.path, Some(node.slot), false, "Standby", || {
                 "is not wanted as an active one any more".into()
             });
@@ -86,7 +86,7 @@ impl Planner<'_> {
         self.call_turn(at, &spec.path);
     }
 
-    /// Has a node take the role that it is to have, as soon as that may be.
+    /// Makes a node take its intended role, as soon as that is possible.
     fn call_turn(&mut self, at: usize, group: &str) {
         let node = &self.state.nodes[at];
         let (slot, platform) = (node.slot, node.platform.clone());
@@ -133,7 +133,7 @@ impl Planner<'_> {
         self.note(path, Some(node.slot), false, "PromotionFailed", || message);
     }
 
-    /// Tells ready standby nodes to become active, as many as active ones are missing for certain.
+    /// Promotes ready standby nodes, as many as active ones are certainly missing.
     fn promote(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let lacks = Self::actives(spec).saturating_sub(self.acting(group));
@@ -172,7 +172,8 @@ impl Planner<'_> {
         }
     }
 
-    /// States that active nodes are missing while no standby can take over. After all that is done about it.
+    /// Reports that active nodes are missing and no standby can take over. Called after everything that is done about
+    /// it.
     pub(crate) fn judge_promotion(&mut self, group: usize) {
         let spec = &self.input.groups[group];
         let there = self.acting(group) + self.asked_active(group);
@@ -209,7 +210,7 @@ impl Planner<'_> {
         self.op(Op::RoleChange { slot, role });
     }
 
-    /// Nodes that do the work of a group, or may do it for all that is known.
+    /// Number of nodes that are active, or may be for all that is known.
     pub(crate) fn acting(&self, group: usize) -> usize {
         self.own(group).filter(|&at| self.may_act(at)).count()
     }
@@ -220,13 +221,13 @@ impl Planner<'_> {
         mark.role.may_act() && !mark.dead && !(mark.leaving && ended)
     }
 
-    /// Available nodes that do the work of a group.
+    /// Number of available nodes that are active.
     pub(crate) fn serving(&self, group: usize) -> usize {
         let serves = |at: &usize| self.serves(*at) && self.marks[*at].role == Role::Active;
         self.own(group).filter(serves).count()
     }
 
-    /// Standby nodes that can take over now, best first: those that failed least, that are as wanted, and the oldest.
+    /// Standby nodes that can take over now, best first: fewest failures, then up to date, then oldest.
     fn heirs(&self, group: usize) -> Vec<usize> {
         let mut heirs: Vec<usize> = self
             .own(group)
@@ -257,9 +258,9 @@ impl Planner<'_> {
         self.marks[at].role.may_act() && !self.heirs(group).is_empty()
     }
 
-    /// Which of the nodes that are asked for begin as active ones: those that follow an active one in its place, then the
-    /// lowest. Where there is a standby that ran already, it takes over and the new one becomes standby; one that never
-    /// ran has nothing to take over with.
+    /// Which of the requested nodes start as active: those that follow an active node in its place, then the lowest
+    /// ordinals. If a standby has ever run, it takes over and the new node becomes standby; one that never ran has
+    /// nothing to take over with.
     pub(crate) fn who_begins_active(&self, group: usize, ordinals: &[u32]) -> BTreeSet<u32> {
         let spec = &self.input.groups[group];
         if spec.standby == 0 {
@@ -287,21 +288,21 @@ impl Planner<'_> {
         let (mut order, others): (Vec<u32>, Vec<u32>) = ordinals
             .iter()
             .partition(|ordinal| vacated.contains(ordinal));
-        // Places that are taken later have their share.
+        // Places that are taken later keep their share.
         let later = vacated.len() - order.len();
         let count = lacks.min(order.len().max(lacks.saturating_sub(later)));
         order.extend(others);
         order.into_iter().take(count).collect()
     }
 
-    /// Active nodes that this plan asks for.
+    /// Number of active nodes that this plan requests.
     fn asked_active(&self, group: usize) -> usize {
         let asked = self.asked(group);
         asked.filter(|node| node.role.may_act()).count()
     }
 
-    /// Whether a node acts no more and its storage waits for whoever follows in its place: there is what was written last,
-    /// and no other storage is to be taken for it.
+    /// Whether a node no longer acts and its storage waits for its successor in the same place: it holds the most
+    /// recent writes, and no other storage may be taken for it.
     fn leaves_its_part(&self, at: usize) -> bool {
         !self.may_act(at) && self.hands_on_its_part(at)
     }
@@ -309,7 +310,7 @@ impl Planner<'_> {
     fn hands_on_its_part(&self, at: usize) -> bool {
         let node = &self.state.nodes[at];
         let spec = &self.input.groups[usize::from(self.marks[at].group)];
-        // Which role an orphan had is not known.
+        // The role that an orphan had is not known.
         let kept = node.removal.map_or_else(
             || self.retains(at, RemovalReason::Dead),
             |it| it.retain && it.reason != RemovalReason::Orphan,
@@ -318,7 +319,7 @@ impl Planner<'_> {
         self.marks[at].role.may_act() && node.storage && kept && followed
     }
 
-    /// Free ordinals whose storage an active node has left, and nobody acts since in its stead.
+    /// Free ordinals whose storage an active node has left, and in whose place no node has acted since.
     pub(crate) fn vacated(&self, group: usize) -> BTreeSet<u32> {
         let spec = &self.input.groups[group];
         if spec.standby == 0 || !spec.hands_on_storage() {
@@ -346,13 +347,13 @@ impl Planner<'_> {
         vacated
     }
 
-    /// Whether a node goes because nobody knew of it: it follows nobody, and acts for nobody.
+    /// Whether a node goes because it had no record: it neither succeeds nor acts for another node.
     fn is_orphan(&self, at: usize) -> bool {
         let removal = self.state.nodes[at].removal;
         removal.is_some_and(|it| it.reason == RemovalReason::Orphan)
     }
 
-    /// Once others act, those before them have not written last any more.
+    /// Once others act, the storage of their predecessors no longer holds the most recent writes.
     fn supersede(&mut self, group: usize) {
         let active = self.own(group).filter(|&at| {
             self.marks[at].role == Role::Active && self.may_act(at) && !self.is_orphan(at)
@@ -372,7 +373,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Records who has to begin as active: it may be asked for when nothing tells any more who was.
+    /// Records which places have to be filled by active nodes, as nodes may be requested when nothing else tells any
+    /// more who was active.
     pub(crate) fn follow_vacated(&mut self) {
         for group in 0..self.input.groups.len() {
             let spec = &self.input.groups[group];
@@ -401,7 +403,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Who of too many goes, best first: standby nodes before active ones, and of each kind only as many as are too many.
+    /// The order in which surplus nodes go: standby nodes before active ones, and of each role only as many as are too
+    /// many.
     pub(crate) fn surplus_order(
         &self,
         group: usize,
@@ -416,7 +419,7 @@ impl Planner<'_> {
             return self.pick(group, certain, surplus);
         }
         let over = standby.len().saturating_sub(spec.standby as usize);
-        // Those that are about to be promoted are still needed.
+        // Nodes that are about to be promoted are still needed.
         let lacks = Self::actives(spec).saturating_sub(self.acting(group));
         let mut order = self.pick(group, standby, surplus.min(over.saturating_sub(lacks)));
         let too_many = acting.len().saturating_sub(Self::actives(spec));
@@ -426,7 +429,7 @@ impl Planner<'_> {
             too_many
         };
         let mut active = self.pick(group, acting.clone(), acting.len());
-        // Who does not act yet is missed least.
+        // A node that does not act yet is missed least.
         active.sort_by_key(|&at| self.marks[at].role == Role::Active);
         active.truncate(too_many);
         order.extend(active);
@@ -442,7 +445,7 @@ impl Planner<'_> {
         order
     }
 
-    /// Who is renewed first: standby nodes, so that one of them can take over from an active one.
+    /// The order of replacement: standby nodes first, so that one of them can take over from an active one.
     pub(crate) fn renewal_order(
         &self,
         group: usize,
@@ -456,8 +459,8 @@ impl Planner<'_> {
         order
     }
 
-    /// Whether an active node that is to be renewed has to stay until a renewed standby can take over: as many at a time
-    /// as may be unavailable, and one in any case, since no other one can be active while it is.
+    /// Whether an active node that is to be replaced has to stay until an up-to-date standby can take over. As many may
+    /// change at a time as may be unavailable, and at least one, because no other node can be active while it is.
     pub(crate) fn awaits_standby(&mut self, group: usize, at: usize, budget: Budget) -> bool {
         let spec = &self.input.groups[group];
         if spec.standby == 0 || !self.marks[at].role.may_act() {

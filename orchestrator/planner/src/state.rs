@@ -1,4 +1,4 @@
-//! The record of one cluster.
+//! The record of a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,89 +12,89 @@ use uuid::Uuid;
 
 use crate::{Skipped, SmallMap, infrastructure::BackendKey};
 
-/// What is recorded of a cluster, and what this process observes of it.
+/// What is recorded about a cluster, and what this process observes of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
-    /// Uid of the cluster record: the owner on platforms.
+    /// Uid of the cluster record, which platforms know as the owner.
     pub uid: Uuid,
     /// Generation of the spec.
     pub generation: u64,
-    /// Generation that the record is about.
+    /// Observed generation: the one that the record reflects.
     pub observed_generation: u64,
-    /// Whether its deletion was asked for.
+    /// Whether its deletion was requested.
     pub deleting: bool,
-    /// Whether it is paused.
+    /// Whether all changes are paused.
     pub paused: bool,
-    /// Number of the next slot.
+    /// The next slot to assign.
     pub next_slot: u64,
-    /// Sequence of the next request.
+    /// Sequence number of the next request.
     pub next_sequence: u64,
-    /// Sequences below it that were never given out.
+    /// Lower sequence numbers that were never assigned.
     pub skipped: Skipped,
-    /// Nodes, by slot.
+    /// Nodes, sorted by slot.
     pub nodes: Vec<Node>,
-    /// Slots of nodes on which somebody works: they are not replaced for being sick.
+    /// Slots of nodes that are being repaired by hand: they are not replaced for being sick.
     pub repairs: BTreeSet<u64>,
-    /// Slots of nodes that were named when their group was made smaller: whatever becomes of them, and why, what scaling
-    /// keeps of their storage is kept.
+    /// Slots of nodes that were named when their group was scaled down: whenever and for whatever reason they go,
+    /// storage that scaling retains is retained.
     pub scaled_away: BTreeSet<u64>,
-    /// Open requests.
+    /// Open requests by id.
     pub requests: SmallMap<Uuid, Request>,
-    /// Infrastructure, by backend.
+    /// Infrastructure by backend.
     pub infrastructure: SmallMap<BackendKey, Infrastructure>,
-    /// Back-offs.
+    /// Present back-offs.
     pub backoffs: SmallMap<BackOffKey, BackOff>,
-    /// Renewals under way, by path of the group.
+    /// Rollouts in progress, by path of the group.
     pub rollouts: SmallMap<Sym, Rollout>,
-    /// What groups with storage say of it, or said last: what their nodes are removed by when the spec names them no
-    /// more.
+    /// Storage policies of groups, as specified now or last: they apply to the removal of nodes whose group is no
+    /// longer in the spec.
     pub storage: SmallMap<Sym, Policy>,
-    /// Most nodes that groups have had at a time whose nodes come in an order, by path of the group.
+    /// The most nodes at a time that groups with ordering constraints have had, by path of the group.
     pub grown: SmallMap<Sym, u32>,
-    /// Ordinals that active nodes have left and nobody has taken since: in their storage is what was written last. By path
-    /// of the group.
+    /// Ordinals that active nodes have vacated and no node has taken since: their storage holds the most recent writes.
+    /// By path of the group.
     pub vacated: SmallMap<Sym, BTreeSet<u32>>,
     /// Conditions that hold.
     pub conditions: SmallMap<ConditionKey, Condition>,
-    /// Every backend that it ever used: name of the platform, uid.
+    /// Every backend ever used: name of the platform, uid.
     pub used: BTreeSet<(Sym, Sym)>,
-    /// Backends that were given up. What they show of the cluster all the same is left alone.
+    /// Abandoned backends. What they still show of the cluster is left alone.
     pub abandoned: BTreeSet<(Sym, Sym)>,
-    /// Number of the last order to adopt what is shown of it and has no record. 0: there was none.
+    /// Number of the last order to adopt what platforms show of the cluster and has no record. 0 if there was none.
     pub adopt: u64,
     /// Number of the last such order that was carried out.
     pub adopted: u64,
 
-    /// Things of ours without a record, by platform and the platform's id. Observed.
+    /// Our nodes without a record, by platform and the platform's id. Observed.
     pub orphans: BTreeMap<(Sym, Box<str>), Orphan>,
-    /// Nodes of this cluster id under another owner or under none, by platform and the platform's id. Observed.
+    /// Nodes with this cluster id under another owner or none, by platform and the platform's id. Observed.
     pub foreign: BTreeMap<(Sym, Box<str>), Foreign>,
     /// Complete reads, by platform. Observed.
     pub confirms: SmallMap<Sym, Call>,
 }
 
 impl State {
-    /// Whether what platforms show of the cluster and has no record is to be taken in, because its user said so.
+    /// Whether to adopt what platforms show of the cluster and has no record, as requested by the user.
     #[must_use]
     pub fn adopts(&self) -> bool {
         self.adopt > self.adopted && !self.deleting
     }
 
-    /// Whether a backend was given up, under whichever name of a platform, and is left alone.
+    /// Whether a backend was abandoned and is left alone, under any name of a platform.
     #[must_use]
     pub fn is_abandoned(&self, uid: &str) -> bool {
         self.abandoned.iter().any(|(_, own)| **own == *uid)
     }
 
-    /// Whether a backend may be one that was given up: it is, or something was, and nothing of the cluster was ever made under
-    /// this uid.
+    /// Whether a backend may be an abandoned one: it is, or some backend was abandoned and nothing of the cluster was
+    /// ever created under this uid.
     #[must_use]
     pub fn may_be_abandoned(&self, uid: &str) -> bool {
         let made_there = || self.used.iter().any(|(_, own)| **own == *uid);
         self.is_abandoned(uid) || (!self.abandoned.is_empty() && !made_there())
     }
 
-    /// The position of a slot in `nodes`.
+    /// Position of a slot in `nodes`.
     #[must_use]
     pub fn at(&self, slot: u64) -> Option<usize> {
         self.nodes
@@ -114,21 +114,21 @@ impl State {
     }
 }
 
-/// What a back-off is about.
+/// Identifies a back-off.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BackOffKey {
     /// Path of the group.
     pub group: Sym,
-    /// Hash of what makes its nodes.
+    /// Hash of the spec of its nodes.
     pub spec_hash: Sym,
     /// Name of the platform.
     pub platform: Sym,
-    /// What of it.
+    /// What it holds back.
     pub subject: Subject,
 }
 
 impl BackOffKey {
-    /// Of making nodes in a group by one choice.
+    /// The back-off for creating nodes of a group by one choice.
     #[must_use]
     pub fn of(group: &Sym, spec_hash: &Sym, platform: &Sym) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl BackOffKey {
         }
     }
 
-    /// The same choice, and another subject of it.
+    /// The same choice with another subject.
     #[must_use]
     pub fn about(mut self, subject: Subject) -> Self {
         self.subject = subject;
@@ -147,79 +147,80 @@ impl BackOffKey {
     }
 }
 
-/// What a back-off of a choice holds back.
+/// The part of a choice that a back-off holds back.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// All nodes.
     Nodes,
-    /// All nodes, for want of capacity: meanwhile the group goes on with its next choice.
+    /// All nodes, for lack of capacity: meanwhile the group continues with its next choice.
     Capacity,
-    /// Those on one named machine.
+    /// Nodes on one named host.
     Host(Sym),
 }
 
-/// Why and until when nothing is tried.
+/// Suspends attempts after failures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackOff {
-    /// What kind of failure it was.
+    /// Kind of the last failure.
     pub kind: BackOffKind,
-    /// Failures in a row.
+    /// Consecutive failures.
     pub failures: u32,
-    /// When the last one was.
+    /// Time of the last failure.
     pub last: Millis,
-    /// Not before then.
+    /// Earliest time of the next attempt.
     pub next: Millis,
-    /// Etag of the platform then; a rejection is tried again when it changes.
+    /// Etag of the platform at that time; a rejected request is retried when it changes.
     pub etag: Sym,
-    /// Digest of the platform's template then; with another one nothing is known of what it makes. Empty: not known.
+    /// Digest of the platform's template at that time; the failure says nothing about nodes of another one. Empty if
+    /// not known.
     pub template: Sym,
-    /// Why, for people.
+    /// Cause for people.
     pub message: Box<str>,
 }
 
 /// Kinds of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackOffKind {
-    /// Nodes could not be made, or did not live long.
+    /// Nodes could not be created, or did not live long.
     Failure,
-    /// The platform says that it cannot work as written.
+    /// The platform reports that the request cannot work as written.
     Rejected,
-    /// The backend refuses the platform's credentials.
+    /// The backend rejects the platform's credentials.
     Credentials,
-    /// The platform has none of it now.
+    /// The platform has no capacity at present.
     NoCapacity,
 }
 
-/// The renewal of nodes of a group.
+/// Progress of a rollout of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
-    /// Hash of what its first choice makes, and of what template: another one supersedes it.
+    /// Hash of the spec and template of the first choice: another target supersedes the rollout.
     pub target: Sym,
-    /// When it began.
+    /// Time of the start.
     pub started: Millis,
-    /// When it came on last.
+    /// Time of the last progress.
     pub progress: Millis,
-    /// Most nodes that were as wanted and available since then.
+    /// The most up-to-date and available nodes at a time since the start.
     pub ready: u32,
-    /// Nodes that are still to be renewed.
+    /// Nodes that are still to be replaced.
     pub left: u32,
-    /// Nodes that the group was to have when that was looked at last. 0: not known.
+    /// Desired number of nodes when it was last looked at. 0 if not known.
     pub size: u32,
-    /// Nodes that are to go without a successor, because the group got smaller. Beyond these, who is too many stands
-    /// beside one that it replaces.
+    /// Nodes that are to go without a replacement, because the group was scaled down. Any surplus beyond that exists
+    /// beside a node that it replaces.
     pub surplus: u32,
 }
 
-/// Which condition: of the cluster (empty group) or of a group.
+/// Identifies a condition of the cluster or of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConditionKey {
-    /// Path of the group. Empty: of the cluster.
+    /// Path of the group. Empty for the cluster.
     pub group: Sym,
-    /// Its type.
+    /// Condition type.
     pub kind: ConditionKind,
 }
 
-/// Types of conditions that are recorded. Others follow from the record when somebody asks.
+/// Types of recorded conditions. Others are derived from the record on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(
     missing_docs,
@@ -247,7 +248,7 @@ pub enum ConditionKind {
 }
 
 impl ConditionKind {
-    /// Its name, as it travels.
+    /// Name of the type in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -273,71 +274,71 @@ impl ConditionKind {
     }
 }
 
-/// A lasting state that holds.
+/// A condition that holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
-    /// Why, one word.
+    /// Cause as a single word.
     pub reason: Sym,
-    /// Why, for people.
+    /// Cause for people.
     pub message: Box<str>,
-    /// Since when.
+    /// Since when it holds.
     pub since: Millis,
 }
 
-/// A node of this cluster id that is not ours.
+/// A node with this cluster id that is not ours.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Foreign {
-    /// Its id, which it keeps. Empty: not recorded.
+    /// Id of the node, which it keeps when adopted. Empty if not recorded.
     pub id: Box<str>,
     /// Its slot under its owner.
     pub former: Former,
-    /// Path of its group. Empty: not recorded.
+    /// Path of its group. Empty if not recorded.
     pub group: Sym,
-    /// Ordinal in its group.
+    /// Ordinal in its group. `None` if not recorded.
     pub ordinal: Option<u32>,
-    /// Its role, as its platform shows it.
+    /// Its role as reported by its platform.
     pub role: Role,
-    /// Node class. Empty: not known.
+    /// Node class. Empty if not known.
     pub class: Sym,
-    /// Store version. Empty: not known.
+    /// Store version. Empty if not known.
     pub version: Sym,
-    /// Machine that it is. Empty: not known.
+    /// Host of the node. Empty if not known.
     pub host: Sym,
     /// Uid of the backend.
     pub platform_uid: Sym,
-    /// When it was last shown.
+    /// When it was last reported.
     pub last: Millis,
 }
 
-/// A thing of ours without a record.
+/// A node of ours without a record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Orphan {
-    /// Its id. Empty: not recorded.
+    /// Id of the node. Empty if not recorded.
     pub id: Box<str>,
-    /// Request that made it.
+    /// Id of the request that created it.
     pub request: Uuid,
-    /// Index within it.
+    /// Index within the request.
     pub index: u32,
-    /// Sequence of the request. 0: not recorded.
+    /// Sequence number of the request. 0 if not recorded.
     pub sequence: u64,
     /// Path of its group.
     pub group: Sym,
     /// Ordinal in its group.
     pub ordinal: u32,
-    /// Its role, as its platform shows it.
+    /// Its role as reported by its platform.
     pub role: Role,
     /// Uid of the backend.
     pub platform_uid: Sym,
-    /// Since when this process sees it.
+    /// Since when this process has observed it.
     pub since: Millis,
-    /// When it was last shown by a list or a watch.
+    /// When a list or watch last reported it.
     pub last: Millis,
-    /// Hash of what made it. Empty: not recorded.
+    /// Hash of the spec that it was created from. Empty if not recorded.
     pub spec_hash: Sym,
-    /// Node class. Empty: not known.
+    /// Node class. Empty if not known.
     pub class: Sym,
-    /// Store version. Empty: not known.
+    /// Store version. Empty if not known.
     pub version: Sym,
-    /// What its platform shows.
+    /// Other observations of its platform.
     pub seen: Box<Seen>,
 }

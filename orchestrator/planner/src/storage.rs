@@ -1,4 +1,4 @@
-//! Storage of nodes: whether it is kept when they go, and who gets it.
+//! Storage of nodes: whether it is retained when they go, and which node takes it over.
 
 use std::collections::BTreeSet;
 
@@ -10,26 +10,26 @@ use drover_core::{
 use crate::{NO_GROUP, Planner};
 
 impl Planner<'_> {
-    /// Whether the storage of a node that is to be removed now is kept.
+    /// Whether the storage of a node that is removed now is retained.
     pub(crate) fn retains(&self, at: usize, reason: RemovalReason) -> bool {
         let node = &self.state.nodes[at];
         let unwanted = self.is_unwanted(at);
         let kept = |reason| self.retention(&node.group, reason, unwanted);
-        // Where nothing is said of storage any more successors stand beside those who have it, and who is too many then
-        // may stand for one that was replaced.
+        // If the group no longer specifies storage, replacements exist beside the nodes that have it, and a surplus
+        // node may be one that was replaced.
         let spec = self.paths.get(&*node.group);
         let said = spec.is_some_and(|&at| self.input.groups[usize::from(at)].storage.is_some());
         let stands = reason == RemovalReason::Surplus && !said;
         node.storage && (kept(reason) || stands && kept(RemovalReason::Outdated))
     }
 
-    /// What becomes of storage in a group. What is not known any more is kept.
+    /// Whether a group retains storage. It does if its policy is no longer known.
     fn retention(&self, group: &str, reason: RemovalReason, unwanted: bool) -> bool {
         let policy = self.policy(group).unwrap_or_default();
         policy.of(reason, unwanted) == Retention::Retain
     }
 
-    /// What the group says now, or said last.
+    /// The policy of a group, as specified now or last.
     pub(crate) fn policy(&self, group: &str) -> Option<Policy> {
         let wanted = self
             .paths
@@ -39,7 +39,7 @@ impl Planner<'_> {
         wanted.or_else(|| self.state.storage.get(group).copied())
     }
 
-    /// Whether an orphan of a group may have storage, and whether that is kept.
+    /// Whether an orphan of a group may have storage, and whether that is retained.
     pub(crate) fn orphan_storage(&self, group: &str) -> (bool, bool) {
         let has = self.policy(group).is_some();
         let unwanted = self.state.deleting || !self.paths.contains_key(group);
@@ -49,8 +49,8 @@ impl Planner<'_> {
         )
     }
 
-    /// Places of a group below its size that no record holds: where the storage of who was there waits. None: its nodes
-    /// hand nothing on.
+    /// Number of ordinals below the size that no record holds, where the storage of earlier nodes waits. `None` if
+    /// nodes of the group do not take over storage.
     pub(crate) fn vacancies(&self, group: usize) -> Option<usize> {
         let spec = &self.input.groups[group];
         if !spec.hands_on_storage() {
@@ -62,7 +62,7 @@ impl Planner<'_> {
         Some(size - below.count())
     }
 
-    /// Ordinals of a group that something may live under, also what this plan asks for.
+    /// Ordinals of a group that may be in use, including those that this plan requests.
     fn held(&self, group: usize) -> BTreeSet<u32> {
         self.own(group)
             .map(|at| &self.state.nodes[at])
@@ -71,7 +71,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    /// Says of nodes that are on their way out that their storage waits for them to be gone.
+    /// Notes that the storage of nodes on their way out is available only when they are gone.
     pub(crate) fn note_held(&mut self, group: usize) {
         let path = self.input.groups[group].path.clone();
         let leaving: Vec<(u64, String)> = self
@@ -86,9 +86,9 @@ impl Planner<'_> {
         }
     }
 
-    /// How many nodes beyond the size are to go for places below it that are free: storage waits there, and those who
-    /// are beyond have no place to stay. Answers them as well, the last first. Roles go before places: absent where some
-    /// nodes stand by.
+    /// How many nodes beyond the size have to make way for free ordinals below it, where storage waits, and all
+    /// candidates by descending ordinal. `None` for groups with standby nodes, in which roles take precedence over
+    /// ordinals.
     pub(crate) fn beyond(&self, group: usize, certain: &[usize]) -> Option<(usize, Vec<usize>)> {
         if self.input.groups[group].standby > 0 {
             return None;
@@ -103,7 +103,7 @@ impl Planner<'_> {
         Some((strays.count().min(vacant), beyond))
     }
 
-    /// Whether a node belongs to no group that is wanted.
+    /// Whether a node belongs to no wanted group.
     pub(crate) fn is_unwanted(&self, at: usize) -> bool {
         self.marks[at].group == NO_GROUP || self.state.deleting
     }

@@ -1,4 +1,4 @@
-//! Templates of platforms: a node that was made from an earlier one is outdated, like one that was made from an earlier spec.
+//! Templates of platforms: a node that was created from an earlier template is outdated, like one from an earlier spec.
 
 use drover_core::{
     Node, Sym,
@@ -8,16 +8,16 @@ use drover_core::{
 
 use crate::{BackOffKey, BackOffKind, Op, Planner, Rollout};
 
-/// Between the hash of a choice and its template in the target of an update. No hash has it.
+/// Separates the hash of a choice from the digest of its template in the target of a rollout. Never part of a hash.
 const SEPARATOR: char = '/';
 
-/// Digest of the template that a choice has now. Empty: not known.
+/// Digest of the present template of a choice. Empty if not known.
 pub(crate) fn digest(choice: &Choice) -> Sym {
     let template = choice.template.as_ref();
     template.map_or_else(Sym::default, |template| template.digest.clone())
 }
 
-/// What an update of a group goes to, by its first choice.
+/// Target of a rollout of a group, by its first choice.
 pub(crate) fn target(choice: &Choice) -> Sym {
     match &choice.template {
         None => choice.spec_hash.clone(),
@@ -25,8 +25,8 @@ pub(crate) fn target(choice: &Choice) -> Sym {
     }
 }
 
-/// Whether an update goes on to the same target. A template that is not known, because its platform has not been reached
-/// since the start or said nothing of it then, is no other one.
+/// Whether two targets are the same rollout. A template that is not known, because its platform has not been reached
+/// since the start or did not report it, does not count as a different one.
 pub(crate) fn is_same(before: &str, now: &str) -> bool {
     let parts = |target: &str| match target.split_once(SEPARATOR) {
         Some((hash, digest)) => (hash.to_owned(), Some(digest.to_owned())),
@@ -37,7 +37,7 @@ pub(crate) fn is_same(before: &str, now: &str) -> bool {
 }
 
 impl Rollout {
-    /// Whether a node was made from the spec that the update goes to, and from another template.
+    /// Whether a node was created from the spec of the rollout, but from another template.
     #[must_use]
     pub fn changes_template(&self, node: &Node) -> bool {
         let target = self.target.split_once(SEPARATOR);
@@ -48,8 +48,8 @@ impl Rollout {
 }
 
 impl Planner<'_> {
-    /// Whether a node was made from an earlier template. As long as its request is open, its platform may still say from
-    /// which one.
+    /// Whether a node was created from an earlier template. Never while its request is open, because its platform may
+    /// still report which one it used.
     pub(crate) fn is_of_old_template(&self, at: usize) -> bool {
         let node = &self.state.nodes[at];
         let group = self.input.groups.get(usize::from(self.marks[at].group));
@@ -57,7 +57,7 @@ impl Planner<'_> {
             && !self.state.requests.contains_key(&node.request)
     }
 
-    /// The platform knows better than the record which template it has rendered.
+    /// Records the template that the platform rendered, which it knows better than the record.
     pub(crate) fn take_template(&mut self, node: &Node, request: &Request) {
         if let Some(digest) = request
             .rendered
@@ -71,7 +71,8 @@ impl Planner<'_> {
         }
     }
 
-    /// What an earlier template did says nothing of the present one: as after a change of the spec, nodes are made at once.
+    /// Clears back-offs that an earlier template caused, because they say nothing about the present one: as after a
+    /// change of the spec, nodes are created immediately.
     pub(crate) fn end_back_offs_of_old_templates(&mut self, group: usize) {
         for choice in &self.input.groups[group].choices {
             let Some(now) = &choice.template else {
@@ -92,7 +93,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The template from which nodes are made that a back-off holds back.
+    /// Template of the nodes that a back-off holds back.
     pub(crate) fn template_of(&self, key: &BackOffKey) -> Sym {
         let group = self.paths.get(&*key.group);
         let group = group.and_then(|&at| self.input.groups.get(usize::from(at)));

@@ -7,7 +7,7 @@ use drover_proto::platform::v1 as wire;
 
 use super::envelope::{Envelope, Kind};
 use crate::{
-    cluster::{CallEnd, Cluster, ClusterState},
+    cluster::{CallEnd, Cluster, ClusterState, Observation, Source},
     heard::Heard,
     intake,
     queue::Urgency,
@@ -69,12 +69,17 @@ pub(super) async fn adopt(
         return None;
     }
     for node in &shown {
-        let at = (began, now);
-        let source = intake::Source {
-            platform: &platform,
-            uid: &uid,
+        let seen = Observation {
+            source: Source {
+                platform: &platform,
+                uid: &uid,
+            },
+            node,
+            as_of: began,
+            now,
+            listed: false,
         };
-        intake::apply_observation(shared, cluster, &mut inner, source, node, at, false);
+        intake::apply_observation(shared, cluster, &mut inner, seen);
     }
     Some(urgency)
 }

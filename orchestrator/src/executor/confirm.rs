@@ -8,7 +8,7 @@ use drover_proto::platform::v1 as wire;
 
 use super::envelope::{Envelope, Kind};
 use crate::{
-    cluster::{CallEnd, Cluster, ClusterState},
+    cluster::{CallEnd, Cluster, ClusterState, Observation, Source},
     heard::Heard,
     intake, probes,
     queue::Urgency,
@@ -184,18 +184,17 @@ fn take_in(
         {
             shown.insert((request, index));
         }
-        intake::apply_observation(
-            shared,
-            cluster,
-            inner,
-            intake::Source {
+        let seen = Observation {
+            source: Source {
                 platform,
                 uid: &read.uid,
             },
             node,
-            (read.as_of, now),
-            at < read.listed,
-        );
+            as_of: read.as_of,
+            now,
+            listed: at < read.listed,
+        };
+        intake::apply_observation(shared, cluster, inner, seen);
     }
     let others: HashSet<&str> = read
         .nodes

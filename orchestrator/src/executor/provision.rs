@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::envelope::{Envelope, Kind, LEAST, not_sent};
 use crate::{
-    cluster::{CallEnd, Cluster, ClusterState},
+    cluster::{CallEnd, Cluster, ClusterState, Observation, Source},
     heard::Heard,
     intake,
     queue::Urgency,
@@ -110,18 +110,17 @@ pub(super) async fn provision(
         return None;
     }
     for node in &shown {
-        intake::apply_observation(
-            shared,
-            cluster,
-            &mut inner,
-            intake::Source {
+        let seen = Observation {
+            source: Source {
                 platform: &platform,
                 uid: &uid,
             },
             node,
-            (began, now),
-            false,
-        );
+            as_of: began,
+            now,
+            listed: false,
+        };
+        intake::apply_observation(shared, cluster, &mut inner, seen);
     }
     Some(urgency)
 }

@@ -1,4 +1,4 @@
-//! Where others reach a node.
+//! Agent address and endpoints of a node.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -13,7 +13,7 @@ pub(super) const PORT: &str = "drover.dev/agent-port";
 /// Tag with the scheme of the agent address.
 pub(super) const SCHEME: &str = "drover.dev/agent-scheme";
 
-/// Named ports as the value of a tag.
+/// Encodes named ports as a tag value.
 pub(super) fn ports_tag(ports: &BTreeMap<String, u16>) -> String {
     let ports: Vec<String> = ports
         .iter()
@@ -22,7 +22,7 @@ pub(super) fn ports_tag(ports: &BTreeMap<String, u16>) -> String {
     ports.join(" ")
 }
 
-/// The agent address of a machine. `None`: it has no such address (yet), or nobody says a port.
+/// The agent address of a machine. `None` if it has no address of the configured kind (yet), or no port is configured.
 pub(super) fn agent_address(machine: &Machine, settings: &AgentSettings) -> Option<String> {
     let port = match machine.tags.get(PORT) {
         Some(port) => port.parse().ok(),
@@ -33,7 +33,7 @@ pub(super) fn agent_address(machine: &Machine, settings: &AgentSettings) -> Opti
     Some(format!("{scheme}://{host}:{port}"))
 }
 
-/// The named ports of a machine, each as host:port. Empty as long as it has no address.
+/// The named ports of a machine, each as host:port. Empty until it has an address.
 pub(super) fn endpoints(machine: &Machine, settings: &AgentSettings) -> BTreeMap<String, String> {
     let (Some(ports), Some(host)) = (
         machine.tags.get(PORTS),
@@ -49,7 +49,7 @@ pub(super) fn endpoints(machine: &Machine, settings: &AgentSettings) -> BTreeMap
         .collect()
 }
 
-/// An address as it stands in a URL.
+/// The address in URL form.
 fn host(addresses: &[Address], source: AddressSource) -> Option<String> {
     let ip = |kinds: &[AddressType], v6: bool| {
         addresses

@@ -1,7 +1,7 @@
 //! [`Driver`] over a [`Cloud`].
 
-mod known;
 mod make;
+mod node_cache;
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,10 @@ use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Cloud, CloudSettings, Facts, Filter, Listed, Machine, Removed, address, launch, tags};
+use super::{
+    Cloud, CloudDeleted, CloudInfo, CloudListing, CloudSettings, Filter, Machine, address, launch,
+    tags,
+};
 use crate::placement::{self, HOST, Placer};
 use drover_platform::{
     driver::{
@@ -21,63 +24,62 @@ use drover_platform::{
     },
     infrastructure::Infrastructure,
 };
-use known::{Creating, Known};
+use node_cache::{Creating, NodeCache};
 
-/// A cloud as a platform.
+/// Runs a [`Cloud`] as a platform driver.
 pub struct CloudDriver<C> {
     cloud: Arc<C>,
     settings: CloudSettings,
-    /// Schema of properties and of templates, built once.
+    /// Validator for properties and template output, compiled once.
     template_validator: jsonschema::Validator,
-    known: Mutex<Known>,
+    cache: Mutex<NodeCache>,
 }
 
 impl<C: Cloud> CloudDriver<C> {
-    /// A platform over this cloud.
+    /// Creates the driver.
     ///
     /// # Errors
-    /// `Internal` if the schema of the cloud is none.
+    /// `Internal` if the cloud's properties schema is not a valid JSON Schema.
     pub fn new(cloud: Arc<C>, settings: CloudSettings) -> Result<Self> {
-        let facts = cloud.facts();
-        let template_validator = jsonschema::validator_for(&facts.properties_schema)
+        let info = cloud.info();
+        let template_validator = jsonschema::validator_for(&info.properties_schema)
             .map_err(|error| Error::internal(format!("the properties schema is wrong: {error}")))?;
         Ok(Self {
             cloud,
             settings,
             template_validator,
-            known: Mutex::default(),
+            cache: Mutex::default(),
         })
     }
 
-    /// The cloud.
+    /// The underlying cloud.
     #[must_use]
     pub fn cloud(&self) -> &Arc<C> {
         &self.cloud
     }
 
-    /// The facts, with the failure domains that are left for this request.
-    fn facts(&self, batch: &Batch) -> Arc<Facts> {
-        let facts = self.cloud.facts();
+    /// The cloud's description, restricted to the failure domains that this request may use.
+    fn info(&self, batch: &Batch) -> Arc<CloudInfo> {
+        let info = self.cloud.info();
         match self.cloud.domains(&batch.request) {
-            None => facts,
+            None => info,
             Some(left) => {
-                let mut facts = Facts::clone(&facts);
-                facts
-                    .failure_domains
+                let mut info = CloudInfo::clone(&info);
+                info.failure_domains
                     .retain(|domain| left.contains(&domain.name));
-                Arc::new(facts)
+                Arc::new(info)
             }
         }
     }
 
-    async fn read(&self, filter: &Filter) -> Result<Listed> {
+    async fn read(&self, filter: &Filter) -> Result<CloudListing> {
         let began = Instant::now();
         let mut listed = self.cloud.list(filter).await?;
-        let mut known = self.known.lock();
-        known.forget(began, self.settings.visibility_delay());
+        let mut cache = self.cache.lock();
+        cache.forget(began, self.settings.visibility_delay());
         for machine in &mut listed.machines {
-            known.made.remove(&machine.id);
-            if known.removed.contains_key(&machine.id)
+            cache.made.remove(&machine.id);
+            if cache.removed.contains_key(&machine.id)
                 && matches!(
                     machine.phase,
                     NodePhase::Pending | NodePhase::Running | NodePhase::Stopped
@@ -86,19 +88,19 @@ impl<C: Cloud> CloudDriver<C> {
                 machine.phase = NodePhase::Deprovisioning;
             }
         }
-        // What was made and is not listed yet exists all the same.
-        let unseen = known
+        // Machines that were created but are not listed yet exist all the same (eventual consistency of the API).
+        let unseen = cache
             .made
             .values()
             .map(|(machine, _)| machine)
-            .filter(|machine| filter.fits(machine) && !known.removed.contains_key(&machine.id));
+            .filter(|machine| filter.fits(machine) && !cache.removed.contains_key(&machine.id));
         listed.machines.extend(unseen.cloned());
         if *filter == Filter::All {
             let moving = listed.machines.iter().filter(|machine| is_moving(machine));
-            known.moving = moving
+            cache.moving = moving
                 .map(|machine| (machine.id.clone(), machine.clone()))
                 .collect();
-            known.removing = false;
+            cache.removing = false;
         }
         Ok(listed)
     }
@@ -138,7 +140,7 @@ impl<C: Cloud> CloudDriver<C> {
         found
     }
 
-    /// The machine that is meant, if it is still what the caller believes.
+    /// The target machine, if it still has the identity that the caller expects.
     async fn target(&self, target: &Target) -> Result<Option<Machine>> {
         let machines = self
             .read(&Filter::Id(target.node_id.clone()))
@@ -155,7 +157,7 @@ impl<C: Cloud> CloudDriver<C> {
     }
 }
 
-/// Whether a machine of ours is on its way to another phase.
+/// Whether the machine is in transition to another phase.
 fn is_moving(machine: &Machine) -> bool {
     matches!(
         machine.phase,
@@ -163,12 +165,12 @@ fn is_moving(machine: &Machine) -> bool {
     ) && tags::decode(&machine.tags, machine.launch_index, &machine.name).is_some()
 }
 
-/// Whether a machine was only just made, and more of it will be known soon.
+/// Whether the machine is so new that its state or addresses are still incomplete.
 fn is_new(machine: &Machine) -> bool {
     machine.phase != NodePhase::Running || machine.addresses.is_empty()
 }
 
-/// Whether nodes are checked before their infrastructure is made.
+/// Whether this is a dry run for nodes whose infrastructure is not created yet.
 fn is_announced(batch: &Batch) -> bool {
     let outputs = batch.request.infrastructure.iter();
     batch.request.validate_only
@@ -191,43 +193,43 @@ impl Filter {
 #[async_trait]
 impl<C: Cloud> Driver for CloudDriver<C> {
     fn description(&self) -> Description {
-        let facts = self.cloud.facts();
-        let mut capabilities = facts.capabilities.clone();
+        let info = self.cloud.info();
+        let mut capabilities = info.capabilities.clone();
         capabilities.push(Capability::SpreadPreferred);
-        if !facts.failure_domains.is_empty() {
+        if !info.failure_domains.is_empty() {
             capabilities.extend([Capability::SpreadRequired, Capability::FailureDomains]);
         }
         Description {
-            uid: facts.uid.clone(),
-            name: facts.name.clone(),
-            kind: facts.kind.to_owned(),
-            driver: facts.driver.to_owned(),
-            backend_version: facts.backend_version.clone(),
-            scope: facts.scope.clone(),
+            uid: info.uid.clone(),
+            name: info.name.clone(),
+            kind: info.kind.to_owned(),
+            driver: info.driver.to_owned(),
+            backend_version: info.backend_version.clone(),
+            scope: info.scope.clone(),
             capabilities,
-            limits: facts.limits,
-            failure_domains: facts.failure_domains.clone(),
-            node_classes: facts.node_classes.clone(),
-            properties_schema: Some(Arc::clone(&facts.properties_schema)),
-            properties_example: Some(Arc::clone(&facts.properties_example)),
-            warnings: facts.warnings.clone(),
+            limits: info.limits,
+            failure_domains: info.failure_domains.clone(),
+            node_classes: info.node_classes.clone(),
+            properties_schema: Some(Arc::clone(&info.properties_schema)),
+            properties_example: Some(Arc::clone(&info.properties_example)),
+            warnings: info.warnings.clone(),
         }
     }
 
     async fn check(&self, batch: &Batch) -> Result<()> {
-        let facts = self.facts(batch);
+        let info = self.info(batch);
         let group = batch.request.group.as_ref();
         placement::check(
-            &facts.failure_domains,
+            &info.failure_domains,
             group.and_then(|group| group.placement.as_ref()),
-            // Every machine is a host of its own.
+            // Every machine is its own host.
             &[HOST],
         )?;
         let Some(first) = batch.slots().next() else {
             return Ok(());
         };
         let domain = Placer::new(
-            &facts.failure_domains,
+            &info.failure_domains,
             group.and_then(|group| group.placement.as_ref()),
         )
         .choose()?;
@@ -235,13 +237,13 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             batch,
             &[first],
             domain,
-            &facts,
+            &info,
             &self.settings,
             &self.template_validator,
         )
         .await;
         let launches = match launches {
-            // A template may need what is not known before the infrastructure is made.
+            // A template may depend on outputs that are unknown until the infrastructure exists.
             Err(error) if error.reason() == Reason::Precondition && is_announced(batch) => {
                 return Ok(());
             }
@@ -306,11 +308,11 @@ impl<C: Cloud> Driver for CloudDriver<C> {
     }
 
     async fn create(&self, batch: &Batch) -> Vec<Outcome> {
-        let facts = self.facts(batch);
-        let mut placer = match self.placer(batch, &facts).await {
+        let info = self.info(batch);
+        let mut placer = match self.placer(batch, &info).await {
             Ok(placer) => placer,
             Err(error) => {
-                // Reading has made nothing, but only its class may say so.
+                // A read has created nothing, but only the error's class may say so.
                 let outcome = match error.class() {
                     Class::Unknown => Outcome::Unknown(error),
                     _ => Outcome::Failed(error),
@@ -324,35 +326,35 @@ impl<C: Cloud> Driver for CloudDriver<C> {
             .as_ref()
             .map_or("", |group| self.settings.node_class(&group.node_class));
         let full: Vec<String> = {
-            let mut known = self.known.lock();
-            known.forget(Instant::now(), self.settings.visibility_delay());
-            let of_class = known.full.keys().filter(|(full, _)| full == class);
+            let mut cache = self.cache.lock();
+            cache.forget(Instant::now(), self.settings.visibility_delay());
+            let of_class = cache.full.keys().filter(|(full, _)| full == class);
             of_class.map(|(_, domain)| domain.clone()).collect()
         };
-        // When all are full the cloud itself is asked again.
-        if full.len() < facts.failure_domains.len() {
+        // If every domain is marked full, ask the cloud again instead of failing from memory.
+        if full.len() < info.failure_domains.len() {
             for domain in &full {
                 placer.full(domain);
             }
         }
-        let _creating = Creating::begin(&self.known);
-        self.place(batch, &mut placer, &facts).await
+        let _creating = Creating::begin(&self.cache);
+        self.place(batch, &mut placer, &info).await
     }
 
     async fn delete(&self, target: &Target, options: &Deletion) -> Result<Deleted> {
         let removed = match self.target(target).await? {
-            None => Removed::Gone,
-            Some(machine) if machine.phase == NodePhase::Terminated => Removed::Gone,
+            None => CloudDeleted::Gone,
+            Some(machine) if machine.phase == NodePhase::Terminated => CloudDeleted::Gone,
             Some(machine) => self.cloud.delete(&machine, options).await?,
         };
-        let mut known = self.known.lock();
-        known.removed.insert(target.node_id.clone(), Instant::now());
-        known.made.remove(&target.node_id);
-        known.removing = true;
-        if let Some((seats, _)) = known.seats.get_mut(&target.cluster_id) {
-            seats.retain(|seat| seat.id != target.node_id);
+        let mut cache = self.cache.lock();
+        cache.removed.insert(target.node_id.clone(), Instant::now());
+        cache.made.remove(&target.node_id);
+        cache.removing = true;
+        if let Some((placements, _)) = cache.placements.get_mut(&target.cluster_id) {
+            placements.retain(|node| node.id != target.node_id);
         }
-        drop(known);
+        drop(cache);
         Ok(Deleted {
             state: removed.into(),
             retained_storage: Vec::new(),
@@ -363,7 +365,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         let Some(mut machine) = self.target(target).await? else {
             return Err(Error::not_found("node", &target.node_id));
         };
-        let facts = self.cloud.facts();
+        let info = self.cloud.info();
         let (set, remove) = match change {
             Change::Edit {
                 role,
@@ -375,7 +377,7 @@ impl<C: Cloud> Driver for CloudDriver<C> {
                 (set, remove_labels.clone())
             }
             Change::Adopt(identity) => {
-                let set = tags::encode(std::slice::from_ref(identity.as_ref()), facts.tag_limits)?;
+                let set = tags::encode(std::slice::from_ref(identity.as_ref()), info.tag_limits)?;
                 let remove = tags::of_former_life(&machine.tags, &set);
                 (set, remove)
             }
@@ -412,14 +414,14 @@ impl<C: Cloud> Driver for CloudDriver<C> {
 
     async fn look(&self) -> Result<Option<Vec<Node>>> {
         let pending: Vec<Machine> = {
-            let known = self.known.lock();
-            let made = known.made.values().map(|(machine, _)| machine);
-            let moving = known
+            let cache = self.cache.lock();
+            let made = cache.made.values().map(|(machine, _)| machine);
+            let moving = cache
                 .moving
                 .values()
                 .chain(made.filter(|made| is_new(made)));
-            // A removal is complete when the machine is not listed any more, which only a list shows.
-            if known.removing
+            // A deletion is complete once the machine is no longer listed, which only a list shows.
+            if cache.removing
                 || moving
                     .clone()
                     .any(|machine| machine.phase != NodePhase::Pending)
@@ -431,26 +433,26 @@ impl<C: Cloud> Driver for CloudDriver<C> {
         let Some(machines) = self.cloud.look(pending).await? else {
             return Ok(None);
         };
-        let mut known = self.known.lock();
+        let mut cache = self.cache.lock();
         let mut nodes = Vec::with_capacity(machines.len());
         for machine in machines {
             nodes.push(self.found(&machine).node);
-            if let Some((made, _)) = known.made.get_mut(&machine.id) {
+            if let Some((made, _)) = cache.made.get_mut(&machine.id) {
                 *made = machine;
             } else if is_moving(&machine) {
-                known.moving.insert(machine.id.clone(), machine);
+                cache.moving.insert(machine.id.clone(), machine);
             } else {
-                known.moving.remove(&machine.id);
+                cache.moving.remove(&machine.id);
             }
         }
         Ok(Some(nodes))
     }
 
     fn next_poll(&self) -> Option<Duration> {
-        let known = self.known.lock();
-        let mut made = known.made.values().map(|(machine, _)| machine);
+        let cache = self.cache.lock();
+        let mut made = cache.made.values().map(|(machine, _)| machine);
         let soon =
-            known.creating == 0 && (known.removing || !known.moving.is_empty() || made.any(is_new));
+            cache.creating == 0 && (cache.removing || !cache.moving.is_empty() || made.any(is_new));
         soon.then(|| self.settings.pending_poll_interval())
     }
 
@@ -459,7 +461,6 @@ impl<C: Cloud> Driver for CloudDriver<C> {
     }
 }
 
-/// The last lines of a text.
 fn tail(text: &[u8], lines: usize) -> &[u8] {
     if lines == 0 {
         return &[];

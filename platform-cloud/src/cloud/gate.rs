@@ -1,5 +1,5 @@
-//! The one choke point in front of an API: all calls to one account and region pass here, so that throttling of one
-//! slows down all.
+//! The single choke point in front of an API: every call to one account and region passes through it, so that a
+//! throttled call slows down all others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,30 +11,30 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Calls that may be made at once before the rate counts: a person who starts ten nodes does not wait.
+/// Calls that may be made at once before the rate applies, so that an interactive request for ten nodes does not wait.
 const BURST: f64 = 20.0;
-/// Slowest rate that throttling leads to. Slower, a person would believe that nothing happens.
+/// Lowest rate that throttling leads to. Anything slower would look as if it hung.
 const MIN_RATE: f64 = 0.5;
-/// What a throttled call waits at first, if the API does not say it.
+/// Initial backoff of a throttled call, if the API does not specify one.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// What it waits at most.
+/// Maximum backoff of a throttled call.
 const MAX_PAUSE: Duration = Duration::from_secs(20);
-/// How long a call is kept back by throttling in all. Longer, and its caller has given up.
+/// Total time that throttling may delay a call. Its caller would have given up after that.
 const MAX_WAIT: Duration = Duration::from_secs(45);
-/// Calls that succeed until the full rate is back.
+/// Successful calls needed to recover the full rate.
 const RECOVERY: f64 = 50.0;
 
 tokio::task_local! {
-    /// How long the create of this task may be started.
+    /// Lifetime of the create running in this task: the deadline for starting it.
     static LIFETIME: Arc<Lifetime>;
 }
 
-/// Runs a create whose [`Gate::create`] is let through only while this lasts.
+/// Runs a create whose [`Gate::create`] is admitted only during this lifetime.
 pub(super) async fn within<T>(lifetime: Arc<Lifetime>, create: impl Future<Output = T>) -> T {
     LIFETIME.scope(lifetime, create).await
 }
 
-/// Marks the error of a create that was not started.
+/// Metadata key that marks the error of a create that was never started.
 const NOT_STARTED: &str = "not_started";
 
 fn unwanted() -> Error {
@@ -45,7 +45,7 @@ fn unwanted() -> Error {
     .with_metadata(NOT_STARTED, true)
 }
 
-/// Whether an error says that a create was not started, as nobody waited for it any more.
+/// Whether the error says that a create was not started because its caller no longer waited for it.
 #[must_use]
 pub fn not_started(error: &Error) -> bool {
     error.metadata().contains_key(NOT_STARTED)
@@ -59,24 +59,24 @@ pub struct Gate(Arc<Inner>);
 struct Inner {
     max_rate: f64,
     concurrent: Semaphore,
-    state: Mutex<State>,
+    state: Mutex<GateState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct GateState {
     rate: f64,
-    /// When the next call may go, by the rate.
+    /// Earliest time of the next call at the current rate.
     next: Instant,
-    /// Nothing goes before.
+    /// No call is made before this time.
     paused_until: Instant,
-    /// When the rate was last lowered. Calls begun before say nothing new.
+    /// When the rate was last lowered. Throttled calls that began earlier carry no new information.
     lowered: Instant,
-    /// What the API has left, spread over the time until it has more: no faster until then.
+    /// Remaining quota of the API, spread evenly over the time until it is reset: rate limit and reset time.
     quota: Option<(f64, Instant)>,
 }
 
 impl Gate {
-    /// At most so many calls a second and at once.
+    /// Creates a gate with this rate and concurrency.
     #[must_use]
     pub fn new(calls_per_second: f64, max_concurrent: usize) -> Self {
         let max_rate = if calls_per_second.is_finite() {
@@ -89,7 +89,7 @@ impl Gate {
         Self(Arc::new(Inner {
             max_rate,
             concurrent: Semaphore::new(max_concurrent.max(1)),
-            state: Mutex::new(State {
+            state: Mutex::new(GateState {
                 rate: max_rate,
                 next: now.checked_sub(burst).unwrap_or(now),
                 paused_until: now,
@@ -99,11 +99,11 @@ impl Gate {
         }))
     }
 
-    /// Makes one call when it is its turn. A call that is answered with [`Reason::RateLimited`] did nothing: it slows
-    /// down everything and is made again, until its waiting has taken too long.
+    /// Makes one call when it is its turn. A call that fails with [`Reason::RateLimited`] had no effect: it lowers the
+    /// rate for all calls and is retried with backoff until it has waited too long in total.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Errors of the call.
     pub async fn call<T, F, Fut>(&self, call: F) -> Result<T>
     where
         F: FnMut() -> Fut + Send,
@@ -112,10 +112,10 @@ impl Gate {
         self.pass(call, || true).await
     }
 
-    /// Makes the call that creates the machines of a launch, if somebody still waits for them when it is its turn.
+    /// Makes the call that creates the machines of a launch, if its caller still waits when it is its turn.
     ///
     /// # Errors
-    /// Those of the call; [`not_started`] ones if nobody waits any more.
+    /// Errors of the call; one that satisfies [`not_started`] if the caller no longer waits.
     pub async fn create<T, F, Fut>(&self, call: F) -> Result<T>
     where
         F: FnMut() -> Fut + Send,
@@ -157,7 +157,7 @@ impl Gate {
                 Err(error) if error.reason() == Reason::RateLimited => {
                     let wait = error.retry_after().unwrap_or(pause);
                     self.lower(began, wait);
-                    // Jitter, so that those who were throttled together do not come back together.
+                    // Jitter, so that calls that were throttled together do not retry together.
                     pause = (pause * 2)
                         .min(MAX_PAUSE)
                         .mul_f64(0.75 + fastrand::f64() / 2.0);
@@ -173,7 +173,7 @@ impl Gate {
         }
     }
 
-    /// The API has said how many calls are left and when there are new ones: spread what is left over that time.
+    /// Records how many calls the API has left and when its quota resets, and spreads the rest over that time.
     pub fn left(&self, calls: u64, until_reset: Duration) {
         let mut state = self.0.state.lock();
         let now = Instant::now();
@@ -186,7 +186,7 @@ impl Gate {
         state.rate = state.rate.min(rate);
     }
 
-    /// Calls a second that are let through now.
+    /// The current rate in calls per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.0.state.lock().rate
@@ -196,7 +196,7 @@ impl Gate {
         let mut state = self.0.state.lock();
         let now = Instant::now();
         let burst = Duration::from_secs_f64(BURST / self.0.max_rate);
-        // Calls that were not made are saved up, but only as many as a burst has, and none while it is slowed down.
+        // Unused calls accumulate up to one burst, but not while the rate is lowered.
         let saved = if state.rate < self.0.max_rate {
             now
         } else {

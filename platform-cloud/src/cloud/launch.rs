@@ -1,4 +1,4 @@
-//! From the slots of a request to launches: what the template and the group say of each, and which are alike.
+//! Turns the slots of a request into launches: merges template output and group properties, and groups equal slots.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,13 +9,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::{CloudSettings, Facts, Launch, LaunchSlot, address, tags};
+use super::{CloudInfo, CloudSettings, Launch, LaunchSlot, address, tags};
 use drover_platform::{
     driver::{Batch, Place},
     identity::hex,
 };
 
-/// What a template says beside properties.
+/// Template output besides properties.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Document {
@@ -33,8 +33,8 @@ struct Agent {
     scheme: Option<String>,
 }
 
-/// What is to be made for one slot.
-struct Wanted {
+/// The desired machine of one slot.
+struct WantedMachine {
     properties: Map<String, Value>,
     user_data: Option<Vec<u8>>,
     tags: BTreeMap<String, String>,
@@ -43,39 +43,39 @@ struct Wanted {
 /// The launches for these slots in one failure domain.
 ///
 /// # Errors
-/// `Precondition` when the template does not fit, `Invalid` for a field of the group.
+/// `Precondition` if the template output does not fit, `Invalid` for a field of the group.
 pub(super) async fn launches(
     batch: &Batch,
     slots: &[&Slot],
     domain: Option<&str>,
-    facts: &Facts,
+    info: &CloudInfo,
     settings: &CloudSettings,
     validator: &jsonschema::Validator,
 ) -> Result<Vec<Launch>> {
     let mut launches: Vec<(Vec<u8>, Launch)> = Vec::new();
     for slot in slots {
-        let wanted = wanted(batch, slot, domain, facts, validator).await?;
+        let wanted = wanted(batch, slot, domain, info, validator).await?;
         let node_class = batch
             .request
             .group
             .as_ref()
             .map(|group| settings.node_class(&group.node_class).to_owned())
             .unwrap_or_default();
-        let likeness = likeness(&wanted);
+        let batch_key = batch_key(&wanted);
         let entry = LaunchSlot {
             identity: batch.identity(slot),
             host_id: slot.host_id.clone(),
         };
         let same = launches.iter_mut().find(|(known, launch)| {
-            *known == likeness
+            *known == batch_key
                 && entry.host_id.is_none()
-                && launch.slots.len() < facts.max_launch
+                && launch.slots.len() < info.max_launch
                 && launch.slots.iter().all(|slot| slot.host_id.is_none())
         });
         match same {
             Some((_, launch)) => launch.slots.push(entry),
             None => launches.push((
-                likeness,
+                batch_key,
                 Launch {
                     slots: vec![entry],
                     tags: wanted.tags,
@@ -97,7 +97,7 @@ pub(super) async fn launches(
                 .iter()
                 .map(|slot| slot.identity.clone())
                 .collect();
-            launch.tags.extend(tags::encode(&nodes, facts.tag_limits)?);
+            launch.tags.extend(tags::encode(&nodes, info.tag_limits)?);
             launch.token = token(&batch.request.request_id, &launch);
             Ok(launch)
         })
@@ -108,9 +108,9 @@ async fn wanted(
     batch: &Batch,
     slot: &Slot,
     domain: Option<&str>,
-    facts: &Facts,
+    info: &CloudInfo,
     validator: &jsonschema::Validator,
-) -> Result<Wanted> {
+) -> Result<WantedMachine> {
     let place = Place {
         failure_domain: domain.unwrap_or_default().to_owned(),
         ..Place::default()
@@ -155,13 +155,13 @@ async fn wanted(
         .user_data
         .map(String::into_bytes)
         .or(rendered.bootstrap);
-    let max = facts.limits.max_bootstrap_bytes.unwrap_or(u32::MAX) as usize;
+    let max = info.limits.max_bootstrap_bytes.unwrap_or(u32::MAX) as usize;
     if let Some(size) = user_data.as_ref().map(Vec::len).filter(|size| *size > max) {
         return Err(Error::invalid(
             "bootstrap",
             format!(
                 "the user data of {} is {size} bytes large; {} takes {max} at most. Let it fetch the rest, or compress it",
-                slot.name, facts.driver
+                slot.name, info.driver
             ),
         ));
     }
@@ -178,14 +178,15 @@ async fn wanted(
             tags.insert(address::SCHEME.to_owned(), scheme);
         }
     }
-    Ok(Wanted {
+    Ok(WantedMachine {
         properties,
         user_data,
         tags,
     })
 }
 
-/// Where a text has a control character other than a line break or tab, which APIs answer with damaged documents.
+/// The path of a text with a control character other than a line break or tab; APIs return malformed documents for
+/// these.
 fn control(value: &Value) -> Option<String> {
     let wrong = |text: &str| {
         text.chars()
@@ -207,8 +208,8 @@ fn control(value: &Value) -> Option<String> {
     }
 }
 
-/// The same bytes for what may be made by one call.
-fn likeness(wanted: &Wanted) -> Vec<u8> {
+/// A hash that is equal for slots that can be created by the same call.
+fn batch_key(wanted: &WantedMachine) -> Vec<u8> {
     let mut hash = Sha256::new();
     for part in [
         Value::Object(wanted.properties.clone())
@@ -223,7 +224,7 @@ fn likeness(wanted: &Wanted) -> Vec<u8> {
     hash.finalize().to_vec()
 }
 
-/// The same for the same slots of the same request in the same domain, and for nothing else.
+/// An idempotency token: equal for the same slots of the same request in the same domain, and for nothing else.
 fn token(request_id: &str, launch: &Launch) -> String {
     let mut hash = Sha256::new();
     hash.update(request_id.as_bytes());

@@ -1,28 +1,28 @@
-//! Settings that all clouds share.
+//! Settings shared by all clouds.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// Settings that all clouds share, as `common` in the settings of each.
+/// Settings shared by all clouds, as `common` in the settings of each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct CloudSettings {
-    /// Images by the names that people write (`debian: ami-0abc…`). A name that is not there is passed on as it is.
+    /// Aliases of images (`debian: ami-0abc…`). A name without an alias is passed through.
     pub images: BTreeMap<String, String>,
-    /// Node classes by the names that people write (`small: t3.small`). A name that is not there is passed on.
+    /// Aliases of node classes (`small: t3.small`). A name without an alias is passed through.
     pub node_classes: BTreeMap<String, String>,
-    /// How the agent address of a node is found.
+    /// Derivation of a node's agent address.
     pub agent: AgentSettings,
-    /// Calls a second to the API, over all operations. Throttling lowers it for a while.
+    /// Maximum rate of API calls per second, over all operations. Throttling lowers it temporarily.
     pub calls_per_second: f64,
-    /// Seconds between two readings of everything.
+    /// Seconds between two complete lists.
     pub poll_interval_seconds: f64,
-    /// Seconds between two readings while a node is on its way to another phase.
+    /// Seconds between two polls while a node is in transition to another phase.
     pub pending_poll_interval_seconds: f64,
-    /// Seconds after which what was made is surely listed.
+    /// Seconds after which a created machine is guaranteed to be listed.
     pub visibility_delay_seconds: f64,
-    /// Longest time for one call to the API, in seconds.
+    /// Timeout of one API call, in seconds.
     pub call_timeout_seconds: f64,
 }
 
@@ -42,37 +42,37 @@ impl Default for CloudSettings {
 }
 
 impl CloudSettings {
-    /// The name of an image at the cloud.
+    /// Resolves the alias of an image.
     #[must_use]
     pub fn image<'a>(&'a self, name: &'a str) -> &'a str {
         self.images.get(name).map_or(name, String::as_str)
     }
 
-    /// The name of a node class at the cloud.
+    /// Resolves the alias of a node class.
     #[must_use]
     pub fn node_class<'a>(&'a self, name: &'a str) -> &'a str {
         self.node_classes.get(name).map_or(name, String::as_str)
     }
 
-    /// Time between two readings of everything.
+    /// Time between two complete lists.
     #[must_use]
     pub fn poll_interval(&self) -> Duration {
         seconds(self.poll_interval_seconds, 10.0)
     }
 
-    /// Time between two readings while a node is on its way to another phase.
+    /// Time between two polls while a node is in transition to another phase.
     #[must_use]
     pub fn pending_poll_interval(&self) -> Duration {
         seconds(self.pending_poll_interval_seconds, 2.0)
     }
 
-    /// Time after which what was made is surely listed.
+    /// Time after which a created machine is guaranteed to be listed.
     #[must_use]
     pub fn visibility_delay(&self) -> Duration {
         seconds(self.visibility_delay_seconds, 60.0)
     }
 
-    /// Longest time for one call to the API.
+    /// Timeout of one API call.
     #[must_use]
     pub fn call_timeout(&self) -> Duration {
         seconds(self.call_timeout_seconds, 30.0)
@@ -83,16 +83,16 @@ fn seconds(value: f64, default: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or(Duration::from_secs_f64(default))
 }
 
-/// How the agent address of a node is found.
+/// Derivation of a node's agent address.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct AgentSettings {
-    /// Which address of the machine.
+    /// Which address of the machine is used.
     pub address: AddressSource,
-    /// Scheme: grpc, grpcs, http, https or tcp. A tag `drover.dev/agent-scheme` of the machine wins.
+    /// Scheme: grpc, grpcs, http, https or tcp. The machine's tag `drover.dev/agent-scheme` takes precedence.
     pub scheme: String,
-    /// Port. A tag `drover.dev/agent-port` of the machine wins, and the template's `agent` over this. `None`: nodes
-    /// have no agent address unless one of those says a port.
+    /// Port. The template's `agent` takes precedence over it, and the machine's tag `drover.dev/agent-port` over both.
+    /// `None`: nodes have no agent address unless one of those specifies a port.
     pub port: Option<u16>,
 }
 
@@ -106,7 +106,7 @@ impl Default for AgentSettings {
     }
 }
 
-/// Which address of a machine others use.
+/// Selects the address of a machine that others use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AddressSource {
@@ -115,9 +115,9 @@ pub enum AddressSource {
     Private,
     /// First IPv4 address reachable from outside.
     Public,
-    /// Name inside the network.
+    /// DNS name inside the network.
     Dns,
-    /// Name reachable from outside.
+    /// DNS name reachable from outside.
     PublicDns,
     /// First IPv6 address.
     Ipv6,

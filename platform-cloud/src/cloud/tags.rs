@@ -1,5 +1,5 @@
-//! The identity of nodes as tags. One launch has one set of tags, so what differs between its machines stands in a
-//! table of slots, and a machine knows its row by its launch index or its name.
+//! The identity of nodes as tags. A launch has a single set of tags, so the values that differ between its machines are
+//! stored in a slot table, and a machine finds its row by its launch index or its name.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use drover_proto::platform::v1::NodeRole;
 
 use drover_platform::identity::Identity;
 
-/// Prefix of the tags that are Drover's own.
+/// Prefix of the tags that Drover manages.
 pub const PREFIX: &str = "drover.dev/";
 
 const OWNER: &str = "drover.dev/owner";
-/// Cluster id: what clouds search for.
+/// Tag with the cluster id; machines are filtered by it.
 pub const CLUSTER: &str = "drover.dev/cluster";
 const GROUP: &str = "drover.dev/group";
-/// Request id: what clouds search for.
+/// Tag with the request id; machines are filtered by it.
 pub const REQUEST: &str = "drover.dev/request";
 const SEQUENCE: &str = "drover.dev/sequence";
 const SPEC_HASH: &str = "drover.dev/spec-hash";
@@ -26,17 +26,17 @@ const FINGERPRINT: &str = "drover.dev/fingerprint";
 const ROLE: &str = "drover.dev/role";
 const SLOTS: &str = "drover.dev/slots";
 
-/// What a tag of a cloud may hold.
+/// Limits of a cloud's tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagLimits {
-    /// Most characters of a value.
+    /// Maximum length of a value, in characters.
     pub max_value: usize,
-    /// Most tags of a machine.
+    /// Maximum number of tags per machine.
     pub max_tags: usize,
 }
 
 impl Default for TagLimits {
-    /// Those of EC2
+    /// The limits of EC2
     /// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions>).
     fn default() -> Self {
         Self {
@@ -46,10 +46,10 @@ impl Default for TagLimits {
     }
 }
 
-/// The tags of a launch of these nodes, which differ in index, id, name, ordinal and role only.
+/// The tags of a launch of these nodes, which differ only in index, id, name, ordinal and role.
 ///
 /// # Errors
-/// `Precondition` when the cloud cannot hold as many or as long tags.
+/// `Precondition` if the cloud cannot hold that many tags or values that long.
 pub(super) fn encode(nodes: &[Identity], limits: TagLimits) -> Result<BTreeMap<String, String>> {
     let Some(first) = nodes.first() else {
         return Ok(BTreeMap::new());
@@ -72,7 +72,7 @@ pub(super) fn encode(nodes: &[Identity], limits: TagLimits) -> Result<BTreeMap<S
     set(FINGERPRINT, first.fingerprint.clone());
     let rows: Vec<String> = nodes.iter().map(row).collect();
     let rows = rows.join("/");
-    // Only ASCII is in names.
+    // Names are ASCII only, so a chunk never splits a character.
     for (at, part) in rows.as_bytes().chunks(limits.max_value).enumerate() {
         set(&slots_key(at), String::from_utf8_lossy(part).into_owned());
     }
@@ -110,7 +110,7 @@ pub(super) fn encode(nodes: &[Identity], limits: TagLimits) -> Result<BTreeMap<S
     Ok(tags)
 }
 
-/// The field of a request that a tag is made from.
+/// The request field that a tag is derived from.
 fn field_of(key: &str) -> &'static str {
     match key {
         SPEC_HASH => "spec_hash",
@@ -122,7 +122,7 @@ fn field_of(key: &str) -> &'static str {
     }
 }
 
-/// The tags that change when a node gets another role or labels.
+/// The tag that holds the role of a node. `None` if the role is unspecified.
 pub(super) fn role_tag(role: NodeRole) -> Option<(String, String)> {
     let value = match role {
         NodeRole::Unspecified => return None,
@@ -132,7 +132,7 @@ pub(super) fn role_tag(role: NodeRole) -> Option<(String, String)> {
     Some((ROLE.to_owned(), value.to_owned()))
 }
 
-/// The tags that must not stay when a node is adopted, as they are those of its former life.
+/// The tags that must be removed when a node is adopted because they describe its former identity.
 pub(super) fn of_former_life(
     tags: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
@@ -161,7 +161,7 @@ fn slots_key(at: usize) -> String {
     }
 }
 
-/// `index:ordinal:role:suffix` when id and name can be derived, else `index:ordinal:role:=id:name`.
+/// `index:ordinal:role:suffix` if id and name can be derived, otherwise `index:ordinal:role:=id:name`.
 fn row(node: &Identity) -> String {
     let role = match node.role() {
         NodeRole::Standby => "s",
@@ -183,7 +183,7 @@ fn name(group: &str, ordinal: u32) -> String {
     format!("{}-{ordinal}", group.replace('/', "-"))
 }
 
-/// Who a machine is. `None`: nobody of ours.
+/// The identity of a machine. `None` if it is not ours.
 pub(super) fn decode(
     tags: &BTreeMap<String, String>,
     launch_index: Option<u32>,
@@ -241,12 +241,12 @@ pub(super) fn labels(tags: &BTreeMap<String, String>) -> BTreeMap<String, String
         .collect()
 }
 
-/// The cluster that a machine says it belongs to.
+/// The cluster id in the tags.
 pub(super) fn cluster(tags: &BTreeMap<String, String>) -> &str {
     tags.get(CLUSTER).map_or("", String::as_str)
 }
 
-/// The request that a machine says it was made by.
+/// The request id in the tags.
 pub(super) fn request(tags: &BTreeMap<String, String>) -> &str {
     tags.get(REQUEST).map_or("", String::as_str)
 }

@@ -1,10 +1,10 @@
-//! A call to a cloud as a span.
+//! Tracing spans for cloud calls.
 
 use drover_core::Result;
 use drover_telemetry::{Span, span};
 
-/// Makes one attempt of a call, as a part of whatever trace it belongs to. `service` is the API, `operation` one of few
-/// names of it: no ids in there.
+/// Runs one attempt of a call in a span of the current trace. `service` is the API; `operation` must have low
+/// cardinality, so no ids.
 pub async fn traced<T>(
     service: &'static str,
     operation: &str,
@@ -21,7 +21,7 @@ pub async fn traced<T>(
     }
     let answer = span::within(traced.as_ref(), Box::pin(call)).await;
     if let (Some(traced), Err(error)) = (&mut traced, &answer) {
-        // A cloud may repeat what it was sent, user data for one.
+        // A cloud may echo the request in its error, including user data.
         traced.fail(drover_convert::error::reason_name(error.reason()), "");
     }
     answer

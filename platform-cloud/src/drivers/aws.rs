@@ -1,4 +1,4 @@
-//! EC2 instances as nodes, one account and region a platform.
+//! EC2 instances as nodes. Each platform is one account and region.
 
 mod api;
 mod catalogue;
@@ -26,29 +26,29 @@ use tokio::time::Instant;
 pub use settings::{ImagePattern, Settings};
 
 use crate::cloud::{
-    AddressSource, Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed, TagLimits,
+    AddressSource, Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, Filter, Launch,
+    Machine, TagLimits,
 };
 use api::Api;
 use catalogue::Catalogue;
 use drover_platform::{driver::Deletion, infrastructure::Infrastructure};
-use launch::Wish;
+use launch::LaunchRequest;
 
-/// Tag that the console of AWS shows as the name.
+/// Tag that the AWS console shows as the name.
 const NAME: &str = "Name";
-/// Tag with the keys of the tags that a group has asked for beside the labels of its nodes.
+/// Tag with the keys of the tags that a group has requested in addition to the labels of its nodes.
 const EXTRA: &str = "drover.dev/extra-tags";
-/// Version of the EC2 API.
 const API_VERSION: &str = "2016-11-15";
-/// How long EC2 shows terminated instances: as long a request is recognised by what it made.
+/// How long EC2 shows terminated instances. A request is recognised by its instances, so for this long.
 const REQUEST_MEMORY: Duration = Duration::from_secs(30 * 60);
-/// How long a call about a new instance is repeated while EC2 does not know it, and how often.
+/// How long and how often a call about a new instance is retried while EC2 does not know it yet.
 const NEW_PATIENCE: Duration = Duration::from_secs(5);
 const NEW_PAUSE: Duration = Duration::from_millis(200);
-/// Launches at once: more meet EC2's own limit on `RunInstances`.
+/// Concurrent launches. More would hit EC2's own limit on `RunInstances`.
 const CONCURRENT_LAUNCHES: usize = 4;
 
-/// Most pending instances whose states are asked for by id, a hundred in a call. Those of more are read with everything
-/// else, so that the calls stay few.
+/// Maximum number of pending instances whose states are read by id, a hundred per call. Beyond that they are read with
+/// the full list, which keeps the number of calls low.
 const MAX_LOOK: usize = 1000;
 
 /// EC2 in one account and region.
@@ -56,18 +56,18 @@ pub struct Aws {
     api: Api,
     settings: Settings,
     catalogue: Catalogue,
-    facts: Arc<Facts>,
+    info: Arc<CloudInfo>,
     zones: Vec<String>,
     recent: infrastructure::Recent,
-    /// Instances made a short while ago, which EC2 may not know everywhere.
+    /// Recently created instances that EC2 may not know everywhere yet.
     new: Mutex<HashMap<String, Instant>>,
 }
 
-/// Connects to EC2 and learns whose account it is and which zones it has.
+/// Connects to EC2 and reads the account and its zones.
 ///
 /// # Errors
 /// `Invalid` with the setting that is wrong (region, zones, endpoint); `CredentialsRefused` for missing or wrong
-/// credentials; otherwise those of reaching AWS.
+/// credentials; otherwise the connection errors.
 pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
     settings.check()?;
     let api = Api::open(&settings).await?;
@@ -80,13 +80,13 @@ pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
         .await
         .map_err(|error| about_region(error, &region))?;
     let catalogue = Catalogue::default();
-    // Whoever may list neither is told at the first launch that needs it.
+    // Missing permissions for these two are only reported as warnings here; the first launch that needs them fails.
     let mut warnings = Vec::new();
     if let Err(error) = catalogue.default_subnets(&api).await {
         warnings.push(format!("the default subnets cannot be read: {error}"));
     }
     Ok(Arc::new(Aws {
-        facts: Arc::new(facts(&settings, &account, &region, &zones, warnings)),
+        info: Arc::new(cloud_info(&settings, &account, &region, &zones, warnings)),
         zones,
         recent: infrastructure::Recent::default(),
         new: Mutex::default(),
@@ -96,7 +96,7 @@ pub async fn open(settings: Settings) -> Result<Arc<Aws>> {
     }))
 }
 
-/// An API that cannot be reached may be one of a region that does not exist.
+/// Adds a hint about the region: an API that cannot be reached may belong to a region that does not exist.
 fn about_region(error: Error, region: &str) -> Error {
     match error.reason() {
         Reason::Unavailable | Reason::DeadlineExceeded => error.context(format!(
@@ -120,7 +120,7 @@ async fn zones(api: &Api, settings: &Settings) -> Result<Vec<String>> {
             zone.state()
                 .is_none_or(|state| *state == AvailabilityZoneState::Available)
         })
-        // Local zones and wavelength zones are not part of the region.
+        // Local Zones and Wavelength Zones are not availability zones of the region.
         .filter(|zone| {
             zone.zone_type()
                 .is_none_or(|kind| kind == "availability-zone")
@@ -152,16 +152,16 @@ async fn zones(api: &Api, settings: &Settings) -> Result<Vec<String>> {
     Ok(zones)
 }
 
-fn facts(
+fn cloud_info(
     settings: &Settings,
     account: &str,
     region: &str,
     zones: &[String],
     warnings: Vec<String>,
-) -> Facts {
+) -> CloudInfo {
     let duration = |time: Duration| prost_types::Duration::try_from(time).ok();
     let common = &settings.common;
-    Facts {
+    CloudInfo {
         uid: format!("aws:{account}:{region}"),
         name: "aws".to_owned(),
         kind: "cloud",
@@ -185,7 +185,7 @@ fn facts(
             min_poll_interval: duration(common.poll_interval()),
             visibility_delay: duration(common.visibility_delay()),
             request_memory: duration(REQUEST_MEMORY),
-            // A call that was given up may still be carried out, but not for long.
+            // EC2 may still execute a call that the client has given up on, but not for long.
             max_creation_time: duration(2 * common.call_timeout()),
             ..Limits::default()
         },
@@ -204,7 +204,7 @@ fn facts(
         node_classes: Vec::new(),
         properties_schema: Arc::new(properties::schema()),
         properties_example: Arc::new(properties::example()),
-        // One less for the name.
+        // One tag is reserved for `Name`.
         tag_limits: TagLimits {
             max_tags: TagLimits::default().max_tags - 1,
             ..TagLimits::default()
@@ -214,8 +214,8 @@ fn facts(
 }
 
 impl Aws {
-    /// Makes a call about an instance, again as long as EC2 does not know everywhere that it exists: that it is absent
-    /// is no proof then.
+    /// Makes a call about an instance and retries while EC2 does not know everywhere that a new instance exists: "not
+    /// found" proves nothing until then.
     async fn about<T, Fut>(&self, id: &str, call: impl Fn() -> Fut) -> Result<T>
     where
         Fut: Future<Output = Result<T>>,
@@ -246,14 +246,14 @@ impl Aws {
 
 #[async_trait]
 impl Cloud for Aws {
-    fn facts(&self) -> Arc<Facts> {
-        Arc::clone(&self.facts)
+    fn info(&self) -> Arc<CloudInfo> {
+        Arc::clone(&self.info)
     }
 
     async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
-        let wish = Wish::of(launch, &self.settings)?;
+        let request = LaunchRequest::of(launch, &self.settings)?;
         if deep {
-            let plan = wish
+            let plan = request
                 .plan(&self.api, &self.catalogue, &self.settings, false)
                 .await?;
             plan.try_out(&self.api, launch).await?;
@@ -261,15 +261,15 @@ impl Cloud for Aws {
         Ok(())
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Listed> {
-        Ok(Listed {
+    async fn list(&self, filter: &Filter) -> Result<CloudListing> {
+        Ok(CloudListing {
             machines: machines::list(&self.api, filter).await?,
             warnings: Vec::new(),
         })
     }
 
     async fn look(&self, machines: Vec<Machine>) -> Result<Option<Vec<Machine>>> {
-        // Private addresses are known from the first moment; others only a list shows.
+        // Private addresses are known from the start; others appear only in a list.
         let known = self.settings.common.agent.address == AddressSource::Private
             && machines.iter().all(|machine| !machine.addresses.is_empty());
         if !known || machines.len() > MAX_LOOK {
@@ -278,25 +278,26 @@ impl Cloud for Aws {
         machines::look(&self.api, &machines).await.map(Some)
     }
 
-    async fn create(&self, launch: &Launch) -> Vec<Created> {
-        let plan = match Wish::of(launch, &self.settings) {
-            Ok(wish) => {
-                wish.plan(&self.api, &self.catalogue, &self.settings, true)
+    async fn create(&self, launch: &Launch) -> Vec<CloudOutcome> {
+        let plan = match LaunchRequest::of(launch, &self.settings) {
+            Ok(request) => {
+                request
+                    .plan(&self.api, &self.catalogue, &self.settings, true)
                     .await
             }
             Err(error) => Err(error),
         };
         let created = match &plan {
             Ok(plan) => plan.run(&self.api, launch).await,
-            Err(error) => Created::all(launch, error),
+            Err(error) => CloudOutcome::all(launch, error),
         };
         for made in &created {
-            if let Created::Made(machine) = made {
+            if let CloudOutcome::Made(machine) = made {
                 self.new.lock().insert(machine.id.clone(), Instant::now());
             }
         }
-        // A subnet, group or image that was remembered may be gone by now.
-        if let Some(Created::Failed(error)) = created.first()
+        // A cached subnet, security group or image may have been deleted.
+        if let Some(CloudOutcome::Failed(error)) = created.first()
             && matches!(error.reason(), Reason::Invalid | Reason::NotFound)
         {
             self.catalogue.forget();
@@ -304,7 +305,7 @@ impl Cloud for Aws {
         created
     }
 
-    async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<Removed> {
+    async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<CloudDeleted> {
         let answer = self
             .about(&machine.id, || {
                 self.api.send("TerminateInstances", |ec2| {
@@ -322,12 +323,12 @@ impl Cloud for Aws {
                             .is_some_and(|state| state.as_str() == "terminated")
                 });
                 Ok(if gone {
-                    Removed::Gone
+                    CloudDeleted::Gone
                 } else {
-                    Removed::Started
+                    CloudDeleted::Started
                 })
             }
-            Err(error) if errors::is_absent(&error) => Ok(Removed::Gone),
+            Err(error) if errors::is_absent(&error) => Ok(CloudDeleted::Gone),
             Err(error) if error.reason() == Reason::Protected => {
                 Err(protected(&machine.id, &error))
             }

@@ -1,13 +1,13 @@
-//! Droplets of a DigitalOcean account.
+//! Droplets of a DigitalOcean account as nodes.
 //!
-//! A creation has no idempotency token, so a request whose outcome is unknown is looked up by its tag before it is sent
-//! again, and not before what the attempt before made is surely listed (`Limits.replay_delay`). The droplets of one call
-//! have the same tags and differ in their names, which are the ids of their slots.
+//! Creation has no idempotency token. A request with an unknown outcome is therefore looked up by its tag before it is
+//! retried, and only once the droplets of the previous attempt are guaranteed to be listed (`Limits.replay_delay`). The
+//! droplets of one call share their tags and differ in their names, which are the ids of their slots.
 
 mod catalogue;
 mod client;
+mod cloud_info;
 mod errors;
-mod facts;
 mod list;
 mod machine;
 mod properties;
@@ -28,45 +28,46 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::cloud::{Cloud, Created, Facts, Filter, Launch, Listed, Machine, Removed};
+use crate::cloud::{
+    Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, Filter, Launch, Machine,
+};
 use drover_platform::driver::Deletion;
 
 use catalogue::{Names, Size};
 use client::Client;
 use machine::Droplet;
-use properties::Wanted;
+use properties::WantedDroplet;
 
 pub use settings::Settings;
 
-/// Longest name of a droplet.
+/// Maximum length of a droplet name.
 const MAX_NAME: usize = 255;
-/// How long sizes and regions are believed.
+/// How long cached sizes and regions are used.
 const CATALOGUE_AGE: Duration = Duration::from_secs(3600);
-/// How long a refusal by them is believed: capacity comes back.
+/// How long a refusal based on the cache is trusted; shorter, as capacity comes back.
 const REFUSAL_AGE: Duration = Duration::from_secs(60);
-/// How long a deletion waits for a droplet that is busy: one that is still being made cannot be deleted.
+/// How long a deletion waits for a busy droplet: one that is still being created cannot be deleted.
 const BUSY_WAIT: Duration = Duration::from_secs(20);
-/// Marks its error.
+/// Metadata key that marks the error of a busy droplet.
 const BUSY_WITH: &str = "busy_with";
-/// When it may be tried again after that.
+/// Retry delay after that.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// The account. Made by [`open`].
+/// A DigitalOcean account. Created by [`open`].
 pub struct DigitalOcean {
     settings: Settings,
     client: Client,
-    facts: RwLock<Arc<Facts>>,
+    info: RwLock<Arc<CloudInfo>>,
     sizes: RwLock<(Arc<Vec<Size>>, Instant)>,
     names: Names,
-    /// Droplets with tags of ours in the last complete list.
+    /// Droplets with our tags in the last complete list.
     seen: Mutex<HashSet<u64>>,
 }
 
-/// Opens the account: reads who it is, its regions and sizes.
+/// Opens the account: reads its identity, regions and sizes.
 ///
 /// # Errors
-/// `CredentialsRefused` and `PermissionDenied` with the way out; `Invalid` for a region that does not exist; those of
-/// the API.
+/// `CredentialsRefused` and `PermissionDenied` with a remedy; `Invalid` for a region that does not exist; API errors.
 pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
     let client = Client::new(&settings)?;
     let account = client
@@ -75,13 +76,13 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
         .map(|body| body["account"].clone())
         .ok_or_else(|| Error::unavailable("DigitalOcean does not say whose the token is"))?;
     let regions = client.list(&["regions"], &[]).await?.items;
-    facts::check_regions(&settings.regions, &regions)?;
+    cloud_info::check_regions(&settings.regions, &regions)?;
     let sizes = catalogue::sizes(&client).await?;
-    let facts = facts::facts(&settings, &account, &regions, &sizes)?;
+    let info = cloud_info::cloud_info(&settings, &account, &regions, &sizes)?;
     Ok(Arc::new(DigitalOcean {
         settings,
         client,
-        facts: RwLock::new(Arc::new(facts)),
+        info: RwLock::new(Arc::new(info)),
         sizes: RwLock::new((Arc::new(sizes), Instant::now())),
         names: Names::default(),
         seen: Mutex::default(),
@@ -89,7 +90,7 @@ pub async fn open(settings: Settings) -> Result<Arc<DigitalOcean>> {
 }
 
 impl DigitalOcean {
-    /// The sizes, read again when they are older than this.
+    /// The sizes, reloaded if they are older than `age`.
     async fn sizes(&self, age: Duration) -> Result<Arc<Vec<Size>>> {
         let (sizes, read) = self.sizes.read().clone();
         if read.elapsed() < age {
@@ -97,14 +98,14 @@ impl DigitalOcean {
         }
         let sizes = Arc::new(catalogue::sizes(&self.client).await?);
         *self.sizes.write() = (Arc::clone(&sizes), Instant::now());
-        let mut facts = Facts::clone(&self.facts.read());
-        facts.node_classes = facts::node_classes(&self.settings, &sizes);
-        *self.facts.write() = Arc::new(facts);
+        let mut info = CloudInfo::clone(&self.info.read());
+        info.node_classes = cloud_info::node_classes(&self.settings, &sizes);
+        *self.info.write() = Arc::new(info);
         Ok(sizes)
     }
 
-    /// The slug of the size that is wanted.
-    fn size(&self, sizes: &[Size], launch: &Launch, wanted: &Wanted) -> Result<String> {
+    /// The slug of the selected size.
+    fn size(&self, sizes: &[Size], launch: &Launch, wanted: &WantedDroplet) -> Result<String> {
         let common = &self.settings.common;
         let default = common.node_class(&self.settings.instance_type);
         let size = catalogue::choose(
@@ -143,9 +144,9 @@ impl DigitalOcean {
         Ok(size.slug.clone())
     }
 
-    /// What can be seen without a call.
-    fn look(&self, launch: &Launch, sizes: &[Size]) -> Result<(Wanted, String)> {
-        let wanted = Wanted::of(launch, &self.settings)?;
+    /// Validates a launch without a call.
+    fn look(&self, launch: &Launch, sizes: &[Size]) -> Result<(WantedDroplet, String)> {
+        let wanted = WantedDroplet::of(launch, &self.settings)?;
         let size = self.size(sizes, launch, &wanted)?;
         if let Some(data) = &launch.user_data
             && std::str::from_utf8(data).is_err()
@@ -169,8 +170,8 @@ impl DigitalOcean {
         Ok((wanted, size))
     }
 
-    /// The body of a creation; every name in it is looked up.
-    async fn request(&self, launch: &Launch) -> Result<(Value, Wanted)> {
+    /// The body of a create request, with every name in it resolved.
+    async fn request(&self, launch: &Launch) -> Result<(Value, WantedDroplet)> {
         let sizes = self.sizes(CATALOGUE_AGE).await?;
         let (wanted, size) = match self.look(launch, &sizes) {
             Err(error) if error.reason() == Reason::NoCapacity => {
@@ -225,7 +226,7 @@ impl DigitalOcean {
         Ok((body, wanted))
     }
 
-    async fn make(&self, launch: &Launch) -> Result<Vec<Created>> {
+    async fn make(&self, launch: &Launch) -> Result<Vec<CloudOutcome>> {
         let (body, wanted) = self.request(launch).await?;
         let droplets = self
             .client
@@ -234,7 +235,7 @@ impl DigitalOcean {
         if !(200..300).contains(&reply.status) {
             let error = errors::create(&reply, &wanted.region);
             if error.reason() == Reason::Invalid {
-                // What was looked up may be gone.
+                // A cached name may refer to something that was deleted.
                 self.names.forget();
             }
             return Err(error);
@@ -249,7 +250,7 @@ impl DigitalOcean {
             .collect();
         let of_slot = |name: &str| {
             let Some(droplet) = made.iter().find(|droplet| droplet.name == name) else {
-                return Created::Unknown(Error::unavailable(
+                return CloudOutcome::Unknown(Error::unavailable(
                     "DigitalOcean did not say what became of it",
                 ));
             };
@@ -258,7 +259,7 @@ impl DigitalOcean {
             if machine.failure_domain.is_empty() {
                 machine.failure_domain.clone_from(&wanted.region);
             }
-            Created::Made(Box::new(machine))
+            CloudOutcome::Made(Box::new(machine))
         };
         Ok(launch
             .slots
@@ -267,14 +268,14 @@ impl DigitalOcean {
             .collect())
     }
 
-    /// One attempt. An error with [`BUSY_WITH`]: nothing was done.
-    async fn destroy(&self, machine: &Machine) -> Result<Removed> {
+    /// One attempt. An error with [`BUSY_WITH`] means that nothing was done.
+    async fn destroy(&self, machine: &Machine) -> Result<CloudDeleted> {
         let path = ["droplets", machine.id.as_str()];
         let reply = self.client.call(Method::DELETE, &path, &[], None).await?;
         let message = reply.message();
         match reply.status {
-            200..300 => Ok(Removed::Started),
-            404 => Ok(Removed::Gone),
+            200..300 => Ok(CloudDeleted::Started),
+            404 => Ok(CloudDeleted::Gone),
             422 if message.contains("pending event") => self.busy(machine).await,
             422 if message.contains("locked") => Err(Error::new(
                 Reason::Precondition,
@@ -288,8 +289,8 @@ impl DigitalOcean {
         }
     }
 
-    /// What a droplet is busy with, for a deletion that was refused for it.
-    async fn busy(&self, machine: &Machine) -> Result<Removed> {
+    /// Describes the running action for a deletion that was refused because of it.
+    async fn busy(&self, machine: &Machine) -> Result<CloudDeleted> {
         let actions = self
             .client
             .list(&["droplets", &machine.id, "actions"], &[])
@@ -301,7 +302,7 @@ impl DigitalOcean {
             .and_then(|action| action["type"].as_str())
             .unwrap_or("something");
         if doing == "destroy" {
-            return Ok(Removed::Started);
+            return Ok(CloudDeleted::Started);
         }
         Err(Error::unavailable(format!(
             "droplet {} is busy with {doing} and cannot be deleted before it is done",
@@ -314,15 +315,15 @@ impl DigitalOcean {
 
 #[async_trait]
 impl Cloud for DigitalOcean {
-    fn facts(&self) -> Arc<Facts> {
-        Arc::clone(&self.facts.read())
+    fn info(&self) -> Arc<CloudInfo> {
+        Arc::clone(&self.info.read())
     }
 
     async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
         let sizes = Arc::clone(&self.sizes.read().0);
         if !deep {
             return match self.look(launch, &sizes) {
-                // Another region may have it, and it is asked again before a launch.
+                // Another region may have it, and it is checked again before a launch.
                 Err(error) if error.reason() == Reason::NoCapacity => Ok(()),
                 looked => looked.map(drop),
             };
@@ -367,18 +368,18 @@ impl Cloud for DigitalOcean {
         }
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Listed> {
+    async fn list(&self, filter: &Filter) -> Result<CloudListing> {
         self.read(filter).await
     }
 
-    async fn create(&self, launch: &Launch) -> Vec<Created> {
+    async fn create(&self, launch: &Launch) -> Vec<CloudOutcome> {
         match self.make(launch).await {
             Ok(created) => created,
-            Err(error) => Created::all(launch, &error),
+            Err(error) => CloudOutcome::all(launch, &error),
         }
     }
 
-    async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<Removed> {
+    async fn delete(&self, machine: &Machine, _: &Deletion) -> Result<CloudDeleted> {
         let until = Instant::now() + BUSY_WAIT;
         loop {
             match self.destroy(machine).await {

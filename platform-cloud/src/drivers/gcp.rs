@@ -1,11 +1,12 @@
-//! Compute Engine, through Google's own client. One platform is one region of one project.
+//! Compute Engine through Google's client library. A platform is one region of one project.
 //!
-//! - A node is an instance; its node id is the instance's number, which is never used again.
-//! - Whose it is stands in its labels, see `labels`; nothing is read from its name or metadata.
-//! - Its name is made from its slot, so the machine of a slot can be read by name before lists show it.
-//! - Lists are read zone by zone, all zones of the region: an outage elsewhere is none of ours, and one here is an error.
-//! - Each machine is made by an insert of its own with a `requestId` that is the same for the same slot and zone;
-//!   Compute Engine answers a repeated one with the operation of the first.
+//! - A node is an instance; its node id is the instance's numeric id, which is never reused.
+//! - Ownership is stored in labels, see `labels`; nothing is parsed from names or metadata.
+//! - The name is derived from the slot, so a slot's machine can be read by name before lists show it.
+//! - Lists are read zone by zone for all zones of the region: an outage in another region does not matter, and one in
+//!   this region is an error.
+//! - Each machine is created by its own insert, with a `requestId` that is fixed per slot and zone; Compute Engine
+//!   answers a repeated id with the operation of the first call.
 
 mod client;
 mod credentials;
@@ -33,25 +34,26 @@ use tokio::time::Instant;
 
 use self::client::Client;
 use crate::cloud::{
-    CLUSTER, Cloud, Created, Facts, Filter, Launch, Listed, Machine, REQUEST, Removed, TagLimits,
+    CLUSTER, Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, Filter, Launch, Machine,
+    REQUEST, TagLimits,
 };
 use drover_platform::driver::Deletion;
 
 pub use settings::Settings;
 
-/// Largest request. Each slot is a call of its own.
+/// Maximum number of nodes per request. Each slot is a separate call.
 const MAX_BATCH: u32 = 200;
-/// Inserts under way at a time.
+/// Maximum number of concurrent inserts.
 const MAX_CONCURRENT: usize = 32;
-/// Longest value of a tag: it is split over labels, of which there are 64 in all.
+/// Maximum length of a tag value. It is split over labels, of which there are at most 64.
 const MAX_TAG: usize = 512;
-/// Changes of labels by others that are met at most while labels are set.
+/// Maximum number of concurrent label modifications by others that are retried when labels are set.
 const MAX_CONFLICTS: usize = 5;
 
-/// Opens the platform: reads the zones of the region, which shows that credentials, project and region are right.
+/// Opens the platform. Reads the zones of the region, which validates credentials, project and region.
 ///
 /// # Errors
-/// `Invalid` with the setting, `CredentialsRefused`, `PermissionDenied`, or those of the network.
+/// `Invalid` with the setting, `CredentialsRefused`, `PermissionDenied`, or network errors.
 pub async fn open(settings: Settings) -> Result<Arc<Gcp>> {
     let settings = settings.checked()?;
     let client = Client::open(&settings).await?;
@@ -90,9 +92,9 @@ pub async fn open(settings: Settings) -> Result<Arc<Gcp>> {
         .iter()
         .filter(|zone| up.contains(zone) || settings.zones.contains(zone))
         .filter(|zone| settings.zones.is_empty() || settings.zones.contains(zone));
-    let facts = facts(&settings, used);
+    let info = cloud_info(&settings, used);
     Ok(Arc::new(Gcp {
-        facts: Arc::new(facts),
+        info: Arc::new(info),
         settings,
         client,
         zones: all,
@@ -103,13 +105,13 @@ pub async fn open(settings: Settings) -> Result<Arc<Gcp>> {
 
 /// Compute Engine as a cloud.
 pub struct Gcp {
-    facts: Arc<Facts>,
+    info: Arc<CloudInfo>,
     settings: Settings,
     client: Client,
     /// All zones of the region.
     zones: Vec<String>,
     opened: Instant,
-    /// Names of machines whose insert ended without anybody knowing how, and when.
+    /// Names of machines whose insert has an unknown outcome, and when it ended.
     doubtful: Mutex<HashMap<String, Instant>>,
 }
 
@@ -123,7 +125,7 @@ fn wrong_project(settings: &Settings, error: Error) -> Error {
     error
 }
 
-fn facts<'a>(settings: &Settings, zones: impl Iterator<Item = &'a String>) -> Facts {
+fn cloud_info<'a>(settings: &Settings, zones: impl Iterator<Item = &'a String>) -> CloudInfo {
     let failure_domains = zones
         .map(|zone| FailureDomain {
             name: zone.clone(),
@@ -143,7 +145,7 @@ fn facts<'a>(settings: &Settings, zones: impl Iterator<Item = &'a String>) -> Fa
             "calls Compute Engine without credentials, which only an emulator answers".to_owned(),
         );
     }
-    Facts {
+    CloudInfo {
         uid: format!("gcp:{}:{}", settings.project, settings.region),
         name: "gcp".to_owned(),
         kind: "cloud",
@@ -167,7 +169,7 @@ fn facts<'a>(settings: &Settings, zones: impl Iterator<Item = &'a String>) -> Fa
             min_poll_interval: duration(settings.common.poll_interval()),
             max_creation_time: duration(operation + Duration::from_secs(120)),
             visibility_delay: duration(settings.common.visibility_delay()),
-            // A repeated insert is recognised by its id, so there is nothing to wait for.
+            // A repeated insert is deduplicated by its request id, so there is nothing to wait for.
             replay_delay: duration(Duration::from_secs(1)),
             provision_timeout: duration(operation + Duration::from_secs(60)),
             ..Limits::default()
@@ -213,7 +215,7 @@ impl Gcp {
         Ok(lists?.into_iter().flatten().collect())
     }
 
-    /// The machine with this name or id in any of these zones. Sees it from its first moment.
+    /// The machine with this name or id in any of these zones. Not subject to the visibility delay of lists.
     async fn one<'a>(
         &self,
         name: &str,
@@ -226,7 +228,7 @@ impl Gcp {
         let mut failed = None;
         for look in join_all(looks).await {
             match look {
-                // There is one at most, so the other zones do not matter.
+                // At most one exists, so the other zones do not matter.
                 Ok(Some(machine)) => return Ok(Some(machine)),
                 Ok(None) => {}
                 Err(error) => failed = Some(error),
@@ -235,8 +237,8 @@ impl Gcp {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Whether a machine of this name may exist without being listed: an insert of this process or of the one before
-    /// may have made it.
+    /// Whether a machine of this name may exist without being listed, created by an insert of this process or of its
+    /// predecessor.
     fn is_doubtful(&self, name: &str) -> bool {
         let visible = self.settings.common.visibility_delay();
         let mut doubtful = self.doubtful.lock();
@@ -253,7 +255,7 @@ impl Gcp {
         let body = machine::body(&self.settings, launch, slot, zone)?;
         let name = body.name.clone().unwrap_or_default();
         if self.is_doubtful(&name) {
-            // The same zone is safe by name and requestId; this is for another choice of zone.
+            // Name and requestId make a retry in the same zone idempotent; this covers a retry in another zone.
             let others = self.zones.iter().filter(|other| *other != zone);
             if let Some(machine) = self.one(&name, others).await.map_err(undecided)?
                 && machine::is_of(&machine, &launch.tags)
@@ -281,11 +283,11 @@ impl Gcp {
             Err(error) => return Err(error::in_zone(error, zone)),
         };
         let within = self.settings.operation_timeout();
-        // A new operation is never over at once: this one is of an earlier call.
+        // A new operation is never done at once, so this one belongs to an earlier call.
         let repeated = operation.status == Some(operation::Status::Done);
         let operation = match self.client.ended(operation, zone, within).await {
             Ok(operation) => operation,
-            // The operation may be slow although its machine is there.
+            // The operation may be slow although its machine exists already.
             Err(error) => return self.already(launch, zone, name, error).await,
         };
         if let Some(error) = error::of_operation(&operation, zone) {
@@ -301,7 +303,7 @@ impl Gcp {
         }
     }
 
-    /// The machine that an earlier call made for the same slot.
+    /// The machine that an earlier call created for the same slot.
     async fn repeated(&self, zone: &str, id: u64) -> Result<Machine> {
         let instance = self
             .client
@@ -317,7 +319,7 @@ impl Gcp {
         })
     }
 
-    /// The machine that stands under the name of this launch, if it is ours; otherwise why the insert failed.
+    /// The machine with the name of this launch, if it is ours; otherwise the error of the insert.
     async fn already(
         &self,
         launch: &Launch,
@@ -343,7 +345,7 @@ impl Gcp {
     }
 }
 
-/// An error of a look before an insert: nothing can be said of what an insert before has made.
+/// Converts the error of a lookup: it is unknown what an earlier insert has created.
 fn undecided(error: Error) -> Error {
     if error.class() == drover_core::Class::Unknown {
         return error;
@@ -353,8 +355,8 @@ fn undecided(error: Error) -> Error {
 
 #[async_trait]
 impl Cloud for Gcp {
-    fn facts(&self) -> Arc<Facts> {
-        Arc::clone(&self.facts)
+    fn info(&self) -> Arc<CloudInfo> {
+        Arc::clone(&self.info)
     }
 
     async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
@@ -375,7 +377,7 @@ impl Cloud for Gcp {
         Ok(())
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Listed> {
+    async fn list(&self, filter: &Filter) -> Result<CloudListing> {
         let machines = match filter {
             Filter::All => self.all(None).await?,
             Filter::Cluster(cluster) => {
@@ -388,32 +390,32 @@ impl Cloud for Gcp {
                 machines.retain(|machine| machine.tags.get(REQUEST) == Some(request_id));
                 machines
             }
-            // A name would be found, too, and is no node id.
+            // A name would be found as well, but is not a node id.
             Filter::Id(id) if id.parse::<u64>().is_err() => Vec::new(),
             Filter::Id(id) => self.one(id, self.zones.iter()).await?.into_iter().collect(),
         };
-        Ok(Listed {
+        Ok(CloudListing {
             machines,
             warnings: Vec::new(),
         })
     }
 
-    async fn create(&self, launch: &Launch) -> Vec<Created> {
+    async fn create(&self, launch: &Launch) -> Vec<CloudOutcome> {
         match self.make(launch).await {
-            Ok(machine) => vec![Created::Made(Box::new(machine))],
-            Err(error) => Created::all(launch, &error),
+            Ok(machine) => vec![CloudOutcome::Made(Box::new(machine))],
+            Err(error) => CloudOutcome::all(launch, &error),
         }
     }
 
-    async fn delete(&self, machine: &Machine, _options: &Deletion) -> Result<Removed> {
+    async fn delete(&self, machine: &Machine, _options: &Deletion) -> Result<CloudDeleted> {
         let request_id = name::fresh_request_id();
         let operation = self
             .client
             .delete(&machine.location, &machine.id, &request_id)
             .await?;
         match operation.map(|operation| error::of_operation(&operation, &machine.location)) {
-            None => Ok(Removed::Gone),
-            Some(None) => Ok(Removed::Started),
+            None => Ok(CloudDeleted::Gone),
+            Some(None) => Ok(CloudDeleted::Started),
             Some(Some(error)) => Err(error),
         }
     }

@@ -1,66 +1,66 @@
-//! Nodes as processes of this machine.
+//! Nodes as processes of the local machine.
 //!
 //! # Process templates
 //!
 //! A template renders to one YAML document:
 //!
 //! ```yaml
-//! requires:                        # programs that its scripts need, and the packages that bring them; `directory`: where
+//! requires:                        # programs that its scripts need, and their packages; optional: `directory`
 //!   - {program: redis-cli, package: redis-tools}
-//! command: redis-server            # a name that is looked up on PATH, or an absolute path
+//! command: redis-server            # a name that is looked up in PATH, or an absolute path
 //! arguments: ["--port", "{{ platform.ports.client }}"]
-//! environment: {TERM: dumb}        # beside PATH, HOME, LANG and the variables below
+//! environment: {TERM: dumb}        # in addition to PATH, HOME, LANG and the variables below
 //! workingDirectory: work           # below the node's directory; default: that directory
-//! user: redis                      # used only where the platform runs as root; default: that of the cluster, or else
-//!                                  # the platform's
-//! ports: {admin: 7000}             # fixed port numbers, beside or instead of those that are allocated
+//! user: redis                      # only used if the platform runs as root; default: the user of the cluster,
+//!                                  # or else of the platform
+//! ports: {admin: 7000}             # fixed port numbers, in addition to or instead of allocated ones
 //! files:                           # written before the start, below the node's directory
 //!   - {path: redis.conf, content: "dir .", mode: "0600"}
 //! agent: {scheme: tcp, port: client}     # grpc, grpcs, http, https or tcp; default: no agent address
-//! readiness: {port: client, file: ready}   # ready when that file is there, then when it accepts connections; default:
-//!                                          # when the process runs
-//! peers: true                      # tells it of the others, see below; default: false
+//! readiness: {port: client, file: ready}   # ready once the file exists, and then the port accepts connections;
+//!                                          # default: once the process runs
+//! peers: true                      # provides the list of peers, see below; default: false
 //! stopSignal: SIGINT               # SIGTERM (default), SIGINT, SIGQUIT, SIGHUP or SIGKILL
 //! ```
 //!
-//! `platform` in the template context has `host` (address to listen on), `loopback` (whether only this machine reaches
-//! it), `dir` (the node's directory), `storage` (where
-//! its data belongs: the declared storage, or `dir`), `self` (path of the program that runs the node agent), `ports` (a
-//! free port for each name in `ports` of the catalogue entry) and `bootstrap` (path of the user data; empty: none). The
-//! process finds the same in `DROVER_HOST`, where others reach it in `DROVER_ADDRESS`, `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and
-//! `DROVER_PORT_<NAME>`, its role now in the file `DROVER_ROLE_FILE` (`active` or `standby`, rewritten when it changes),
-//! and itself in `DROVER_CLUSTER_ID`, `DROVER_NODE_ID`, `DROVER_NODE_NAME` and `DROVER_GROUP`.
+//! In the template context, `platform` has `host` (listen address), `loopback` (whether only this machine can reach
+//! it), `dir` (the node's directory), `storage` (directory for its data: the declared storage, or `dir`), `self` (path
+//! of the program that runs the node agent), `ports` (an allocated port for each name in `ports` of the catalogue
+//! entry) and `bootstrap` (path of the user data; empty if there is none). The process gets the same as `DROVER_HOST`,
+//! `DROVER_DIR`, `DROVER_STORAGE`, `DROVER_BOOTSTRAP` and `DROVER_PORT_<NAME>`, the address by which others reach it as
+//! `DROVER_ADDRESS`, its current role in the file `DROVER_ROLE_FILE` (`active` or `standby`, rewritten on change), and
+//! its identity as `DROVER_CLUSTER_ID`, `DROVER_NODE_ID`, `DROVER_NODE_NAME` and `DROVER_GROUP`.
 //!
-//! With `peers: true`, `DROVER_PEERS` names a file that is rewritten as the cluster changes: a JSON list of the nodes of the
-//! cluster whose processes have not ended, this one too, each with `name`, `id`, `group`, `ordinal`, `role`, `host` and
-//! `ports`.
+//! With `peers: true`, `DROVER_PEERS` names a file that is rewritten whenever the cluster changes: a JSON list of the
+//! nodes of the cluster whose processes have not ended, including this one, each with `name`, `id`, `group`, `ordinal`,
+//! `role`, `host` and `ports`.
 //!
 //! # Storage
 //!
-//! Declared storage is a directory of its own, one for each owner, cluster, group and ordinal. It outlives the node if
-//! its removal says so, and the next node of that ordinal gets it. That of an adopted node goes to its new owner, and its
-//! directory stays where it is. `size` and `class` are written down and nothing more: no quota holds a node to them.
+//! Declared storage is a separate directory per owner, cluster, group and ordinal. If the deletion of a node retains
+//! it, it outlives the node and is reused by the next node with that ordinal. The storage of an adopted node passes to
+//! its new owner without being moved. `size` and `class` are recorded only: there is no quota.
 //!
 //! # Properties
 //!
-//! `env`: variables of the group, over those of the template.
+//! `env`: environment variables of the group, overriding those of the template.
 //!
 //! # Users
 //!
-//! A platform that runs as root has the nodes of each cluster run as a user that no other cluster has, a number of
-//! `local.user_range`, without capabilities and without a way to new privileges; so do commands in them. A node's directory
-//! and storage are open to that user only. `user` of a template goes before it, and is then shared by the clusters whose
-//! templates name it. Nodes from before there were such users stay as they are. Where that is not possible, clusters share
-//! the platform's user, and the platform warns of it.
+//! A platform that runs as root gives each cluster its own user, with a uid from `local.user_range`. The cluster's
+//! nodes, and commands in them, run as that user, without capabilities and without a way to gain privileges. A node's
+//! directory and storage are accessible to that user only. `user` of a template takes precedence, and is then shared by
+//! all clusters whose templates name it. Nodes that were created before this isolation existed are left as they are.
+//! Where isolation is not possible, clusters share the platform's user, and the platform warns about it.
 //!
-//! What the nodes of such a cluster take together (memory, processes, processors) is limited as the settings say, by control groups
-//! of the kernel.
+//! The total resources (memory, processes, CPUs) of the nodes of such a cluster are limited by kernel control groups as
+//! configured.
 //!
 //! # Crashes
 //!
-//! A node exists from the moment when its directory is renamed into place; its process is started by a launcher that
-//! records itself before it becomes the process. Wherever the platform is killed, the next one finds the same nodes, starts
-//! what was not started, watches what runs and goes on with what was being removed. Nodes live on without it.
+//! A node exists from the moment its directory is renamed into place. Its process is started by a launcher that records
+//! itself before it becomes the process. Wherever the platform is killed, its successor finds the same nodes, starts
+//! those that were not started, watches those that run and resumes deletions. Nodes keep running without the platform.
 
 mod cgroup;
 mod clean;
@@ -106,7 +106,7 @@ use self::{
     crash::Point,
     make::cannot_write,
     node::{Node, blocking, unix_millis},
-    place::Seat,
+    place::NodePlacement,
     spec::ProcessSpec,
     state::{NODE, REMOVAL, Record, Removal, SPEC, StateDir},
     users::Tenancy,
@@ -126,48 +126,49 @@ pub use self::{
     settings::{CATALOGUE, Isolation, Settings, USERS},
 };
 
-/// Nodes of one request that are written at once. Each waits for the disk most of the time.
+/// Maximum number of nodes of one request that are written concurrently. Writing mostly waits for the disk.
 const CONCURRENT_CREATES: usize = 16;
 
-/// The driver. Dropping it, or the end of the program, leaves the nodes running.
+/// The driver. Dropping it, or the exit of the program, leaves the nodes running.
 pub struct LocalDriver {
     shared: Arc<Shared>,
     tasks: TaskTracker,
     cancel: CancellationToken,
-    /// Whether nodes may be made, changed and removed. Read for as long as that takes, so that a shutdown waits for it.
+    /// Whether nodes may be created, changed and deleted. Read-locked for the duration of each change, so that a
+    /// shutdown waits for it.
     open: RwLock<bool>,
 }
 
-/// What the supervisors of all nodes share.
+/// State shared by the supervisors of all nodes.
 struct Shared {
     settings: Settings,
     state: Arc<StateDir>,
     host_name: String,
     tenancy: Arc<Tenancy>,
     nodes: Mutex<BTreeMap<String, Arc<Node>>>,
-    /// What nodes have, and what those that are being made are promised.
-    seats: Mutex<BTreeMap<String, Seat>>,
-    /// Nodes that were started with all that the platform may do.
+    /// Resources held by existing nodes and reserved for nodes that are being created, by node id.
+    placements: Mutex<BTreeMap<String, NodePlacement>>,
+    /// Nodes that were started with the full privileges of the platform.
     unconfined: Mutex<BTreeSet<String>>,
     changes: OnceLock<Changes>,
-    /// Whose siblings are to be told something.
-    news: peers::News,
+    /// Tells nodes about changes of their peers.
+    peer_notifier: peers::PeerNotifier,
 }
 
 impl Shared {
     fn changed(&self, cluster_id: &str, node_id: &str) {
-        self.news.of(cluster_id);
+        self.peer_notifier.changed(cluster_id);
         if let Some(changes) = self.changes.get() {
             changes.changed(cluster_id, node_id);
         }
     }
 
-    /// The node is gone, and what it had is free.
+    /// Removes a deleted node and releases its resources.
     fn forget(&self, node_id: &str) {
         if let Some(node) = self.nodes.lock().remove(node_id) {
-            self.news.of(&node.cluster_id());
+            self.peer_notifier.changed(&node.cluster_id());
         }
-        self.seats.lock().remove(node_id);
+        self.placements.lock().remove(node_id);
         self.unconfined.lock().remove(node_id);
     }
 
@@ -182,11 +183,11 @@ impl Shared {
 }
 
 impl LocalDriver {
-    /// Opens the state directory, finds the nodes of the platform before and goes on with them. Must be called on a
+    /// Opens the state directory and takes over the nodes of the previous platform process. Must be called within a
     /// runtime; blocks while it reads.
     ///
     /// # Errors
-    /// `Precondition` if the directory is in use by another platform or cannot be used, or a setting makes no sense.
+    /// `Precondition` if the directory is in use by another platform or unusable, or if a setting is invalid.
     pub fn open(settings: Settings) -> Result<Self> {
         settings.check()?;
         let state = StateDir::open(&settings.state_dir)?;
@@ -206,10 +207,10 @@ impl LocalDriver {
             state: Arc::new(state),
             host_name: process::host_name().unwrap_or_else(|_| "localhost".to_owned()),
             nodes: Mutex::default(),
-            seats: Mutex::default(),
+            placements: Mutex::default(),
             unconfined: Mutex::default(),
             changes: OnceLock::new(),
-            news: peers::News::default(),
+            peer_notifier: peers::PeerNotifier::default(),
         });
         let driver = Self {
             shared,
@@ -219,7 +220,7 @@ impl LocalDriver {
         };
         for node_id in ids {
             if let Err(error) = driver.load(&node_id) {
-                // It is told as a warning by every listing.
+                // Every list reports it as a warning.
                 warn!(node = node_id, %error, "a node cannot be read");
             }
         }
@@ -240,7 +241,7 @@ impl LocalDriver {
         }
     }
 
-    /// Takes over a node that has a directory.
+    /// Takes over a node from its directory.
     fn load(&self, node_id: &str) -> io::Result<()> {
         let directory = self.shared.state.node(node_id);
         let record: Record = files::read_json(&directory.join(NODE))?
@@ -264,20 +265,20 @@ impl LocalDriver {
             groups.know(&group);
         }
         self.shared
-            .seats
+            .placements
             .lock()
-            .insert(node_id.to_owned(), record.seat());
+            .insert(node_id.to_owned(), record.placement());
         if let Some(key) = &record.storage
             && let Err(error) = self.shared.state.hand_over(key, &record.identity)
         {
-            // It follows at the latest when it is kept.
+            // Repeated at the latest when the storage is retained.
             warn!(node = node_id, %error, "whose the storage of a node is cannot be written down");
         }
         self.adopt(Node::new(directory, record, removal));
         Ok(())
     }
 
-    /// Looks after a node from now on.
+    /// Starts to supervise a node.
     fn adopt(&self, node: Arc<Node>) {
         let record = node.record();
         self.shared
@@ -287,7 +288,7 @@ impl LocalDriver {
         self.shared
             .changed(&record.identity.cluster_id, &record.node_id);
         let life = node::supervise(Arc::clone(&self.shared), node, self.cancel.clone());
-        // Its process is started as a part of what made it.
+        // The start of its process belongs to the trace that created it.
         let trace = drover_telemetry::current();
         self.tasks
             .spawn(drover_telemetry::context::scope(trace, life));
@@ -305,7 +306,7 @@ impl Driver for LocalDriver {
     }
 
     async fn list(&self) -> Result<Listing> {
-        // Read first: a node that is made in the meantime is in the map by then.
+        // Read first: a node that is created in the meantime is in the map by then.
         let state = Arc::clone(&self.shared.state);
         let directories = blocking(move || state.node_ids()).await.map_err(|error| {
             Error::unavailable(format!("the state directory cannot be read: {error}"))
@@ -320,8 +321,8 @@ impl Driver for LocalDriver {
         let mut warnings = Vec::new();
         for node_id in directories {
             let known = self.shared.nodes.lock().contains_key(&node_id)
-                || self.shared.seats.lock().contains_key(&node_id);
-            // Asked again, because a removal ends in between.
+                || self.shared.placements.lock().contains_key(&node_id);
+            // Checked again, because a deletion may have ended in between.
             if !known && self.shared.state.node(&node_id).exists() {
                 warnings.push(Warning {
                     message: format!(
@@ -377,7 +378,7 @@ impl Driver for LocalDriver {
             .saturating_add(u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
         let before = node.removal();
         let removal = Removal {
-            // A second call may hurry, and may not give more time.
+            // A second call may shorten the grace period but not extend it.
             deadline: before
                 .as_ref()
                 .map_or(deadline, |before| before.deadline.min(deadline)),
@@ -466,9 +467,9 @@ impl Driver for LocalDriver {
             .await
             .map_err(|error| cannot_write(&error))?;
         self.shared
-            .seats
+            .placements
             .lock()
-            .insert(record.node_id.clone(), record.seat());
+            .insert(record.node_id.clone(), record.placement());
         let (cluster_now, node_id) = (record.identity.cluster_id.clone(), record.node_id.clone());
         node.set_record(record.clone());
         if matches!(change, Change::Adopt(_)) {
@@ -518,7 +519,7 @@ impl Driver for LocalDriver {
 
 impl Live for LocalDriver {
     fn connect(&self, changes: Changes) {
-        // Called once; another listener would be a defect of the caller.
+        // Called once; a second listener would be a bug of the caller.
         if self.shared.changes.set(changes).is_ok() {
             let nodes = self
                 .shared
@@ -547,8 +548,8 @@ impl Live for LocalDriver {
 }
 
 impl LocalDriver {
-    /// Gives the storage of an adopted node to its new owner. The record of the node is written before, and is what counts
-    /// until that of the storage follows: at the latest at the next start, or when the storage is kept.
+    /// Passes the storage of an adopted node to its new owner. The node's record is written first and is authoritative
+    /// until the storage's record follows: at the latest at the next start, or when the storage is retained.
     async fn hand_over(&self, record: Record) {
         let Some(key) = record.storage else {
             return;

@@ -1,7 +1,7 @@
 //! metal-stack: physical machines behind metal-api, with the networks, addresses and firewalls of their clusters.
 //!
-//! The API has no idempotency tokens. So everything that is made carries its identity in its tags from the first moment,
-//! and is searched for by these tags before anything is made; what is freed is read again right before.
+//! The API has no idempotency tokens. Therefore everything is tagged with its identity on creation, and looked up by
+//! these tags before it is created; before something is freed, it is read again.
 
 mod api;
 mod auth;
@@ -30,8 +30,8 @@ use self::{
     properties::Offer,
 };
 use crate::cloud::{
-    CLUSTER, Cloud, CloudSettings, Created, Facts, Filter, Launch, Listed, Machine, REQUEST,
-    Removed, TagLimits,
+    CLUSTER, Cloud, CloudDeleted, CloudInfo, CloudListing, CloudOutcome, CloudSettings, Filter,
+    Launch, Machine, REQUEST, TagLimits,
 };
 use drover_platform::{
     driver::Deletion,
@@ -39,60 +39,60 @@ use drover_platform::{
     infrastructure::{Infrastructure, Owner},
 };
 
-/// Largest user data: metal-hammer reads it whole into memory, and cloud-init's own data sources take no more.
+/// Maximum size of user data: metal-hammer reads it into memory, and cloud-init's own data sources accept no more.
 const MAX_USER_DATA: u32 = 512 * 1024;
 
-/// Settings of one platform: one project of one metal-stack.
+/// Settings of a platform on metal-stack: one project of one installation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct Settings {
-    /// Settings that all clouds share. By default the API is read at most 5 s after a change (`visibility_delay_seconds`).
+    /// Settings shared by all clouds. `visibility_delay_seconds` defaults to 5.
     pub common: CloudSettings,
-    /// Address of metal-api (`https://api.metal-stack.dev/metal`). Required.
+    /// URL of metal-api (`https://api.metal-stack.dev/metal`). Required.
     pub url: String,
-    /// Id of the project in which everything is made. Required.
+    /// Project id. Required.
     pub project: String,
-    /// Name of this metal-stack, for the uid of the platform. Empty: the host of `url`.
+    /// Name of the metal-stack installation, for the uid of the platform. If empty, the host of `url`.
     pub stack: String,
-    /// Partition for what names none. Empty: none.
+    /// Default partition. Empty for none.
     pub partition: String,
-    /// Partitions that may be used. Empty: all.
+    /// Allowed partitions. Empty for all.
     pub partitions: Vec<String>,
-    /// Id of the network that leads outside. Empty: none.
+    /// Id of the public network. Empty for none.
     pub public_network: String,
-    /// Id of the private network for machines of clusters without infrastructure. Empty: none.
+    /// Id of the private network for machines of clusters without infrastructure. Empty for none.
     pub private_network: String,
-    /// Image for machines that name none. Empty: none.
+    /// Default image of machines. If empty, groups must specify one.
     pub image: String,
-    /// Size for machines that name none. Empty: none.
+    /// Default size of machines. If empty, groups must specify one.
     pub node_class: String,
-    /// What firewalls are made of.
+    /// Defaults for firewalls.
     pub firewall: FirewallSettings,
-    /// Public keys by the names that people write.
+    /// Public keys by name, for use in properties.
     pub ssh_keys: BTreeMap<String, String>,
-    /// Names of keys in `ssh_keys`, or public keys, for machines and firewalls that name none.
+    /// Names of keys in `ssh_keys`, or public keys, for machines and firewalls that specify none.
     pub default_ssh_keys: Vec<String>,
-    /// File with the bearer token. Read for every call, so that a renewed token is used at once.
+    /// File with the bearer token. Read for every call, so that a renewed token takes effect at once.
     pub token_file: Option<PathBuf>,
-    /// File with the HMAC key, if there is no token.
+    /// File with the HMAC key. Used if there is no token.
     pub hmac_file: Option<PathBuf>,
-    /// Environment variable with the bearer token, if no file is named.
+    /// Environment variable with the bearer token. Used if no file is configured.
     pub token_env: String,
-    /// Environment variable with the HMAC key, if there is nothing else.
+    /// Environment variable with the HMAC key. Used if no other credentials are configured.
     pub hmac_env: String,
-    /// Auth type of the HMAC: Metal-Edit or Metal-Admin.
+    /// HMAC auth type: Metal-Edit or Metal-Admin.
     pub hmac_type: String,
-    /// PEM file with certificates to trust besides those of the system.
+    /// PEM file with CA certificates to trust in addition to those of the system.
     pub ca_file: Option<PathBuf>,
 }
 
-/// What firewalls are made of when a cluster does not say it.
+/// Defaults for firewalls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct FirewallSettings {
-    /// Image. Empty: clusters must name one.
+    /// Image. If empty, clusters must specify one.
     pub image: String,
-    /// Size. Empty: clusters must name one.
+    /// Size. If empty, clusters must specify one.
     pub node_class: String,
 }
 
@@ -100,7 +100,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             common: CloudSettings {
-                // The database behind the API shows a change as soon as it has answered; this is for its replicas.
+                // The API's database shows a change as soon as the call returns; the delay is for its replicas.
                 visibility_delay_seconds: 5.0,
                 call_timeout_seconds: 60.0,
                 ..CloudSettings::default()
@@ -127,21 +127,21 @@ impl Default for Settings {
     }
 }
 
-/// One project of one metal-stack.
+/// One project of a metal-stack installation.
 pub struct Metal {
     api: Api,
     settings: Settings,
-    facts: Arc<Facts>,
-    /// When what was there before this start is surely listed.
+    info: Arc<CloudInfo>,
+    /// When everything that was created before this start is guaranteed to be listed.
     settled: Instant,
-    /// Infrastructure that was or may have been made a short while ago, so that the API may not show it yet.
+    /// Infrastructure with a recent create attempt, which the API may not show yet.
     recent: Mutex<HashMap<(Owner, &'static str), Instant>>,
 }
 
-/// Reads what there is and begins.
+/// Connects to the API and reads the installation.
 ///
 /// # Errors
-/// `Invalid` for wrong settings; `CredentialsRefused` and `PermissionDenied` as the API says; those of reaching it.
+/// `Invalid` for wrong settings; `CredentialsRefused` and `PermissionDenied` from the API; connection errors.
 pub async fn open(settings: Settings) -> Result<Arc<Metal>> {
     let url = reqwest::Url::parse(&settings.url)
         .ok()
@@ -174,18 +174,18 @@ pub async fn open(settings: Settings) -> Result<Arc<Metal>> {
         }
         Err(error) => return Err(error),
     }
-    let facts = facts(&api, &settings, url.host_str().unwrap_or_default()).await?;
+    let info = cloud_info(&api, &settings, url.host_str().unwrap_or_default()).await?;
     let settled = Instant::now() + settings.common.visibility_delay();
     Ok(Arc::new(Metal {
         api,
-        facts: Arc::new(facts),
+        info: Arc::new(info),
         settings,
         settled,
         recent: Mutex::default(),
     }))
 }
 
-async fn facts(api: &Api, settings: &Settings, host: &str) -> Result<Facts> {
+async fn cloud_info(api: &Api, settings: &Settings, host: &str) -> Result<CloudInfo> {
     let version: Version = api.get("/v1/version").await?;
     let sizes: Vec<Size> = api.get("/v1/size").await?;
     let partitions: Vec<Partition> = api.get("/v1/partition").await?;
@@ -213,7 +213,7 @@ async fn facts(api: &Api, settings: &Settings, host: &str) -> Result<Facts> {
     } else {
         &settings.stack
     };
-    Ok(Facts {
+    Ok(CloudInfo {
         uid: format!("metal:{stack}:{}", settings.project),
         name: "metal".to_owned(),
         kind: "metal",
@@ -233,7 +233,7 @@ async fn facts(api: &Api, settings: &Settings, host: &str) -> Result<Facts> {
         ],
         limits: limits(settings),
         max_launch: 1,
-        // The API makes few allocations at once and refuses the others.
+        // The API handles only a few allocations at once and rejects more.
         max_concurrent_launches: 4,
         failure_domains: partitions
             .into_iter()
@@ -264,7 +264,7 @@ fn limits(settings: &Settings) -> Limits {
         max_concurrent_calls: Some(32),
         max_bootstrap_bytes: Some(MAX_USER_DATA),
         min_poll_interval: exact(settings.common.poll_interval()),
-        // An allocation waits for locks and switches; a machine that is being installed exists by then.
+        // An allocation waits for locks and switches; a machine that is still being installed exists already.
         max_creation_time: duration(300),
         request_memory: duration(1800),
         visibility_delay: exact(settings.common.visibility_delay()),
@@ -305,15 +305,15 @@ fn class(size: Size) -> NodeClass {
 
 #[async_trait]
 impl Cloud for Metal {
-    fn facts(&self) -> Arc<Facts> {
-        Arc::clone(&self.facts)
+    fn info(&self) -> Arc<CloudInfo> {
+        Arc::clone(&self.info)
     }
 
     async fn check(&self, launch: &Launch, deep: bool) -> Result<()> {
         self.check_machine(launch, deep).await
     }
 
-    async fn list(&self, filter: &Filter) -> Result<Listed> {
+    async fn list(&self, filter: &Filter) -> Result<CloudListing> {
         let mut query = search(&self.settings.project, "machine");
         match filter {
             Filter::All => {}
@@ -323,7 +323,7 @@ impl Cloud for Metal {
             }
             Filter::Id(id) => return self.one(id).await,
         }
-        let mut listed = Listed::default();
+        let mut listed = CloudListing::default();
         for entry in self.api.machines(&query).await? {
             match entry {
                 Entry::Read(document) => listed.machines.extend(self.show(&document)),
@@ -335,14 +335,14 @@ impl Cloud for Metal {
         Ok(listed)
     }
 
-    async fn create(&self, launch: &Launch) -> Vec<Created> {
+    async fn create(&self, launch: &Launch) -> Vec<CloudOutcome> {
         match self.allocate_machine(launch).await {
-            Ok(machine) => vec![Created::Made(Box::new(machine))],
-            Err(error) => vec![Created::from_error(error)],
+            Ok(machine) => vec![CloudOutcome::Made(Box::new(machine))],
+            Err(error) => vec![CloudOutcome::from_error(error)],
         }
     }
 
-    async fn delete(&self, machine: &Machine, _options: &Deletion) -> Result<Removed> {
+    async fn delete(&self, machine: &Machine, _options: &Deletion) -> Result<CloudDeleted> {
         self.free_machine(machine).await
     }
 
@@ -378,7 +378,7 @@ impl Cloud for Metal {
     }
 }
 
-/// A name as a host may have it.
+/// Sanitizes a name to a host name.
 fn hostname(name: &str) -> String {
     let fits = |c: char| {
         if c.is_ascii_alphanumeric() {
@@ -391,7 +391,7 @@ fn hostname(name: &str) -> String {
     name.trim_matches('-').to_owned()
 }
 
-/// The tag that keeps machines of one group apart, rack by rack.
+/// The tag by which the API spreads the machines of a group over racks.
 fn placement_tag(identity: &Identity) -> String {
     format!(
         "drover.dev/together={}.{}",

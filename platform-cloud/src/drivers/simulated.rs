@@ -1,5 +1,6 @@
-//! Nodes in memory, with the delays, limits and failures of a real backend on demand. Hundreds of thousands of them fit
-//! into one process. Only tokio's clock is used, so that everything runs in virtual time when it is paused.
+//! Nodes in memory, with the delays, limits and failures of a real backend on demand. One process can simulate hundreds
+//! of thousands of nodes. Time is only taken from tokio's clock, so that everything runs in virtual time when it is
+//! paused.
 
 mod driver;
 mod faults;
@@ -28,23 +29,23 @@ use drover_platform::clock::Clock;
 use infrastructure::Estate;
 use world::World;
 
-/// The simulated backend and the driver for it.
+/// The simulated backend and its driver.
 pub struct Simulated {
     settings: SimulatedSettings,
     uid: parking_lot::Mutex<String>,
     schema: Option<Arc<serde_json::Value>>,
     world: Mutex<World>,
     estate: Mutex<Estate>,
-    /// Woken when an earlier timer was set, and when nodes changed.
+    /// Notified when an earlier timer was set, and when nodes changed.
     changed: watch::Sender<()>,
     timers: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Simulated {
-    /// Opens the backend: an empty one, or the one of the state file. Must be called inside a tokio runtime.
+    /// Opens the backend: empty, or restored from the state file. Must be called inside a tokio runtime.
     ///
     /// # Errors
-    /// `Invalid` for settings that contradict each other; `Precondition` if the state file cannot be read.
+    /// `Invalid` for contradictory settings; `Precondition` if the state file cannot be read.
     pub fn open(settings: SimulatedSettings, clock: Clock) -> Result<Arc<Self>> {
         settings.check()?;
         let (journal, past) = match &settings.state_file {

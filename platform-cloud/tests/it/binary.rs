@@ -1,4 +1,4 @@
-//! The binary, from the outside.
+//! End-to-end tests of the binary.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{process::Stdio, time::Duration};

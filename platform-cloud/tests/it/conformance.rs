@@ -1,4 +1,4 @@
-//! The conformance suite of platforms, over the drivers here.
+//! The conformance suite of platforms, for the drivers that need no emulator.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{sync::Arc, time::Duration};

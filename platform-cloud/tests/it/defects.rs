@@ -1,4 +1,4 @@
-//! The conformance suite finds platforms that break a promise.
+//! The conformance suite detects platforms that break a guarantee.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};

@@ -1,5 +1,5 @@
-//! The driver of DigitalOcean against the emulator: conformance, every fault at every call that changes something, what
-//! users see when something is wrong, and all of it against the published specification.
+//! The DigitalOcean driver against the emulator: conformance, every mutating call with every fault, error messages for
+//! users, and all of it validated against the published specification.
 #![cfg(feature = "digitalocean")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod bench;

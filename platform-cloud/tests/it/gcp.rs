@@ -1,5 +1,5 @@
-//! The driver of Compute Engine, through Google's own client, against the emulator: conformance, every fault at every
-//! call that changes something, and what users see when something is wrong.
+//! The Compute Engine driver, through Google's own client, against the emulator: conformance, every mutating call with
+//! every fault, and error messages for users.
 #![cfg(feature = "gcp")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod bench;

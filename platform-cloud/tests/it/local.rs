@@ -1,4 +1,4 @@
-//! Nodes as real processes: their life, their end, and what a restarted platform makes of them.
+//! Nodes as real processes: lifecycle, deletion, and recovery by a restarted platform.
 
 mod durable;
 mod inside;

@@ -1,4 +1,4 @@
-//! The conformance suite of platforms, over real processes.
+//! The conformance suite of platforms, with real processes.
 
 use crate::local_support;
 
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 /// The server under test, which a restart replaces.
 type Current = Arc<Mutex<Arc<PlatformServer>>>;
 
-/// Kills what is left, also when the test fails.
+/// Kills remaining processes, even if the test fails.
 struct Leftovers(PathBuf);
 
 impl Drop for Leftovers {

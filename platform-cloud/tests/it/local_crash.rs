@@ -1,8 +1,8 @@
-//! The platform dies, as by `kill -9`, at every point where it matters. The next one must find exactly one process for
-//! each slot, and after their removal nothing at all.
+//! Kills the platform, as by `kill -9`, at every relevant point. The next one must find exactly one process per slot,
+//! and after their deletion nothing must be left.
 //!
-//! The named points need `cargo test -p drover-platform-cloud --features crash-points local_crash`; the kills at
-//! random moments need nothing.
+//! The named points need `cargo test -p drover-platform-cloud --features crash-points local_crash`; the kills at random
+//! moments do not.
 
 use crate::local_support;
 
@@ -25,23 +25,23 @@ use local_support::{
     until,
 };
 
-/// Tells the child its directory.
+/// Passes the state directory to the child.
 const DIRECTORY: &str = "DROVER_TEST_DIRECTORY";
-/// Tells the child whether it makes nodes, adopts them, makes the heir's next one or removes nodes.
+/// Selects whether the child creates nodes, adopts them, creates the heir's next node, or deletes nodes.
 const ACTION: &str = "DROVER_TEST_ACTION";
-/// Where the child dies; see `crash.rs` of the driver.
+/// The crash point of the child; see `crash.rs` of the driver.
 #[cfg(feature = "crash-points")]
 const CRASH_AT: &str = "DROVER_CRASH_AT";
 
-/// Kills at random moments, each in a directory that the ones before have left as it is.
+/// Number of kills at random moments, each in the directory as the previous ones left it.
 const RANDOM_KILLS: u32 = 12;
 
 const SLOTS: u32 = 3;
 
-/// Who adopts nodes.
+/// Owner that adopts nodes.
 const HEIR: &str = "owner-2";
 
-/// Points on the way of a new node, those of the launcher included.
+/// Crash points of a creation, including those of the launcher.
 #[cfg(feature = "crash-points")]
 const CREATE: [&str; 6] = [
     "IntentWritten",
@@ -52,11 +52,11 @@ const CREATE: [&str; 6] = [
     "BeforeAnswer",
 ];
 
-/// Points on the way of a removal.
+/// Crash points of a deletion.
 #[cfg(feature = "crash-points")]
 const REMOVE: [&str; 3] = ["RemovalRecorded", "Stopped", "DirectoryRenamed"];
 
-/// The platform that dies. Started by the tests as a process of its own.
+/// The platform that dies, started by the tests as a child process.
 #[test]
 #[ignore = "a part of the other tests"]
 fn platform_process() {
@@ -104,7 +104,7 @@ fn platform_process() {
     });
 }
 
-/// The platform as a process of its own.
+/// The platform as a child process.
 fn platform(directory: &Path, action: &str) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command
@@ -120,7 +120,7 @@ fn platform(directory: &Path, action: &str) -> Command {
     command
 }
 
-/// Runs the platform until it dies, or is done because only its launchers died.
+/// Runs the platform until it dies, or until it is done if only its launchers died.
 #[cfg(feature = "crash-points")]
 fn run_platform(directory: &Path, action: &str, point: &str) {
     let status = platform(directory, action)
@@ -135,7 +135,8 @@ fn run_platform(directory: &Path, action: &str, point: &str) {
     );
 }
 
-/// A launcher that has recorded itself becomes the process a moment later; two for one slot would stay.
+/// Waits for exactly one process per slot. A launcher that has recorded itself becomes the process a moment later; two
+/// for one slot would both stay.
 async fn one_process_a_slot(world: &World, slots: usize) {
     until("exactly one process a slot", async || {
         let mut counts = BTreeMap::<String, usize>::new();
@@ -158,7 +159,7 @@ async fn remove_everything(world: &World) {
     );
 }
 
-/// What is written there belongs to the node's user already, who could put a link in the way of the rest.
+/// Files in it already belong to the node's user, who could plant a symlink in the path of a later write.
 #[cfg(feature = "crash-points")]
 #[test]
 fn the_directory_of_a_node_is_entered_by_nobody_else_before_all_of_it_is_written() {
@@ -208,7 +209,7 @@ async fn after_a_crash_while_nodes_are_made_each_slot_has_exactly_one_process() 
                     node.phase() != NodePhase::Pending
                 })
                 .await;
-            // A launcher that was killed itself is a node that died; everything else runs.
+            // A killed launcher counts as a dead node; all others run.
             let may_fail = point == "LauncherLocked" || point == "LauncherRecorded";
             assert!(
                 node.phase() == NodePhase::Running || may_fail,
@@ -250,7 +251,7 @@ async fn after_a_crash_within_an_adoption_the_storage_is_that_of_the_node_s_owne
     let world = World::over(directory, |_| {});
     let node = world.nodes().await.remove(0);
     assert_eq!(node.slot.clone().unwrap().owner, HEIR);
-    // The heir's next node has to wait for it; the former owner's has nothing to do with it.
+    // The heir's next node has to wait for it; the former owner's next node does not.
     let error = refused(world.create(&stored(HEIR, "r2", 5)).await.remove(0));
     assert!(error.message().contains("in use by node"), "{error}");
     world.start(&stored("owner-1", "r3", 0)).await;

@@ -1,4 +1,5 @@
-//! The platform server: its drivers against emulators and processes, and what every one of them promises.
+//! Tests of the platform server: its drivers against emulators and processes, and the guarantees that all of them
+//! share.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

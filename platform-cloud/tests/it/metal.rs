@@ -1,6 +1,6 @@
-//! The driver of metal-stack against the emulator: conformance, infrastructure killed after every call, every fault at
-//! every call that changes something, the defects of the provider for Cluster API, and all of it against the published
-//! specification.
+//! The metal-stack driver against the emulator: conformance, infrastructure interrupted after every call, every
+//! mutating call with every fault, the defects of the Cluster API provider, and all of it validated against the
+//! published specification.
 #![cfg(feature = "metal")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod bench;

@@ -1,5 +1,5 @@
-//! The Replicante Platform API over the real server on loopback, called as its clients call it: with literal documents
-//! over HTTP.
+//! The Replicante Platform API of the real server on loopback, called as its clients do: with literal documents over
+//! HTTP.
 
 mod behaviour;
 mod client;

@@ -1,4 +1,4 @@
-//! The common layer under the failures and delays that only the simulated backend can have on demand.
+//! The common layer with failures and delays that only the simulated backend provides on demand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod reads;
 mod world;
@@ -257,7 +257,7 @@ async fn a_named_machine_is_one_node_s_at_a_time_and_belongs_to_one_owner() {
     let error = world.provision(&other).await.unwrap_err();
     assert_eq!(error.reason(), Reason::HostClaimed);
     assert!(error.message().contains("cluster x"), "{error}");
-    // Nobody takes a machine that is not asked for by its name.
+    // Hosts are only used if they are requested by name.
     let plain = world.provision(&world.request("z", 0, 3)).await.unwrap();
     assert!(plain.nodes.iter().all(|node| node.host_id.is_none()));
 }
@@ -312,7 +312,7 @@ async fn machines_are_chosen_by_their_labels_and_spread() {
     select(&mut slow, LabelOperator::In);
     let made = world.provision(&slow).await.unwrap();
     assert_eq!(hosts(&made.nodes), ["a3".to_owned()].into());
-    // Without machines that have labels it cannot be asked for.
+    // Without hosts that have labels, selection by labels is refused.
     let plain = World::new(SimulatedSettings::default()).await;
     let mut request = plain.request("x", 0, 1);
     select(&mut request, LabelOperator::In);
@@ -491,7 +491,7 @@ async fn storage_of_an_adopted_node_is_its_owner_s_wherever_the_state_file_ends(
     let heir = Uuid::new_v4();
     let adoption = requests::adoption(&world.uid, world.fence(), &node, ("a", heir));
     world.client().update_node(adoption).await.unwrap();
-    // The former owner's next node has nothing to do with it.
+    // The former owner's next node is independent of it.
     request.request_id = Uuid::new_v4().to_string();
     let beside = world.provision(&request).await.unwrap();
     assert_eq!(beside.nodes.len(), 1, "{beside:?}");
@@ -557,7 +557,7 @@ async fn whoever_adopts_into_a_place_with_kept_storage_has_both_and_goes_on_with
     let node = make(&theirs).await;
     let adoption = requests::adoption(&world.uid, world.fence(), &node, ("a", heir));
     let node = world.client().update_node(adoption).await.unwrap();
-    // Not the earlier one either, while a node of that place is there.
+    // Not the earlier storage either, while a node with that ordinal exists.
     let error = world.provision(&wanted()).await.unwrap_err();
     assert!(error.message().contains("in use by node"), "{error}");
     let adopted = retire(&node.into_inner().node.unwrap()).await;

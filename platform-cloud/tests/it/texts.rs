@@ -1,4 +1,4 @@
-//! User data that is rendered, as callers of the server see it, and as the machine does that it runs on.
+//! Rendered user data, as callers of the server see it and as the machine that the server runs on does.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::local_support::PROGRAM;
 
-/// What the server may take beyond what it has at first, while texts take all that they can get.
+/// Additional memory that the server may use while templates try to exhaust it.
 const ROOM: u64 = 64 << 20;
 
 /// A server that simulates nodes.
@@ -91,7 +91,7 @@ impl Server {
         self.ask(self.request(cluster, text)).await
     }
 
-    /// The processes that render for it.
+    /// The pids of its renderer processes.
     fn renderers(&self) -> BTreeSet<u32> {
         let mut found = BTreeSet::new();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -108,7 +108,7 @@ impl Server {
         found
     }
 
-    /// Most memory that it ever had.
+    /// Its peak memory usage.
     fn memory(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find(|it| it.starts_with("VmHWM")).unwrap();
@@ -179,7 +179,7 @@ async fn other_clusters_get_their_nodes_while_one_waits_for_endless_texts() {
         () = greedy => unreachable!("it never ends"),
         () = others => {}
     }
-    // Whoever comes waits for those of the greedy one that were begun, and not for all six that it has in line: each time.
+    // Each new request waits only for the greedy one's renderings in progress, not for all six in its queue.
     let given_up = given_up.into_inner();
     assert!(given_up < 16, "{given_up}");
 }
@@ -204,7 +204,7 @@ async fn renderers_have_no_environment_and_end_when_the_server_is_killed() {
     let renderers = server.renderers();
     assert!(!renderers.is_empty());
     for id in &renderers {
-        // Nobody but the superuser may look, who sees nothing.
+        // Only the superuser may read it, and finds it empty.
         let environment = fs::read(format!("/proc/{id}/environ")).unwrap_or_default();
         assert!(environment.is_empty(), "{environment:?}");
         let command = fs::read_to_string(format!("/proc/{id}/cmdline")).unwrap();

@@ -53,7 +53,7 @@ fn the_address_annotation_goes_before_everything_else() {
     let expected = Some("http://db.example.org:8080".to_owned());
     assert_eq!(address(&all, IpFrom::Pod, Some(7000)), expected);
     assert_eq!(address(&all, IpFrom::Pod, None), expected);
-    // Not even what is wrong elsewhere matters.
+    // Invalid values of other annotations do not matter either.
     let others_wrong = [
         (ADDRESS, "http://db.example.org:8080"),
         (IP_FROM, "moon"),
@@ -149,13 +149,13 @@ fn addresses_of_version_6_are_in_brackets() {
         agent(&six, &node_settings),
         Ok(Some("http://[2001:db8::1]:80".into()))
     );
-    // The settings' part too.
+    // Also with the port of the settings.
     six.metadata.annotations.clear();
     assert_eq!(
         agent(&six, &settings(IpFrom::Pod, Some(1))),
         Ok(Some("https://[fd00::7]:1".into()))
     );
-    // And an address that is written.
+    // Also in an explicit address.
     six.metadata
         .annotations
         .insert(ADDRESS.into(), "grpc://[fd00::9]:9".into());

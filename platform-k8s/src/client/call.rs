@@ -1,4 +1,4 @@
-//! What a call is about, for errors.
+//! Description of a call, for errors and spans.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use drover_telemetry::Span;
 
 use super::Kind;
 
-/// What a call is about: never what it carries.
+/// The target of a call, never its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Verb as in RBAC: get, list, watch, create, patch, delete.
     pub verb: &'static str,
     /// Kind as in RBAC (`deployments.apps`), or a path.
     pub kind: String,
-    /// Namespace. Empty: none, or all.
+    /// Namespace. Empty for none or all.
     pub namespace: String,
-    /// Name. Empty: none.
+    /// Name of the object. Empty for none.
     pub name: String,
 }
 
 impl Call {
-    /// A call about a kind, one object of it if `name` is not empty.
+    /// A call to a kind, or to one object of it if `name` is not empty.
     #[must_use]
     pub fn new(verb: &'static str, kind: &Kind, namespace: &str, name: &str) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Call {
         }
     }
 
-    /// A call about a path.
+    /// A call to a path.
     #[must_use]
     pub fn path(verb: &'static str, path: &str) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Call {
         format!("{}/{}", self.kind, self.name)
     }
 
-    /// The span of it, if it belongs to a trace.
+    /// Client span of the call. `None` outside of a trace.
     pub(crate) fn span(&self, method: &str) -> Option<Span> {
         let mut span = Span::client(format!("{} {}", self.verb, self.kind))?;
         span.set("http.request.method", method.to_owned());
@@ -58,7 +58,7 @@ impl Call {
         Some(span)
     }
 
-    /// Whether it may have changed something.
+    /// Whether the call may have changed something.
     #[must_use]
     pub fn changes(&self) -> bool {
         !matches!(self.verb, "get" | "list" | "watch")

@@ -1,4 +1,4 @@
-//! Where the API server is, and as whom it is called. Read again when the files change.
+//! Endpoint and credentials of the API server. Reloaded when their files change.
 
 use std::{
     collections::BTreeSet,
@@ -22,30 +22,30 @@ use tower::{BoxError, ServiceBuilder};
 
 use crate::settings::Settings;
 
-/// How often the files are looked at.
+/// Interval of the checks for changed files.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Longest time to open a connection.
+/// Timeout for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which the other end of a connection is asked whether it is there.
+/// Silence after which TCP keepalive probes the peer.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// How long a connection is kept that nobody uses.
+/// How long an unused connection is kept.
 const IDLE: Duration = Duration::from_secs(60);
-/// Most bytes that a connection reads ahead.
+/// Maximum size of the read buffer of a connection.
 const MAX_BUFFER: usize = 128 * 1024;
 
-/// The files that a pod finds its credentials in.
+/// Directory of a pod with its service account credentials.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// A client that follows its credentials on disk.
+/// A client that reloads its credentials from disk.
 pub(super) struct Connection {
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
-    state: RwLock<State>,
+    state: RwLock<LoadedCredentials>,
     /// Held while credentials are read.
     reloading: tokio::sync::Mutex<()>,
 }
 
-struct State {
+struct LoadedCredentials {
     client: Client,
     namespace: String,
     files: BTreeSet<PathBuf>,
@@ -54,7 +54,7 @@ struct State {
 
 impl Connection {
     pub(super) async fn open(settings: &Settings) -> Result<Self> {
-        // One provider of cryptography in the whole process; that it is there already is fine.
+        // One crypto provider per process; an error means that one is already installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (kubeconfig, context) = (settings.kubeconfig.clone(), settings.context.clone());
         let state = load(kubeconfig.as_deref(), context.as_deref()).await?;
@@ -74,7 +74,7 @@ impl Connection {
         self.state.read().namespace.clone()
     }
 
-    /// Looks at the files now. Answers whether there are new credentials.
+    /// Checks the files now. Returns whether there are new credentials.
     pub(super) async fn reload_if_changed(&self) -> bool {
         let _reloading = self.reloading.lock().await;
         let (files, before) = {
@@ -91,7 +91,7 @@ impl Connection {
                 true
             }
             Err(error) => {
-                // Perhaps half written: the old ones may still do, and the files are looked at again.
+                // The files may be half written. The old credentials may still work, and the files are checked again.
                 tracing::warn!(
                     error = error.message(),
                     "changed credentials cannot be used"
@@ -109,7 +109,7 @@ impl Connection {
     }
 }
 
-async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State> {
+async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<LoadedCredentials> {
     let file = kubeconfig.map(Path::to_owned);
     let found = tokio::task::spawn_blocking(move || match file {
         Some(path) => Kubeconfig::read_from(path).map(Some),
@@ -144,7 +144,7 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State>
     let namespace = config.default_namespace.clone();
     let client =
         client(config).map_err(|error| unusable("the credentials cannot be used", &error))?;
-    Ok(State {
+    Ok(LoadedCredentials {
         client,
         namespace,
         files,
@@ -152,14 +152,14 @@ async fn load(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<State>
     })
 }
 
-/// A client without what kube puts around it: nothing is tried again below us, every call has a limit of ours, and no
-/// address is written to a log, as that of a command holds its words.
+/// A client without kube's middleware: nothing below retries, timeouts are ours, and URLs are not logged, as the URL of
+/// an exec contains its command.
 fn client(config: Config) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    // A connection whose other end has vanished is noticed below the watches.
+    // Detects a vanished peer below the watches.
     tcp.set_keepalive(Some(KEEPALIVE));
     let connector = config.rustls_https_connector_with_connector(tcp)?;
     let http = HttpClient::builder(TokioExecutor::new())
@@ -175,7 +175,7 @@ fn client(config: Config) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// The kubeconfig of the environment, or of the home directory. `None`: there is none.
+/// The kubeconfig of the environment, or of the home directory. `None` if there is none.
 fn find() -> std::result::Result<Option<Kubeconfig>, kube::config::KubeconfigError> {
     if let Some(found) = Kubeconfig::from_env()? {
         return Ok(Some(found));
@@ -226,7 +226,7 @@ fn referred(config: &Kubeconfig) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// A digest of what is in the files; one that is missing counts as empty.
+/// Digest of the contents of the files; a missing file counts as empty.
 async fn digest(files: &BTreeSet<PathBuf>) -> [u8; 32] {
     let mut hash = Sha256::new();
     for file in files {

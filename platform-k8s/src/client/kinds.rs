@@ -1,4 +1,4 @@
-//! What the API server serves.
+//! Discovery of the kinds that the API server serves.
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
@@ -9,30 +9,30 @@ use tokio::time::Instant;
 
 use super::{Api, escape};
 
-/// One answer for everything, since Kubernetes 1.30.
+/// Aggregated discovery: one response for all groups, since Kubernetes 1.30.
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// Shortest time between two questions after kinds that are not there.
+/// Minimum time between two discoveries of unknown kinds.
 const MIN_AGE: Duration = Duration::from_secs(1);
 
-/// One kind of objects. Shown as in RBAC: `pods`, `deployments.apps`.
+/// A kind of objects. Displayed as in RBAC: `pods`, `deployments.apps`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// Group (apps). Empty: the core group.
+    /// API group (apps). Empty for the core group.
     pub group: String,
-    /// Version (v1).
+    /// API version (v1).
     pub version: String,
-    /// Name in paths (deployments).
+    /// Resource name in paths (deployments).
     pub plural: String,
-    /// Name in objects (Deployment).
+    /// Kind in objects (Deployment).
     pub kind: String,
-    /// Whether its objects are in namespaces.
+    /// Whether its objects are namespaced.
     pub namespaced: bool,
-    /// What can be done with it: list, watch, delete, …
+    /// Supported verbs: list, watch, delete, …
     pub verbs: Vec<String>,
 }
 
 impl Kind {
-    /// Group and version as in objects (`apps/v1`).
+    /// `apiVersion` of its objects (`apps/v1`).
     #[must_use]
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
@@ -42,13 +42,13 @@ impl Kind {
         }
     }
 
-    /// Whether the API server can do this with it at all.
+    /// Whether the API server supports a verb for it at all.
     #[must_use]
     pub fn can(&self, verb: &str) -> bool {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// Path of all objects, or of one. An empty namespace: all of them.
+    /// Path of the collection, or of one object. An empty namespace means all.
     #[must_use]
     pub fn path(&self, namespace: &str, name: Option<&str>) -> String {
         let mut path = if self.group.is_empty() {
@@ -69,7 +69,7 @@ impl Kind {
         path
     }
 
-    /// An object for people: `statefulset/db-1`.
+    /// Display name of an object: `statefulset/db-1`.
     #[must_use]
     pub fn object(&self, name: &str) -> String {
         format!("{}/{name}", self.kind.to_ascii_lowercase())
@@ -86,16 +86,16 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What the API server serves.
+/// The kinds that the API server serves.
 #[derive(Debug, Default)]
 pub struct Kinds {
-    /// In the order of preference: of two versions of a group the first.
+    /// In order of preference: the first of several versions of a group wins.
     all: Vec<Arc<Kind>>,
     by_object: HashMap<(String, String), Arc<Kind>>,
 }
 
 impl Kinds {
-    /// Kinds in order of preference.
+    /// `kinds` has to be in order of preference.
     #[must_use]
     pub fn new(kinds: Vec<Kind>) -> Self {
         let all: Vec<_> = kinds.into_iter().map(Arc::new).collect();
@@ -106,7 +106,7 @@ impl Kinds {
         Self { all, by_object }
     }
 
-    /// By `apiVersion` and `kind` of an object.
+    /// Looks up a kind by `apiVersion` and `kind` of an object.
     #[must_use]
     pub fn of(&self, api_version: &str, kind: &str) -> Option<Arc<Kind>> {
         self.by_object
@@ -114,7 +114,7 @@ impl Kinds {
             .cloned()
     }
 
-    /// By a name as in the settings: `plural`, `plural.group` or `plural.version.group`.
+    /// Looks up a kind by a name as in the settings: `plural`, `plural.group` or `plural.version.group`.
     ///
     /// # Errors
     /// `Invalid` if the API server does not serve it.
@@ -138,13 +138,13 @@ impl Kinds {
         })
     }
 
-    /// All kinds.
+    /// All kinds, in order of preference.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Kind>> {
         self.all.iter()
     }
 }
 
-/// What was read last, and when.
+/// The last result, and when it was read.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<Option<(Instant, Arc<Kinds>)>>);
 
@@ -157,7 +157,7 @@ impl Cache {
         }
     }
 
-    /// Reads again, but not more often than every second.
+    /// Repeats discovery, at most once a second.
     pub(super) async fn refresh(&self, api: &Api) -> Result<Arc<Kinds>> {
         if let Some((read, kinds)) = self.0.lock().as_ref()
             && read.elapsed() < MIN_AGE

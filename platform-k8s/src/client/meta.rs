@@ -1,32 +1,32 @@
-//! What is read of every object.
+//! Metadata that all objects have.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Any object, as far as all are alike.
+/// Any object, reduced to the fields that all kinds share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Object {
-    /// Group and version (`apps/v1`). Empty in lists.
+    /// `apiVersion` (`apps/v1`). Empty in lists.
     pub api_version: String,
-    /// Kind (Deployment). Empty in lists.
+    /// `kind` (Deployment). Empty in lists.
     pub kind: String,
-    /// Its metadata.
+    /// Object metadata.
     pub metadata: Meta,
 }
 
-/// The metadata that are used.
+/// The metadata fields that are used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Meta {
-    /// Name.
+    /// Name within namespace and kind.
     pub name: String,
-    /// Namespace. Empty: it is in none.
+    /// Namespace. Empty for a cluster-scoped object.
     pub namespace: String,
-    /// Uid: another one if it was made anew.
+    /// Uid. Changes when the object is recreated.
     pub uid: String,
-    /// Version of this state.
+    /// resourceVersion of this state.
     pub resource_version: String,
     /// Labels.
     #[serde(deserialize_with = "nullable")]
@@ -34,45 +34,45 @@ pub struct Meta {
     /// Annotations.
     #[serde(deserialize_with = "nullable")]
     pub annotations: BTreeMap<String, String>,
-    /// When it was made (RFC 3339).
+    /// Creation time (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<String>,
-    /// When it was or will be deleted (RFC 3339). `None`: it is not being deleted.
+    /// Time of its deletion, past or future (RFC 3339). `None` if it is not being deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<String>,
-    /// Who has to agree to its end.
+    /// Finalizers that have to be removed before it is gone.
     #[serde(deserialize_with = "nullable")]
     pub finalizers: Vec<String>,
-    /// What it goes with.
+    /// Owners with which it is garbage collected.
     #[serde(deserialize_with = "nullable")]
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// What an object goes with.
+/// An owner reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct OwnerReference {
-    /// Group and version.
+    /// `apiVersion` of the owner.
     pub api_version: String,
-    /// Kind.
+    /// Kind of the owner.
     pub kind: String,
-    /// Name.
+    /// Name of the owner.
     pub name: String,
-    /// Uid.
+    /// Uid of the owner.
     pub uid: String,
-    /// Whether it is the controller of the object.
+    /// Whether the owner is the controller of the object.
     pub controller: bool,
 }
 
 impl Meta {
-    /// Whether it is being deleted.
+    /// Whether a deletion timestamp is set.
     #[must_use]
     pub fn is_deleting(&self) -> bool {
         self.deletion_timestamp.is_some()
     }
 }
 
-/// A field that is left out, or null, for its default.
+/// Reads a missing or null field as its default.
 pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {

@@ -1,6 +1,6 @@
-//! Kubernetes' own encoding: a quarter of the size of JSON, and kept by the API server for its controllers, which is why a
-//! watch in it costs it next to nothing. What is not read is skipped. Field numbers are those of `generated.proto` in
-//! `k8s.io/apimachinery` (`meta/v1`, `runtime`).
+//! The protobuf encoding of Kubernetes: a quarter of the size of JSON, and cached by the API server for its own
+//! controllers, which makes a watch in it almost free for the server. Unused fields are skipped. Field numbers are
+//! those of `generated.proto` in `k8s.io/apimachinery` (`meta/v1`, `runtime`).
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,15 @@ use serde::de::DeserializeOwned;
 use super::{Meta, Object, OwnerReference};
 use crate::errors::{Cause, Details, Status};
 
-/// Media type.
 pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// What every object begins with.
+/// Prefix of every encoded object.
 const MAGIC: &[u8] = b"k8s\0";
-/// Bytes of the length before each event of a watch.
+/// Size of the length prefix of a watch event.
 const LENGTH: usize = 4;
 
-/// An object that is read from JSON and from protobuf alike.
+/// An object that can be read from JSON and from protobuf.
 pub trait Readable: DeserializeOwned + Send {
-    /// What of it is read from protobuf.
+    /// Protobuf message with the fields that are read.
     type Wire: Message + Default + Into<Self>;
 }
 
@@ -28,12 +27,12 @@ impl Readable for Object {
     type Wire = Partial;
 }
 
-/// Whether this is an object in protobuf. Nothing in JSON looks like it.
+/// Whether this is an object in protobuf. No JSON starts with the same bytes.
 pub(crate) fn is_protobuf(body: &[u8]) -> bool {
     body.starts_with(MAGIC)
 }
 
-/// One object.
+/// Decodes one object.
 pub(crate) fn object<M: Message + Default>(mut body: Bytes) -> Result<M, DecodeError> {
     if is_protobuf(&body) {
         body.advance(MAGIC.len());
@@ -41,7 +40,7 @@ pub(crate) fn object<M: Message + Default>(mut body: Bytes) -> Result<M, DecodeE
     M::decode(Unknown::decode(body)?.raw)
 }
 
-/// One page of a list: its items, its version and where it goes on.
+/// Decodes one page of a list: its items, its resourceVersion and its continue token.
 pub(super) fn list<T: Readable>(body: Bytes) -> Result<(Vec<T>, String, String), DecodeError> {
     let list: List = object(body)?;
     let items = list.items.into_iter();
@@ -54,7 +53,7 @@ pub(super) fn list<T: Readable>(body: Bytes) -> Result<(Vec<T>, String, String),
     ))
 }
 
-/// Takes the next event of a watch out of what has come. `Err`: how long it is, if that is too long.
+/// Takes the next complete watch event from the buffer. `Err` with its length if it is longer than `most`.
 pub(super) fn frame(buffer: &mut BytesMut, most: usize) -> Result<Option<Bytes>, usize> {
     let Some(length) = buffer.first_chunk::<LENGTH>() else {
         return Ok(None);
@@ -71,13 +70,13 @@ pub(super) fn frame(buffer: &mut BytesMut, most: usize) -> Result<Option<Bytes>,
     Ok(Some(buffer.split_to(length).freeze()))
 }
 
-/// What happened (`ADDED`, …), and the object to which it did, for [`object`].
+/// Event type (`ADDED`, …) and encoded object, which [`object`] decodes.
 pub(super) fn event(frame: Bytes) -> Result<(String, Bytes), DecodeError> {
     let event = WatchEvent::decode(frame)?;
     Ok((event.kind, event.object.unwrap_or_default().raw))
 }
 
-/// `runtime.Unknown`: an object and what it is.
+/// `runtime.Unknown`: an encoded object and its type.
 #[derive(Clone, PartialEq, Message)]
 struct Unknown {
     #[prost(bytes = "bytes", tag = "2")]
@@ -99,7 +98,7 @@ struct RawExtension {
     raw: Bytes,
 }
 
-/// Any list.
+/// A list of any kind.
 #[derive(Clone, PartialEq, Message)]
 struct List {
     #[prost(message, optional, tag = "1")]
@@ -116,7 +115,7 @@ struct ListMeta {
     next: String,
 }
 
-/// Any object, as far as all are alike; also `meta/v1` PartialObjectMetadata.
+/// Any object, reduced to its metadata; also `meta/v1` PartialObjectMetadata.
 #[derive(Clone, PartialEq, Message)]
 pub struct Partial {
     #[prost(message, optional, tag = "1")]
@@ -183,7 +182,7 @@ struct Time {
 }
 
 impl Time {
-    /// RFC 3339. `None`: the time that no clock shows stands for none.
+    /// RFC 3339. `None` for the zero time, which stands for an unset one.
     fn text(self) -> Option<String> {
         let time = jiff::Timestamp::new(self.seconds, self.nanos).ok()?;
         (self.seconds > 0).then(|| time.to_string())

@@ -1,4 +1,4 @@
-//! Lists in pages, and watches.
+//! Paged lists, and watches.
 
 use std::{marker::PhantomData, time::Duration};
 
@@ -16,42 +16,43 @@ use super::{
     protobuf::{self, PROTOBUF, Readable},
 };
 
-/// Only metadata of one object, or of a watch; all of it from servers that know no parts.
+/// Only the metadata of an object, or of the objects of a watch. Servers that do not support partial objects send whole
+/// ones.
 pub(super) const METADATA_ONLY: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 const METADATA_LIST: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// Whole objects. Of kinds that were added to the API server there is only JSON.
+/// Whole objects. Kinds added to the API server, such as custom resources, are available as JSON only.
 const WHOLE: &str = "application/vnd.kubernetes.protobuf,application/json";
 const WHOLE_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch,application/json";
 const METADATA_WATCH: &str = "application/vnd.kubernetes.protobuf;stream=watch;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-/// Longest event of a watch: objects are at most 3 MiB.
+/// Maximum size of a watch event; objects have at most 3 MiB.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
 /// How long the server keeps a watch open, in seconds.
 const WATCH_SECONDS: u32 = 290;
 
-/// How much of each object.
+/// How much of each object is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// All of it.
+    /// The whole object.
     Full,
     /// Only its metadata.
     Metadata,
 }
 
-/// What is listed or watched.
+/// Selection of the objects of a list or watch.
 #[derive(Clone, Debug)]
 pub struct ListQuery<'a> {
-    /// Kind.
+    /// Kind of the objects.
     pub kind: &'a Kind,
-    /// Namespace. Empty: all.
+    /// Namespace. Empty for all.
     pub namespace: &'a str,
-    /// Label selector. Empty: all objects.
+    /// Label selector. Empty for all objects.
     pub labels: &'a str,
-    /// Field selector. Empty: all objects.
+    /// Field selector. Empty for all objects.
     pub fields: &'a str,
-    /// How much of each.
+    /// How much of each object is read.
     pub shape: Shape,
 }
 
@@ -59,10 +60,10 @@ pub struct ListQuery<'a> {
 #[derive(Debug, Deserialize)]
 #[serde(bound = "T: DeserializeOwned")]
 pub struct Page<T> {
-    /// The version of the list, and where it goes on.
+    /// resourceVersion of the list, and continue token.
     #[serde(default)]
     metadata: PageMeta,
-    /// The objects.
+    /// Objects of the page.
     #[serde(default = "Vec::new", deserialize_with = "super::meta::nullable")]
     pub items: Vec<T>,
 }
@@ -76,12 +77,12 @@ struct PageMeta {
 }
 
 impl Api {
-    /// Reads all pages of a consistent list, handing over one after the other. Answers the version of the list, from
-    /// which a watch goes on.
+    /// Reads all pages of a consistent list, passing each to `page`. Returns the resourceVersion of the list, from
+    /// which a watch continues.
     ///
     /// # Errors
-    /// [`Reason::PageTokenExpired`] if the list took so long that the server has forgotten its version: begin again.
-    /// Others are those of [`crate::errors`].
+    /// [`Reason::PageTokenExpired`] if the continue token expired before the last page: list again. Otherwise as in
+    /// [`crate::errors`].
     pub async fn list<T: Readable>(
         &self,
         query: &ListQuery<'_>,
@@ -123,20 +124,20 @@ impl Api {
         }
     }
 
-    /// All objects of a list at once.
+    /// Collects all objects of a list.
     ///
     /// # Errors
-    /// Those of [`Api::list`].
+    /// See [`Api::list`].
     pub async fn list_all<T: Readable>(&self, query: &ListQuery<'_>) -> Result<Vec<T>> {
         let mut all = Vec::new();
         self.list(query, |page| all.extend(page)).await?;
         Ok(all)
     }
 
-    /// All objects of a kind in a namespace, in JSON: for what is read of them nowhere else.
+    /// All objects of a kind in a namespace as JSON, for fields that are read nowhere else.
     ///
     /// # Errors
-    /// Those of [`Api::list`].
+    /// See [`Api::list`].
     pub async fn list_json<T: DeserializeOwned>(
         &self,
         kind: &Kind,
@@ -163,10 +164,10 @@ impl Api {
         }
     }
 
-    /// Opens a watch from a version on. It takes no turn, as it stays open.
+    /// Opens a watch from a resourceVersion. It holds no permit while it is open.
     ///
     /// # Errors
-    /// [`Reason::PageTokenExpired`] if the server has forgotten that version. Others are those of [`crate::errors`].
+    /// [`Reason::PageTokenExpired`] if the server no longer has that version. Otherwise as in [`crate::errors`].
     pub async fn watch<T: Readable>(
         &self,
         query: &ListQuery<'_>,
@@ -183,11 +184,11 @@ impl Api {
             query.selectors(),
             parameter("resourceVersion", version)
         );
-        // A turn only while it is opened, so that a pause holds for it too.
-        let turn = self.turn().await;
+        // A permit only for opening, so that a pause applies to watches too.
+        let permit = self.acquire_permit().await;
         let wanted = self.request(Method::GET, &path, accept);
         let opened = tokio::time::timeout(self.inner.timeout, self.respond(&call, &wanted)).await;
-        drop(turn);
+        drop(permit);
         let response = match opened {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => {
@@ -229,50 +230,50 @@ fn parameter(name: &str, value: &str) -> String {
     }
 }
 
-/// What happened to an object.
+/// Type of a watch event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum EventType {
-    /// It is new to this watch.
+    /// The object is new to this watch.
     Added,
-    /// It differs.
+    /// The object has changed.
     Modified,
-    /// It is gone, or the selector does not fit any more.
+    /// The object was deleted, or the selector no longer matches it.
     Deleted,
-    /// Nothing; everything up to its version was told.
+    /// No change; all events up to its resourceVersion were sent.
     Bookmark,
-    /// The watch ends here.
+    /// The server ends the watch.
     Error,
 }
 
 /// One event of a watch.
 #[derive(Debug, Deserialize)]
 pub struct Event<T> {
-    /// What happened.
+    /// Type of the event.
     #[serde(rename = "type")]
     pub kind: EventType,
-    /// To what.
+    /// Object to which it happened.
     pub object: T,
 }
 
-/// The events of a watch, as they come.
+/// The events of a watch, in order of arrival.
 pub struct Events<T> {
     call: Call,
-    /// In protobuf, each event with its length before it; otherwise lines of JSON.
+    /// In protobuf each event has a length prefix; otherwise each is a line of JSON.
     framed: bool,
     body: Body,
     buffer: BytesMut,
-    /// Bytes of the buffer that are known to have no end of line.
+    /// Bytes at the start of the buffer that are known to contain no newline.
     searched: usize,
     item: PhantomData<fn() -> T>,
 }
 
 impl<T: Readable> Events<T> {
-    /// The next event; `None`: the server has ended the watch. May be dropped and called again without losing anything.
+    /// The next event, or `None` if the server has ended the watch. Cancel safe: dropping the future loses nothing.
     ///
     /// # Errors
-    /// [`Reason::PageTokenExpired`]: the version is forgotten, list again. [`Reason::DeadlineExceeded`]: nothing came for
-    /// this long. Others: the stream is cut.
+    /// [`Reason::PageTokenExpired`]: the version has expired, list again. [`Reason::DeadlineExceeded`]: nothing arrived
+    /// for `silence`. Others: the stream was cut.
     pub async fn next(&mut self, silence: Duration) -> Result<Option<Event<T>>> {
         loop {
             let read = if self.framed {
@@ -296,7 +297,7 @@ impl<T: Readable> Events<T> {
         }
     }
 
-    /// The next event of what has come, if it is complete.
+    /// The next event in the buffer, if it is complete.
     fn framed(&mut self) -> Result<Option<Event<T>>> {
         let frame = protobuf::frame(&mut self.buffer, MAX_EVENT).map_err(|_| self.is_too_long())?;
         let Some(frame) = frame else {
@@ -356,7 +357,7 @@ impl<T: Readable> Events<T> {
             #[serde(rename = "type")]
             kind: EventType,
         }
-        // Most events are of the expected shape, and are read once.
+        // Most events have the expected shape and are parsed once.
         match serde_json::from_slice::<Event<T>>(line) {
             Ok(event) if event.kind != EventType::Error => return Ok(event),
             Ok(_) => {}
@@ -370,16 +371,16 @@ impl<T: Readable> Events<T> {
     }
 }
 
-/// The bytes of an answer as they come (logs).
+/// The body of a response as it arrives (logs).
 pub(crate) async fn bytes(
     api: &Api,
     call: Call,
     path: &str,
 ) -> Result<futures::stream::BoxStream<'static, Result<Vec<u8>>>> {
-    let turn = api.turn().await;
+    let permit = api.acquire_permit().await;
     let wanted = api.request(Method::GET, path, "*/*");
     let response = api.respond(&call, &wanted).await?;
-    drop(turn);
+    drop(permit);
     let stream = response.into_body().into_data_stream();
     Ok(stream
         .map(move |piece| match piece {

@@ -117,7 +117,7 @@ fn endpoints_are_at_the_kubernetes_node_if_agents_are() {
     let node = fine(pod).node;
     assert_eq!(node.agent_address.as_deref(), Some("grpc://192.0.2.1:7000"));
     assert_eq!(node.endpoints["client"], "192.0.2.1:16379");
-    // Without a port there, only the pod has it.
+    // Without a host port, only the pod has this port.
     assert_eq!(node.endpoints["metrics"], "10.0.0.7:9121");
     assert_eq!(node.addresses[0].value, "192.0.2.1");
 }
@@ -229,7 +229,7 @@ fn a_label_that_was_changed_by_hand_is_a_warning_about_the_slot() {
         let mut pod = ours();
         pod["metadata"]["labels"][key] = "changed".into();
         let (found, warning) = read(pod).unwrap();
-        // In another cluster it is nothing of ours.
+        // In another cluster the pod is foreign.
         let expected = match key {
             "drover.dev/cluster" => ("changed", None, NodePhase::Unknown),
             _ => ("orders", Some(identity().key()), NodePhase::Running),

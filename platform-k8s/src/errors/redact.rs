@@ -1,11 +1,11 @@
-//! The API server's words without the values that it repeats.
+//! Removes the values that messages of the API server repeat.
 
-/// What stands before a value that was sent.
+/// Text before a value of the request.
 const VALUE: &str = "Invalid value: ";
-/// What stands before a piece of the body that was sent.
+/// Texts before a fragment of the request body.
 const BODY: &[&str] = &[", error found in #", "|...", "bigger context "];
 
-/// The words without values: `Invalid value: "hunter2": must be …` becomes `Invalid value: must be …`.
+/// Removes values: `Invalid value: "hunter2": must be …` becomes `Invalid value: must be …`.
 pub(super) fn words(text: &str) -> String {
     let end = BODY.iter().filter_map(|mark| text.find(mark)).min();
     let mut rest = &text[..end.unwrap_or(text.len())];
@@ -19,15 +19,15 @@ pub(super) fn words(text: &str) -> String {
     out
 }
 
-/// What comes after a quoted text, a number or a dumped structure, and its colon.
+/// The text after a quoted string, a number or a dumped structure, and its colon.
 fn after_value(text: &str) -> &str {
     let rest = match text.as_bytes().first() {
         Some(b'"') => after_quotes(text),
         Some(byte) if byte.is_ascii_digit() || *byte == b'-' => {
-            // Numbers and booleans are no secrets, but nobody needs them twice.
+            // Numbers and booleans are not secret, but repeating them helps nobody.
             text.split_once(':').map_or("", |(_, rest)| rest)
         }
-        // A dump of Go: everything up to the last of its braces.
+        // A Go struct dump ends with its last brace.
         _ => match text.rfind('}') {
             Some(end) => &text[end + 1..],
             None => text.split_once(": ").map_or("", |(_, rest)| rest),

@@ -187,7 +187,7 @@ fn a_pod_that_its_workload_replaces_is_a_node_on_its_way() {
         "is being replaced by statefulset/n-9",
     );
     assert_eq!(node_of(&all, UnderWay::default()).node.agent_address, None);
-    // Unless we are removing it, or somebody removes the workload.
+    // Unless we are removing the node, or somebody deletes the workload.
     assert_eq!(
         node_of(&all, REMOVING).node.phase(),
         NodePhase::Deprovisioning
@@ -196,7 +196,7 @@ fn a_pod_that_its_workload_replaces_is_a_node_on_its_way() {
     expect(&all, NodePhase::Deprovisioning, "pod 1");
 }
 
-/// A pod that was evicted, or that its Kubernetes node did not take.
+/// A pod that was evicted, or that its kubelet rejected.
 fn ended(uid: u128, created: i64) -> Seen {
     let mut seen = pod(uid, created, false, false);
     let part = seen.member.pod.as_mut().unwrap();
@@ -222,14 +222,14 @@ fn a_pod_that_has_ended_is_no_dead_node_while_its_workload_makes_another() {
         (None, Some(false))
     );
     assert_eq!(node_of(&all, REMOVING).node.phase(), NodePhase::Failed);
-    // The next one may come within the same second, whatever its uid.
+    // The replacement may be created within the same second, with any uid.
     for uid in [6, 8] {
         all.insert(pod(uid, 10, false, false));
         expect(&all, NodePhase::Running, &format!("pod {uid}"));
         let key = all.iter().next().map(|(key, _)| Arc::clone(key)).unwrap();
         all.remove(&key, uid);
     }
-    // Nobody makes another one.
+    // Nothing creates a replacement.
     expect(&groups([ended(7, 10)]), NodePhase::Failed, "Evicted");
     let going = groups([part(9, 2, true, true), ended(7, 10)]);
     expect(&going, NodePhase::Failed, "Evicted");

@@ -1,5 +1,5 @@
-//! The labels that a cluster declares, on objects of its nodes. They have names of ours there: labels decide what services,
-//! network policies and controllers select, and whoever writes a cluster must not decide that.
+//! The labels that a cluster declares, on the objects of its nodes. There they are renamed: labels decide what
+//! services, network policies and controllers select, and the author of a cluster must not decide that.
 //!
 //! | declared | on an object |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | a name of more than 57 characters | `label.drover.dev/NAME` |
 //! | `example.com/team` | `example.com.label.drover.dev/team` |
 //!
-//! Keys that the settings list ([`crate::Settings::plain_labels`]) have their own names, except where an object has something
-//! under them already, or a service or network policy selects by them.
+//! Keys listed in the settings ([`crate::Settings::plain_labels`]) keep their own names, unless an object already has
+//! the key, or a service or network policy selects by it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,16 @@ use serde_json::{Map, Value};
 
 use super::{LabelKeys, is_key, is_ours, is_value};
 
-/// Annotation: the keys of declared labels that an object has under their own names, as JSON. What it has under other names
-/// without a prefix of ours was put there by its template, or by others.
+/// Annotation: the keys of declared labels that an object has under their own names, as JSON. Its other labels without
+/// a prefix of ours come from its template, or from others.
 pub const PLAIN: &str = "drover.dev/plain-labels";
 
-/// What names of declared labels without a prefix begin with.
+/// Prefix of declared labels whose key has no prefix.
 const STEM: &str = "drover.dev/label.";
-/// What prefixes of declared labels end with.
+/// Suffix of the prefixes of declared labels.
 const DOMAIN: &str = "label.drover.dev";
 
-/// The name of a declared label on objects. `None`: no label can have this key, or its prefix is too long.
+/// The name of a declared label on objects. `None` if the key is invalid, or its prefix too long.
 #[must_use]
 pub fn name(key: &str) -> Option<String> {
     let name = match key.split_once('/') {
@@ -59,7 +59,7 @@ pub fn check<'a>(field: &str, keys: impl IntoIterator<Item = &'a String>) -> Res
     }
 }
 
-/// The key that a label of an object was declared with. `None`: it is none that was declared.
+/// The key with which a label of an object was declared. `None` if it is not a declared label.
 #[must_use]
 pub fn key(name: &str) -> Option<String> {
     if let Some(key) = name.strip_prefix(STEM) {
@@ -73,12 +73,12 @@ pub fn key(name: &str) -> Option<String> {
     Some(format!("{prefix}/{name}"))
 }
 
-/// Whether a prefix is one of the names of declared labels.
+/// Whether a key is the name of a declared label.
 pub(super) fn is_name(key: &str) -> bool {
     self::key(key).is_some()
 }
 
-/// Whether a key means something to Kubernetes, or to what people run on it.
+/// Whether a key has a meaning for Kubernetes, or for common software on it.
 #[must_use]
 pub fn is_reserved(key: &str) -> bool {
     let Some((prefix, _)) = key.split_once('/') else {
@@ -90,8 +90,8 @@ pub fn is_reserved(key: &str) -> bool {
     })
 }
 
-/// Labels of an object that nobody declared for us to know, as they would have been declared: those of ours by the keys that
-/// they were declared with, the others as they are.
+/// Labels of a foreign object as they would have been declared: names of declared labels are mapped to their keys,
+/// others stay as they are.
 pub fn shown(
     labels: &BTreeMap<String, String>,
     keys: &LabelKeys,
@@ -117,7 +117,7 @@ pub fn shown(
 pub struct Plain(BTreeSet<String>);
 
 impl Plain {
-    /// The declared keys that are among those allowed.
+    /// The declared keys that are allowed.
     #[must_use]
     pub fn of<'a>(declared: impl IntoIterator<Item = &'a String>, allowed: &[String]) -> Self {
         let declared = declared.into_iter();
@@ -126,20 +126,20 @@ impl Plain {
         Self(plain.cloned().collect())
     }
 
-    /// Without those that something selects by.
+    /// Removes the keys that something selects by.
     #[must_use]
     pub fn without(mut self, selected: &BTreeSet<String>) -> Self {
         self.0.retain(|key| !selected.contains(key));
         self
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether objects may have this key.
+    /// Whether objects may have this key under its own name.
     #[must_use]
     pub fn has(&self, key: &str) -> bool {
         self.0.contains(key)
@@ -154,7 +154,7 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// Those of a node.
+    /// The declared labels of a node.
     #[must_use]
     pub fn of(identity: &Identity, plain: &Plain) -> Self {
         Self {
@@ -163,8 +163,8 @@ impl Declared {
         }
     }
 
-    /// What changes to the labels of an object put them there, and the keys that it has under their own names then.
-    /// `has`: its labels. `recorded`: the keys that it had so before. A key without value is taken away.
+    /// The changes that set `wanted` in the labels of an object, and the keys that it then has under their own names.
+    /// `has` are its labels, `recorded` the keys recorded before. A key without value is removed.
     pub fn changes<'a>(
         plain: &Plain,
         wanted: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
@@ -192,7 +192,7 @@ impl Declared {
         (changes, recorded)
     }
 
-    /// Puts them into the metadata of an object that is to be made.
+    /// Sets the labels in the metadata of an object that is to be created.
     pub(crate) fn apply(&self, metadata: &mut Map<String, Value>) {
         let texts = |value: Option<&Value>| -> BTreeMap<String, String> {
             let map = value.and_then(Value::as_object).into_iter().flatten();
@@ -217,7 +217,7 @@ impl Declared {
     }
 }
 
-/// The keys that an object has under their own names, as its annotations say.
+/// The keys that an object has under their own names, according to its annotations.
 #[must_use]
 pub fn recorded(annotations: &BTreeMap<String, String>) -> BTreeSet<String> {
     let record = annotations.get(PLAIN);
@@ -226,14 +226,14 @@ pub fn recorded(annotations: &BTreeMap<String, String>) -> BTreeSet<String> {
         .unwrap_or_default()
 }
 
-/// The annotation [`PLAIN`]. `None`: it has none.
+/// The annotation [`PLAIN`]. `None` if there are no keys.
 #[must_use]
 pub fn record(keys: &BTreeSet<String>) -> Option<String> {
-    // A list of texts always becomes JSON.
+    // Serialising a list of strings cannot fail.
     (!keys.is_empty()).then(|| serde_json::to_string(keys).unwrap_or_default())
 }
 
-/// What is wrong with a key of the settings, in words that follow it. `None`: nothing.
+/// Why a key in the settings is refused, as a phrase that follows the key. `None` if it is not.
 #[must_use]
 pub fn refusal(key: &str, keys: &LabelKeys) -> Option<&'static str> {
     if !is_key(key) {

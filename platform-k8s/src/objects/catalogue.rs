@@ -1,9 +1,9 @@
-//! Templates that are built in.
+//! Built-in templates.
 
 use drover_templates::{EmbeddedFile, stores};
 
-/// The catalogue that is built into the platform: `agent` (also where no store is named), `etcd`, `postgresql`, `redis`, and
-/// `redis` as a StatefulSet.
+/// The built-in template catalogue: `agent` (also if no store is named), `etcd`, `postgresql`, `redis`, and `redis` as
+/// a StatefulSet.
 pub const CATALOGUE: &[EmbeddedFile] = &[
     EmbeddedFile {
         name: "index.yaml",

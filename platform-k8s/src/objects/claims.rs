@@ -1,4 +1,4 @@
-//! Declared storage, in the volume claims of a node.
+//! Declared storage in the volume claims of a node.
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::Storage;
@@ -9,7 +9,7 @@ use super::{Object, child};
 /// The claim templates in an object.
 ///
 /// # Errors
-/// `Precondition` if they are no list of maps.
+/// `Precondition` if they are not a list of maps.
 pub(crate) fn templates(object: &mut Object) -> Result<Vec<&mut Map<String, Value>>> {
     if object.group() != "apps" || object.kind != "StatefulSet" {
         return Ok(Vec::new());
@@ -36,11 +36,11 @@ pub(crate) fn templates(object: &mut Object) -> Result<Vec<&mut Map<String, Valu
         .collect())
 }
 
-/// Gives the claims of a node the size and class that were declared. A size goes to the only claim, or else to those
-/// whose size the template leaves open; a class to all that name none, a declared one to all that get the size.
+/// Sets the declared size and class on the claims of a node. The size goes to the only claim, or to those whose size
+/// the template leaves open; the class to all that name none, a declared class to all that get the size.
 ///
 /// # Errors
-/// `Precondition` if storage is declared and no claim can have it.
+/// `Precondition` if storage is declared and no claim can take it.
 pub(crate) fn apply(
     objects: &mut [Object],
     storage: Option<&Storage>,
@@ -89,7 +89,7 @@ pub(crate) fn apply(
     Ok(())
 }
 
-/// Bytes as a quantity, in the largest unit without a fraction.
+/// Bytes as a Kubernetes quantity, in the largest unit without a fraction.
 fn quantity(bytes: u64) -> String {
     ["Ki", "Mi", "Gi", "Ti"]
         .iter()

@@ -3,13 +3,13 @@
 use drover_platform::identity::{Identity, hex};
 use sha2::{Digest, Sha256};
 
-/// Longest name: a StatefulSet may have 52 characters, and templates add words of their own.
+/// Maximum length: a StatefulSet may have 52 characters, and templates add suffixes.
 const MAX: usize = 40;
-/// Characters that are kept in front of the hash.
+/// Characters kept in front of the hash.
 const KEPT: usize = 31;
 
-/// A node id as a DNS label that begins with a letter, as names of all kinds must be: itself where that is possible,
-/// else its first characters and a hash of it.
+/// A node id as a DNS label that starts with a letter, which is a valid name for all kinds: unchanged if possible,
+/// otherwise its first characters and a hash.
 #[must_use]
 pub fn dns_name(id: &str) -> String {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -35,12 +35,12 @@ pub fn bootstrap_secret(id: &str) -> String {
     format!("bootstrap-{}", dns_name(id))
 }
 
-/// Name for what the nodes of a group have in common: of cluster and group.
+/// Name for objects that the nodes of a group share, derived from cluster and group.
 pub(crate) fn group_name(identity: &Identity) -> String {
     dns_name(&format!("{}-{}", identity.cluster_id, identity.group))
 }
 
-/// Whether a name can be part of a path of the API. What else a kind asks of its names, the API server says.
+/// Whether a name can be a segment of an API path. The API server checks the other rules of a kind for names.
 pub(crate) fn is_path_segment(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 253

@@ -1,11 +1,11 @@
-//! In which order objects are made: what others refer to comes first, what runs comes last.
+//! Creation order of objects: first those that others refer to, last those that run.
 
 use super::Object;
 
-/// Where what is not listed goes: behind what is only referred to, before what runs.
+/// Rank of unlisted kinds: after objects that others only refer to, before those that run.
 const OTHERS: usize = 12;
 
-/// The rank of an object. Those of one rank keep the order of their documents.
+/// The rank of an object. Objects of the same rank keep the order of their documents.
 fn rank(object: &Object) -> usize {
     match (object.group(), object.kind.as_str()) {
         ("", "ServiceAccount") => 0,
@@ -27,7 +27,7 @@ fn rank(object: &Object) -> usize {
     }
 }
 
-/// Sorts the objects of a node into the order in which they are made. The last one is the anchor.
+/// Sorts the objects of a node into creation order. The last one is the anchor.
 pub(crate) fn sort(objects: &mut [Object]) {
     objects.sort_by_key(rank);
 }

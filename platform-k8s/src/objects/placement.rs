@@ -1,4 +1,4 @@
-//! Placement of a request, in the words of a pod.
+//! Translates the placement of a request into scheduling constraints of a pod.
 
 use drover_core::{Error, Result};
 use drover_proto::{
@@ -10,26 +10,26 @@ use serde_json::{Map, Value, json};
 use super::{child, list};
 use crate::labels;
 
-/// What every pod of a request gets.
+/// Scheduling constraints for every pod of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Constraints {
     /// Topology spread constraints.
     pub(crate) spread: Vec<Value>,
-    /// Required terms of pod anti-affinity.
+    /// Required pod anti-affinity terms.
     pub(crate) apart: Vec<Value>,
-    /// Expressions that the Kubernetes node must meet, all of them.
+    /// Node affinity expressions, all of which must match.
     pub(crate) expressions: Vec<Value>,
-    /// Whether the spread is only the default, which a template may replace.
+    /// Whether the spread is only the default, which a template may override.
     default_spread: bool,
 }
 
-/// Labels that say which pods are counted, and where domains are read from.
+/// Labels that select the pods to count, and the label that names their domains.
 pub(crate) struct Counted<'a> {
     /// Key and value of the cluster label.
     pub(crate) cluster: (&'a str, String),
     /// Path of the group.
     pub(crate) group: &'a str,
-    /// Label of Kubernetes nodes that names the failure domain.
+    /// Label of Kubernetes nodes with the failure domain.
     pub(crate) failure_domain_label: &'a str,
 }
 
@@ -37,7 +37,7 @@ impl Constraints {
     /// Reads a placement.
     ///
     /// # Errors
-    /// `Invalid` with the field for what a scheduler cannot do.
+    /// `Invalid` with the field for constraints that the scheduler does not support.
     pub(crate) fn of(placement: Option<&Placement>, counted: &Counted<'_>) -> Result<Self> {
         let mut constraints = Self::default();
         let spreads = placement.map_or(&[][..], |placement| &placement.spread);
@@ -69,7 +69,7 @@ impl Constraints {
         Ok(constraints)
     }
 
-    /// Whether somebody asked for any of it.
+    /// Whether any of the constraints was requested.
     pub(crate) fn asked(&self) -> bool {
         !self.apart.is_empty()
             || !self.expressions.is_empty()
@@ -160,11 +160,11 @@ impl Constraints {
         Ok(())
     }
 
-    /// Puts them into the spec of a pod, beside what the template says.
+    /// Adds the constraints to the spec of a pod, beside those of the template.
     pub(crate) fn apply(&self, spec: &mut Map<String, Value>) {
         for constraint in &self.spread {
             let spread = list(spec, "topologySpreadConstraints");
-            // The API server takes one of a place; by default the template knows better.
+            // The API server allows one constraint per topology key and action; the template overrides the default.
             let before = spread.iter().position(|it| same_place(it, constraint));
             match before {
                 Some(at) if !self.default_spread => spread[at] = constraint.clone(),
@@ -186,7 +186,7 @@ impl Constraints {
             if terms.is_empty() {
                 terms.push(json!({}));
             }
-            // One term is enough for a node, so all of them must say it.
+            // A Kubernetes node needs to match only one term, so each needs the expressions.
             for term in terms.iter_mut().filter_map(Value::as_object_mut) {
                 list(term, "matchExpressions").extend(self.expressions.iter().cloned());
             }
@@ -221,7 +221,7 @@ fn constraint(
     })
 }
 
-/// Whether two constraints say something of the same place in the same way.
+/// Whether two constraints have the same topology key and action.
 fn same_place(a: &Value, b: &Value) -> bool {
     ["topologyKey", "whenUnsatisfiable"]
         .iter()

@@ -1,4 +1,4 @@
-//! Everything that the nodes of one request have in common, and what becomes of each of them.
+//! Common properties of the nodes of one request, and the objects of each of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,19 +32,19 @@ use crate::{
     settings::{ClassSettings, Settings},
 };
 
-/// Largest object in bytes: what etcd takes by default, less what the API server adds to it.
+/// Maximum size of an object in bytes: etcd's default limit, minus the fields that the API server adds.
 pub const MAX_OBJECT_BYTES: usize = 1536 * 1024 - 32 * 1024;
 
-/// Most bytes of user data: a Secret holds 1 MiB.
+/// Maximum size of user data in bytes: a Secret holds 1 MiB.
 pub const MAX_BOOTSTRAP_BYTES: u32 = 1_000_000;
 
 /// Key of the user data in its Secret.
 pub const USER_DATA: &str = "user-data";
 
-/// Class of nodes that ask for none, where it is in the settings.
+/// Class of nodes that request none, if the settings have it.
 const DEFAULT_CLASS: &str = "default";
 
-/// Everything that the nodes of one request have in common.
+/// Common properties of the nodes of one request.
 pub struct Plan<'a> {
     settings: &'a Settings,
     namespace: String,
@@ -60,8 +60,8 @@ pub struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Reads a request that has passed the checks of the common layer. `default_namespace`: where nodes go whose
-    /// properties name none.
+    /// Reads a request that has passed the checks of the common layer. Nodes go to `default_namespace` if their
+    /// properties name no namespace.
     ///
     /// # Errors
     /// `Invalid` with the field; `NodeClassNotFound`; `NamespaceNotServed`.
@@ -117,26 +117,26 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// With what [`crate::storage::inherited`] says of its nodes.
+    /// Sets the result of [`crate::storage::inherited`] for its nodes.
     #[must_use]
     pub fn inheriting(mut self, inherited: BTreeMap<u32, String>) -> Self {
         self.inherited = inherited;
         self
     }
 
-    /// With the declared labels that objects may have under their own names.
+    /// Sets the declared labels that objects may have under their own names.
     #[must_use]
     pub fn with_plain(self, plain: Plain) -> Self {
         Self { plain, ..self }
     }
 
-    /// Namespace that the nodes go to; single objects of a template may name another.
+    /// Namespace of the nodes; single objects of a template may name another.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// What the template of a node may know of its place.
+    /// Values for the template of a node, `platform` in its context.
     #[must_use]
     pub fn place(&self, identity: &Identity) -> Place {
         let keys = &self.settings.labels;
@@ -173,10 +173,10 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The objects of one node, ready to be sent, in the order in which they are made. The last is the anchor.
+    /// The objects of one node, ready to be sent, in creation order. The last one is the anchor.
     ///
     /// # Errors
-    /// `Precondition` that names the document; `NamespaceNotServed`.
+    /// `Precondition`, which names the document; `NamespaceNotServed`.
     pub fn objects(&self, rendered: &Rendered, identity: &Identity) -> Result<Vec<Object>> {
         let mut objects = documents(&rendered.document, &self.namespace)?;
         for object in &objects {
@@ -233,7 +233,7 @@ impl<'a> Plan<'a> {
 
     fn user_data(&self, data: &[u8], identity: &Identity) -> Object {
         let name = bootstrap_secret(&identity.id);
-        // Bytes always become JSON.
+        // Serialising bytes cannot fail.
         let data = serde_json::to_value(ByteString(data.to_vec())).unwrap_or_default();
         let body = json!({
             "apiVersion": "v1",
@@ -255,7 +255,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Pods that the platform would not see may not be made.
+    /// Refuses pods that the platform would not see, as its selector does not match them.
     fn selected(&self, object: &Object) -> Result<()> {
         for path in pods::templates(object) {
             let labels = path
@@ -290,7 +290,7 @@ impl<'a> Plan<'a> {
 
 fn class<'a>(settings: &'a Settings, name: &str) -> Result<Option<&'a ClassSettings>> {
     let classes = &settings.node_classes;
-    // Without classes in the settings any name goes through, for templates.
+    // Without classes in the settings any name is accepted, for templates.
     if name.is_empty() || classes.is_empty() {
         return Ok(classes.get(DEFAULT_CLASS));
     }
@@ -318,7 +318,7 @@ fn not_served(settings: &Settings, namespace: &str) -> Error {
     )
 }
 
-/// Bytes of an object as JSON.
+/// Size of an object as JSON, in bytes.
 fn size(body: &Map<String, Value>) -> usize {
     struct Counter(usize);
     impl std::io::Write for Counter {

@@ -1,4 +1,4 @@
-//! Node class, properties and placement, in the pods of a node.
+//! Applies node class, properties and placement to the pods of a node.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use super::{Object, child, list, placement::Constraints, properties::Properties};
 use crate::settings::ClassSettings;
 
-/// Where in an object pods or pod templates are (what has `metadata` and `spec`). Custom resources have none: what they
-/// mean is known to their controller only.
+/// Paths of the pods or pod templates in an object (with `metadata` and `spec`). Custom resources have none: only their
+/// controller knows their meaning.
 pub(crate) fn templates(object: &Object) -> &'static [&'static [&'static str]] {
     match (object.group(), object.kind.as_str()) {
         ("", "Pod") => &[&[]],
@@ -21,13 +21,13 @@ pub(crate) fn templates(object: &Object) -> &'static [&'static [&'static str]] {
     }
 }
 
-/// Whether an object is one of those that come with Kubernetes.
+/// Whether the kind of an object comes with Kubernetes.
 fn is_built_in(object: &Object) -> bool {
     let group = object.group();
     !group.contains('.') || group.ends_with(".k8s.io")
 }
 
-/// What goes into every pod of a request.
+/// Settings for every pod of a request.
 pub(crate) struct Pods<'a> {
     pub(crate) class: Option<&'a ClassSettings>,
     pub(crate) properties: &'a Properties,
@@ -35,10 +35,10 @@ pub(crate) struct Pods<'a> {
 }
 
 impl Pods<'_> {
-    /// Puts it into the pods of a node.
+    /// Applies the settings to the pods of a node.
     ///
     /// # Errors
-    /// `Precondition` if nothing here runs, or nothing where it could be put.
+    /// `Precondition` if the objects contain no pod, or none to which the settings can be applied.
     pub(crate) fn apply(&self, objects: &mut [Object]) -> Result<()> {
         let mut pods = 0;
         for object in objects.iter_mut() {
@@ -68,7 +68,7 @@ impl Pods<'_> {
         Ok(())
     }
 
-    /// The properties that say nothing of pods.
+    /// The properties that do not concern pods.
     fn without_pods(&self) -> Properties {
         Properties {
             namespace: self.properties.namespace.clone(),
@@ -116,7 +116,7 @@ impl Pods<'_> {
         Ok(())
     }
 
-    /// Resources of the first container.
+    /// Sets the resources of the first container.
     fn resources(&self, spec: &mut Map<String, Value>) {
         let mut wanted: BTreeMap<(&str, &str), Value> = BTreeMap::new();
         if let Some(class) = self.class {
@@ -149,7 +149,7 @@ impl Pods<'_> {
     }
 }
 
-/// Parts of a pod that are written into must be what they should be, or be missing.
+/// Parts of a pod that are changed must have the expected type, or be absent.
 fn check_shape(object: &mut Object, path: &[&str]) -> Result<()> {
     let Some(spec) = object
         .map_at(&[path, &["spec"]].concat())?
@@ -184,7 +184,7 @@ fn check_shape(object: &mut Object, path: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The map at a key; nothing is made there if there is nothing to put into it.
+/// The map at a key, which is not created if there is nothing to insert.
 fn some<'a, T>(
     spec: &'a mut Map<String, Value>,
     key: &str,
@@ -212,7 +212,7 @@ fn tolerate(spec: &mut Map<String, Value>, tolerations: &[Value]) {
 
 fn priority(spec: &mut Map<String, Value>, name: &str) {
     spec.insert("priorityClassName".to_owned(), name.into());
-    // Both of another class would be refused.
+    // The API server refuses values that differ from those of the class.
     spec.remove("priority");
     spec.remove("preemptionPolicy");
 }

@@ -1,4 +1,4 @@
-//! What the pods of nodes may be, whatever template, attributes and properties make of them.
+//! Restrictions of the pods of nodes, applied to the result of template, attributes and properties.
 
 use std::collections::BTreeMap;
 
@@ -39,16 +39,16 @@ pub struct PodPolicySettings {
     pub run_as_users: Option<Vec<String>>,
 }
 
-/// Something in a pod that a list is asked about.
+/// A value in a pod that a list restricts.
 struct Found {
     list: &'static str,
-    /// Its place in the pod.
+    /// Path of the value in the pod.
     field: String,
     value: Value,
 }
 
 impl PodPolicySettings {
-    /// The part that every platform has.
+    /// The part of the policy that every platform has.
     #[must_use]
     pub fn common(&self) -> PolicySettings {
         PolicySettings {
@@ -56,7 +56,7 @@ impl PodPolicySettings {
         }
     }
 
-    /// What can be wrong with it.
+    /// Validates the patterns.
     ///
     /// # Errors
     /// `Invalid` with the setting.
@@ -85,10 +85,10 @@ impl PodPolicySettings {
             .map_err(|(list, why)| Error::invalid(format!("policy.{list}"), why))
     }
 
-    /// Refuses pods that are something else.
+    /// Refuses pods that violate the policy.
     ///
     /// # Errors
-    /// `Precondition` that names the document, and the fields in it.
+    /// `Precondition`, which names the document and the fields in it.
     pub(crate) fn allows(&self, objects: &[Object], pods: &Pods<'_>) -> Result<()> {
         let lists = self.lists()?;
         if lists.is_empty() {
@@ -132,7 +132,7 @@ impl PodPolicySettings {
         format!("{why} by policy.{list} of the platform")
     }
 
-    /// What of a pod the lists are about. What comes from the node class is the platform's own.
+    /// The values of a pod that the lists restrict. Values from the node class are the platform's own.
     fn found(&self, spec: &Map<String, Value>, pods: &Pods<'_>) -> Vec<Found> {
         let mut found = Vec::new();
         let mut add = |list: &'static str, field: String, value: &Value| {
@@ -181,7 +181,7 @@ impl PodPolicySettings {
                     add("images", format!("{kind}[{at}].image"), image);
                 }
                 let own = container.pointer("/securityContext/runAsUser");
-                // Nobody has said it; only `*` is as this.
+                // No user is set; only `*` matches this value.
                 let unsaid = Value::String("unset".to_owned());
                 let user = own.filter(|own| !own.is_null()).or(user);
                 let field = format!("{kind}[{at}].securityContext.runAsUser");
@@ -275,7 +275,7 @@ mod tests {
             refused("{run_as_users: ['1000']}", pod),
             ["spec.containers[0].securityContext.runAsUser"]
         );
-        // What is null is not there, for Kubernetes too: the pod's holds, or nobody has said it.
+        // Kubernetes treats null as absent: the user of the pod applies, or none is set.
         for (pod, fields) in [
             (
                 "{securityContext: {runAsUser: 999}, containers: [{name: a, securityContext: {runAsUser: null}}]}",

@@ -1,4 +1,4 @@
-//! Properties of a group for this platform.
+//! Properties of a group on this platform.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,15 @@ use serde_json::{Map, Value};
 
 use crate::address;
 
-/// Properties of a group for this platform. Each goes over what the template and the node class say.
+/// Properties of a group on this platform. They override the template and the node class.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Properties {
-    /// Namespace of the nodes; one that the platform serves. Absent: the platform's first.
+    /// Namespace of the nodes, one that the platform serves. The platform's first if absent.
     pub namespace: Option<String>,
     /// Labels that the Kubernetes node must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Tolerations, as in a pod, beside those of the template.
+    /// Tolerations, as in a pod, in addition to those of the template.
     pub tolerations: Vec<Value>,
     /// Annotations of the pods.
     pub annotations: BTreeMap<String, String>,
@@ -34,19 +34,19 @@ pub struct Properties {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Resources {
-    /// What it is promised.
+    /// Guaranteed amounts.
     pub requests: BTreeMap<String, Quantity>,
-    /// What it may use at most.
+    /// Maximum amounts.
     pub limits: BTreeMap<String, Quantity>,
 }
 
-/// An amount, as text or as a number.
+/// A resource amount, as text or as a number.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Quantity {
-    /// `500m`.
+    /// Text such as `500m`.
     Text(String),
-    /// `2`.
+    /// Number such as `2`.
     Number(serde_json::Number),
 }
 
@@ -60,7 +60,7 @@ impl Quantity {
 }
 
 impl Properties {
-    /// Reads them. They have passed the JSON Schema, so an error is rare.
+    /// Reads the properties. Errors are rare, as the JSON Schema was checked before.
     ///
     /// # Errors
     /// `Invalid` with the field.

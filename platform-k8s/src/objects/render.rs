@@ -1,4 +1,4 @@
-//! Reading the output of a template.
+//! Parses the output of a template.
 
 use drover_core::{Error, Reason, Result};
 use drover_templates::Rendered;
@@ -7,8 +7,8 @@ use serde_saphyr::Spanned;
 
 use super::{Object, names::is_path_segment};
 
-/// The objects of a template's output, in the order of their documents. Namespaces are those of the template; an absent
-/// one is `namespace`.
+/// The objects in the output of a template, in the order of their documents. Objects without a namespace get
+/// `namespace`.
 ///
 /// # Errors
 /// `Precondition` with the number of the document and the line, without any content.
@@ -122,7 +122,7 @@ impl Document<'_> {
     }
 }
 
-/// Whether a text may be an `apiVersion` or a `kind`: they become part of paths.
+/// Whether a text may be an `apiVersion` or a `kind`, which become parts of paths.
 fn fits(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= 253
@@ -132,7 +132,7 @@ fn fits(text: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'/'))
 }
 
-/// Refuses two objects of one name.
+/// Refuses two objects of the same kind and name.
 pub(crate) fn twice(objects: &[Object]) -> Result<()> {
     let mut seen = std::collections::HashMap::new();
     for object in objects {
@@ -150,17 +150,17 @@ pub(crate) fn twice(objects: &[Object]) -> Result<()> {
     Ok(())
 }
 
-/// The lines, from 1, at which the documents of a YAML text start.
+/// The lines at which the documents of a YAML text start, counted from 1.
 fn starts(text: &str) -> Vec<u64> {
     let mut starts = vec![1];
     let mut empty = true;
     for (line, content) in (1..).zip(text.lines()) {
-        // Never part of a text inside a document: YAML forbids it even in block scalars.
+        // Never part of a scalar: YAML forbids it even in block scalars.
         let marker = content
             .strip_prefix("---")
             .filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
         match marker {
-            // What is before the first marker may be comments and directives only.
+            // Only comments and directives may precede the first marker.
             Some(_) if empty && starts.len() == 1 => starts[0] = line,
             Some(_) => starts.push(line),
             None => {}

@@ -1,4 +1,4 @@
-//! Label selectors as they are written in settings.
+//! Label selectors in settings.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ enum Requirement {
 }
 
 impl Selector {
-    /// Reads a selector. An empty one selects everything. `None`: it cannot be read.
+    /// Parses a selector. An empty one matches everything. `None` if it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = vec![String::new()];
@@ -39,7 +39,7 @@ impl Selector {
         parts.map(requirement).collect::<Option<_>>().map(Self)
     }
 
-    /// The first requirement that labels do not meet, for people.
+    /// The first requirement that the labels do not meet, for people.
     #[must_use]
     pub fn unmet(&self, labels: &BTreeMap<String, String>) -> Option<String> {
         let meets = |key: &str, requirement: &Requirement| {

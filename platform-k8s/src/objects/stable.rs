@@ -1,5 +1,5 @@
-//! Names of declared storage: the same for every node of one owner, cluster, group and ordinal, so that the node that
-//! follows finds what was kept.
+//! Names of declared storage: the same for every node of one owner, cluster, group and ordinal, so that a successor
+//! finds the storage that was kept.
 
 use drover_core::Result;
 use drover_platform::identity::Identity;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{Object, child, claims, names::dns_name, pods};
 use crate::storage::{STORAGE, Whose, stable_base};
 
-/// In the place of the node's name in names of its claims.
+/// Replaces the name of the node in the names of its claims.
 fn base(identity: &Identity) -> String {
     let Identity {
         owner,
@@ -21,12 +21,12 @@ fn base(identity: &Identity) -> String {
     stable_base(owner, cluster_id, group, *ordinal)
 }
 
-/// Gives the claims of a node names that outlive it, takes claim templates out of the sets that would name them after the
-/// node, and says in all of them whose they are.
-/// `inherited`: what stands in the place of the node's name, if the claims were another owner's before.
+/// Gives the claims of a node names that outlive it, takes claim templates out of the sets that would name them after
+/// the node, and records the owner in all of them. `inherited` replaces the node's name if the claims belonged to
+/// another owner before.
 ///
 /// # Errors
-/// `Precondition` that names the document, if a claim is not named after its node, or a set runs several pods.
+/// `Precondition`, which names the document, if a claim is not named after its node, or a set runs several pods.
 pub(crate) fn apply(
     objects: &mut Vec<Object>,
     storage: &Storage,
@@ -71,7 +71,7 @@ fn own(metadata: &mut Map<String, Value>, whose: &str) {
     child(metadata, "annotations").insert(STORAGE.to_owned(), whose.into());
 }
 
-/// The claims that the templates in a set would make, as objects of their own that its pod mounts.
+/// The claims that the templates of a set would create, as objects of their own that its pod mounts.
 fn untie(object: &mut Object, base: &str, whose: &str) -> Result<Vec<Object>> {
     let templates: Vec<Map<String, Value>> = claims::templates(object)?
         .into_iter()
@@ -129,7 +129,7 @@ fn untie(object: &mut Object, base: &str, whose: &str) -> Result<Vec<Object>> {
     Ok(made)
 }
 
-/// Puts the new names of claims where a pod mounts them.
+/// Updates the claim names in the volumes of a pod.
 fn refer(object: &mut Object, path: &[&str], renamed: &[(String, String)]) -> Result<()> {
     let path = [path, &["spec"]].concat();
     let spec = object.map_at(&path)?;

@@ -1,4 +1,4 @@
-//! Labels and annotations of the platform, wherever they belong, whatever the template said.
+//! Applies the labels and annotations of the platform wherever they belong, overriding the template.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 use super::{Object, child, pods};
 use crate::labels::{self, LabelKeys, Stamp};
 
-/// Puts what every object of a node carries onto one, onto the pod templates and claim templates in it, and completes
-/// the selectors in it so that they select nothing of another node.
+/// Stamps an object of a node with the pod templates and claim templates in it, and completes its selectors so that
+/// they match nothing of another node.
 ///
 /// # Errors
-/// `Precondition` where the object has something else than a map.
+/// `Precondition` if the object has something other than a map there.
 pub(crate) fn apply(
     object: &mut Object,
     stamp: &Stamp,
@@ -29,7 +29,7 @@ pub(crate) fn apply(
     if anchor {
         annotations.insert(labels::ANCHOR.to_owned(), "true".into());
     }
-    // A pod is its own template, and marked.
+    // A pod is its own template, and is already marked.
     for path in pods::templates(object).iter().filter(|it| !it.is_empty()) {
         mark(object, path, stamp)?;
     }
@@ -45,7 +45,7 @@ pub(crate) fn apply(
     selectors(object, stamp, keys)
 }
 
-/// Marks what has its metadata at a path.
+/// Marks the metadata at a path.
 fn mark(object: &mut Object, path: &[&str], stamp: &Stamp) -> Result<()> {
     let at = |key| -> Vec<&str> {
         path.iter()
@@ -85,7 +85,7 @@ fn selectors(object: &mut Object, stamp: &Stamp, keys: &LabelKeys) -> Result<()>
             correct(labels, stamp);
             complete(labels, stamp, keys);
         }
-        // Without a selector its endpoints are somebody else's.
+        // The endpoints of a service without a selector are managed by somebody else.
         ("", "Service") => {
             let selector = &object
                 .body
@@ -109,7 +109,7 @@ fn selectors(object: &mut Object, stamp: &Stamp, keys: &LabelKeys) -> Result<()>
     Ok(())
 }
 
-/// A selector that names the cluster on purpose selects all of its nodes; any other one those of this node.
+/// A selector that names only the cluster deliberately matches all of its nodes; any other is narrowed to this node.
 fn narrow(labels: &mut Map<String, Value>, stamp: &Stamp, keys: &LabelKeys) {
     let of_cluster = labels.contains_key(&keys.cluster) && !labels.contains_key(&keys.node);
     correct(labels, stamp);
@@ -118,10 +118,10 @@ fn narrow(labels: &mut Map<String, Value>, stamp: &Stamp, keys: &LabelKeys) {
     }
 }
 
-/// Values that the platform enforces cannot be selected otherwise.
+/// Enforced labels can only be selected with the enforced value.
 fn correct(selected: &mut Map<String, Value>, stamp: &Stamp) {
     for (key, value) in selected {
-        // Whoever selects by role means whoever has it then.
+        // A selector by role deliberately follows the current role.
         if key == labels::ROLE {
             continue;
         }

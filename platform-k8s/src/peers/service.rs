@@ -1,4 +1,4 @@
-//! The service that leads to the active nodes of a group.
+//! The service for the active nodes of a group.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use crate::{
     labels::{self, LabelKeys},
 };
 
-/// The services that the pods of a cluster ask for, by namespace and name.
+/// The services that the pods of a cluster request, by namespace and name.
 #[derive(Default)]
-pub(super) struct Services(BTreeMap<(String, String), Wanted>);
+pub(super) struct Services(BTreeMap<(String, String), DesiredService>);
 
-/// A service as it should be.
+/// Desired state of a service.
 #[derive(Default)]
-pub(super) struct Wanted {
+pub(super) struct DesiredService {
     namespace: String,
     name: String,
     owner: String,
     cluster: String,
     group: String,
     ports: BTreeMap<String, u16>,
-    /// Name and uid of the pods with which it goes.
+    /// Names and uids of the pods that own it.
     pods: BTreeMap<String, String>,
 }
 
@@ -34,7 +34,7 @@ impl Services {
         self.0.is_empty()
     }
 
-    /// Takes in a pod that asks for one. `ports`: those that it has, once it has an address.
+    /// Adds a pod that requests a service. `ports` is `None` until the pod has an address.
     pub(super) fn add(
         &mut self,
         name: &str,
@@ -44,15 +44,15 @@ impl Services {
         ports: Option<&BTreeMap<String, u16>>,
     ) {
         let key = (member.namespace.to_string(), name.to_owned());
-        let wanted = self.0.entry(key).or_insert_with(|| Wanted {
+        let wanted = self.0.entry(key).or_insert_with(|| DesiredService {
             namespace: member.namespace.to_string(),
             name: name.to_owned(),
             owner: owner.to_owned(),
             cluster: node.cluster_id.clone(),
             group: node.group.clone(),
-            ..Wanted::default()
+            ..DesiredService::default()
         });
-        // Another group of the cluster that asks for the same name does not get it.
+        // Another group of the cluster does not get the same name.
         if wanted.owner == owner && wanted.group == node.group {
             wanted.ports.extend(ports.cloned().unwrap_or_default());
             wanted
@@ -61,14 +61,14 @@ impl Services {
         }
     }
 
-    /// Those that can be made.
-    pub(super) fn wanted(self) -> impl Iterator<Item = Wanted> {
+    /// The services that can be created.
+    pub(super) fn wanted(self) -> impl Iterator<Item = DesiredService> {
         let all = self.0.into_values();
         all.filter(|wanted| !wanted.ports.is_empty())
     }
 }
 
-impl Wanted {
+impl DesiredService {
     pub(super) fn namespace(&self) -> &str {
         &self.namespace
     }
@@ -84,18 +84,18 @@ impl Wanted {
         ))
     }
 
-    /// Makes it, or what is there into it.
+    /// Creates or updates the service.
     ///
     /// # Errors
-    /// `Precondition` if there is one of its name that is not its group's; others are those of [`crate::errors`].
+    /// `Precondition` if the service of this name does not belong to its group; otherwise as in [`crate::errors`].
     pub(super) async fn make(&self, api: &Api, keys: &LabelKeys) -> Result<()> {
         let kind = api.kind_of("v1", "Service").await?;
         let (namespace, name) = (&self.namespace, &self.name);
         let there = api.get_meta(&kind, namespace, name).await?;
         let mut body = self.body(keys);
-        let turn = api.turn().await;
+        let permit = api.acquire_permit().await;
         let Some(there) = there else {
-            return api.create(turn, &kind, namespace, &body).await.map(drop);
+            return api.create(permit, &kind, namespace, &body).await.map(drop);
         };
         if !self.is_it(&there, keys) {
             return Err(Error::new(
@@ -106,10 +106,10 @@ impl Wanted {
                 ),
             ));
         }
-        // Another version of it may be on its way out.
+        // The service may be replaced or changed meanwhile.
         body["metadata"]["uid"] = there.uid.into();
         body["metadata"]["resourceVersion"] = there.resource_version.into();
-        api.patch(turn, &kind, namespace, name, &body)
+        api.patch(permit, &kind, namespace, name, &body)
             .await
             .map(drop)
     }
@@ -126,7 +126,7 @@ impl Wanted {
     fn is_it(&self, meta: &Meta, keys: &LabelKeys) -> bool {
         let mut wanted = self.labels(keys).into_iter();
         let says_so = wanted.all(|(key, text)| meta.labels.get(&key) == Some(&text));
-        // Its pods may have been another owner's when it was made, and were adopted since.
+        // The service may have been created for a former owner of its pods, which were adopted since.
         let manager = meta.labels.get(labels::MANAGED_BY);
         let made_here = manager.is_some_and(|manager| manager == labels::MANAGER);
         let mut owners = meta.owner_references.iter();
@@ -160,7 +160,7 @@ impl Wanted {
     }
 }
 
-/// A uid as Kubernetes writes it.
+/// A uid in the notation of Kubernetes.
 fn text(uid: u128) -> String {
     let digits = format!("{uid:032x}");
     let part = |from: usize, to: usize| digits.get(from..to).unwrap_or_default();

@@ -12,7 +12,7 @@ use crate::{
     group::{Groups, Member},
 };
 
-/// A pod of group `db` that runs, unless it is changed.
+/// A running pod of group `db`, with some changes.
 fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
     let mut node = Node {
         cluster_id: "c".into(),
@@ -79,17 +79,17 @@ fn pod(number: u32, change: impl FnOnce(&mut Node, &mut PodPart)) -> Seen {
     }
 }
 
-fn telling(pods: Vec<Seen>) -> Telling {
+fn peer_update(pods: Vec<Seen>) -> PeerUpdate {
     let mut groups = Groups::default();
     for pod in pods {
         groups.insert(pod);
     }
-    let mut telling = Telling::default();
+    let mut update = PeerUpdate::default();
     for (_, group) in groups.iter() {
         let found = group.node(&[], UnderWay::default());
-        telling.add(group, found.map(|found| found.node));
+        update.add(group, found.map(|found| found.node));
     }
-    telling
+    update
 }
 
 fn names(untold: &Untold) -> Vec<String> {
@@ -108,7 +108,7 @@ fn everybody_hears_of_everybody_who_has_an_address_and_has_not_ended() {
         pod(4, |_, part| part.told = None),
         pod(5, |_, part| part.ours = false),
     ];
-    let untold = telling(all).untold();
+    let untold = peer_update(all).untold();
     assert_eq!(untold.len(), 2, "those who ask and run");
     for pod in &untold {
         assert_eq!(names(pod), ["db-0", "db-1", "db-4"]);
@@ -123,7 +123,7 @@ fn everybody_hears_of_everybody_who_has_an_address_and_has_not_ended() {
 
 #[test]
 fn nobody_is_told_what_it_knows_and_nothing_of_another_owner() {
-    let first = telling(vec![pod(0, |_, _| ()), pod(1, |_, _| ())]).untold();
+    let first = peer_update(vec![pod(0, |_, _| ()), pod(1, |_, _| ())]).untold();
     let knows = uid(&first[0].list);
     let again = |node: &mut Node, part: &mut PodPart| {
         part.told.as_mut().unwrap().peers = knows;
@@ -132,16 +132,21 @@ fn nobody_is_told_what_it_knows_and_nothing_of_another_owner() {
     let know = |_: &mut Node, part: &mut PodPart| part.told.as_mut().unwrap().peers = knows;
     let foreign = |node: &mut Node, _: &mut PodPart| node.slot.as_mut().unwrap().owner = "p".into();
     assert!(
-        telling(vec![pod(0, know), pod(1, know)])
+        peer_update(vec![pod(0, know), pod(1, know)])
             .untold()
             .is_empty(),
         "all is said"
     );
-    let untold = telling(vec![pod(0, know), pod(1, know), pod(2, foreign)]).untold();
+    let untold = peer_update(vec![pod(0, know), pod(1, know), pod(2, foreign)]).untold();
     assert_eq!(untold.len(), 1);
     assert_eq!(names(&untold[0]), ["db-2"]);
-    // A change of role is news for both.
-    assert_eq!(telling(vec![pod(0, know), pod(1, again)]).untold().len(), 2);
+    // A change of role concerns both.
+    assert_eq!(
+        peer_update(vec![pod(0, know), pod(1, again)])
+            .untold()
+            .len(),
+        2
+    );
 }
 
 #[test]
@@ -151,7 +156,7 @@ fn a_service_goes_with_all_pods_of_its_group_and_has_their_ports() {
         pod(1, |_, _| ()),
         pod(2, |_, part| part.told.as_mut().unwrap().service = None),
     ];
-    let wanted: Vec<_> = telling(all).services.wanted().collect();
+    let wanted: Vec<_> = peer_update(all).services.wanted().collect();
     assert_eq!(wanted.len(), 1);
     assert_eq!((wanted[0].namespace(), wanted[0].name()), ("prod", "c-db"));
     let body = wanted[0].body(&LabelKeys::default());
@@ -165,7 +170,7 @@ fn a_service_goes_with_all_pods_of_its_group_and_has_their_ports() {
             "ports": [{"name": "client", "port": 6379, "targetPort": "client"}],
         })
     );
-    let none = telling(vec![pod(0, |node, _| node.addresses.clear())]);
+    let none = peer_update(vec![pod(0, |node, _| node.addresses.clear())]);
     assert!(!none.is_empty());
     assert_eq!(none.services.wanted().count(), 0, "no port is known");
 }

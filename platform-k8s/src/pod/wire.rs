@@ -3,8 +3,8 @@
 use prost::Message;
 
 use super::{
-    Condition, Container, ContainerStatus, Ip, Pod, Port, Running, Spec, State, Status, Terminated,
-    Waiting,
+    Condition, Container, ContainerState, ContainerStatus, Ip, Pod, Port, Running, Spec, Status,
+    Terminated, Waiting,
 };
 use crate::client::{ObjectMeta, Readable};
 
@@ -80,7 +80,7 @@ impl From<WirePort> for Port {
     fn from(from: WirePort) -> Self {
         Self {
             name: from.name,
-            // The API server lets no other numbers in.
+            // The API server rejects any other numbers.
             container_port: u16::try_from(from.container_port).unwrap_or_default(),
             host_port: u16::try_from(from.host_port).ok().filter(|port| *port > 0),
         }
@@ -193,7 +193,7 @@ struct WireState {
     terminated: Option<WireTerminated>,
 }
 
-impl From<WireState> for State {
+impl From<WireState> for ContainerState {
     fn from(from: WireState) -> Self {
         Self {
             waiting: from.waiting.map(|it| Waiting {

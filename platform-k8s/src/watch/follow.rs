@@ -1,6 +1,6 @@
-//! One watch: a list, then events from its version on, for ever. After a break it goes on where it was; only when the
-//! API server has forgotten that version, or has said nothing for too long, it lists again, and what the list does not
-//! show is gone.
+//! One watch: a list, then events from its resourceVersion on, forever. After an interruption it continues where it
+//! was; only if the API server no longer has that version, or was silent for too long, it lists again, and objects
+//! missing from the list are gone.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use drover_proto::platform::v1::RemovalEvidence;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::known::Known;
+use super::node_cache::NodeCache;
 use crate::{
     client::{Api, EventType, Kind, Meta, Object, Readable, Shape},
     discover::{self, Reader},
@@ -17,16 +17,15 @@ use crate::{
     pod::Pod,
 };
 
-/// First wait after a failure.
+/// Initial backoff.
 const MIN_WAIT: Duration = Duration::from_millis(50);
-/// Longest wait after a failure.
+/// Maximum backoff.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// A watch that lasted so long has worked: what comes after it is not tried for the second time.
+/// A watch that lasted this long has worked, which resets the backoff.
 const LASTED: Duration = Duration::from_secs(1);
-/// Wait after the credentials were found to be too weak: they may get stronger.
+/// Delay after missing permissions, which may be granted later.
 const REFUSED_WAIT: Duration = Duration::from_secs(60);
 
-/// An object that is watched.
 pub(super) trait Watched: Readable {
     fn meta(&self) -> &Meta;
 }
@@ -43,43 +42,42 @@ impl Watched for Object {
     }
 }
 
-/// What is done with what a watch says.
+/// Receives the objects that a watch reports.
 pub(super) trait Sink: Send {
     type Item: Watched;
-    /// What it is told to, and which watch it is there.
-    fn known(&self) -> (&Known, u16);
+    /// The cache to update, and the index of this watch in it.
+    fn cache(&self) -> (&NodeCache, u16);
     fn put(&mut self, item: Self::Item);
     fn delete(&mut self, item: Self::Item);
 
     fn begin(&mut self) {
-        let (known, watch) = self.known();
-        known.list_begins(watch);
+        let (cache, watch) = self.cache();
+        cache.list_begins(watch);
     }
 
     fn end(&mut self) {
-        let (known, watch) = self.known();
-        known.list_ends(watch);
+        let (cache, watch) = self.cache();
+        cache.list_ends(watch);
     }
 
     fn heard(&self) {
-        let (known, watch) = self.known();
-        known.heard(watch);
+        let (cache, watch) = self.cache();
+        cache.heard(watch);
     }
 
     fn failed(&self, error: Error) {
-        let (known, watch) = self.known();
-        known.failed(watch, error);
+        let (cache, watch) = self.cache();
+        cache.failed(watch, error);
     }
 }
 
-/// What is watched.
+/// Parameters of a watch.
 pub(super) struct Follow {
     pub(super) api: Api,
     pub(super) kind: Arc<Kind>,
     pub(super) namespace: String,
     pub(super) labels: String,
     pub(super) shape: Shape,
-    /// Longest silence.
     pub(super) silence: Duration,
 }
 
@@ -105,7 +103,7 @@ impl Follow {
             };
             sink.end();
             sink.heard();
-            // Until its version is forgotten.
+            // Until its version has expired.
             while let Err(error) = self.events(&mut sink, &mut version, &mut wait).await {
                 if error.reason() == Reason::PageTokenExpired {
                     tracing::debug!(kind = %self.kind, namespace = self.namespace, "a watch begins anew");
@@ -114,14 +112,14 @@ impl Follow {
                 let silent = error.reason() == Reason::DeadlineExceeded;
                 self.pause(&mut wait, &sink, error).await;
                 if silent {
-                    // That it opens again proves nothing; only a list does.
+                    // Reopening the watch is not enough after a silence: only a list shows what was missed.
                     break;
                 }
             }
         }
     }
 
-    /// Reads events as long as the API server lets it. Never answers `Ok`.
+    /// Reads events as long as the API server lets it. Never returns `Ok`.
     async fn events<S: Sink>(
         &self,
         sink: &mut S,
@@ -156,7 +154,7 @@ impl Follow {
                 sink.heard();
             }
             if !any {
-                // A server that ends every watch at once must not be asked without a pause.
+                // A server that ends every watch immediately must not be called without a pause.
                 tokio::time::sleep(wait.next(MAX_WAIT)).await;
             }
         }
@@ -164,7 +162,7 @@ impl Follow {
 
     async fn pause<S: Sink>(&self, wait: &mut Wait, sink: &S, error: Error) {
         if error.reason() == Reason::PageTokenExpired {
-            // A list that took too long begins again.
+            // The list took too long and its version has expired: list again.
             return tokio::time::sleep(wait.next(MAX_WAIT)).await;
         }
         let refused = error.reason() == Reason::PermissionDenied;
@@ -181,7 +179,7 @@ impl Follow {
     }
 }
 
-/// Waits that grow, with a random part so that the watches of a server that comes back do not come at once.
+/// Backoff with jitter, so that the watches do not all return at once when a server comes back.
 #[derive(Default)]
 struct Wait(u32);
 
@@ -197,10 +195,9 @@ impl Wait {
     }
 }
 
-/// Pods.
 pub(super) struct Pods {
     api: Api,
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
     reader: Reader,
     watch: u16,
     kind: u16,
@@ -210,7 +207,7 @@ pub(super) struct Pods {
 impl Pods {
     pub(super) fn new(
         api: Api,
-        known: Arc<Known>,
+        cache: Arc<NodeCache>,
         reader: Reader,
         watch: u16,
         kind: u16,
@@ -218,7 +215,7 @@ impl Pods {
     ) -> Self {
         Self {
             api,
-            known,
+            cache,
             reader,
             watch,
             kind,
@@ -230,28 +227,29 @@ impl Pods {
 impl Sink for Pods {
     type Item = Pod;
 
-    fn known(&self) -> (&Known, u16) {
-        (&self.known, self.watch)
+    fn cache(&self) -> (&NodeCache, u16) {
+        (&self.cache, self.watch)
     }
 
     fn put(&mut self, pod: Pod) {
         match self.reader.pod(self.kind, &pod) {
-            Some(seen) => self.known.put(self.watch, seen),
+            Some(seen) => self.cache.put(self.watch, seen),
             None => self
-                .known
+                .cache
                 .gone(uid(&pod.metadata.uid), RemovalEvidence::NotListed),
         }
     }
 
     fn delete(&mut self, pod: Pod) {
         let uid = uid(&pod.metadata.uid);
-        // The API server marks every pod before it deletes it. One without the mark has only left the selection.
+        // The API server sets the deletion timestamp of a pod before it deletes it. A pod without it has only left the
+        // selection.
         if pod.metadata.is_deleting() {
-            self.known.gone(uid, RemovalEvidence::Confirmed);
-        } else if self.known.lose(uid) {
+            self.cache.gone(uid, RemovalEvidence::Confirmed);
+        } else if self.cache.lose(uid) {
             let lost = lost(
                 self.api.clone(),
-                Arc::clone(&self.known),
+                Arc::clone(&self.cache),
                 self.kind,
                 pod.metadata,
                 self.reader.clone(),
@@ -261,20 +259,20 @@ impl Sink for Pods {
     }
 }
 
-/// Follows one pod by its name until it is gone or has its label again.
-async fn lost(api: Api, known: Arc<Known>, kind: u16, meta: Meta, reader: Reader) {
-    let Some(kind) = known.kinds().get(usize::from(kind)).cloned() else {
+/// Follows one pod by its name until it is gone or has its label back.
+async fn lost(api: Api, cache: Arc<NodeCache>, kind: u16, meta: Meta, reader: Reader) {
+    let Some(kind) = cache.kinds().get(usize::from(kind)).cloned() else {
         return;
     };
     let id = uid(&meta.uid);
     let fields = format!("metadata.name={}", meta.name);
     let query = discover::query(&kind, &meta.namespace, "", &fields, Shape::Full);
     let mut wait = Wait::default();
-    while known.is_lost(id) {
+    while cache.is_lost(id) {
         let gone = follow_one(&api, &query, id, &reader).await;
         match gone {
-            Ok(true) => known.gone(id, RemovalEvidence::Confirmed),
-            // It is told by its own watch again.
+            Ok(true) => cache.gone(id, RemovalEvidence::Confirmed),
+            // Its own watch reports it again.
             Ok(false) => return,
             Err(error) => {
                 tracing::debug!(
@@ -287,7 +285,7 @@ async fn lost(api: Api, known: Arc<Known>, kind: u16, meta: Meta, reader: Reader
     }
 }
 
-/// Answers whether the pod is gone, or else has its label back.
+/// Returns whether the pod is gone; otherwise it has its label back.
 async fn follow_one(
     api: &Api,
     query: &crate::client::ListQuery<'_>,
@@ -320,18 +318,18 @@ async fn follow_one(
     Err(Error::unavailable("the watch has ended"))
 }
 
-/// Everything else that nodes are made of.
+/// All other objects of nodes.
 pub(super) struct Parts {
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
     reader: Reader,
     watch: u16,
     kind: u16,
 }
 
 impl Parts {
-    pub(super) fn new(known: Arc<Known>, reader: Reader, watch: u16, kind: u16) -> Self {
+    pub(super) fn new(cache: Arc<NodeCache>, reader: Reader, watch: u16, kind: u16) -> Self {
         Self {
-            known,
+            cache,
             reader,
             watch,
             kind,
@@ -342,15 +340,15 @@ impl Parts {
 impl Sink for Parts {
     type Item = Object;
 
-    fn known(&self) -> (&Known, u16) {
-        (&self.known, self.watch)
+    fn cache(&self) -> (&NodeCache, u16) {
+        (&self.cache, self.watch)
     }
 
     fn put(&mut self, object: Object) {
         match self.reader.part(self.kind, &object) {
-            Some(seen) => self.known.put(self.watch, seen),
+            Some(seen) => self.cache.put(self.watch, seen),
             None => self
-                .known
+                .cache
                 .gone(uid(&object.metadata.uid), RemovalEvidence::NotListed),
         }
     }
@@ -361,26 +359,26 @@ impl Sink for Parts {
         if let Some(cluster) = meta.labels.get(&keys.cluster)
             && !meta.labels.contains_key(&keys.node)
         {
-            self.known
+            self.cache
                 .gone_of_group(cluster, &meta.namespace, &meta.name);
         }
-        self.known.gone(uid(&meta.uid), RemovalEvidence::Confirmed);
+        self.cache.gone(uid(&meta.uid), RemovalEvidence::Confirmed);
     }
 }
 
 /// Kubernetes nodes, for their failure domains.
 pub(super) struct Zones {
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
     watch: u16,
     label: String,
-    /// Those that the list under way has not shown.
+    /// Nodes that the current list has not contained so far.
     unseen: Vec<Arc<str>>,
 }
 
 impl Zones {
-    pub(super) fn new(known: Arc<Known>, watch: u16, label: String) -> Self {
+    pub(super) fn new(cache: Arc<NodeCache>, watch: u16, label: String) -> Self {
         Self {
-            known,
+            cache,
             watch,
             label,
             unseen: Vec::new(),
@@ -391,29 +389,29 @@ impl Zones {
 impl Sink for Zones {
     type Item = Object;
 
-    fn known(&self) -> (&Known, u16) {
-        (&self.known, self.watch)
+    fn cache(&self) -> (&NodeCache, u16) {
+        (&self.cache, self.watch)
     }
 
     fn begin(&mut self) {
-        self.unseen = self.known.hosts();
+        self.unseen = self.cache.hosts();
     }
 
     fn put(&mut self, node: Object) {
         let name = &node.metadata.name;
         self.unseen.retain(|host| **host != **name);
         let zone = node.metadata.labels.get(&self.label).map(String::as_str);
-        self.known.zone(name, zone.filter(|zone| !zone.is_empty()));
+        self.cache.zone(name, zone.filter(|zone| !zone.is_empty()));
     }
 
     fn delete(&mut self, node: Object) {
-        self.known.zone(&node.metadata.name, None);
+        self.cache.zone(&node.metadata.name, None);
     }
 
     fn end(&mut self) {
         for host in std::mem::take(&mut self.unseen) {
-            self.known.zone(&host, None);
+            self.cache.zone(&host, None);
         }
-        self.known.list_ends(self.watch);
+        self.cache.list_ends(self.watch);
     }
 }

@@ -1,5 +1,5 @@
-//! Pods that the scheduler finds no place for. After a while they count as failed, so that their nodes can be made
-//! elsewhere, and as long as there was such a pod of a spec no more pods of it are made.
+//! Unschedulable pods. After a while they count as failed, so that their nodes can be created elsewhere, and for some
+//! time no more pods of the same spec are created.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,29 +11,28 @@ use tokio::time::Instant;
 
 use crate::group::Key;
 
-/// How long no pods are made of a spec after one of it was given up: as long as a fresh look may be worth it.
+/// How long no pods of a spec are created after one of them was given up. Then it is worth another attempt.
 const FULL_FOR: Duration = Duration::from_secs(60);
 
-/// What pods have in common that are scheduled alike: node class and spec hash.
+/// Node class and spec hash, which pods have in common that are scheduled alike.
 pub(crate) type Likeness = (String, String);
 
-/// Pods without a place.
 #[derive(Default)]
 pub(super) struct Unscheduled {
     waiting: HashMap<u128, Waiting>,
-    /// What the scheduler has said last of a spec that has no place, and when.
+    /// The last message of the scheduler for a spec that is unschedulable, and its time.
     full: BTreeMap<Likeness, (String, Instant)>,
 }
 
 struct Waiting {
     since: Instant,
     key: Arc<Key>,
-    /// Whether it waits for longer than it may.
+    /// Whether it has waited for too long.
     over: bool,
 }
 
 impl Unscheduled {
-    /// The pod has no place. Answers whether that is new.
+    /// Adds an unschedulable pod. Returns whether it is new.
     pub(super) fn waits(&mut self, uid: u128, key: &Arc<Key>) -> bool {
         let new = !self.waiting.contains_key(&uid);
         self.waiting.entry(uid).or_insert_with(|| Waiting {
@@ -44,7 +43,7 @@ impl Unscheduled {
         new
     }
 
-    /// The pod has a place, or is gone.
+    /// Removes a pod that is scheduled or gone.
     pub(super) fn forget(&mut self, uid: u128) {
         if !self.waiting.is_empty() {
             self.waiting.remove(&uid);
@@ -56,7 +55,7 @@ impl Unscheduled {
         !self.waiting.is_empty() && self.waiting.get(&uid).is_some_and(|it| it.over)
     }
 
-    /// Those whose time is over since the last call.
+    /// The pods whose time has run out since the last call.
     pub(super) fn expire(&mut self, timeout: Duration) -> Vec<(u128, Arc<Key>)> {
         let now = Instant::now();
         let mut over = Vec::new();
@@ -69,20 +68,20 @@ impl Unscheduled {
         over
     }
 
-    /// When the next one's time is over.
+    /// When the time of the next pod runs out.
     pub(super) fn next(&self, timeout: Duration) -> Option<Instant> {
         let waiting = self.waiting.values().filter(|it| !it.over);
         waiting.map(|it| it.since + timeout).min()
     }
 
-    /// There is no place for such pods.
+    /// Records that pods like these are unschedulable.
     pub(super) fn is_full(&mut self, likeness: Likeness, words: String) {
         let now = Instant::now();
         self.full.retain(|_, (_, since)| *since + FULL_FOR > now);
         self.full.insert(likeness, (words, now));
     }
 
-    /// What the scheduler said of such pods, if there was no place for them a short while ago.
+    /// The scheduler's message about pods like these, if they were unschedulable recently.
     pub(super) fn full(&self, likeness: &Likeness) -> Option<&str> {
         let (words, since) = self.full.get(likeness)?;
         (*since + FULL_FOR > Instant::now()).then_some(words)

@@ -1,5 +1,5 @@
-//! Nodes that get another owner, on a real API server: each has one at any time, and nothing of it is lost or left over,
-//! whatever fails in between.
+//! Nodes that get another owner, on a real API server: whatever fails in between, each has exactly one owner at any
+//! time, and none of its objects is lost or left over.
 
 use crate::bench;
 
@@ -19,10 +19,10 @@ use uuid::Uuid;
 
 /// More calls than any adoption makes.
 const MOST_CALLS: usize = 60;
-/// The cluster of nodes that nobody of ours made.
+/// The cluster of foreign nodes.
 const THEIRS: &str = "theirs";
 
-/// What gives a node to an owner.
+/// A request that gives a node to an owner.
 async fn adoption(bench: &Bench, node: &Node, owner: Uuid) -> UpdateNodeRequest {
     let platform = bench.platform().await.uid;
     requests::adoption(&platform, bench.fence(), node, (&node.cluster_id, owner))
@@ -35,7 +35,7 @@ fn owner(node: &Node) -> String {
         .unwrap_or_default()
 }
 
-/// Every object of the namespace that bears a node label: kind, name and owner label.
+/// Kind, name and owner label of every object of the namespace with a node label.
 async fn owners(bench: &Bench) -> Vec<(String, String, String)> {
     let mut all = Vec::new();
     for thing in bench.namespace.everything().await {
@@ -43,7 +43,7 @@ async fn owners(bench: &Bench) -> Vec<(String, String, String)> {
             continue;
         };
         let labels = &object["metadata"]["labels"];
-        // What controllers derive is theirs.
+        // Objects that controllers derive belong to the controllers.
         let derived = ["endpoint", "controllerrevisions", "replicasets"];
         let derived = derived.iter().any(|it| thing.resource.starts_with(it));
         if labels["drover.dev/node"].is_string() && !derived {
@@ -54,7 +54,7 @@ async fn owners(bench: &Bench) -> Vec<(String, String, String)> {
     all
 }
 
-/// The one node of the cluster, or what there is instead.
+/// The only node of the cluster.
 async fn only(bench: &Bench, what: &str) -> Node {
     let nodes = bench.nodes().await;
     assert_eq!(nodes.len(), 1, "{what}: {nodes:?}");
@@ -69,7 +69,7 @@ async fn until_is_of(bench: &Bench, node_id: &str, heir: Uuid, what: &str) -> No
     .await
 }
 
-/// Lets the fault befall the n-th call of an adoption, for every n.
+/// Injects the fault into the n-th call of an adoption, for every n.
 async fn whatever_befalls_an_adoption(store: &str, fault: Fault, repeated: bool) {
     let bench = Bench::with(|settings| {
         let kinds = ["pods", "configmaps", "persistentvolumeclaims", "services"];
@@ -138,7 +138,7 @@ every_fault! {
     a_crash_after: Fault::DieAfter,
 }
 
-/// So many pods, once they are there.
+/// The pods, once there are this many.
 async fn until_pods(bench: &Bench, count: usize) -> Vec<Value> {
     until("the pods are there", || async {
         let pods = bench.namespace.list("pods").await;
@@ -312,7 +312,7 @@ async fn a_change_in_between_is_no_reason_to_lose() {
     bench.clean("conflicts").await;
 }
 
-/// A node of somebody else, as it is listed.
+/// A foreign node, once it is listed.
 async fn foreign(bench: &Bench, name: &str) -> Node {
     until("the foreign node is listed", || async {
         let (nodes, _) = bench.list(THEIRS).await.unwrap();
@@ -328,7 +328,7 @@ async fn a_pod_that_went_or_was_replaced_meanwhile_is_left_alone() {
     bench.namespace.pod("stray", labels.clone()).await;
     let node = foreign(&bench, "stray").await;
     let request = adoption(&bench, &node, Uuid::new_v4()).await;
-    // What the platform believes is older than what follows.
+    // From here on the platform's cache is stale.
     bench.proxy().watches().silence("pods");
     bench.namespace.delete("pods", "stray").await;
     until("it is gone", || async {
@@ -346,7 +346,7 @@ async fn a_pod_that_went_or_was_replaced_meanwhile_is_left_alone() {
     assert!(now["metadata"]["annotations"]["drover.dev/identity"].is_null());
 }
 
-/// A StatefulSet of somebody else. `named`: it and its pod say which node they are.
+/// A StatefulSet of somebody else. With `named`, it and its pod have a node label.
 async fn set_of_others(bench: &Bench, named: bool) {
     let mut labels = json!({"drover.dev/cluster": THEIRS, "app": "web"});
     if named {
@@ -484,7 +484,7 @@ async fn storage_goes_with_the_node_and_to_the_one_that_follows() {
         let kept = kept.unwrap().into_inner().storage;
         assert_eq!(kept.len(), 1, "{store}: {kept:?}");
         assert_eq!((&kept[0].owner, kept[0].ordinal), (&heir.to_string(), 7));
-        // The heir's next node of that ordinal has it, twice in a row.
+        // The heir's next node of that ordinal gets it, twice in a row.
         for _ in 0..2 {
             let next = next(&bench, &request, heir).await;
             let node = bench.whole(&next, "the next node").await.remove(0);

@@ -1,4 +1,4 @@
-//! The conformance suite of platforms over a real API server, with kubelets of kwok.
+//! The conformance suite for platforms over a real API server, with kubelets emulated by kwok.
 
 use crate::bench;
 
@@ -63,7 +63,7 @@ fn subject(current: &Current, settings: &Settings, namespace: &Arc<Namespace>) -
     subject
 }
 
-/// Asks for the removal of every node that is listed. Answers whether there is none.
+/// Requests the removal of every node that is listed. Returns whether there are none.
 async fn remove_all(server: &PlatformServer) -> bool {
     let mut client = PlatformServiceClient::new(drover_client::in_process(server.routes()));
     let platform = client.get_platform(GetPlatformRequest {}).await.unwrap();
@@ -92,14 +92,14 @@ async fn remove_all(server: &PlatformServer) -> bool {
     nodes.is_empty()
 }
 
-/// Runs the suite over nodes of one store, and shows that it left nothing behind.
+/// Runs the suite over nodes of one store, and verifies that nothing is left behind.
 async fn conforms(store: &str) {
     let namespace = Arc::new(rig().namespace().await);
     let settings = settings(&namespace.name);
     let current = Arc::new(Mutex::new(open(rig(), &settings).await));
     let mut subject = subject(&current, &settings, &namespace);
     subject.store = store.to_owned();
-    // What several objects make up is tied together by selectors that name the cluster.
+    // A node with several objects cannot move to another cluster: their selectors name the cluster.
     subject.moves = store == "pod";
     conformance(&subject).await;
     for pod in namespace.list("pods").await {

@@ -1,4 +1,4 @@
-//! Removing nodes on a real API server.
+//! Removal of nodes on a real API server.
 
 use crate::direct;
 
@@ -131,7 +131,7 @@ async fn what_is_somebody_elses_is_left_alone() {
     let node = bench.one(SET).await;
     let id = &node.node_id;
     let labels = |cluster: &str| json!({"drover.dev/cluster": cluster, "drover.dev/node": id});
-    // Another cluster, and the same labels with another owner's identity.
+    // A pod of another cluster, and one with the same labels and another owner's identity.
     bench
         .namespace
         .pod("other-cluster", json!({"labels": labels("other")}))
@@ -150,13 +150,13 @@ async fn what_is_somebody_elses_is_left_alone() {
             json!({"labels": stolen, "annotations": annotations}),
         )
         .await;
-    // What an operator made of it has the labels and no identity.
+    // An object that an operator has derived has the labels and no identity.
     bench
         .namespace
         .pod("follower", json!({"labels": labels(&bench.cluster)}))
         .await;
     until("what belongs to the node is gone", || async {
-        // The other owner's pod has both labels, so it is told from the node at last.
+        // The other owner's pod has both labels; in the end it is distinguished from the node.
         let state = bench.delete(&node).await;
         assert!(
             matches!(&state, Ok(DeprovisionState::Deprovisioning))

@@ -1,4 +1,4 @@
-//! Pods that others made, as the Replicante Platform specification says that nodes are found, on a real API server.
+//! Foreign pods on a real API server, found as the Replicante Platform specification requires.
 
 use crate::bench;
 
@@ -29,7 +29,7 @@ fn agent(ip_from: IpFrom, port: Option<u16>) -> AgentSettings {
     }
 }
 
-/// A running pod of our cluster, as the platform lists it.
+/// A pod of our cluster, once it is running and listed.
 async fn found(bench: &Bench, name: &str) -> Node {
     until("the pod runs and is listed", || async {
         let (nodes, _) = bench.list(&bench.cluster).await.ok()?;
@@ -220,7 +220,7 @@ async fn several_namespaces_are_one_platform_and_others_are_not_seen() {
         assert_eq!(nodes.len(), expected);
         server.shutdown().await;
     }
-    // All of them, those of other tests too.
+    // All nodes, including those of other tests.
     let server = open(Vec::new()).await.unwrap();
     assert!(listed(&server, "many").await.len() >= 3);
     server.shutdown().await;

@@ -1,4 +1,4 @@
-//! What the API server says in its own encoding and in JSON is read as the same.
+//! Protobuf and JSON of the API server are read as the same.
 
 use crate::direct;
 
@@ -11,7 +11,7 @@ use drover_platform_k8s::{
 };
 use serde_json::{Value, json};
 
-/// A pod of which every field that is read says something.
+/// A pod in which every field that is read is set.
 async fn full(bench: &Direct) -> Value {
     let namespace = &bench.namespace;
     let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}});
@@ -57,7 +57,7 @@ async fn full(bench: &Direct) -> Value {
     }});
     let path = format!("{}/full/status", namespace.path("pods"));
     namespace.raw.merge(&path, &status).await.unwrap();
-    // Deleted, and not yet gone.
+    // Deleted, but not yet gone.
     let path = format!("{}/full", namespace.path("pods"));
     namespace.raw.delete(&path).await.unwrap();
     namespace.raw.get(&path).await.unwrap()

@@ -1,5 +1,5 @@
-//! Every call to the API server x every fault: nothing is lost, nothing is doubled, nothing is left over. What exists is
-//! looked up at the API server itself, in every kind that it can list.
+//! Every call to the API server with every fault: nothing is lost, duplicated or left over. The result is read from the
+//! API server itself, in every kind that it can list.
 
 use crate::bench;
 
@@ -15,12 +15,12 @@ use drover_proto::platform::v1::{DeprovisionState, ProvisionRequest};
 use drover_testing::kubernetes::{Call, Fault, On, until};
 use futures::future::join_all;
 
-/// Nodes of one request.
+/// Number of nodes in a request.
 const COUNT: u32 = 2;
 /// More calls than any creation or removal of that many nodes makes.
 const MOST_CALLS: usize = 120;
 
-/// What a node of the store `rich` is.
+/// The objects of a node of the store `rich`.
 const RICH: [&str; 4] = ["configmaps", "persistentvolumeclaims", "pods", "services"];
 
 fn expected(nodes: usize) -> BTreeMap<String, usize> {
@@ -30,19 +30,19 @@ fn expected(nodes: usize) -> BTreeMap<String, usize> {
         .collect()
 }
 
-/// Platforms that share the calls of one sweep: most of the time they wait for controllers.
+/// Platforms that share the calls of one sweep: they mostly wait for controllers.
 const WORKERS: usize = 4;
 
 async fn bench() -> Bench {
     Bench::with(|settings| {
-        // A list of one kind is like that of another.
+        // Few kinds are enough: lists of all kinds behave alike.
         settings.kinds = RICH.map(str::to_owned).to_vec();
         settings.kinds.sort_by_key(|kind| kind != "pods");
     })
     .await
 }
 
-/// Runs a case for n = 1, 2, … until it says that there is no n-th call.
+/// Runs a case for n = 1, 2, … until it reports that there is no n-th call.
 async fn sweep(fault: &Fault, case: impl AsyncFn(&Bench, usize) -> bool) {
     let (next, over) = (AtomicUsize::new(1), AtomicBool::new(false));
     let worker = async || {
@@ -60,7 +60,7 @@ async fn sweep(fault: &Fault, case: impl AsyncFn(&Bench, usize) -> bool) {
     assert!(calls > 8, "{fault:?}: there are more than {calls} calls");
 }
 
-/// Provisions while the fault befalls the n-th call. Answers the request, what happened, and whether the fault was met.
+/// Provisions while the fault hits the n-th call. Returns the request, a description, and whether the call was made.
 async fn provision_with(
     bench: &Bench,
     fault: &Fault,
@@ -81,7 +81,7 @@ async fn provision_with(
     (request, what, met)
 }
 
-/// Lets the fault befall the n-th call of a creation, for every n.
+/// Injects the fault into the n-th call of a creation, for every n.
 async fn whatever_befalls_a_creation(fault: Fault) {
     sweep(&fault, async |bench, n| {
         let (request, what, met) = provision_with(bench, &fault, n).await;
@@ -96,7 +96,7 @@ async fn whatever_befalls_a_creation(fault: Fault) {
     .await;
 }
 
-/// The same, but nobody repeats the request: whatever was made is listed, and can be removed.
+/// The same, but the request is not repeated: all created nodes are listed, and can be removed.
 async fn what_an_abandoned_creation_made_is_listed(fault: Fault) {
     sweep(&fault, async |bench, n| {
         let (_, what, met) = provision_with(bench, &fault, n).await;
@@ -106,7 +106,7 @@ async fn what_an_abandoned_creation_made_is_listed(fault: Fault) {
     .await;
 }
 
-/// Lets the fault befall the n-th call of a removal, for every n.
+/// Injects the fault into the n-th call of a removal, for every n.
 async fn whatever_befalls_a_removal(fault: Fault) {
     let calls = calls_of_a_removal(&bench().await).await;
     assert!(calls >= 4, "a removal has more than {calls} calls");
@@ -143,7 +143,7 @@ async fn whatever_befalls_a_removal(fault: Fault) {
     .await;
 }
 
-/// Calls of the first Deprovision of a node, as nothing befalls it.
+/// Number of calls in the first Deprovision of a node, without faults.
 async fn calls_of_a_removal(bench: &Bench) -> usize {
     let (_, nodes) = bench.make("rich", 1).await;
     bench.until_running().await;
@@ -158,7 +158,7 @@ async fn calls_of_a_removal(bench: &Bench) -> usize {
     counted
 }
 
-/// The calls that met a fault.
+/// The calls that were hit by a fault.
 fn befallen(calls: &[Call]) -> String {
     let befallen: Vec<&Call> = calls.iter().filter(|call| call.fault.is_some()).collect();
     format!("{befallen:?}")
@@ -197,7 +197,7 @@ every_fault! {
     a_crash_after: Fault::DieAfter,
 }
 
-/// What never answers costs the time of a call, so not every call is tried; one that is only slow is to end in time.
+/// A call without any answer takes until its timeout, so not every call is tried; a slow answer arrives before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_answer_at_all_is_an_unknown_outcome() {
     let bench = Bench::with(|settings| settings.call_timeout_seconds = 3.0).await;
@@ -242,7 +242,7 @@ async fn throttling_slows_everything_down_and_loses_nothing() {
         let calls = bench.proxy().calls();
         let calls = &calls[from..];
         let at = calls.iter().position(|call| call.fault.is_some()).unwrap();
-        // Those that were under way already are no answer to it.
+        // Calls that were already under way do not count.
         let under_way = calls[at].at + Duration::from_millis(500);
         let early: Vec<&Call> = calls[at + 1..]
             .iter()
@@ -272,13 +272,13 @@ async fn a_page_that_fails_is_an_error_and_never_a_short_list() {
         Fault::expired(),
     ];
     for fault in faults {
-        // The first page is good, the second is not.
+        // The first page succeeds, the second fails.
         bench
             .proxy()
             .fail(On::call("list", "pods").nth(2), fault.clone());
         match bench.list(&bench.cluster).await {
             Err(error) => assert!(error.class() != Class::Cannot, "{fault:?}: {error:?}"),
-            // A page that has expired may be read again from the first one.
+            // An expired list may be read again from the first page.
             Ok((listed, _)) => assert_eq!(listed.len(), nodes.len(), "{fault:?}"),
         }
         assert_eq!(bench.proxy().faults_left(), 0, "{fault:?}");

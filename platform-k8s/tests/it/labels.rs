@@ -1,5 +1,5 @@
-//! Labels that clusters declare, on the objects of a real API server: whoever writes a cluster does not decide what services
-//! and network policies select.
+//! Declared labels of clusters, on the objects of a real API server: the author of a cluster does not decide what
+//! services and network policies select.
 
 use crate::bench;
 
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 /// A label that services and network policies select by.
 const NAME: &str = "app.kubernetes.io/name";
-/// What it must not become.
+/// The value that it must not get.
 const DOOR: &str = "drover-orchestrator";
-/// Kinds of objects that the stores here make, and that are made of these.
+/// Kinds of the objects of the stores used here, and of the objects derived from them.
 const KINDS: &[&str] = &[
     "pods",
     "services",
@@ -36,7 +36,7 @@ async fn objects(bench: &Bench) -> Vec<Value> {
     all
 }
 
-/// Where an object has this key with this value: in its labels, in those of templates in it, in selectors.
+/// Paths at which an object has this key with this value: in its labels, in those of its templates, in selectors.
 fn places(value: &Value, key: &str, text: &str, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
@@ -75,7 +75,7 @@ async fn no_object_has_a_declared_label_under_its_own_name() {
             .map(|(key, text)| (key.to_owned(), text.to_owned()))
             .into();
         let nodes = bench.whole(&request, store).await;
-        // Deployments make their pods a moment later.
+        // Deployments create their pods with a delay.
         let ours = "app.kubernetes.io.label.drover.dev/name";
         let objects = until("its pods are there", || async {
             let objects = objects(&bench).await;
@@ -173,7 +173,7 @@ async fn what_the_settings_allow_has_its_own_name_unless_something_selects_by_it
         assert_eq!(now.get(key), None, "{now}");
         assert_eq!(now[format!("drover.dev/label.{key}")], "theirs", "{now}");
     }
-    // A change keeps to it, and what is selected by meanwhile loses its own name.
+    // An update keeps the plain name, unless something selects by it meanwhile.
     let mut selecting = service.clone();
     selecting["metadata"]["name"] = "too".into();
     selecting["spec"]["selector"] = json!({"tier": "cold"});
@@ -212,7 +212,7 @@ async fn labels_of_an_older_version_stay_where_they_are() {
     let (_, nodes) = bench.make("pod", 1).await;
     let id = &nodes[0].id;
     let before = bench.namespace.get("pods", id).await.unwrap();
-    // As it put them there.
+    // As the older platform stored them.
     let old = json!({"metadata": {"labels": {"team": "storage", "drover.dev/label.team": null}}});
     bench.namespace.merge("pods", id, &old).await.unwrap();
     let labels = nodes[0].labels.clone();

@@ -1,5 +1,5 @@
-//! What happens to a cluster while the platform runs: components restart, watches expire, credentials are rotated, hands
-//! delete and change things. Nothing is lost, nothing invented.
+//! Outages and changes while the platform runs: components restart, watches expire, credentials are rotated, people
+//! delete and change objects. No node is lost, and no event invented.
 
 use crate::bench;
 
@@ -20,8 +20,8 @@ fn ids(nodes: &[Node]) -> Vec<String> {
     ids
 }
 
-/// A component goes and comes back. Meanwhile nothing is answered that nobody knows; afterwards everything is as it was
-/// and goes on.
+/// Stops and restarts a component. Meanwhile the platform does not answer from unknown state; afterwards everything is
+/// as before and works again.
 async fn survives_without(component: &str) {
     let rig = Rig::shared(Options {
         restarts: true,
@@ -80,7 +80,7 @@ async fn an_etcd_that_restarts_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_ends_a_watch_no_change_is_missed_and_none_invented() {
-    // A silent watch is given up after this.
+    // A silent watch is given up after this time.
     let bench = Bench::with(|settings| settings.watch_timeout_seconds = 3.0).await;
     let ends = [
         "cut",
@@ -103,7 +103,7 @@ async fn whatever_ends_a_watch_no_change_is_missed_and_none_invented() {
             })
             .await;
         let proxy = bench.proxy();
-        // Nobody listens while things change.
+        // Changes while no watch receives events.
         match what {
             "silence" => proxy.watches().silence("pods"),
             _ => proxy.fail(On::call("watch", "pods").times(3), Fault::internal()),
@@ -157,14 +157,14 @@ async fn while_nothing_is_heard_nothing_is_current() {
     proxy.fail(On::call("watch", "pods").always(), Fault::WatchSilent);
     proxy.fail(On::call("list", "pods").always(), Fault::internal());
     proxy.watches().silence("pods");
-    // A heartbeat says when the backend was read whole; that stays behind.
+    // A heartbeat contains the time of the last complete read, which stays behind.
     story.until_behind(Duration::from_secs(3)).await;
     proxy.heal();
     story.until_fresh(Duration::from_secs(2)).await;
     bench.clean("silence").await;
 }
 
-/// A token that is good until the Secret that it is bound to goes.
+/// A token that is valid until the Secret that it is bound to is deleted.
 async fn bound_token(namespace: &Namespace, secret: &str) -> String {
     let object = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": secret}});
     let made = namespace.create("secrets", &object).await.unwrap();
@@ -215,7 +215,7 @@ async fn credentials_rotated_on_disk_are_taken_up() {
         let settings = settings(&namespace.name);
         let bench = Bench::over(rig, namespace, settings, proxy).await;
         let (_, nodes) = bench.make("rich", 1).await;
-        // The first token ends before there is another.
+        // The first token becomes invalid before there is another.
         keys.delete("secrets", "first").await;
         let raw = Raw::with_token(rig.kubeconfig(), &first).await;
         until("the first token has ended", || async {
@@ -294,7 +294,7 @@ async fn what_is_left_of_a_pod_deleted_by_hand_is_a_failed_node() {
         .await;
     assert_eq!(ids(&bench.nodes().await), [nodes[1].node_id.clone()]);
     assert_eq!(kinds(&bench.namespace.everything().await)["services"], 1);
-    // Repeated though it was closed, it is not made again, and nothing of it.
+    // Repeating the closed request creates neither the node nor any of its objects again.
     let again = bench.provision(&request).await.unwrap();
     assert_eq!(
         (ids(&again.nodes), again.failures.len()),
@@ -324,7 +324,7 @@ async fn a_label_changed_by_hand_neither_loses_nor_doubles_the_node() {
         let original = original["metadata"]["labels"][&key].clone();
         let patch = json!({"metadata": {"labels": {key.clone(): value}}});
         bench.namespace.merge(kind, &name, &patch).await.unwrap();
-        // Never silence: what has the name is a node, or part of one, or a warning.
+        // An object of that name is never ignored: it is a node, or a part of one, or a warning.
         let visible = async |what: &str| {
             until(&format!("{what}: it is seen"), || async {
                 let (nodes, warnings) = bench.list("").await.ok()?;
@@ -334,7 +334,7 @@ async fn a_label_changed_by_hand_neither_loses_nor_doubles_the_node() {
             .await
         };
         let seen = visible(&what).await;
-        // Repeated, it is the same node, or is refused in words that say why.
+        // A repeated request finds the same node, or is refused with the reason.
         let answer = bench.provision(&request).await;
         let text = format!("{answer:?}");
         let same_or_refused = match &answer {
@@ -356,7 +356,7 @@ async fn a_label_changed_by_hand_neither_loses_nor_doubles_the_node() {
             before["metadata"]["uid"], after["metadata"]["uid"],
             "{what}: the same pod"
         );
-        // Removed as it is: whatever is left of it is still to be seen.
+        // After a removal in this state, anything that is left is still reported.
         let _ = bench.deprovision(&nodes[0]).await;
         until(&format!("{what}: what is left stays"), || async {
             let things = bench.namespace.everything().await;
@@ -366,7 +366,7 @@ async fn a_label_changed_by_hand_neither_loses_nor_doubles_the_node() {
         if !bench.namespace.everything().await.is_empty() {
             visible(&what).await;
         }
-        // With the label back it can be removed.
+        // With the label restored, the node can be removed.
         let patch = json!({"metadata": {"labels": {key.clone(): original}}});
         let _ = bench.namespace.merge(kind, &name, &patch).await;
         bench.remove(&nodes[0], &what).await;

@@ -1,4 +1,4 @@
-//! Making nodes on a real API server.
+//! Creation of nodes on a real API server.
 
 use crate::direct;
 
@@ -15,7 +15,7 @@ use drover_proto::platform::v1::{
 use drover_testing::kubernetes::{Fault, On, refusal, until};
 use serde_json::{Value, json};
 
-/// Asserts that metadata carry what every object of a node must.
+/// Asserts that an object has the labels and annotations of every object of a node.
 #[track_caller]
 fn marked(object: &Value, request: &ProvisionRequest) {
     let labels = &object["metadata"]["labels"];
@@ -158,7 +158,7 @@ async fn a_set_that_cannot_be_completed_is_removed() {
         .fail(On::call("create", "pods"), refused_by_quota(name));
     let error = failed(bench.make(&request, SET).await);
     assert_eq!(error.reason(), Reason::QuotaExceeded);
-    // The answer says that nothing is there, so nothing may be.
+    // The error says that nothing exists, so nothing may exist.
     assert_eq!(bench.everything().await, vec![]);
 }
 
@@ -406,7 +406,7 @@ async fn placement_class_storage_and_user_data_reach_the_pod() {
         user_data: Some(UserData::Text("hunter2".to_owned())),
         ..Bootstrap::default()
     });
-    // A claim without a volume would keep the pod from being placed.
+    // A claim without a volume would keep the pod from being scheduled.
     let template = SET.replace("storageClassName: none, ", "").replace(
         "volumes: [{name: data, persistentVolumeClaim: {claimName: \"{{ platform.name }}\"}}]",
         "volumes: [{name: user-data, secret: {secretName: \"{{ platform.bootstrap }}\"}}]",
@@ -484,7 +484,8 @@ async fn templates_that_are_built_in_pass_the_strictest_rules_for_pods() {
         ("etcd", json!({}), Some(storage.clone())),
         ("redis", json!({"workload": "StatefulSet"}), Some(storage)),
     ] {
-        // What takes over from one another is ready when it is of use, and is not started again where it died.
+        // Nodes that take over from one another are ready only when they are of use, and are not restarted where they
+        // died.
         let probes: &[&str] = if store.is_empty() || attributes.get("workload").is_some() {
             &["startupProbe", "livenessProbe", "readinessProbe"]
         } else {

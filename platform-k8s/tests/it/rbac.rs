@@ -1,4 +1,4 @@
-//! The platform with exactly the rules that `deploy/kubernetes` gives it, and the manifests there.
+//! The platform with exactly the permissions that `deploy/kubernetes` grants it, and the manifests there.
 
 use crate::bench;
 
@@ -37,7 +37,7 @@ use serde_json::{Value, json};
 const ROLE: &str = "base/nodes/role.yaml";
 const CLUSTER_ROLE: &str = "all-namespaces/cluster-role.yaml";
 
-/// The kinds of `platform.yaml`, which go with the rules.
+/// The kinds in `platform.yaml`, which have to match the rules.
 fn kinds() -> Vec<String> {
     #[derive(Deserialize)]
     struct File {
@@ -55,7 +55,7 @@ async fn token(namespace: &Namespace) -> String {
     answer["status"]["token"].as_str().unwrap().to_owned()
 }
 
-/// A platform that has what the manifests give it, over a namespace of nodes.
+/// A platform with the permissions of the manifests, and a namespace for nodes.
 struct Deployed {
     bench: Bench,
     /// The namespace of its ServiceAccount.
@@ -99,7 +99,7 @@ async fn deployed(rules: &[&str], change: impl FnOnce(&mut Settings)) -> Deploye
     Deployed { bench, system }
 }
 
-/// Everything that the platform does: checks, makes, repeats, lists, watches, reads a log, removes.
+/// Everything that the platform does: validates, creates, repeats, lists, watches, reads a log, removes.
 async fn live(bench: &Bench) {
     for store in ["pod", "rich", "stateful", "deployed"] {
         let mut request = bench.request(store, 2).await;
@@ -168,14 +168,14 @@ async fn run_a_command(bench: &Bench, node: &Node) {
     assert_eq!(last, Some(Output::ExitCode(0)));
 }
 
-/// The calls that were refused for want of a right.
+/// The calls that were refused for missing permissions.
 fn forbidden(bench: &Bench) -> Vec<Call> {
     let mut calls = bench.proxy().calls();
     calls.retain(|call| call.status == Some(403));
     calls
 }
 
-/// Every (verb, resource) that a file of rules allows.
+/// Every (verb, resource) pair that a file of rules allows.
 fn allowed(file: &str) -> BTreeSet<(String, String)> {
     let mut allowed = BTreeSet::new();
     let texts = |value: &Value| -> Vec<String> {
@@ -207,11 +207,11 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
     live(&bench).await;
     let refused: Vec<Call> = forbidden(&bench)
         .into_iter()
-        // Failure domains are for those who may read nodes.
+        // Failure domains require permission to read Kubernetes nodes.
         .filter(|call| call.resource != "nodes")
         .collect();
     assert!(refused.is_empty(), "{refused:?}");
-    // Every kind that is allowed is one that the platform deals with, and the other way round.
+    // The allowed kinds are exactly those that the platform handles.
     let allowed = allowed(ROLE);
     let read: BTreeSet<String> = bench
         .proxy()
@@ -227,7 +227,7 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
         .collect();
     assert_eq!(read, listable);
     assert_eq!(listable, kinds().into_iter().collect());
-    // A creation that was cut short is completed with nothing more.
+    // Completing an interrupted creation needs no other permissions.
     for kind in kinds() {
         let request = bench.request("every", 1).await;
         bench
@@ -242,7 +242,7 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
             .iter()
             .all(|call| call.resource == "nodes")
     );
-    // Nothing is allowed that is not done.
+    // No permission is unused.
     let used: BTreeSet<(String, String)> = bench
         .proxy()
         .calls()
@@ -253,7 +253,7 @@ async fn exactly_the_role_is_enough_for_one_namespace() {
     let idle: Vec<_> = allowed
         .into_iter()
         .filter(|(verb, resource)| {
-            // How a command is started depends on the version of Kubernetes.
+            // The verb for exec depends on the version of Kubernetes.
             let verb = if resource == "pods/exec" {
                 "connect"
             } else {
@@ -299,7 +299,7 @@ async fn exactly_the_cluster_role_is_enough_for_all_namespaces() {
     assert_eq!(forbidden(&bench).len(), 0, "{:?}", forbidden(&bench));
 }
 
-/// Takes a verb from the rule for a resource.
+/// Removes a verb from the rule for a resource.
 async fn without(bench: &Deployed, verb: &str, resource: &str) {
     let mut role = placed(ROLE, bench.places()).remove(0);
     let mut rules = Vec::new();
@@ -325,7 +325,7 @@ async fn without(bench: &Deployed, verb: &str, resource: &str) {
         .unwrap();
 }
 
-/// Waits until the administrator's answer about the ServiceAccount's right changes.
+/// Waits until the API server no longer allows this to the ServiceAccount.
 async fn until_may_not(bench: &Deployed, verb: &str, resource: &str) {
     let namespace = &bench.namespace;
     let review = json!({
@@ -378,7 +378,7 @@ async fn a_missing_right_is_named_with_verb_and_kind() {
         text.contains("delete") && text.contains("configmaps"),
         "{text}"
     );
-    // It is still listed, as it is still there.
+    // It is still listed, as it still exists.
     assert_eq!(bench.nodes().await.len(), 1);
     apply(&bench.namespace.raw, placed(ROLE, bench.places())).await;
     bench.remove(&nodes[0], "may delete again").await;
@@ -406,7 +406,7 @@ async fn what_cannot_be_compared_with_labels_is_named() {
     let said = |it: &String| it.contains("services") && of_labels(it);
     assert!(warnings.iter().any(said), "{warnings:?}");
     other.shutdown().await;
-    // What the settings say holds.
+    // Only the settings decide.
     let (_, more) = bench.make("pod", 1).await;
     for node in [&nodes[0], &more[0]] {
         let pod = bench.namespace.get("pods", &node.id).await.unwrap();
@@ -434,7 +434,7 @@ async fn the_namespace_of_the_platform_is_closed_to_nodes_and_to_the_platform_it
     assert_eq!(error.reason(), Reason::NamespaceNotServed, "{error:?}");
     assert_eq!(bench.system.list("pods").await, Vec::<Value>::new());
     server.shutdown().await;
-    // Of the rules for one namespace of nodes none is about another one.
+    // The rules for one namespace of nodes allow nothing in another one.
     let bench = deployed(&[ROLE], |_| {}).await;
     let settings = Settings {
         namespaces: vec![bench.system.name.clone()],
@@ -509,7 +509,7 @@ fn cert_manager_makes_the_secret_that_the_platform_has() {
     assert!(uris(&platform).starts_with("spiffe://drover/platform/"));
     let orchestrator = certificate("drover-orchestrator");
     assert!(uris(&orchestrator).starts_with("spiffe://drover/orchestrator/"));
-    // Who gets a certificate of the authority gets in, so nobody else may ask for one.
+    // Every certificate of the authority grants access, so nobody else may request one.
     for document in &documents {
         assert_eq!(document["metadata"]["namespace"], "drover-system");
         assert_ne!(document["kind"], "ClusterIssuer");
@@ -582,7 +582,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
         system: &system.name,
         nodes: &nodes.name,
     };
-    // Their namespaces ask for the strictest of the pod security standards: the pods of the Deployment pass it.
+    // The namespaces enforce the strictest pod security standard: the pods of the Deployment pass it.
     let mut known = BTreeSet::new();
     for folder in ["base", "all-namespaces", "cert-manager", "stores"] {
         known.extend(files(folder));
@@ -597,7 +597,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
     for folder in ["all-namespaces", "base", "stores"] {
         apply(&system.raw, built(folder, places)).await;
     }
-    // Nothing is in the folders that kustomize does not know of.
+    // Kustomize knows every file in the folders.
     let mut folders = vec![String::new()];
     while let Some(at) = folders.pop() {
         for entry in std::fs::read_dir(folder().join(&at)).unwrap() {
@@ -615,7 +615,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
             }
         }
     }
-    // The same rules in both, but for namespaces and nodes.
+    // The same rules in both, except for namespaces and nodes.
     let besides = |allowed: BTreeSet<(String, String)>| -> BTreeSet<(String, String)> {
         let own =
             |(_, resource): &(String, String)| resource != "namespaces" && resource != "nodes";
@@ -627,7 +627,7 @@ async fn every_manifest_is_accepted_by_the_api_server() {
         (deployment["status"]["availableReplicas"] == 1).then_some(())
     })
     .await;
-    // The pods that the policy lets in are of its own namespace; none of a node is.
+    // The network policy admits pods of its own namespace, where no node is.
     let policy = system
         .get("networkpolicies.networking.k8s.io", NAME)
         .await

@@ -1,4 +1,4 @@
-//! A Replicante client at this platform: the same documents as everywhere, pods as nodes.
+//! A Replicante client of this platform: the same documents as on every platform, with pods as nodes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use crate::bench;
@@ -15,7 +15,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A request by HTTP/1.1, and nothing else.
+/// A plain HTTP/1.1 request.
 async fn call(address: SocketAddr, method: &str, path: &str, body: &Value) -> (u16, Value) {
     let body = if body.is_null() {
         String::new()
@@ -72,7 +72,7 @@ async fn a_replicante_client_makes_finds_and_removes_pods() {
     let (status, made) = call(address, "POST", "/provision", &provision(2)).await;
     assert_eq!((status, &made["count"]), (200, &json!(2)), "{made}");
     let ids = made["node_ids"].as_array().unwrap();
-    // Somebody else's pod of the same cluster is a node, with the address that its annotations say.
+    // A foreign pod of the same cluster is a node, with the address in its annotations.
     let foreign = json!({
         "labels": {"example.com/cluster": "orders"},
         "annotations": {"k8s.replicante.io/agent-address": "http://10.0.0.7:37000"},
@@ -100,7 +100,7 @@ async fn a_replicante_client_makes_finds_and_removes_pods() {
         .unwrap();
     assert_eq!(by_hand["agent_address"], "http://10.0.0.7:37000");
 
-    // It removes what came through this door, and nothing else.
+    // The API removes only nodes that were created through it.
     let remove = |id: &Value| json!({"cluster_id": "orders", "node_id": id});
     let (status, refused) = call(address, "POST", "/deprovision", &remove(&json!("by-hand"))).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What the other tests stand on does what it says.
+//! Tests of the rig that the other tests rely on.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn each_fault_does_or_does_not_what_it_says() {
         proxy.fail(On::call("create", "configmaps"), fault.clone());
         let created = config_map(&name);
         let call = raw.create(&path, &created);
-        // Those that answer may be slow.
+        // Faults with an answer may be slow.
         let limit = if code.is_some() { 60 } else { 2 };
         let outcome = tokio::time::timeout(Duration::from_secs(limit), call).await;
         let got = outcome.ok().map(|outcome| outcome.unwrap_err().code);

@@ -31,7 +31,7 @@ async fn kept(bench: &Direct) -> Vec<KeptStorage> {
     storage::list(&bench.api, &bench.settings).await.unwrap()
 }
 
-/// Removes a node whose storage stays, and waits until nothing is left of it.
+/// Removes a node but keeps its storage, and waits until its other objects are gone.
 async fn retire(bench: &Direct, node: &Node) -> Vec<String> {
     let options = Deletion {
         retain_storage: true,
@@ -79,7 +79,7 @@ async fn the_node_that_follows_has_the_claim_of_the_one_before() {
             next.id.as_str()
         );
         assert_eq!(kept(&bench).await, vec![]);
-        // Not kept this time, it goes with its node.
+        // Storage that is not kept is deleted with its node.
         bench.gone(&next).await;
         bench.namespace.until_empty("a node with its storage").await;
     }
@@ -125,7 +125,7 @@ async fn what_cannot_be_completed_gives_kept_storage_back() {
     let node = made(bench.make(&request(&bench), SET).await).remove(0);
     retire(&bench, &node).await;
     let before = claim(&bench).await;
-    // The claim is handed on, and then the pod is refused.
+    // The claim is handed over before the pod is refused.
     let broken = SET.replace("image: \"example.invalid/main:1\"", "image: \"\"");
     failed(bench.make(&request(&bench), &broken).await);
     let after = claim(&bench).await;

@@ -1,4 +1,4 @@
-//! What a watch of all nodes has told so far.
+//! Collects the events of a watch of all nodes.
 
 use std::{
     collections::BTreeMap,
@@ -98,7 +98,7 @@ impl Story {
         .await;
     }
 
-    /// Waits until what was told makes a condition hold.
+    /// Waits until the events meet a condition.
     pub(crate) async fn until_told(&self, what: &str, holds: impl Fn(&Self) -> bool) {
         let end = tokio::time::Instant::now() + PATIENCE;
         while !holds(self) {
@@ -133,7 +133,7 @@ impl Story {
         self.phase(id) == Some(NodePhase::Running)
     }
 
-    /// Whether it was told that the backend confirms a node's end.
+    /// Whether an event reported the backend's confirmation that a node is gone.
     pub(crate) fn confirmed(&self, id: &str) -> bool {
         let told = self.told.lock();
         let confirmed = |(removed, evidence): &(String, RemovalEvidence)| {
@@ -142,7 +142,7 @@ impl Story {
         told.removed.iter().any(confirmed)
     }
 
-    /// Asserts that the end of none of these was ever told.
+    /// Asserts that none of these was ever reported as removed.
     pub(crate) fn never_removed(&self, ids: &[String]) {
         let told = self.told.lock();
         let invented: Vec<_> = told
@@ -161,7 +161,7 @@ impl Story {
         Some(observed.elapsed().unwrap_or_default())
     }
 
-    /// Waits until the newest sign of life says that the backend was read whole so long ago.
+    /// Waits for a heartbeat whose last complete read is at least this old.
     pub(crate) async fn until_behind(&self, age: Duration) {
         let marks = self.told.lock().marks;
         until("what was observed is old", || async {
@@ -172,7 +172,7 @@ impl Story {
         assert_eq!(self.told.lock().ended, None);
     }
 
-    /// Waits until the newest sign of life says that the backend was read whole just now.
+    /// Waits for a heartbeat whose last complete read is younger than this.
     pub(crate) async fn until_fresh(&self, age: Duration) {
         until("what was observed is new", || async {
             (self.age()? < age).then_some(())

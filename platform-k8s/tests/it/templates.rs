@@ -1,4 +1,4 @@
-//! The templates that are built in, on a real kubelet.
+//! The built-in templates on a real kubelet.
 
 use crate::direct;
 
@@ -14,7 +14,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// `None`: this machine cannot have a kubelet.
+/// `None` if this machine cannot run a kubelet.
 async fn rig() -> Option<&'static Rig> {
     if without_kubelet() {
         return None;
@@ -40,7 +40,7 @@ async fn make(bench: &Direct, request: &ProvisionRequest) -> Node {
     made(bench.creator.create(&batch).await).remove(0)
 }
 
-/// Waits until the node's pod is Ready, and answers it.
+/// Waits until the node's pod is Ready, and returns it.
 async fn ready(bench: &Direct, node: &Node, besides: &str) -> Value {
     until("the pod is Ready", || async {
         let pods = bench.namespace.list("pods").await;
@@ -69,7 +69,7 @@ async fn ask(pod: &Value, command: &str) -> String {
     String::from_utf8_lossy(&answer[..length]).trim().to_owned()
 }
 
-/// A volume for one claim, that a user who is not root can write.
+/// A volume for one claim, writable by users other than root.
 async fn volume(bench: &Direct) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let all = std::fs::Permissions::from_mode(0o777);

@@ -1,5 +1,5 @@
-//! Nodes whose role and labels change while they run, on a real API server: pods say the same as what stands for them,
-//! whenever they are made.
+//! Nodes whose role and labels change while they run, on a real API server: pods agree with the object that stands for
+//! their node, whenever they are created.
 
 use crate::bench;
 
@@ -12,8 +12,8 @@ use drover_testing::{
 };
 use serde_json::Value;
 
-/// Stores whose pods are made anew by something else: of a template that a change of a node must not touch, and of one
-/// that it may.
+/// Stores whose pods are recreated by a controller: from a template that an update of a node must not change, and from
+/// one that it may.
 const MADE_ANEW: [&str; 2] = ["deployed", "stateful"];
 
 async fn change(bench: &Bench, node: &Node, change: NodeChange) -> Result<Node> {
@@ -22,7 +22,7 @@ async fn change(bench: &Bench, node: &Node, change: NodeChange) -> Result<Node> 
     bench.update(&request).await
 }
 
-/// A standby node, with one label more and one less than it was made with.
+/// A change to standby that adds one label and removes one.
 fn demoted() -> NodeChange {
     NodeChange {
         role: NodeRole::Standby.into(),
@@ -31,7 +31,7 @@ fn demoted() -> NodeChange {
     }
 }
 
-/// The labels of the pods of a node that are not on their way out: role, tier, team.
+/// Labels of the node's pods that are not being deleted: role, tier, team.
 async fn pods(bench: &Bench, node: &Node) -> Vec<(String, [Value; 3])> {
     let mut pods = bench.namespace.list("pods").await;
     pods.retain(|pod| {
@@ -51,7 +51,7 @@ async fn pods(bench: &Bench, node: &Node) -> Vec<(String, [Value; 3])> {
     pods.iter().map(labels).collect()
 }
 
-/// Until the node has one pod, which says that it is demoted. Answers which.
+/// Waits until the node has one pod, with the demoted role and labels. Returns its name.
 async fn until_followed(bench: &Bench, node: &Node, what: &str) -> String {
     until(what, || async {
         let pods = pods(bench, node).await;
@@ -96,7 +96,7 @@ async fn a_change_before_the_first_pod_is_not_lost() {
     for store in MADE_ANEW {
         let bench = Bench::start().await;
         for _ in 0..5 {
-            // The pod comes at any time before or after.
+            // The pod may be created before or after the change.
             let (_, nodes) = bench.make(store, 1).await;
             change(&bench, &nodes[0], demoted()).await.unwrap();
             until_followed(&bench, &nodes[0], store).await;

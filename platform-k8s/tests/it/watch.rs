@@ -1,5 +1,5 @@
-//! What changes is told as it is: labels taken away, forgotten versions, cut streams, and a platform without memory to
-//! waste.
+//! Changes are reported as they happen: removed labels, expired versions, cut streams. And the memory use of a
+//! platform.
 
 use crate::bench;
 
@@ -44,7 +44,7 @@ async fn a_pod_whose_cluster_label_is_taken_away_is_not_gone() {
     })
     .await;
     story.never_removed(std::slice::from_ref(&id));
-    // And when it is deleted without its label, it is gone.
+    // Deleted without its label, it is reported as gone.
     label(&bench, &id, Value::Null).await;
     until("the pod is lost again", || async {
         (phase(&bench, &id).await == Some(NodePhase::Unknown)).then_some(())
@@ -65,7 +65,7 @@ async fn a_forgotten_version_invents_and_misses_nothing() {
     story.until_complete().await;
     let proxy = bench.proxy();
     for round in 0..3 {
-        // In the answer to the watch, and in the middle of it.
+        // As the response to the watch request, and in the middle of the stream.
         if round == 1 {
             proxy.fail(On::call("watch", "pods"), Fault::expired());
         }

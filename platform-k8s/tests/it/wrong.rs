@@ -1,4 +1,4 @@
-//! What people and administrators get wrong: named, and nothing of it is left in the namespace.
+//! Mistakes of users and administrators are reported, and leave nothing in the namespace.
 
 use crate::bench;
 mod webhook;
@@ -10,14 +10,14 @@ use drover_testing::kubernetes::{FaultProxy, Raw, Thing, until};
 use serde_json::json;
 use webhook::{Verdict, Webhook};
 
-/// Templates, errors and logs never show this.
+/// Errors must not show the content of templates.
 fn silent(error: &Error) {
     let text = format!("{error:?} {error}");
     assert!(!text.contains("hunter2"), "{text}");
     assert!(text.len() < 16_384, "{} bytes of error", text.len());
 }
 
-/// Everything that is not of the test itself.
+/// All objects except those of the test itself.
 async fn left(bench: &Bench, besides: &[&str]) -> Vec<Thing> {
     let mut things = bench.namespace.everything().await;
     things.retain(|thing| !besides.contains(&thing.resource.as_str()));
@@ -74,7 +74,7 @@ async fn an_object_of_five_megabytes_is_refused_by_its_name() {
         let error = bench.refused(&request).await;
         assert_eq!(error.class(), Class::Cannot, "{error:?}");
         let text = format!("{error:?}");
-        // Beyond 4 MiB it is the template itself that is refused.
+        // Beyond 4 MiB the template itself is refused.
         let named = if megabytes == 2 {
             "ConfigMap"
         } else {
@@ -84,7 +84,7 @@ async fn an_object_of_five_megabytes_is_refused_by_its_name() {
         silent(&error);
         assert_eq!(bench.namespace.everything().await, vec![]);
     }
-    // What fits is made.
+    // A smaller object is created.
     let mut request = bench.request("large", 1).await;
     attributes(&mut request, json!({"times": 64 * 1024}));
     bench.whole(&request, "half a megabyte").await;
@@ -123,12 +123,12 @@ async fn a_quota_that_is_full_fails_the_slots_beyond_it_and_leaves_no_part_of_th
         kinds.values().all(|&count| count == 2).then_some(())
     })
     .await;
-    // The same request again: what exists is answered, the other one still cannot be.
+    // Repeating the request returns the existing nodes; the other one still fails.
     let again = bench.provision(&request).await.unwrap();
     assert_eq!((again.nodes.len(), again.failures.len()), (2, 1));
     assert_eq!(bench.nodes().await.len(), 2);
     bench.namespace.delete("resourcequotas", "q").await;
-    // What has failed stays so, whatever becomes possible; a new request is another matter.
+    // A failed slot stays failed, even if it becomes possible; a new request is independent.
     let more = until("there is room again", || async {
         let more = bench.request("rich", 1).await;
         let answer = bench.provision(&more).await.unwrap();
@@ -168,7 +168,7 @@ async fn forbid(raw: &Raw, namespace: &str, plural: &str, words: &str) {
     });
     let path = format!("{root}/validatingadmissionpolicybindings");
     raw.create(&path, &binding).await.unwrap();
-    // A policy holds a moment after it was made.
+    // A policy takes effect with a delay.
     let probe = json!({"apiVersion": "v1", "metadata": {"name": "probe"}, "spec": {"containers": [{"name": "a", "image": "a"}]}});
     let path = format!("/api/v1/namespaces/{namespace}/{plural}?dryRun=All");
     until("the policy holds", || async {
@@ -221,7 +221,7 @@ async fn a_webhook_that_refuses_is_quoted_and_one_that_does_not_answer_leaves_it
         }
     }
 
-    // It refuses only what is kept, not what is tried: parts are made, and removed again.
+    // Only actual creations are refused, not dry runs: some objects are created, and removed again.
     webhook.say(Verdict::DenyKept("the moon is rising"));
     let other = bench.request("rich", 2).await;
     let error = bench.refused(&other).await;
@@ -246,7 +246,7 @@ async fn a_namespace_that_is_missing_or_goes_is_named_and_makes_nothing() {
     let rig = rig();
     let gone = rig.namespace().await;
     let bench = Bench::with(|settings| settings.namespaces.push(gone.name.clone())).await;
-    // Something keeps it from going.
+    // A finalizer keeps it from being deleted.
     let keeper = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "keeper", "finalizers": ["drover.dev/tests"]}});
     gone.create("configmaps", &keeper).await.unwrap();
     let into = |mut request: drover_proto::platform::v1::ProvisionRequest| {
@@ -285,7 +285,7 @@ async fn a_namespace_that_is_missing_or_goes_is_named_and_makes_nothing() {
     let error = bench.refused(&into(bench.request("rich", 2).await)).await;
     assert_eq!(error.reason(), Reason::Precondition, "{error:?}");
     assert!(error.message().contains(&gone.name), "{error:?}");
-    // The other one is as it was.
+    // The other namespace works as before.
     bench.make("rich", 1).await;
     bench.clean("the other namespace").await;
     let properties = json!({"namespace": "kube-system"});
@@ -344,7 +344,7 @@ async fn a_kind_that_is_not_served_is_refused_by_name_and_a_custom_one_is_dealt_
         assert!(labels["drover.dev/owner"].is_string() && labels["drover.dev/request"].is_string());
     }
     bench.clean("widgets").await;
-    // A platform that was not told of them makes none: it could not remove them.
+    // A platform whose settings do not list the kind refuses to create it: it could not remove it.
     let other = Bench::start().await;
     let error = other.refused(&other.request("custom", 1).await).await;
     assert_eq!(error.class(), Class::Cannot, "{error:?}");

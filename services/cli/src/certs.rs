@@ -1,4 +1,4 @@
-//! An authority and certificates for trying out and for small installations.
+//! A certificate authority and certificates for evaluation and for small installations.
 
 mod revoke;
 
@@ -23,26 +23,26 @@ use crate::{
     output::{self, Table},
 };
 
-/// Services that get a certificate: their role and their name, which is also that of their container.
+/// Roles and names of the services that get a certificate. The name is also that of their container.
 const SERVICES: [(&str, &str); 3] = [
     ("orchestrator", "orchestrator"),
     ("platform", "platform-k8s"),
     ("platform", "platform-cloud"),
 ];
-/// The person who is made for a start.
+/// Role and name of the initial administrator.
 const ADMIN: (&str, &str) = ("admin", "admin");
-/// Files that are something else.
+/// File names that are in use for other purposes.
 const RESERVED: [&str; 4] = ["ca", "crl", "admin", "orchestrator"];
-/// Roles that people can have.
+/// Roles of users.
 const PEOPLE: [&str; 3] = ["viewer", "operator", "admin"];
-/// Names that every service has, for those who try it on one machine.
+/// Names that every service has, for evaluation on one machine.
 const HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
-/// Days that the authority is valid.
+/// Validity of the authority in days.
 const AUTHORITY_DAYS: u32 = 3650;
-/// How long before now a certificate is valid already, since clocks differ.
+/// Certificates are backdated by this much to allow for clock skew.
 const BEFORE: Duration = Duration::from_secs(5 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Who may read a key: its owner.
+/// Only the owner may read a key.
 const KEY_MODE: u32 = 0o600;
 const CERT_MODE: u32 = 0o644;
 
@@ -55,7 +55,7 @@ pub(crate) fn run(command: CertsCommand) -> Outcome {
     }
 }
 
-/// What becomes of one certificate.
+/// Whether a certificate was created or existed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Made {
     New,
@@ -95,7 +95,7 @@ fn init(args: &CertsInitArgs) -> Outcome {
         {
             return Err(wrong());
         }
-        // Their files have the name alone.
+        // Their files are named without the role.
         let taken = services
             .iter()
             .chain(&people)
@@ -185,7 +185,7 @@ fn next(directory: &Path) -> String {
     )
 }
 
-/// The authority that is there. None: its key, which may be kept elsewhere, is not. Errors: there is none.
+/// The existing authority. `None` if its key, which may be kept elsewhere, is missing. Fails if there is no authority.
 fn authority_there(directory: &Path) -> anyhow::Result<Option<Issuer<'static, KeyPair>>> {
     let (cert, key) = (directory.join("ca.pem"), directory.join("ca.key"));
     if cert.try_exists()? && !key.try_exists()? {
@@ -199,7 +199,7 @@ fn authority_there(directory: &Path) -> anyhow::Result<Option<Issuer<'static, Ke
     Ok(Some(issuer))
 }
 
-/// The authority; without its key it signs nothing new.
+/// The authority. Without its key nothing new can be signed.
 fn authority(directory: &Path) -> anyhow::Result<(Option<Issuer<'static, KeyPair>>, Made)> {
     let (cert, key) = (directory.join("ca.pem"), directory.join("ca.key"));
     if cert.try_exists()? && !key.try_exists()? || both(&cert, &key)? {
@@ -210,7 +210,7 @@ fn authority(directory: &Path) -> anyhow::Result<(Option<Issuer<'static, KeyPair
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     validity(&mut params, AUTHORITY_DAYS);
     let pair = KeyPair::generate()?;
-    // Whose a certificate or a list is, is told by the authority's name: no two have one.
+    // Certificates and revocation lists identify their authority by its name, which therefore has to be unique.
     let id = params.key_identifier(&pair);
     let id: String = id
         .iter()
@@ -279,7 +279,7 @@ impl Wanted<'_> {
 }
 
 impl Wanted<'_> {
-    /// Says what a certificate that is there lacks.
+    /// Warns about names that an existing certificate lacks.
     fn compare(&self, path: &Path) -> anyhow::Result<()> {
         let there = Certificate::read_file(path)?;
         let Some(there) = there.first() else {
@@ -316,7 +316,7 @@ fn validity(params: &mut CertificateParams, days: u32) {
     params.not_after = (now + DAY * days).into();
 }
 
-/// Whether both files are there. Errors: one of them is.
+/// Whether both files exist. Fails if only one of them does.
 fn both(cert: &Path, key: &Path) -> anyhow::Result<bool> {
     match (cert.try_exists()?, key.try_exists()?) {
         (true, true) => Ok(true),
@@ -362,7 +362,7 @@ fn show(paths: &[PathBuf]) -> Outcome {
                 .filter_map(|entry| Some(entry.ok()?.path()))
                 .filter(|path| {
                     let ending = path.extension().and_then(|ending| ending.to_str());
-                    // Beside certificates there may be a list of those that are revoked.
+                    // The directory may also contain a revocation list.
                     matches!(ending, Some("pem" | "crt")) && !path.ends_with(revoke::LIST)
                 })
                 .collect();
@@ -462,7 +462,7 @@ mod tests {
             }
         }
 
-        // Nothing is made anew but what is missing, and by the same authority.
+        // Only missing files are created, signed by the same authority.
         let before = fs::read(certs.join("orchestrator.pem")).unwrap();
         fs::remove_file(certs.join("admin.pem")).unwrap();
         let failure = init(&args(&certs)).unwrap_err();
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(read("admin.pem").issuer, orchestrator.issuer);
         assert_eq!(show(std::slice::from_ref(&certs)).unwrap(), Exit::Done);
 
-        // The key of the authority is kept elsewhere: it is missed only when something is to be signed.
+        // The key of the authority is kept elsewhere: it is only needed for signing.
         let key = fs::read(certs.join("ca.key")).unwrap();
         fs::remove_file(certs.join("ca.key")).unwrap();
         assert_eq!(init(&args(&certs)).unwrap(), Exit::Done);

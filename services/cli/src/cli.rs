@@ -627,19 +627,19 @@ pub(crate) struct CertsInitArgs {
     pub(crate) days: u32,
 }
 
-/// Reads the address to listen on; `localhost` is loopback.
+/// Parses the address to listen on; `localhost` is the loopback address.
 fn socket(text: &str) -> Result<SocketAddr, String> {
     let text = text.replacen("localhost:", "127.0.0.1:", 1);
     text.parse()
         .map_err(|_| "expected IP:PORT like 127.0.0.1:7400".to_owned())
 }
 
-/// Nodes of a group, as many as a manifest may name.
+/// Parser for the number of nodes in a group, with the same limit as in manifests.
 fn nodes() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=i64::from(drover_core::spec::MAX_NODES))
 }
 
-/// Reads a duration as manifests write it.
+/// Parses a duration in the notation of manifests.
 fn duration(text: &str) -> Result<std::time::Duration, String> {
     crate::manifest::scalar::parse_duration(text)
         .and_then(|duration| duration.try_into().ok())

@@ -1,4 +1,4 @@
-//! The orchestrator as the commands call it.
+//! Client of the orchestrator for the commands.
 
 use std::{future::Future, ops::ControlFlow, time::Duration};
 
@@ -16,12 +16,12 @@ use drover_proto::{
 };
 use tokio_stream::{Stream, StreamExt};
 
-/// How long one call may take: the orchestrator answers from its store, platforms that it asks are given less.
+/// Timeout of one call: the orchestrator answers from its store, and gives the platforms that it asks less time.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an orchestrator that cannot be reached is tried: one that restarts is back sooner, and a person waits.
+/// How long an unreachable orchestrator is retried: a restart takes less, and a person is waiting.
 const UNREACHABLE: Duration = Duration::from_secs(1);
 
-/// One orchestrator.
+/// A connection to one orchestrator.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     pub(crate) api: OrchestratorClient,
@@ -29,12 +29,12 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A client of the orchestrator at an address. Nothing is sent yet.
+    /// A client for the orchestrator at an address. Sends nothing yet.
     pub(crate) fn connect(target: &Target) -> Self {
         Self::over(drover_client::connect(target), target.to_string())
     }
 
-    /// A client over a channel that exists.
+    /// A client over an existing channel.
     pub(crate) fn over(channel: Channel, server: String) -> Self {
         Self {
             api: OrchestratorClient::new(channel).with_policy(Policy {
@@ -45,12 +45,12 @@ impl Client {
         }
     }
 
-    /// The address, for messages.
+    /// Address of the orchestrator, for messages.
     pub(crate) fn server(&self) -> &str {
         &self.server
     }
 
-    /// One call; its error says what to do about an orchestrator that is not there.
+    /// Makes one call. If the orchestrator is unreachable, the error contains a hint.
     pub(crate) async fn call<A>(&self, call: impl Future<Output = Result<A>>) -> Result<A> {
         call.await.map_err(|error| {
             if is_unreachable(&error) {
@@ -141,7 +141,7 @@ impl Client {
             .ok_or_else(|| Error::internal("the answer has no platform"))
     }
 
-    /// Shows one cluster, or all, and every change, until `see` has what it wants. Survives lost connections.
+    /// Passes one cluster, or all, and every change to `see` until it breaks. Survives lost connections.
     pub(crate) async fn watch_clusters<T>(
         &self,
         name: Option<&str>,
@@ -160,7 +160,7 @@ impl Client {
         follow(watch, see).await
     }
 
-    /// Shows the nodes of one cluster, or all, and every change, until `see` has what it wants.
+    /// Passes the nodes of one cluster, or of all, and every change to `see` until it breaks.
     pub(crate) async fn watch_nodes<T>(
         &self,
         cluster: Option<&str>,
@@ -177,14 +177,14 @@ impl Client {
     }
 }
 
-/// What a watch shows.
+/// A change reported by a watch.
 #[derive(Debug)]
 pub(crate) enum Change<'a, T> {
-    /// It is there, or changed.
+    /// The object exists, or has changed.
     Upsert(&'a T),
-    /// It is gone: its name.
+    /// The object of this name is gone.
     Removal(&'a str),
-    /// Everything that is there was shown.
+    /// All existing objects were reported.
     Complete,
 }
 
@@ -200,7 +200,7 @@ async fn follow<T, R>(
             Update::Synced { .. } => see(Change::Complete),
             Update::Reconnecting(error) => {
                 let why = error.to_string();
-                // It is tried again and again; the same is said once.
+                // It is retried repeatedly; the same reason is printed once.
                 if why != lost {
                     complain!("the connection was lost ({why}), trying again");
                     lost = why;

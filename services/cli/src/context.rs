@@ -1,4 +1,4 @@
-//! Names for orchestrators, kept in the user's config directory.
+//! Contexts: names for orchestrators, kept in the user's config directory.
 
 use std::{collections::BTreeMap, fs, net::IpAddr, path::PathBuf};
 
@@ -13,7 +13,7 @@ use crate::{
     output::{self, Table},
 };
 
-/// Address of an orchestrator that nobody said anything about.
+/// Address of the orchestrator if none is given.
 pub(crate) const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";
 /// Environment variable with a bearer token.
 const TOKEN: &str = "DROVER_TOKEN";
@@ -57,7 +57,7 @@ pub(crate) struct Security {
 }
 
 impl Security {
-    /// What flags and environment say.
+    /// The values of flags and environment.
     pub(crate) fn of(flags: &Secure) -> Self {
         Self {
             ca: flags.ca.clone(),
@@ -70,7 +70,7 @@ impl Security {
         }
     }
 
-    /// These, and what they leave open from others. A certificate and its key come together.
+    /// These values, completed from others. A certificate and its key come from the same source.
     fn or(self, other: Self) -> Self {
         let (cert, key) = if self.cert.is_some() || self.key.is_some() {
             (self.cert, self.key)
@@ -101,7 +101,7 @@ impl Security {
         })
     }
 
-    /// A target with all of it. Errors: a file cannot be used, or certificates are given for plaintext.
+    /// A target with these values. Fails if a file is unusable, or if certificates are given for plaintext.
     pub(crate) fn apply(&self, target: Target) -> Outcome<Target> {
         let certificate = match (&self.cert, &self.key) {
             (Some(cert), Some(key)) => Some((cert.clone(), key.clone()).into()),
@@ -119,7 +119,7 @@ impl Security {
             require_role: self.require_role,
         };
         let target = target.with_tls(tls)?;
-        // The environment, since others see flags.
+        // Not a flag, as other users can see flags.
         let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
         let bearer = token
             .map(Bearer::Token)
@@ -131,7 +131,7 @@ impl Security {
     }
 }
 
-/// An orchestrator, and how it is called.
+/// Address and security of an orchestrator.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     server: String,
@@ -144,11 +144,11 @@ impl Place {
     }
 }
 
-/// Port of an orchestrator that nobody said anything about.
+/// Port of the orchestrator if none is given.
 const DEFAULT_PORT: u16 = 7400;
 
-/// Where an address leads: a URL, or `HOST:PORT` or `HOST`. Without a scheme it is TLS if there are certificates, plaintext
-/// if it stays on this machine, and otherwise an error: who forgets the scheme must not send a token in the clear.
+/// Parses an address: a URL, `HOST:PORT` or `HOST`. Without a scheme it is TLS if there are certificates, plaintext if
+/// it is on this machine, and otherwise an error, so that a forgotten scheme does not send a token in the clear.
 fn address(text: &str, secure: &Security) -> Outcome<Target> {
     let text = text.trim();
     if let Some(path) = text.strip_prefix("unix:") {
@@ -180,7 +180,7 @@ fn address(text: &str, secure: &Security) -> Outcome<Target> {
     }
 }
 
-/// A unix socket: `unix:PATH`, or `unix://PATH` with an absolute path.
+/// Parses a unix socket: `unix:PATH`, or `unix://PATH` with an absolute path.
 fn socket(path: &str) -> Outcome<Target> {
     let path = match path.strip_prefix("//") {
         Some(rest) if rest.starts_with('/') => rest,
@@ -192,7 +192,7 @@ fn socket(path: &str) -> Outcome<Target> {
             "a socket is given as unix:PATH, or as unix:///PATH if it begins with slashes",
         ));
     }
-    // A context is used from other directories.
+    // Contexts are used from other directories.
     Ok(Target::on_socket(std::path::absolute(path)?))
 }
 
@@ -234,7 +234,7 @@ fn save(config: &Config) -> anyhow::Result<()> {
 /// The orchestrator to use: flag or environment, then the named context, then the current one, then the default.
 pub(crate) fn place(global: &Global) -> Outcome<Place> {
     let flags = Security::of(&global.secure);
-    // A variable that is set to nothing is one that is not set.
+    // An empty variable counts as unset.
     let server = global.server.as_ref().filter(|text| !text.is_empty());
     if let (Some(server), None) = (server, &global.context) {
         return Ok(Place {
@@ -299,7 +299,7 @@ pub(crate) fn run(global: &Global, command: ContextCommand) -> Outcome {
         }
         ContextCommand::Set { name, url } => {
             let secure = Security::of(&global.secure).absolute()?;
-            // Said now, not at every command from now on.
+            // Fails here, and not in all later commands.
             let target = secure.apply(address(&url, &secure)?)?;
             config.contexts.insert(
                 name.clone(),

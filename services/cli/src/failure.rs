@@ -1,15 +1,15 @@
-//! How a command ends.
+//! Exit codes and errors of commands.
 
 use std::{fmt, process::ExitCode};
 
 use drover_core::{Error, Reason};
 
-/// Exit codes, as the documentation lists them.
+/// Exit codes, as documented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Done = 0,
     Failed = 1,
-    /// Only `plan --detailed-exitcode`: there is something to do.
+    /// Only for `plan --detailed-exitcode`: there is something to do.
     Changes = 2,
     NotFound = 3,
     TimedOut = 4,
@@ -23,11 +23,11 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed, as it is printed, and its exit code.
+/// Error message and exit code of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
-    /// Lines for standard error. Empty: everything was printed already.
+    /// Lines for standard error. Empty if everything was printed already.
     pub(crate) message: String,
 }
 
@@ -78,7 +78,7 @@ impl From<anyhow::Error> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        // Who reads has seen enough (`| head`).
+        // The reader has closed the pipe (`| head`).
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self::new(Exit::Done, "");
         }
@@ -108,7 +108,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Which command shows the names that there are, for something that is not there.
+/// For an object that was not found, the command that lists the existing names.
 fn look(error: &Error) -> Option<&'static str> {
     let (kind, _) = error
         .resource()
@@ -124,7 +124,7 @@ fn look(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// What a person can do about it, where that is always the same.
+/// Advice, if it is always the same for this reason.
 fn hint(reason: Reason) -> Option<&'static str> {
     match reason {
         Reason::GenerationMismatch => {

@@ -1,4 +1,4 @@
-//! The command line of Drover, as a library for what tests it.
+//! The command line of Drover, as a library for its tests.
 
 #[macro_use]
 mod output;
@@ -23,10 +23,10 @@ use crate::{
     failure::{Exit, Failure},
 };
 
-/// Does what the command line of this process says.
+/// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    // `dev` serves platforms.
+    // `dev` serves platforms, and so needs workers for templates.
     if let Some(code) = drover_templates::worker::enter() {
         return code;
     }
@@ -37,7 +37,7 @@ pub fn main() -> ExitCode {
     let (cli, name) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => {
-            // Help and the version are asked for, all else is wrong usage.
+            // Only help and version are requested; everything else is wrong usage.
             let exit = if error.use_stderr() {
                 Exit::Usage
             } else {
@@ -64,7 +64,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What is wrong with a manifest, as `drover validate` says it. Empty: nothing is. Files that it names are read from below
+/// Diagnostics of a manifest, as `drover validate` prints them. Empty if there are none. Paths in it are relative to
 /// `base`.
 #[must_use]
 pub fn objections(text: &str, base: &std::path::Path) -> String {
@@ -77,7 +77,7 @@ pub fn objections(text: &str, base: &std::path::Path) -> String {
     objects.diagnostics.render("")
 }
 
-/// The clusters that a manifest describes, whatever else is wrong with it.
+/// The clusters in a manifest, even if other parts of it are invalid.
 #[must_use]
 pub fn clusters(text: &str) -> Vec<drover_proto::orchestrator::v1::Cluster> {
     let mut manifests = manifest::Manifests::default();
@@ -86,8 +86,8 @@ pub fn clusters(text: &str) -> Vec<drover_proto::orchestrator::v1::Cluster> {
     clusters.map(|document| document.object).collect()
 }
 
-/// The help of the command that lacks its subcommand, as of a command line that ends in `--help`. clap itself shows it
-/// only where no setting comes from the environment.
+/// Help of a command whose subcommand is missing, as with `--help`. clap shows it by itself only if no setting comes
+/// from the environment.
 fn help() -> Option<clap::Error> {
     let arguments = std::env::args_os().chain(["--help".into()]);
     let help = Cli::command().try_get_matches_from(arguments).err()?;
@@ -113,7 +113,7 @@ fn run(cli: Cli, name: &str) -> Result<ExitCode, Failure> {
                 .enable_all()
                 .build()?;
             let code = runtime.block_on(trace::traced(&cli.global, name, command));
-            // A thread that still waits for a line of standard input must not hold the process.
+            // A thread that still reads standard input must not delay the exit.
             runtime.shutdown_background();
             code
         }

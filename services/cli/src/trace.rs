@@ -1,4 +1,4 @@
-//! A command as the beginning of a trace.
+//! The span of a command, which starts a trace.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -10,11 +10,10 @@ use crate::{
     failure::Failure,
 };
 
-/// How long spans may hold up the end of a command: a collector that is there takes them in less, and one that is not
-/// refuses at once.
+/// How long the export of spans may delay the exit: a running collector takes less, and a missing one refuses at once.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Runs a command, as a span of its own.
+/// Runs a command in a span of its own.
 pub(crate) async fn traced(
     global: &Global,
     name: &str,
@@ -34,13 +33,13 @@ pub(crate) async fn traced(
         None => None,
     };
     let outcome = match command {
-        // It goes on until it is stopped, and whatever it does is its own trace.
+        // It runs until it is stopped, and everything it does is a trace of its own.
         Command::Dev(_) => commands::run(global, command).await,
         command => {
             let mut span = Span::start(Kind::Internal, format!("drover {name}").into(), None);
             let outcome = span.scope(commands::run(global, command)).await;
             if let Err(failure) = &outcome {
-                // What is said of it is for who has called, and may repeat what is in files of theirs.
+                // The message is for the caller, and may quote the caller's files.
                 span.set("process.exit.code", i64::from(failure.exit as u8));
                 span.fail("failed", "");
             }

@@ -1,4 +1,4 @@
-//! What answers about infrastructure mean for its record.
+//! Evaluation of responses about infrastructure.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use drover_core::{
 use super::{Draft, InfrastructureChange};
 use crate::{Limits, SLOW_CADENCE, observe::millis};
 
-/// Wait before it is asked again, where the platform does not say.
+/// Poll interval if the platform does not request one.
 const POLL: Millis = 2_000;
-/// Shortest and longest wait that a platform may ask for.
+/// Bounds of the poll interval that a platform may request.
 const POLL_LIMITS: (Millis, Millis) = (100, SLOW_CADENCE);
-/// Wait after the second failure in a row; it doubles.
+/// Back-off after the second consecutive failure; it doubles.
 const FIRST_BACK_OFF: Millis = 2_000;
-/// Failures in a row after which the slow cadence begins.
+/// Consecutive failures after which the slow cadence begins.
 const MAX_FAILURES: u32 = 3;
-/// Wait after the backend refused the platform's credentials.
+/// Back-off after the backend rejected the platform's credentials.
 const CREDENTIALS_BACK_OFF: Millis = 60_000;
-/// First wait after the platform had no capacity; it doubles.
+/// First back-off for lack of capacity; it doubles.
 const CAPACITY_FIRST: Millis = 5_000;
-/// Longest wait after the platform had no capacity.
+/// Maximum back-off for lack of capacity.
 const CAPACITY_MOST: Millis = 300_000;
-/// First wait after a call of unknown outcome; it doubles.
+/// First back-off after a call of unknown outcome; it doubles.
 const RETRY_FIRST: Millis = 500;
-/// Longest wait after a call of unknown outcome, and after a release that failed.
+/// Maximum back-off after a call of unknown outcome, and after a failed release.
 const RETRY_MOST: Millis = 60_000;
-/// Wait before a call is repeated that the platform refused for being out of date.
+/// Wait before a call is repeated that the platform refused as stale.
 const STALE_RETRY: Millis = 100;
 
-/// Takes in an answer. True: the platform has proven that nothing is left.
+/// Evaluates a response. Returns true if the platform has proven that nothing is left.
 pub(super) fn take_in(
     draft: &mut Draft<'_>,
     answer: &InfrastructureAnswer,
@@ -40,7 +40,7 @@ pub(super) fn take_in(
 ) -> bool {
     match (answer.asked, &answer.outcome) {
         (Asked::Read, Ok(observed)) => take_read(draft, answer.began, observed),
-        // Who made the read has noted when it may be made again.
+        // The caller of the read has recorded when it may be repeated.
         (Asked::Read, Err(_)) => {}
         (Asked::Ensure, Ok(observed)) => take_ensured(draft, answer.at, observed),
         (Asked::Release, Ok(observed)) => {
@@ -87,7 +87,7 @@ fn take_read(draft: &mut Draft<'_>, began: Millis, seen: &Observed) {
             return;
         }
     } else if record.doubt == 0 {
-        // It may be shown late: believed when a second read says the same.
+        // It may be visible late: a deficit is believed only when a second read shows it too.
         record.doubt = began.max(1);
     } else if began > record.doubt {
         record.phase = match seen.phase {
@@ -107,7 +107,7 @@ fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
     settle(record, at);
     record.phase = match (seen.phase, seen.poll_after) {
         (_, None) if is_nothing(seen) => ResourcePhase::Ready,
-        // What is there is ready, and more is to come.
+        // The parts that exist are ready, and more are to come.
         (ResourcePhase::Ready, Some(_)) => ResourcePhase::Pending,
         (phase, _) => phase,
     };
@@ -138,14 +138,14 @@ fn take_ensured(draft: &mut Draft<'_>, at: Millis, seen: &Observed) {
 
 fn take_released(draft: &mut Draft<'_>, at: Millis, seen: &Observed, limits: &Limits) {
     let record = &mut draft.record;
-    // A release makes nothing: it does not put off what counts as a proof.
+    // A release creates nothing, so it does not postpone the time from which on a response is a proof.
     record.deadline = 0;
     record.answer = None;
     record.phase = seen.phase;
     record.resources.clone_from(&seen.resources);
     draft.change = Some(InfrastructureChange::Learn);
     match seen.phase {
-        // Too early to be a proof: what was asked for before may still come into being.
+        // Too early to be a proof: what was requested before may still appear.
         ResourcePhase::Gone => {
             record.failures = 0;
             clear_trouble(record);
@@ -189,7 +189,7 @@ fn take_failure(
             };
         record.unsettled = record.unsettled.max(begun);
     } else if asked == Asked::Ensure && class != Class::Stale {
-        // What was made before it failed stays.
+        // Parts that were created before it failed remain.
         record.unsettled = record.unsettled.max(at);
     }
     record.deadline = 0;
@@ -234,15 +234,15 @@ fn take_failure(
     }
 }
 
-/// An Ensure or Release was answered: nothing of it is under way.
+/// An Ensure or Release was answered: no attempt is in flight.
 fn settle(record: &mut Infrastructure, at: Millis) {
     record.deadline = 0;
     record.answer = None;
-    // It may have been made a moment before the answer, and be shown late.
+    // Resources may have been created just before the response, and be visible late.
     record.unsettled = record.unsettled.max(at);
 }
 
-/// Whether nothing is there, which is all that a spec without parts asks for.
+/// Whether nothing exists, which is the desired state of a spec without parts.
 fn is_nothing(seen: &Observed) -> bool {
     seen.phase == ResourcePhase::Gone && seen.resources.is_empty()
 }
@@ -253,7 +253,7 @@ fn poll_after(seen: &Observed) -> Millis {
         .clamp(POLL_LIMITS.0, POLL_LIMITS.1)
 }
 
-/// The first failure is retried at once, and after many of them only slowly.
+/// The first failure is retried immediately; after many, the slow cadence applies.
 fn ensure_wait(failures: u32) -> Millis {
     match failures {
         0 | 1 => 0,

@@ -1,7 +1,6 @@
-//! Nodes without a record are taken in: those of others when their user says so, those of our own when a copy of the
-//! store is older than they are.
+//! Adoption of nodes without a record: foreign ones at the request of their user, our own ones when the store is a copy
+//! that is older than they are.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-// Each test of this crate uses a part of it.
 use crate::world;
 
 use std::collections::BTreeSet;
@@ -30,7 +29,7 @@ fn holds(world: &World, kind: ConditionKind) -> bool {
     world.state.conditions.contains_key(&key)
 }
 
-/// Nodes of somebody else, under the same cluster id.
+/// Creates nodes of another owner with the same cluster id.
 fn settle_others(world: &mut World, group: &str, count: u32) {
     for ordinal in 0..count {
         let thing = Thing {
@@ -252,7 +251,7 @@ fn behind(seed: u64) -> (World, BTreeSet<String>) {
     behind_with(seed, |size| group("data", size, &["a"]))
 }
 
-/// The same of a group that is made so.
+/// The same with another kind of group.
 fn behind_with(seed: u64, wanted: impl Fn(u32) -> Group) -> (World, BTreeSet<String>) {
     let mut world = World::new(seed, &["a"]);
     world.want(vec![wanted(3)]);
@@ -352,7 +351,7 @@ fn two_of_our_own_in_one_place_get_places_of_their_own() {
 #[test]
 fn an_orphan_is_kept_where_the_cluster_wants_that_and_not_while_orphans_are_held() {
     let (mut world, living) = behind(5);
-    // It was restored, and somebody confirmed that.
+    // It was restored, and a person confirmed that.
     for state in [&mut world.state, &mut world.durable] {
         state.skipped = Skipped::default();
         state.next_sequence += 100;

@@ -1,4 +1,5 @@
-//! Whatever goes wrong, in whatever order: never too many, never too few by our own doing, and in the end as wanted.
+//! Random faults in random order: never too many nodes, never too few by our own doing, and in the end the desired
+//! state.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +28,7 @@ fn scenarios(default: u64) -> std::ops::Range<u64> {
     from..from + var("PLANNER_SCENARIOS").unwrap_or(default)
 }
 
-/// Runs one scenario per seed; the seed of one that fails is printed.
+/// Runs one scenario per seed, and prints the seed of one that fails.
 fn for_seeds(default: u64, scenario: fn(u64)) {
     for seed in scenarios(default) {
         if let Err(failure) = std::panic::catch_unwind(|| scenario(seed)) {
@@ -173,7 +174,7 @@ fn disturb(world: &mut World) {
     }
 }
 
-/// A user makes a group smaller by one, and names who is to go.
+/// A user scales a group down by one and names the node that is to go.
 fn scale_one_away(world: &mut World) {
     let at = world.rng.usize(0..world.state.nodes.len());
     let (slot, path) = {
@@ -186,7 +187,7 @@ fn scale_one_away(world: &mut World) {
         return;
     };
     group.size = group.size.map(|size| size - 1);
-    // A share of so few may be nobody.
+    // A percentage of so few nodes may be none.
     if group.budget().surge + group.budget().unavailable == 0 {
         group.update = Update::default();
     }
@@ -222,11 +223,11 @@ fn troubled_world(seed: u64) -> World {
     world
 }
 
-/// Faults stop and everything that was only disturbed is well again.
+/// Stops all faults, and heals everything that was only disturbed.
 fn calm(world: &mut World) {
     world.set_faults(Faults::default());
     world.pause(false);
-    // Or it would never be quiet.
+    // Otherwise it would never be quiet.
     for group in &mut world.groups {
         group.expire_after = None;
     }

@@ -1,9 +1,9 @@
-//! Every state that a group can come into: each order of what platforms do, each fault at each point of it, also on a
-//! platform that nobody sees at that moment, a spec that changes in the middle. In none of them are there too many or, by our own doing, too few, and from each there is a way
-//! to what is wanted.
+//! Model checking of every state that a group can reach: each order of platform events, each fault at each point, also
+//! on a platform that is not visible at that moment, and changes of the spec in the middle. In no state are there too
+//! many nodes or, by our own doing, too few, and each has a path to the desired state.
 //!
-//! `PLANNER_EXPLORE=full cargo test --release -p drover-planner explore -- --nocapture` goes through all of it;
-//! without that, smaller worlds have to do.
+//! `PLANNER_EXPLORE=full cargo test --release -p drover-planner explore -- --nocapture` explores all of it; without it,
+//! the worlds are smaller.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,17 +23,17 @@ use drover_core::spec::{Group, Management};
 use model::{Model, Step};
 use world::build::{group, of_template, pre_stop, rolling};
 
-/// Nothing goes on by itself for so many passes without something from outside.
+/// Maximum number of consecutive passes without an external event.
 const MAX_PASSES: usize = 60;
 
 impl Model {
-    /// From here on nothing goes wrong any more: how it ends.
+    /// Continues without faults, and returns whether that leads to the desired state.
     fn calm(mut self) -> bool {
         self.faults = 0;
         self.wishes = 0;
         for _ in 0..3_000 {
             self.settle();
-            // Each thing that is under way comes to its end, then time passes.
+            // Everything in flight ends, then time passes.
             let good = |step: &Step| step.is_progress() || matches!(step, Step::Recovers(..));
             let good = self.steps().into_iter().find(good);
             match good {
@@ -46,23 +46,23 @@ impl Model {
     }
 }
 
-/// Whether worlds are gone through as a whole.
+/// Whether to explore all worlds completely.
 fn is_full() -> bool {
     std::env::var("PLANNER_EXPLORE").is_ok_and(|value| value == "full")
 }
 
-/// What was gone through, over several worlds.
+/// Coverage over several worlds.
 #[derive(Default)]
 struct Seen {
-    /// Worlds of which all states were seen.
+    /// Number of completely explored worlds.
     whole: usize,
     /// Kinds of steps that were taken.
     steps: BTreeSet<String>,
 }
 
 impl Seen {
-    /// Fails unless so many worlds were seen as a whole, and each of these things happened: a plan that does nothing leads
-    /// nowhere, and breaks no rule on its way.
+    /// Fails unless enough worlds were explored completely and each of these steps happened: a planner that does
+    /// nothing breaks no invariant, and would pass otherwise.
     #[track_caller]
     fn has(&self, whole: usize, steps: &[&[&str]]) {
         println!("{} worlds as a whole; {:?}", self.whole, self.steps);
@@ -73,9 +73,9 @@ impl Seen {
     }
 }
 
-/// Steps of every life of a node.
+/// Steps in the life of every node.
 const LIFE: &[&str] = &["Made", "Ready", "Removed", "Read"];
-/// What goes wrong between an orchestrator and its platforms.
+/// Faults between an orchestrator and its platforms.
 const FAULTS: &[&str] = &[
     "LostButMade",
     "LostAndNothing",
@@ -94,7 +94,7 @@ fn kind(step: Step) -> String {
     name[..end].to_owned()
 }
 
-/// Goes through all states, or the first so many.
+/// Explores all states, or the first `most`.
 fn explore(what: &str, start: Model, most: usize, all: &mut Seen) {
     let mut seen = HashSet::new();
     let mut transitions = 0_u64;
@@ -110,7 +110,7 @@ fn explore(what: &str, start: Model, most: usize, all: &mut Seen) {
         }
         let steps = model.steps();
         let quiet = !steps.iter().any(|step| step.is_progress());
-        // From a sample of all states, and from each in which nothing happens by itself any more.
+        // From a sample of all states, and from each state in which nothing happens by itself any more.
         if seen.len() % 64 == 0
             || steps
                 .iter()
@@ -141,8 +141,8 @@ fn start(size: u32, platforms: &[&str], budget: (u32, u32), faults: u32, wishes:
     begin((size, 0), platforms, budget, (faults, wishes), false)
 }
 
-/// It begins with all nodes Ready: so many active ones, and so many standby ones. With `ordered`, one at a time, each
-/// drained before it goes.
+/// Initial state with all nodes Ready, with these numbers of active and standby nodes. With `ordered`, nodes go one at
+/// a time and are drained before.
 fn begin(
     (size, standby): (u32, u32),
     platforms: &[&str],
@@ -166,7 +166,7 @@ fn begin(
     model
 }
 
-/// All nodes of a group are Ready, and have been for long.
+/// All nodes of a group are Ready, and have been for a long time.
 fn all_ready(group: Group) -> Model {
     let mut model = Model::new(group, 0, 0);
     for _ in 0..50 {

@@ -1,4 +1,5 @@
-//! Infrastructure: made before nodes, looked at now and then, freed after them, from every state and after every crash.
+//! Infrastructure: created before the nodes, checked for drift, released after them, from every state and after every
+//! crash.
 
 #![allow(
     clippy::unwrap_used,
@@ -37,7 +38,7 @@ fn fresh(seed: u64, below: Vec<Wanted>, size: u32) -> World {
     world
 }
 
-/// A world with all of it ready and its nodes running.
+/// A world with all infrastructure ready and its nodes running.
 fn settled(below: Vec<Wanted>) -> World {
     let mut world = fresh(1, below, 2);
     world.run_for(Duration::from_secs(120));
@@ -58,7 +59,7 @@ fn failed(world: &World) -> Option<String> {
     condition(world, "", ConditionKind::InfrastructureFailed)
 }
 
-/// Plans and makes it durable, without any call.
+/// Plans, and makes the plan durable, without making any calls.
 fn step(world: &mut World) -> Plan {
     let planned = world.step();
     for call in &planned.calls {
@@ -76,7 +77,7 @@ fn step(world: &mut World) -> Plan {
     planned
 }
 
-/// The call about infrastructure that a plan makes.
+/// The infrastructure call of a plan.
 fn asked(planned: &Plan) -> Option<Asked> {
     let mut asked = planned.calls.iter().filter_map(|call| match call {
         Call::Infrastructure { asked, .. } => Some(*asked),
@@ -96,7 +97,7 @@ fn changes(planned: &Plan) -> Vec<InfrastructureChange> {
     .collect()
 }
 
-/// Answers the call of a step that began when the step was made.
+/// Answers the call of a step, which began when the step was made.
 fn answer(world: &mut World, asked: Asked, outcome: Result<Observed, Error>) {
     let at = world.now;
     let record = world
@@ -141,7 +142,7 @@ fn refusal(reason: Reason) -> Error {
     Error::new(reason, "in its own words")
 }
 
-/// A world that has just asked for a network, and is about to be answered.
+/// A world that has just requested a network and awaits the response.
 fn asking() -> World {
     let mut world = fresh(1, vec![wanted("a", "network")], 1);
     let planned = step(&mut world);
@@ -159,7 +160,7 @@ fn ready() -> World {
     world
 }
 
-/// Waits until something is asked. Answers how long that took.
+/// Waits for an operation. Returns how long that took.
 fn wait_for(world: &mut World, what: Asked) -> Millis {
     let from = world.now;
     loop {
@@ -271,7 +272,7 @@ fn one_look_that_lacks_something_changes_nothing() {
     answer(&mut world, Asked::Read, Ok(seen(ResourcePhase::Ready)));
     step(&mut world);
     assert_eq!(world.record("a").unwrap().doubt, 0);
-    // Not readable is not gone either.
+    // Unreadable is not gone either.
     wait_for(&mut world, Asked::Read);
     answer(&mut world, Asked::Read, Ok(seen(ResourcePhase::Unknown)));
     assert!(step(&mut world).ops.is_empty());

@@ -1,4 +1,4 @@
-//! What the planner decides, rule by rule, and over random worlds.
+//! Decisions of the planner, rule by rule and over random worlds.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

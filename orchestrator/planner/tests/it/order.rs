@@ -1,4 +1,4 @@
-//! Order: of the nodes of a group, of groups, and of what is run inside nodes before they go.
+//! Ordering of the nodes of a group and of groups, and the hooks that run inside nodes before their removal.
 
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ fn world(groups: Vec<Group>) -> World {
     world
 }
 
-/// All as wanted, and old enough that nothing of it is new.
+/// Groups in their desired state, and old enough that none of their nodes counts as new.
 fn ready(groups: Vec<Group>) -> World {
     let mut world = world(groups);
     world.settle();
@@ -43,7 +43,7 @@ fn ready(groups: Vec<Group>) -> World {
     world
 }
 
-/// Runs until nothing is left to happen, and looks after every pass.
+/// Runs until nothing is left to happen, and inspects the world after every pass.
 fn watch(world: &mut World, mut look: impl FnMut(&World)) {
     for _ in 0..20_000 {
         if world.finished || world.is_quiet() {
@@ -78,7 +78,7 @@ fn says(planned: &Plan, reason: &str, words: &str) {
     assert!(found, "{reason} {words}: {:?}", planned.report);
 }
 
-/// The node of an ordinal, to be changed in the record and in what the store has.
+/// Changes the node of an ordinal, in the record and in the store.
 fn change(world: &mut World, path: &str, ordinal: u32, what: impl Fn(&mut Node)) {
     for state in [&mut world.state, &mut world.durable] {
         let mut nodes = state.nodes.iter_mut();
@@ -240,7 +240,7 @@ fn two(version: &str) -> Vec<Group> {
     app.update = rolling(1, 0);
     let mut db = group("db", 2, &["a"]);
     db.update = rolling(1, 0);
-    // Who depends stands first: it is the order between them that counts, not that of the file.
+    // The dependent group is listed first: the dependency decides, not the position in the file.
     [app, db].map(|group| at_version(group, version)).into()
 }
 
@@ -371,7 +371,7 @@ fn nodes_are_renewed_at_their_age_give_or_take_a_tenth_within_the_budget() {
     }
     let (first, last) = (*ages.first().unwrap(), *ages.last().unwrap());
     assert!(first >= AGE * 9 / 10 && ages.len() > 4, "{ages:?}");
-    // One after the other, each as long as it takes.
+    // One after the other, each for as long as it takes.
     assert!(last <= AGE * 11 / 10 + 8 * 200_000, "{ages:?}");
     assert!(of(&world, "data").all(|n| born.iter().all(|(slot, _)| *slot != n.slot)));
 }
@@ -389,7 +389,7 @@ fn drained(seconds: u64, size: u32) -> Group {
     spec
 }
 
-/// What became of drains, by slot; absent: well.
+/// Ends of drains, by slot, with the error if one failed.
 fn ends(planned: &Plan) -> Vec<(u64, Option<String>)> {
     let ops = planned.ops.iter().filter_map(|op| match op {
         Op::Drain {

@@ -1,4 +1,4 @@
-//! Where nodes go, and who goes when fewer are wanted: named machines, spread, spill-over.
+//! Placement of nodes, and which go when fewer are wanted: named hosts, spread, spill-over.
 
 #![allow(
     clippy::panic,
@@ -26,7 +26,7 @@ use world::{
     steps::still,
 };
 
-/// Answers the requests that a plan sends: those with this ordinal or host get an error.
+/// Answers the requests of a plan, with an error for the nodes for which `fails` returns one.
 fn answer(world: &mut World, planned: &Plan, fails: &dyn Fn(&Node) -> Option<Error>) {
     for call in &planned.calls {
         let Call::Provision { request, .. } = call else {
@@ -48,7 +48,7 @@ fn answer(world: &mut World, planned: &Plan, fails: &dyn Fn(&Node) -> Option<Err
     }
 }
 
-/// Everything answered well until nothing is left to do.
+/// Answers all requests until nothing is left to do.
 fn settle(world: &mut World, fails: &dyn Fn(&Node) -> Option<Error>) {
     for _ in 0..50 {
         let planned = world.step();
@@ -99,7 +99,6 @@ fn condition(world: &World, kind: ConditionKind) -> Option<String> {
         .map(|c| c.message.to_string())
 }
 
-/// The node is proven absent.
 fn gone(world: &mut World, slot: u64) {
     world.state.node_mut(slot).unwrap().seen.gone = true;
 }
@@ -259,7 +258,7 @@ fn a_scale_down_takes_from_the_fullest_domain() {
     let mut world = still(vec![spread(6)]);
     zones(&mut world, &["x", "y", "z"]);
     settle(&mut world, &well);
-    // By age alone both of z would go.
+    // By age alone both nodes of z would go.
     place(&mut world, &["x", "x", "y", "y", "z", "z"]);
     world.want(vec![spread(3)]);
     world.step();
@@ -300,7 +299,7 @@ fn a_satisfied_group_without_any_room_stays_ready() {
     assert_eq!(condition(&world, ConditionKind::NoCapacity), None);
 }
 
-/// Two on spot, the rest on demand, both of one platform and class.
+/// Two on spot capacity, the rest on demand, both of one platform and class.
 fn spot_first(size: u32) -> Group {
     let mut spec = group("data", size, &[]);
     let mut spot = choice("a", "spot");

@@ -1,4 +1,4 @@
-//! Rolling updates: what goes when, and what stands in the way.
+//! Rolling updates: which nodes are replaced when, and what blocks that.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,18 +24,18 @@ use world::{
     steps::still,
 };
 
-/// What the platform makes of the next requests.
+/// Outcome of the next requests at the platform.
 #[derive(Clone, Copy, PartialEq)]
 enum Made {
-    /// Nodes that run and are ready at once.
+    /// Nodes that run and are ready immediately.
     Ready,
-    /// Nodes that run and never are.
+    /// Nodes that run and never become ready.
     Broken,
-    /// Nothing that anybody knows of yet.
+    /// Nothing, as far as is known so far.
     Nothing,
 }
 
-/// Size 4 of v1, all Ready for a while, updating like this from now on.
+/// Four nodes of v1, all Ready for a while, with these update settings from now on.
 fn world(update: Update) -> World {
     let mut v1 = group("data", 4, &["a"]);
     v1.update = update;
@@ -52,7 +52,7 @@ fn want(world: &mut World, version: &str) {
     world.want(vec![group]);
 }
 
-/// Plans, makes it durable, and has the platform do what is asked; what is removed is gone at once.
+/// Plans, makes the plan durable, and has the platform carry it out; removed nodes are gone immediately.
 fn step(world: &mut World, made: Made) -> Plan {
     let planned = world.step();
     if made != Made::Nothing {
@@ -71,7 +71,7 @@ fn step(world: &mut World, made: Made) -> Plan {
     planned
 }
 
-/// What was asked to go is gone.
+/// Nodes whose removal was requested are gone.
 fn bury(world: &mut World) {
     for node in &mut world.state.nodes {
         if node.removal.is_some() {
@@ -80,7 +80,7 @@ fn bury(world: &mut World) {
     }
 }
 
-/// Steps until nothing is left to do, a second each. Answers the reasons of all removals, in order.
+/// Steps, a second each, until nothing is left to do. Returns the causes of all removals, in order.
 fn run(world: &mut World, made: Made) -> Vec<(u64, RemovalReason)> {
     let mut removed = Vec::new();
     for _ in 0..100 {
@@ -191,7 +191,7 @@ fn without_a_surge_an_old_one_goes_first_and_its_place_is_taken() {
     assert_eq!(of_version(&world, "v2"), 4);
 }
 
-/// As if the update had not come on for so long, and no node were late for that.
+/// Lets the time pass as if the update had not advanced, but no node were late.
 fn wait(world: &mut World, span: Millis) {
     world.now += span;
     for node in &mut world.state.nodes {
@@ -232,7 +232,7 @@ fn a_node_that_has_to_be_ready_for_longer_than_the_deadline_does_not_block_its_u
     }
 }
 
-/// Which of them live is known again after the first probes of the new process.
+/// Which nodes are alive is known again after the first probes of the new process.
 #[test]
 fn after_a_restart_an_update_waits_until_this_process_has_heard_of_the_nodes() {
     let mut world = world(rolling(0, 1));
@@ -253,7 +253,7 @@ fn after_a_restart_an_update_waits_until_this_process_has_heard_of_the_nodes() {
     let removed = run(&mut world, Made::Ready);
     assert_eq!(removed, [(4, RemovalReason::Outdated)], "who may be dead");
 
-    // Once more, in the middle: it is woken by the probes and not by the clock.
+    // Once more, in the middle: the probes wake it, not the clock.
     let new = world.state.nodes.last().unwrap().slot;
     answers(&mut world, new);
     step(&mut world, Made::Nothing);
@@ -392,7 +392,7 @@ fn the_dead_are_replaced_before_anything_else_and_share_the_budget() {
     let planned = step(&mut world, Made::Broken);
     assert_eq!(removals(&planned), [(1, RemovalReason::Dead)]);
     assert_eq!(requested(&planned), 2, "one in its place, one more");
-    // Ready so far: three old ones. None of them goes before there are four others.
+    // Three old nodes are Ready. None of them goes before there are four others.
     assert_eq!(removals(&step(&mut world, Made::Broken)), []);
     bury(&mut world);
     for node in &mut world.state.nodes {
@@ -513,7 +513,7 @@ fn another_formula_of_the_hash_restamps_and_replaces_nothing() {
     assert_eq!(run(&mut world, Made::Ready), []);
     let new = |node: &drover_core::Node| *node.spec_hash == *"h9-new";
     assert!(world.state.nodes.iter().all(new));
-    // One that this version cannot compute says nothing about its node.
+    // A hash that this version cannot compute says nothing about its node.
     world.state.nodes[0].spec_hash = sym("h77-unheard-of");
     assert_eq!(run(&mut world, Made::Ready), []);
     assert_eq!(&*world.state.nodes[0].spec_hash, "h77-unheard-of");
@@ -545,6 +545,6 @@ fn a_plan_says_who_goes_in_which_order_and_how_long_it_takes_at_most() {
     };
     assert_eq!(renewal.order, [4, 3, 2, 1]);
     assert_eq!((renewal.budget.surge, renewal.budget.unavailable), (1, 1));
-    // Two rounds of 15 min until it runs, 10 min until it is Ready, 30 s to stop.
+    // Two rounds of 15 min to run, 10 min to become Ready, and 30 s to stop.
     assert_eq!(renewal.at_most, 2 * (900 + 600 + 30) * 1_000);
 }

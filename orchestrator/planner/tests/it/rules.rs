@@ -1,4 +1,4 @@
-//! The rules of how a cluster is kept, one by one.
+//! The rules by which a cluster is reconciled, one by one.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use world::{
     steps::still,
 };
 
-/// One plan, with every node of its requests made and seen running.
+/// One plan, with every requested node created and observed as running.
 fn step_up(world: &mut World) -> Plan {
     let planned = world.step();
     world.answer_all(&planned);

@@ -1,4 +1,4 @@
-//! What must hold in the situations that have hurt others.
+//! Invariants in situations that have caused incidents elsewhere.
 
 #![allow(
     clippy::unwrap_used,
@@ -53,7 +53,7 @@ fn nodes_that_die_young_for_a_day_are_asked_for_at_the_slow_cadence() {
     world.lifetime = Some(20_000);
     world.want(vec![group("data", 3, &["a"])]);
     world.run_for(24 * HOUR);
-    // Three generations at once, after 0 and 2 seconds, then one every ten minutes.
+    // Three generations of nodes immediately, after 0 s and after 2 s, then one every ten minutes.
     let generations = 3 + 24 * 6;
     assert!(world.requested.len() <= 3 * generations);
     assert!(world.requested.len() >= generations - 24, "never a stop");
@@ -142,14 +142,14 @@ fn nothing_is_deleted_or_replaced_while_a_platform_cannot_be_seen() {
     world.assert_converged();
 }
 
-/// Clusters of one node each with probes over the network, all on one platform.
+/// Clusters of one node each with network probes, all on one platform.
 struct Fleet {
     worlds: Vec<World>,
-    /// How often each is probed, and how many failures make it sick.
+    /// Probe interval in seconds and failure threshold of each cluster.
     policies: Vec<(u64, u32)>,
     /// Whether the network to each node works.
     reached: Vec<bool>,
-    /// Since when not too many nodes are in trouble.
+    /// When there were last too many troubled nodes.
     calm_since: Millis,
     stormy: bool,
 }
@@ -180,7 +180,7 @@ impl Fleet {
         }
     }
 
-    /// Goes on for so many seconds. What platforms are said to have is what the records and probes of all show.
+    /// Runs for this time. What platforms report is derived from the records and probes of all clusters.
     fn run(&mut self, seconds: u64) {
         for second in 0..seconds {
             for at in 0..self.worlds.len() {
@@ -214,7 +214,7 @@ impl Fleet {
         }
     }
 
-    /// How many were removed, or are made anew.
+    /// Number of nodes that were removed or created anew.
     fn removed(&self) -> usize {
         let lost = |world: &World| world.requested.len() - 1 + removed(world);
         self.worlds.iter().map(lost).sum()
@@ -226,7 +226,7 @@ fn clusters_of_one_behind_a_cut_network_lose_nobody() {
     let policies: [fn(u64) -> (u64, u32); 3] = [
         |_| (10, 3),
         |_| (10, 1),
-        // Those who are asked often notice first.
+        // The nodes that are probed often notice first.
         |at| if at % 10 == 0 { (2, 3) } else { (30, 3) },
     ];
     for policy in policies {
@@ -239,7 +239,7 @@ fn clusters_of_one_behind_a_cut_network_lose_nobody() {
         assert_eq!(fleet.removed(), 0);
         let blocked = |world: &&World| holds(world, "data", ConditionKind::RemediationBlocked);
         assert_eq!(fleet.worlds.iter().filter(blocked).count(), 200);
-        // The network is back, but for one node.
+        // The network is back, except for one node.
         fleet.reached[1..].fill(true);
         fleet.run(300);
         assert_eq!(fleet.removed(), 1, "who is really sick is replaced");
@@ -275,7 +275,7 @@ fn a_lost_answer_of_ten_with_deaths_and_a_scale_in_between_doubles_and_loses_not
         world.want(vec![group("data", 10, &["a"])]);
         world.run_for(Duration::from_secs(3));
         let a = sym("a");
-        // The answer never comes: the process dies with the call under way.
+        // The response never arrives: the process dies while the call is in flight.
         world.crash = Some([Crash::AfterCalls, Crash::BeforeCalls][seed as usize % 2]);
         world.pass();
         world.run_for(Duration::from_secs(seed % 15));
@@ -284,7 +284,7 @@ fn a_lost_answer_of_ten_with_deaths_and_a_scale_in_between_doubles_and_loses_not
         }
         world.want(vec![group("data", 7 + (seed % 5) as u32, &["a"])]);
         world.run_for(Duration::from_secs(seed % 7));
-        // The first call arrives a second time, as late as it may.
+        // The first call arrives a second time, as late as possible.
         let things: Vec<_> = world.platforms[&a].things.values().cloned().collect();
         world.at(30_000, Event::Make(a.clone(), things));
         world.settle();
@@ -435,7 +435,7 @@ fn ten_thousand_nodes_in_256_groups_are_planned_in_time_linear_in_their_number()
     let planned = world.plan_at(world.now, false);
     let took = begun.elapsed();
     assert!(planned.is_empty(), "{planned:?}");
-    // A quadratic one takes seconds without optimisation.
+    // A quadratic algorithm takes seconds without optimisation.
     assert!(took < Duration::from_millis(500), "{took:?}");
 }
 
@@ -508,7 +508,7 @@ fn what_an_abandoned_platform_shows_after_all_is_left_alone_until_it_is_asked_fo
         world.set_reachable(&sym("a"), false);
         world.run_for(MINUTE);
         world.abandon(&sym("a"), true);
-        // Who cannot be seen is waited for as long as it is wanted.
+        // Nodes that cannot be seen are waited for as long as they are wanted.
         world.want(vec![group("data", 3, &["b"])]);
         world.run_for(HOUR);
         assert_eq!(world.living("data").len(), 3, "three instead of those");

@@ -1,4 +1,4 @@
-//! Roles: who is active, who stands by, and who takes over when.
+//! Roles: which nodes are active, which are standby, and when they take over.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ fn db(size: u32, standby: u32) -> Group {
     group
 }
 
-/// Plans and makes it durable. Requests are answered, and what was made runs and is ready; nothing else happens.
+/// Plans, and makes the plan durable. Requests are answered, and new nodes run and are ready; nothing else happens.
 fn step(world: &mut World) -> Plan {
     let planned = world.step();
     world.answer_all(&planned);
@@ -53,7 +53,7 @@ fn step(world: &mut World) -> Plan {
     planned
 }
 
-/// So many of each, all Ready for an hour.
+/// A group of these numbers of active and standby nodes, all Ready for an hour.
 fn ready(size: u32, standby: u32) -> World {
     let mut world = World::new(1, &["a"]);
     world.run_for(Duration::from_secs(10));
@@ -66,10 +66,10 @@ fn ready(size: u32, standby: u32) -> World {
     world
 }
 
-/// What happened to which slot.
+/// What happened, in order, each with its slot.
 type Slots<T> = Vec<(u64, T)>;
 
-/// Plans until nothing more is planned. Answers what was removed and which roles were changed.
+/// Plans until nothing more is planned. Returns the removals and the role changes.
 fn run(world: &mut World) -> (Slots<RemovalReason>, Slots<Role>) {
     let (mut removed, mut turned) = (Vec::new(), Vec::new());
     for _ in 0..50 {
@@ -115,7 +115,8 @@ fn gone(world: &mut World, slot: u64) {
     world.state.node_mut(slot).unwrap().seen.gone = true;
 }
 
-/// The change of a role is answered: well, or it failed, for certain or not.
+/// Answers a role change: with success, or with `Err(true)` if it was certainly refused, `Err(false)` if its outcome is
+/// not known.
 fn answer(world: &mut World, slot: u64, outcome: Result<(), bool>) {
     let now = world.now;
     let role_change = world
@@ -311,7 +312,7 @@ fn a_promotion_of_unknown_outcome_goes_to_nobody_else() {
     let mut world = ready(1, 2);
     dies(&mut world, 1);
     run(&mut world);
-    // One is enough: what is refused later may have happened before.
+    // One unknown outcome is enough: what is refused later may have happened before.
     for (attempt, refused) in [true, false, true, true, true, true]
         .into_iter()
         .enumerate()
@@ -337,7 +338,7 @@ fn a_promotion_that_an_earlier_process_may_have_made_goes_to_nobody_else() {
     let mut world = ready(1, 2);
     dies(&mut world, 1);
     run(&mut world);
-    // The process ends while its call is under way; the next one is refused again and again.
+    // The process ends while its call is in flight; the next call is refused again and again.
     let node = world.state.node_mut(2).unwrap();
     assert_eq!(node.role, Role::Promoting);
     node.resume_turn();
@@ -350,7 +351,7 @@ fn a_promotion_that_an_earlier_process_may_have_made_goes_to_nobody_else() {
         assert_eq!(turned, [], "{attempt}");
     }
     assert!(failed(&world).unwrap().contains("is not known"));
-    // It goes on to be asked, and may still become active.
+    // It is still retried, and may still become active.
     answer(&mut world, 2, Ok(()));
     let (_, turned) = run(&mut world);
     assert_eq!(turned, [(2, ACTIVE)]);
@@ -427,7 +428,7 @@ fn an_active_node_stays_while_no_renewed_standby_is_ready() {
     assert_eq!((removed, turned), (vec![], vec![]));
 }
 
-/// One active and one standby node whose storage is kept; this one of them is the active one.
+/// One active and one standby node whose storage is retained; `active` is the slot of the active one.
 fn keeping(active: u64) -> World {
     let keep = Policy {
         replaced: Retention::Retain,
@@ -448,8 +449,8 @@ fn keeping(active: u64) -> World {
     world
 }
 
-/// Ordinal and role of everything that was asked for until nothing more is planned. Who stands by is not ready: there is
-/// nobody to follow.
+/// Ordinal and role of everything that is requested until nothing more is planned. Standby nodes do not become ready:
+/// there is no active node to follow.
 fn successors(world: &mut World) -> Vec<(u32, Role)> {
     let mut all = Vec::new();
     for _ in 0..50 {
@@ -474,7 +475,7 @@ fn successors(world: &mut World) -> Vec<(u32, Role)> {
 fn when_all_die_who_gets_the_storage_of_the_active_one_is_active_again() {
     for (active, other) in [(1, 2), (2, 1)] {
         let places = [(active as u32 - 1, ACTIVE), (other as u32 - 1, STANDBY)];
-        // Proven gone in any order, or at once.
+        // Proven gone in any order, or at the same time.
         for order in [vec![active, other], vec![other, active]] {
             let mut world = keeping(active);
             dies(&mut world, 1);
@@ -500,7 +501,7 @@ fn when_all_die_who_gets_the_storage_of_the_active_one_is_active_again() {
     }
 }
 
-/// The first one dies, the second one acts, and dies as well before the first is proven gone.
+/// The first node dies, the second one acts, and dies as well before the first is proven gone.
 #[test]
 fn who_acted_last_is_active_again_and_not_who_was_before() {
     let mut world = keeping(1);
@@ -540,7 +541,7 @@ fn what_is_swept_meanwhile_is_not_taken_for_who_acts() {
     assert_eq!(successors(&mut world), [(1, ACTIVE), (0, STANDBY)]);
 }
 
-/// All have died and are proven gone; nothing was made in their stead yet.
+/// All nodes have died and are proven gone; none was replaced yet.
 fn bereft(active: u64) -> World {
     let mut world = keeping(active);
     dies(&mut world, 1);
@@ -565,7 +566,7 @@ fn who_was_active_is_known_when_nodes_can_be_made_long_after_their_records_ended
         assert_eq!(successors(&mut world), [own, other]);
         assert!(world.state.vacated.is_empty(), "it acts again");
 
-        // One by one, each when the one before it is Ready, and standby nodes are not before somebody acts.
+        // One by one, each when the one before it is Ready, and standby nodes only after another node acts.
         let mut world = bereft(active);
         let mut group = world.groups[0].clone();
         group.management = Some(Management::OrderedReady);

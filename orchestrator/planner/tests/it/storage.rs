@@ -1,4 +1,4 @@
-//! Storage: who keeps it, who gets it, and that it never has two.
+//! Storage: when it is retained, which node takes it over, and that two nodes never share it.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ const KEEP: Policy = Policy {
     deleted: Retention::Retain,
 };
 
-/// Size 3 of v1 with storage, all Ready for a while.
+/// Three nodes of v1 with storage, all Ready for a while.
 fn world(policy: Policy) -> World {
     let mut world = World::new(1, &["a"]);
     world.run_for(Duration::from_secs(10));
@@ -51,14 +51,14 @@ fn step(world: &mut World) -> Plan {
     planned
 }
 
-/// What was asked to go is gone.
+/// Nodes whose removal was requested are gone.
 fn bury(world: &mut World) {
     for node in &mut world.state.nodes {
         node.seen.gone |= node.removal.is_some();
     }
 }
 
-/// Steps until nothing is left to do, a second each. Answers all removals, and all ordinals that were asked for.
+/// Steps, a second each, until nothing is left to do. Returns all removals, and all requested ordinals.
 fn run(world: &mut World) -> (Vec<Removed>, Vec<u32>) {
     let (mut removed, mut asked) = (Vec::new(), Vec::new());
     for _ in 0..100 {
@@ -131,7 +131,7 @@ fn a_dead_node_is_followed_by_one_of_its_ordinal_once_it_is_gone() {
     let mut world = world(KEEP);
     let dead = slot_of(&world, 1);
     world.state.node_mut(dead).unwrap().seen.phase = Phase::Failed;
-    // Not proven absent, however long that takes: nobody else gets its storage, and nobody takes another place.
+    // However long it is not proven absent, no other node gets its storage, and no other ordinal is filled instead.
     for _ in 0..20 {
         let planned = step(&mut world);
         let asks = |op: &Op| matches!(op, Op::Request { .. });
@@ -232,7 +232,7 @@ fn a_later_spec_changes_nothing_of_a_removal_under_way() {
 #[test]
 fn who_scales_down_and_up_gets_the_same_places() {
     let mut world = world(KEEP);
-    // The youngest is the one in the lowest place; it stays all the same.
+    // The youngest node has the lowest ordinal; it stays nevertheless.
     let first = slot_of(&world, 0);
     world.mark(first);
     run(&mut world);
@@ -250,7 +250,7 @@ fn who_scales_down_and_up_gets_the_same_places() {
 #[test]
 fn whoever_is_beyond_the_size_makes_room_for_a_place_below_it() {
     let mut world = world(KEEP);
-    // Ordinal 1 is on its way out as the group shrinks to two.
+    // Ordinal 1 is on its way out while the group shrinks to two.
     let middle = slot_of(&world, 1);
     world.mark(middle);
     step(&mut world);
@@ -273,7 +273,7 @@ fn who_only_makes_room_leaves_its_data_whatever_becomes_of_that_of_surplus_nodes
     run(&mut world);
     let before = ordinals(&world);
     assert_ne!(before, [0, 1, 2], "its successors stood beside them");
-    // From now on data is to be kept when a node is replaced: nothing that is there may be lost for that.
+    // From now on data is retained when a node is replaced: nothing that exists may be lost for that.
     next.storage.as_mut().unwrap().policy.replaced = Retention::Retain;
     world.want(vec![next]);
     let (removed, _) = run(&mut world);
@@ -379,14 +379,14 @@ fn who_is_named_when_a_group_gets_smaller_is_scaled_away_and_not_replaced() {
 
 #[test]
 fn who_is_scaled_away_leaves_its_storage_whatever_it_goes_for_in_the_end() {
-    // The group is large again before its role_change comes, so another one is made in its place.
+    // The group is large again before its turn comes, so another node is created in its place.
     let mut larger = world(SCALED_IS_KEPT);
     let named = slot_of(&larger, 0);
     larger.scale_away(named);
     let (removed, _) = run(&mut larger);
     assert_eq!(removed, [(0, RemovalReason::User, true)]);
 
-    // It dies before.
+    // It dies before its turn.
     let mut dead = world(SCALED_IS_KEPT);
     let named = slot_of(&dead, 0);
     dead.scale_away(named);
@@ -394,7 +394,7 @@ fn who_is_scaled_away_leaves_its_storage_whatever_it_goes_for_in_the_end() {
     let (removed, _) = run(&mut dead);
     assert_eq!(removed, [(0, RemovalReason::Dead, true)]);
 
-    // What is not kept of those who are scaled away is not.
+    // If the storage of nodes that are scaled away is not retained, neither is this.
     let mut deleted = world(SCALED_IS_DELETED);
     let named = slot_of(&deleted, 0);
     deleted.scale_away(named);
@@ -421,7 +421,7 @@ fn who_is_too_many_where_nothing_is_said_of_storage_any_more_leaves_what_is_repl
         ..KEEP
     };
     let mut world = world(policy);
-    // Successors stand beside those who have storage: who is too many may stand for one that was replaced.
+    // Replacements exist beside nodes that have storage: a surplus node may be one that was replaced.
     let mut bare = wanted(2, policy);
     bare.storage = None;
     world.want(vec![bare]);
@@ -472,7 +472,7 @@ fn those_who_are_named_are_scaled_away_also_where_one_goes_at_a_time() {
     assert!(asked.is_empty());
 }
 
-/// What becomes of storage is asked of who was scaled away, not of the reason that the plan gives.
+/// The policy depends on which node was scaled away, not on the cause that the plan gives.
 const SCALED_IS_KEPT: Policy = Policy {
     replaced: Retention::Delete,
     ..KEEP
@@ -483,13 +483,13 @@ const SCALED_IS_DELETED: Policy = Policy {
     deleted: Retention::Retain,
 };
 
-/// Makes nodes unready, or ready again, by ordinal.
 fn set_ready(world: &mut World, ordinal: u32, ready: bool) {
     let slot = slot_of(world, ordinal);
     world.state.node_mut(slot).unwrap().seen.ready = Some(ready);
 }
 
-/// Those that went, with whether their storage was kept, and how many were asked for: whatever stood in the way meanwhile.
+/// Scales the group down; once nothing more happens, the nodes in `ready` become ready. Returns the removed nodes with
+/// whether their storage was retained, and the number of requested nodes.
 fn scaled_down(
     mut world: World,
     size: u32,
@@ -550,7 +550,7 @@ fn whom_a_smaller_group_has_too_many_is_scaled_away_at_any_moment_of_an_update()
                     bury(&mut world);
                     world.now += 1_000;
                 }
-                // Who leaves already without a successor leaves nobody to be scaled away.
+                // Nodes that already leave without a replacement leave none to be scaled away.
                 let nodes = world.state.nodes.iter();
                 let too_many = nodes.filter(|node| node.removal.is_none()).count() > 2;
                 let (removed, _) = scaled_down(world, 2, policy, &[]);
@@ -558,7 +558,7 @@ fn whom_a_smaller_group_has_too_many_is_scaled_away_at_any_moment_of_an_update()
                 let kept = before.iter().filter(|(_, kept)| *kept).count();
                 let told = format!("surge {surge}, {steps} steps: {before:?}");
                 if policy.scaled == Retention::Retain {
-                    // While it is not known whose successor is there, rather one too many is kept.
+                    // While it is not known whose replacement exists, it is better to retain one too many.
                     assert!(kept >= usize::from(too_many) && kept <= 2, "{told}");
                 } else {
                     assert_eq!(kept, 0, "{told}");

@@ -35,7 +35,7 @@ fn world(change: impl Fn(&mut Group)) -> World {
     world
 }
 
-/// The platforms have another template from now on. None: nobody knows which.
+/// Changes the template of the platforms. `None` if it is not known.
 fn template(world: &mut World, digest: Option<&str>) {
     let group = &mut world.groups[0];
     match digest {
@@ -44,7 +44,8 @@ fn template(world: &mut World, digest: Option<&str>) {
     }
 }
 
-/// One plan, and all that it asks for happens at once. `rendered`: the template that the platform says to have used.
+/// One plan, with everything that it requests done immediately. `rendered`: the template that the platform reports to
+/// have used.
 fn step(world: &mut World, rendered: Option<&str>) -> Plan {
     let planned = world.step();
     world.answer_all(&planned);
@@ -60,7 +61,7 @@ fn step(world: &mut World, rendered: Option<&str>) -> Plan {
     planned
 }
 
-/// Steps until nothing is left to do. Answers what was removed, in order.
+/// Steps until nothing is left to do. Returns the removals, in order.
 fn run(world: &mut World, rendered: Option<&str>) -> Vec<(u64, RemovalReason)> {
     let mut removed = Vec::new();
     for _ in 0..100 {
@@ -131,7 +132,7 @@ fn what_is_not_known_replaces_nothing() {
     // Its platform has not been reached since the start.
     template(&mut world, None);
     assert_eq!(run(&mut world, None), []);
-    // Adopted, or made before templates had digests.
+    // Adopted, or created before templates had digests.
     world.state.nodes[1].template = sym("");
     template(&mut world, Some("t2"));
     assert_eq!(run(&mut world, None), outdated(&[3, 1]));
@@ -169,7 +170,7 @@ fn an_update_goes_on_after_a_start_in_which_its_platform_is_not_there_at_first()
 fn the_word_of_the_platform_goes_before_what_was_expected() {
     let mut world = world(|_| {});
     template(&mut world, Some("t2"));
-    // It has a newer one already, of which nobody has heard.
+    // The platform already has a newer one that was not reported yet.
     while !templates(&world).contains(&"t3") {
         step(&mut world, Some("t3"));
     }
@@ -181,7 +182,7 @@ fn the_word_of_the_platform_goes_before_what_was_expected() {
         "{removed:?}"
     );
     assert_eq!(templates(&world), ["t3"; 3]);
-    // It does not say which one it was: nothing is made of it.
+    // It does not report which one it used: nothing is concluded from that.
     template(&mut world, Some("t4"));
     run(&mut world, Some(""));
     assert_eq!(templates(&world), [""; 3]);

@@ -1,4 +1,4 @@
-//! Creation: distribution over failure domains, launches, and what becomes of them.
+//! Creation: distribution over failure domains, launches and their outcomes.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,22 @@ use drover_proto::platform::v1::Slot;
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use super::super::{Cloud, Created, Facts, Filter, Launch, gate, launch};
+use super::super::{Cloud, CloudInfo, CloudOutcome, Filter, Launch, gate, launch};
 use crate::placement::Placer;
 use drover_platform::driver::{Batch, Outcome, index};
 
 use super::CloudDriver;
-use super::known::{SEATS_FOR, Seat, seat};
+use super::node_cache::{NodePlacement, PLACEMENTS_TTL, placement_of};
 
 impl<C: Cloud> CloudDriver<C> {
-    /// Distributes slots over failure domains and makes them, in waves: slots that met a full domain go to another one,
-    /// as their failure was final, and those that a required spread holds back wait for the wave before them.
+    /// Distributes the slots over failure domains and creates them in waves. A slot whose domain was full moves to
+    /// another domain, which is safe since that failure is final. A slot held back by a required spread waits for the
+    /// wave before it.
     pub(super) async fn place(
         &self,
         batch: &Batch,
         placer: &mut Placer<'_>,
-        facts: &Facts,
+        info: &CloudInfo,
     ) -> Vec<Outcome> {
         let mut outcomes: BTreeMap<u32, Outcome> = BTreeMap::new();
         let mut waiting: Vec<&Slot> = batch.slots().collect();
@@ -36,14 +37,14 @@ impl<C: Cloud> CloudDriver<C> {
             }
             if wave.is_empty() {
                 for (slot, error) in later {
-                    // The words of the cloud, if it was asked, say more than ours.
+                    // If the cloud was asked, its message is more specific than the placer's.
                     let failed = outcomes.entry(index(slot));
                     failed.or_insert(Outcome::Failed(error));
                 }
                 break;
             }
             waiting.extend(later.into_iter().map(|(slot, _)| slot));
-            let again = self.make(batch, wave, placer, facts, &mut outcomes).await;
+            let again = self.make(batch, wave, placer, info, &mut outcomes).await;
             waiting.extend(batch.slots().filter(|slot| again.contains(&index(slot))));
             placer.confirm();
         }
@@ -53,20 +54,20 @@ impl<C: Cloud> CloudDriver<C> {
             .collect()
     }
 
-    /// Makes one wave. Answers the slots that may be tried in another failure domain.
+    /// Creates one wave. Returns the slots that may be retried in another failure domain.
     async fn make(
         &self,
         batch: &Batch,
         wave: BTreeMap<Option<&str>, Vec<&Slot>>,
         placer: &mut Placer<'_>,
-        facts: &Facts,
+        info: &CloudInfo,
         outcomes: &mut BTreeMap<u32, Outcome>,
     ) -> Vec<u32> {
         let mut launches = Vec::new();
         for (domain, slots) in wave {
             let validator = &self.template_validator;
             let made =
-                launch::launches(batch, &slots, domain, facts, &self.settings, validator).await;
+                launch::launches(batch, &slots, domain, info, &self.settings, validator).await;
             match made {
                 Ok(made) => launches.extend(made),
                 Err(error) => {
@@ -77,7 +78,7 @@ impl<C: Cloud> CloudDriver<C> {
         }
         let made = stream::iter(launches)
             .map(|launch| self.launch(batch, launch))
-            .buffer_unordered(facts.max_concurrent_launches.max(1));
+            .buffer_unordered(info.max_concurrent_launches.max(1));
         let made: Vec<_> = made.collect().await;
         let settled = made
             .into_iter()
@@ -85,7 +86,7 @@ impl<C: Cloud> CloudDriver<C> {
         settled.flatten().collect()
     }
 
-    async fn launch(&self, batch: &Batch, launch: Launch) -> (Launch, Option<Vec<Created>>) {
+    async fn launch(&self, batch: &Batch, launch: Launch) -> (Launch, Option<Vec<CloudOutcome>>) {
         if !batch.may_start() {
             return (launch, None);
         }
@@ -93,11 +94,11 @@ impl<C: Cloud> CloudDriver<C> {
         (launch, Some(created))
     }
 
-    /// Takes in what became of a launch. Answers the slots that may be tried in another failure domain.
+    /// Records the outcome of a launch. Returns the slots that may be retried in another failure domain.
     fn settle(
         &self,
         launch: &Launch,
-        results: Option<Vec<Created>>,
+        results: Option<Vec<CloudOutcome>>,
         placer: &mut Placer<'_>,
         outcomes: &mut BTreeMap<u32, Outcome>,
     ) -> Vec<u32> {
@@ -111,24 +112,26 @@ impl<C: Cloud> CloudDriver<C> {
         for slot in &launch.slots {
             let index = slot.identity.index;
             let outcome = match results.next() {
-                Some(Created::Made(machine)) => {
+                Some(CloudOutcome::Made(machine)) => {
                     let node = self.found(&machine).node;
-                    let mut known = self.known.lock();
-                    // Physical machines have the same id in every life.
-                    known.removed.remove(&machine.id);
-                    if let Some((seats, _)) = known.seats.get_mut(&slot.identity.cluster_id) {
-                        seats.push(Seat {
+                    let mut cache = self.cache.lock();
+                    // A physical machine keeps its id when it is allocated again.
+                    cache.removed.remove(&machine.id);
+                    if let Some((placements, _)) =
+                        cache.placements.get_mut(&slot.identity.cluster_id)
+                    {
+                        placements.push(NodePlacement {
                             id: machine.id.clone(),
                             group: slot.identity.group.clone(),
                             failure_domain: machine.failure_domain.clone(),
                         });
                     }
-                    known
+                    cache
                         .made
                         .insert(machine.id.clone(), (*machine, Instant::now()));
                     Outcome::Made(Box::new(node))
                 }
-                Some(Created::Failed(error)) => {
+                Some(CloudOutcome::Failed(error)) => {
                     if let Some(domain) = &launch.failure_domain
                         && error.reason() == Reason::NoCapacity
                         && slot.host_id.is_none()
@@ -136,13 +139,15 @@ impl<C: Cloud> CloudDriver<C> {
                         placer.take_back(domain);
                         placer.full(domain);
                         let key = (launch.node_class.clone(), domain.clone());
-                        self.known.lock().full.insert(key, Instant::now());
+                        self.cache.lock().full.insert(key, Instant::now());
                         again.push(index);
                     }
                     Outcome::Failed(error)
                 }
-                Some(Created::Unknown(error)) if gate::not_started(&error) => Outcome::NotStarted,
-                Some(Created::Unknown(error)) => Outcome::Unknown(error),
+                Some(CloudOutcome::Unknown(error)) if gate::not_started(&error) => {
+                    Outcome::NotStarted
+                }
+                Some(CloudOutcome::Unknown(error)) => Outcome::Unknown(error),
                 None => {
                     Outcome::Unknown(Error::internal("the cloud did not say what became of it"))
                 }
@@ -152,50 +157,51 @@ impl<C: Cloud> CloudDriver<C> {
         again
     }
 
-    /// A placer that knows what exists, read only if there is a choice.
+    /// A placer that knows the existing nodes; they are only read if there is a choice of domains.
     pub(super) async fn placer<'a>(
         &self,
         batch: &'a Batch,
-        facts: &'a Facts,
+        info: &'a CloudInfo,
     ) -> Result<Placer<'a>> {
         let group = batch.request.group.as_ref();
         let placement = group.and_then(|group| group.placement.as_ref());
-        let mut placer = Placer::new(&facts.failure_domains, placement);
-        if facts.failure_domains.len() > 1 {
+        let mut placer = Placer::new(&info.failure_domains, placement);
+        if info.failure_domains.len() > 1 {
             let cluster = batch
                 .request
                 .cluster
                 .as_ref()
                 .map_or("", |cluster| &cluster.id);
             let path = group.map_or("", |group| &group.path);
-            for seat in self.seats(cluster).await? {
-                placer.count(&seat.failure_domain, seat.group == path);
+            for node in self.placements(cluster).await? {
+                placer.count(&node.failure_domain, node.group == path);
             }
         }
         Ok(placer)
     }
 
-    /// Where the living machines of a cluster are.
-    pub(super) async fn seats(&self, cluster: &str) -> Result<Vec<Seat>> {
+    /// Placements of the live machines of a cluster.
+    pub(super) async fn placements(&self, cluster: &str) -> Result<Vec<NodePlacement>> {
         let began = Instant::now();
-        if let Some((seats, since)) = self.known.lock().seats.get(cluster)
-            && *since + SEATS_FOR > began
+        if let Some((placements, since)) = self.cache.lock().placements.get(cluster)
+            && *since + PLACEMENTS_TTL > began
         {
-            return Ok(seats.clone());
+            return Ok(placements.clone());
         }
         let listed = self.read(&Filter::Cluster(cluster.to_owned())).await?;
-        let seats: Vec<Seat> = listed.machines.iter().filter_map(seat).collect();
-        let mut known = self.known.lock();
-        // Another reading may have ended meanwhile, and more been made since it began.
-        let (kept, _) = known
-            .seats
+        let placements: Vec<NodePlacement> =
+            listed.machines.iter().filter_map(placement_of).collect();
+        let mut cache = self.cache.lock();
+        // Another read may have finished in the meantime, and more may have been created since this one began.
+        let (kept, _) = cache
+            .placements
             .entry(cluster.to_owned())
             .and_modify(|(kept, since)| {
                 if *since < began {
-                    (*kept, *since) = (seats.clone(), began);
+                    (*kept, *since) = (placements.clone(), began);
                 }
             })
-            .or_insert((seats, began));
+            .or_insert((placements, began));
         Ok(kept.clone())
     }
 }

@@ -31,14 +31,14 @@ use tokio::time::Instant;
 use super::{errors, settings};
 use crate::cloud::{Gate, traced};
 
-/// Calls at once.
+/// Maximum number of concurrent calls.
 const CONCURRENT: usize = 16;
-/// Longest time to connect, so that a wrong address shows before the call's own time is over.
+/// Connect timeout, short enough for a wrong address to show before the call's own timeout.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Shortest time between two readings of the credentials because they were refused.
+/// Minimum time between two reloads of refused credentials.
 const RELOAD: Duration = Duration::from_secs(10);
 
-/// The connection. Every call goes through its gate, none is tried again but a throttled one.
+/// The connection. Every call goes through its gate; only throttled calls are retried.
 #[derive(Debug)]
 pub(super) struct Api {
     gate: Gate,
@@ -56,7 +56,7 @@ struct Clients {
 }
 
 impl Api {
-    /// Reads region and credentials from where the settings and the SDK's own chain say. Contacts EC2 not yet.
+    /// Loads region and credentials from the settings and the SDK's default chain. Does not contact EC2 yet.
     pub(super) async fn open(settings: &settings::Settings) -> Result<Self> {
         let http = HttpBuilder::new()
             .tls_provider(Provider::Rustls(CryptoMode::Ring))
@@ -76,12 +76,12 @@ impl Api {
         self.clients.read().region.clone()
     }
 
-    /// For building requests.
+    /// The client, for building requests.
     pub(super) fn ec2(&self) -> Client {
         self.clients.read().ec2.clone()
     }
 
-    /// Makes a call, which is built anew for every attempt.
+    /// Makes a call. The request is built anew for every attempt.
     pub(super) async fn send<T, E, F, Fut>(&self, operation: &str, call: F) -> Result<T>
     where
         F: Fn(Client) -> Fut + Send + Sync,
@@ -125,7 +125,7 @@ impl Api {
             .ok_or_else(|| Error::unavailable("GetCallerIdentity: the answer names no account"))
     }
 
-    /// Somebody may have logged in again: reads the credentials anew, so that nobody has to restart the server.
+    /// Reloads the credentials, so that a new login takes effect without a restart of the server.
     async fn reload(&self) {
         {
             let mut reloaded = self.reloaded.lock();
@@ -178,7 +178,7 @@ async fn shared(settings: &settings::Settings, http: &SharedHttpClient) -> SdkCo
     let timeout = settings.common.call_timeout();
     let mut loader = aws_config::defaults(BehaviorVersion::latest())
         .http_client(http.clone())
-        // What is tried again is decided by the gate and by the callers, who know what a repeated call does.
+        // The gate and the callers decide on retries, as they know which calls are safe to repeat.
         .retry_config(RetryConfig::disabled())
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
         .timeout_config(
@@ -198,8 +198,8 @@ async fn shared(settings: &settings::Settings, http: &SharedHttpClient) -> SdkCo
         loader = loader.profile_files(files(file));
     }
     if !settings.profile.is_empty() || settings.credentials_file.is_some() {
-        // Who names a profile does not mean the keys that happen to be in the environment.
-        // For profiles that fetch their keys (roles, single sign-on).
+        // A configured profile takes precedence over keys that happen to be in the environment.
+        // The provider configuration is for profiles that fetch their keys (roles, single sign-on).
         let region = (!settings.region.is_empty()).then(|| Region::new(settings.region.clone()));
         let config = ProviderConfig::default()
             .with_http_client(http.clone())
@@ -224,7 +224,7 @@ fn files(credentials: &Path) -> ProfileFiles {
         .build()
 }
 
-/// Refuses an answer that was cut off: the SDK would read it as a shorter one.
+/// Rejects a truncated response, which the SDK would parse as a shorter one.
 #[derive(Debug)]
 struct WholeAnswer;
 
@@ -258,7 +258,7 @@ impl Intercept for WholeAnswer {
     }
 }
 
-/// Whether an XML document ends with the end of its root element.
+/// Whether an XML document ends with the closing tag of its root element.
 fn is_whole(body: &[u8]) -> bool {
     let text = String::from_utf8_lossy(body);
     let mut rest = text.as_ref();

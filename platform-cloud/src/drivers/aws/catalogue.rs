@@ -1,4 +1,4 @@
-//! Images, instance types and zones by the names that people write, resolved by the API and remembered.
+//! Images, instance types and zones by user-facing name, resolved by the API and cached.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,12 +18,12 @@ use super::{
     settings::{ImagePattern, Settings},
 };
 
-/// How long an answer is remembered. Images and types appear every few weeks.
+/// Time to live of a cached lookup. Images and types are published every few weeks.
 const MEMORY: Duration = Duration::from_secs(3600);
-/// Answers that are remembered at most of each kind.
+/// Maximum number of cached lookups of each kind.
 const MAX_REMEMBERED: usize = 1024;
 
-/// Images that everybody knows by name (name, owner, patterns of which the first that fits counts).
+/// Well-known images by name (name, owner, patterns in order of preference).
 const BUILT_IN: [(&str, &str, &[&str]); 3] = [
     // https://wiki.debian.org/Cloud/AmazonEC2Image
     (
@@ -42,7 +42,6 @@ const BUILT_IN: [(&str, &str, &[&str]); 3] = [
     ("amazonlinux", "amazon", &["al2023-ami-2023.*-{arch}"]),
 ];
 
-/// Architectures that instances are launched with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Arch {
     #[default]
@@ -66,16 +65,15 @@ impl Arch {
     }
 }
 
-/// An image as it is launched.
+/// A resolved image.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Image {
     pub id: String,
     pub arch: Arch,
-    /// Where its root volume is attached (/dev/xvda).
+    /// Device name of the root volume (/dev/xvda).
     pub root_device: String,
 }
 
-/// An instance type.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Type {
     pub name: String,
@@ -88,28 +86,28 @@ pub(super) struct Type {
     bare_metal: bool,
 }
 
-/// What was resolved.
+/// Cached lookups.
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     images: Memory<(ImageName, Arch), Image>,
     types: Memory<String, Type>,
     all_types: Memory<(), Arc<Vec<Type>>>,
     default_subnets: Memory<(), Arc<BTreeMap<String, String>>>,
-    /// Zone and network of subnets.
+    /// Zone and network, by subnet.
     subnets: Memory<String, (String, String)>,
     groups: Memory<(Option<String>, String), String>,
 }
 
-/// What an image may be called.
+/// A parsed image name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ImageName {
     Id(String),
-    /// The newest that fits the first pattern that any fits.
+    /// The newest image that matches the first pattern with any match.
     Newest(Vec<ImagePattern>),
 }
 
 impl ImageName {
-    /// What a name means: an alias of the settings, an id, an entry of the catalogue.
+    /// Parses a name: an alias of the settings, an id, or a catalogue entry.
     pub(super) fn of(name: &str, settings: &Settings) -> Result<Self> {
         let name = settings.common.image(name);
         if name.starts_with("ami-") || name.starts_with("resolve:ssm:") {
@@ -149,14 +147,14 @@ impl ImageName {
 }
 
 impl Catalogue {
-    /// An image by its name. The architecture chooses among images of one name.
+    /// Resolves an image. The architecture selects among images with the same name.
     pub(super) async fn image(&self, api: &Api, name: &ImageName, arch: Arch) -> Result<Image> {
         let key = (name.clone(), arch);
         if let Some(image) = self.images.get(&key) {
             return Ok(image);
         }
         let image = match name {
-            // Only RunInstances itself can look up a parameter.
+            // Only RunInstances itself can resolve an SSM parameter.
             ImageName::Id(id) if !id.starts_with("ami-") => Image {
                 id: id.clone(),
                 arch,
@@ -178,7 +176,7 @@ impl Catalogue {
         Ok(image)
     }
 
-    /// An instance type by its name.
+    /// Resolves an instance type.
     pub(super) async fn instance_type(&self, api: &Api, name: &str) -> Result<Type> {
         if let Some(found) = self.types.get(&name.to_owned()) {
             return Ok(found);
@@ -213,7 +211,7 @@ impl Catalogue {
         Ok(found)
     }
 
-    /// The smallest current instance type with at least so much memory in GiB.
+    /// The smallest current instance type with at least this much memory in GiB.
     pub(super) async fn smallest(
         &self,
         api: &Api,
@@ -237,12 +235,12 @@ impl Catalogue {
                 CapacityType::OnDemand => t.on_demand,
                 CapacityType::Spot => t.spot,
             })
-            // Memory of a type is far below 2^52 MiB.
+            // Memory sizes are far below 2^52 MiB, so the conversion to f64 is exact.
             .filter(|t| t.memory_mib as f64 >= wanted)
             .min_by(|a, b| {
                 (a.memory_mib, a.cpus)
                     .cmp(&(b.memory_mib, b.cpus))
-                    // Of types alike the newest generation: t3 before t2.
+                    // Among equal types, the newest generation: t3 before t2.
                     .then_with(|| b.name.cmp(&a.name))
             })
             .cloned()
@@ -254,7 +252,7 @@ impl Catalogue {
             })
     }
 
-    /// The default subnets by zone.
+    /// The default subnets, by zone.
     pub(super) async fn default_subnets(&self, api: &Api) -> Result<Arc<BTreeMap<String, String>>> {
         if let Some(subnets) = self.default_subnets.get(&()) {
             return Ok(subnets);
@@ -318,7 +316,7 @@ impl Catalogue {
         Ok(found)
     }
 
-    /// Ids of security groups that are given by id or by name, the names being those of one network.
+    /// Resolves security groups given by id or by name; names are looked up in one network.
     pub(super) async fn security_groups(
         &self,
         api: &Api,
@@ -372,7 +370,7 @@ impl Catalogue {
         Ok(id)
     }
 
-    /// Forgets what the API has just said to be wrong.
+    /// Drops the cached lookups after the API has rejected one of them.
     pub(super) fn forget(&self) {
         self.images.clear();
         self.types.clear();
@@ -382,7 +380,6 @@ impl Catalogue {
     }
 }
 
-/// A filter of a Describe call.
 pub(super) fn filter<I, V>(name: &str, values: I) -> Filter
 where
     I: IntoIterator<Item = V>,
@@ -429,7 +426,7 @@ async fn newest_image(api: &Api, pattern: &ImagePattern, arch: Arch) -> Result<I
     answer
         .images()
         .iter()
-        // The form of the date sorts as text. The id breaks ties, so that every launch takes the same.
+        // ISO 8601 dates sort as text. The id breaks ties, so that every launch selects the same image.
         .max_by_key(|image| {
             (
                 image.creation_date().unwrap_or_default(),
@@ -529,7 +526,7 @@ impl Type {
     }
 }
 
-/// Answers that are remembered for a while.
+/// A cache whose entries expire.
 #[derive(Debug)]
 struct Memory<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 

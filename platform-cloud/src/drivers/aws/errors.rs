@@ -1,4 +1,4 @@
-//! The errors of the EC2 API in our own words.
+//! Maps the errors of the EC2 API to Drover errors.
 
 use std::{error::Error as StdError, fmt::Write as _};
 
@@ -9,10 +9,10 @@ use aws_sdk_ec2::{
 };
 use drover_core::{Error, Reason};
 
-/// Metadata key of the API's own code of an error.
+/// Metadata key of the API's own error code.
 pub(super) const CODE: &str = "code";
 
-/// What a failed call means.
+/// Maps a failed call.
 pub(super) fn map<E>(operation: &str, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: ProvideErrorMetadata + StdError + 'static,
@@ -20,7 +20,7 @@ where
     match error {
         SdkError::ServiceError(service) => match service.err().code() {
             Some(code) => from_code(operation, code, service.err().message().unwrap_or_default()),
-            // An answer that cannot be decoded, or an error without a code (a proxy, a crash of the server).
+            // A response that cannot be decoded, or an error without a code (a proxy, a server crash).
             None => {
                 let status = service.raw().status().as_u16();
                 Error::unavailable(format!(
@@ -40,7 +40,7 @@ where
     }
 }
 
-/// The timeout itself has no useful text, the error around it has.
+/// Returns the outer error: a timeout itself has no useful message, the error around it has.
 fn error_of<'a, T, E>(_: &T, error: &'a SdkError<E, HttpResponse>) -> &'a (dyn StdError + 'static)
 where
     E: StdError + 'static,
@@ -63,7 +63,7 @@ where
         );
     }
     if let SdkError::ConstructionFailure(_) = error {
-        // Never sent: a setting or parameter that the SDK itself refuses.
+        // Never sent: the SDK itself rejects a setting or parameter.
         return Error::new(
             Reason::Precondition,
             format!("{operation}: the request cannot be made: {}", chain(error)),
@@ -83,14 +83,14 @@ fn has_credentials_error(error: &(dyn StdError + 'static)) -> bool {
     false
 }
 
-/// An error with its causes, each once.
+/// The error and its causes, without repetitions.
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let part = error.to_string();
         if !text.ends_with(&part) {
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, ": {part}");
         }
         cause = error.source();
@@ -98,7 +98,7 @@ fn chain(error: &(dyn StdError + 'static)) -> String {
     text
 }
 
-/// The error for a code of the EC2 API
+/// Maps an error code of the EC2 API
 /// (<https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html>).
 pub(super) fn from_code(operation: &str, code: &str, message: &str) -> Error {
     let text = format!("{operation}: {code}: {message}");
@@ -201,7 +201,7 @@ fn by_field(code: &str, message: &str, text: String) -> Error {
     {
         return Error::new(Reason::Precondition, text);
     }
-    // InternalError, Unavailable, ServiceUnavailable, InternalFailure, and what nobody knows yet.
+    // InternalError, Unavailable, ServiceUnavailable, InternalFailure, and unknown codes.
     Error::unavailable(text)
 }
 
@@ -252,7 +252,7 @@ fn no_capacity(message: &str, text: String) -> Error {
     }
 }
 
-/// The zone that a message is about: the first one named, which is the one that was asked for.
+/// The zone that a message is about: the first one mentioned, which is the one that was requested.
 fn zone(message: &str) -> Option<&str> {
     message
         .split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
@@ -266,12 +266,12 @@ fn refused(text: String, way_out: &str) -> Error {
     Error::new(Reason::CredentialsRefused, format!("{text} ({way_out})"))
 }
 
-/// The API's own code of an error.
+/// The API's own error code. Empty if there is none.
 pub(super) fn code(error: &Error) -> &str {
     error.metadata().get(CODE).map_or("", String::as_str)
 }
 
-/// Whether the API says that the thing that was named is not there (any more).
+/// Whether the API reports that the named resource does not exist (any more).
 pub(super) fn is_absent(error: &Error) -> bool {
     let code = code(error);
     code.ends_with(".NotFound")
@@ -280,7 +280,7 @@ pub(super) fn is_absent(error: &Error) -> bool {
         || code == "Gateway.NotAttached"
 }
 
-/// Whether it cannot be done as long as something else is there.
+/// Whether the call fails only because another resource still depends on this one.
 pub(super) fn is_in_use(error: &Error) -> bool {
     matches!(
         code(error),

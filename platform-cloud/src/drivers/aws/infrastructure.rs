@@ -1,8 +1,8 @@
-//! `InfrastructureService` on EC2: a network with a subnet in each zone, a security group, and an elastic address that
-//! leads to a running node.
+//! `InfrastructureService` on EC2: a network with a subnet per zone, a security group, and an elastic IP address that
+//! points to a running node.
 //!
-//! The API has no idempotency tokens for these, so everything is tagged when it is made and looked up by its tags before
-//! it is made. What may exist and is not shown yet is waited for; what is there twice all the same is freed.
+//! The API has no idempotency tokens for these, so everything is tagged on creation and looked up by its tags before it
+//! is created. A resource that may exist but is not visible yet is waited for; accidental duplicates are released.
 
 mod cidr;
 mod ensure;
@@ -31,17 +31,17 @@ use tokio::time::Instant;
 use self::{
     ensure::Work,
     seen::{BORROWED, CLUSTER, Kind, OWNER, PORT, SUBNETS, Seen, Subnet, TARGETS},
-    wanted::{Network, Source, Wanted},
+    wanted::{Network, Source, WantedInfrastructure},
 };
 use super::{Aws, catalogue::filter, errors};
 use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
 
-/// When to ask again while something is on its way.
+/// Poll delay while something is in progress.
 const SOON: Duration = Duration::from_secs(1);
-/// When to ask again while something else must go first.
+/// Poll delay while another resource has to be deleted first.
 const LATER: Duration = Duration::from_secs(5);
 
-/// What was asked of EC2 a short while ago, as it may not show it yet.
+/// Recent create attempts at EC2 whose results it may not show yet.
 #[derive(Debug)]
 pub(super) struct Recent {
     opened: Instant,
@@ -51,7 +51,7 @@ pub(super) struct Recent {
 #[derive(Clone, Debug)]
 struct Attempt {
     at: Instant,
-    /// `None`: nobody knows whether it was made.
+    /// `None` if it is unknown whether the resource was created.
     id: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Forgets what is shown by now or never will be.
+    /// Drops the attempts that are visible by now or never will be.
     fn settle(&self, owner: &Owner, seen: &Seen, visibility: Duration) {
         let now = Instant::now();
         self.attempts.lock().retain(|(of, kind, name), attempt| {
@@ -77,7 +77,7 @@ impl Recent {
         });
     }
 
-    /// What may exist although it is not shown.
+    /// Resources that may exist although they are not visible.
     fn of(&self, owner: &Owner) -> Vec<(Kind, String, Option<String>)> {
         self.attempts
             .lock()
@@ -114,7 +114,7 @@ impl Recent {
 #[async_trait]
 impl Infrastructure for Aws {
     async fn check(&self, owner: &Owner, spec: &InfrastructureSpec) -> Result<()> {
-        let wanted = Wanted::read(spec, &self.zones)?;
+        let wanted = WantedInfrastructure::read(spec, &self.zones)?;
         let mut seen = Seen::of(&self.api, owner).await?;
         seen.take_surplus();
         changeable(&wanted, &seen)?;
@@ -135,7 +135,7 @@ impl Infrastructure for Aws {
         sequence: u64,
         spec: &InfrastructureSpec,
     ) -> Result<Progress> {
-        let wanted = Wanted::read(spec, &self.zones)?;
+        let wanted = WantedInfrastructure::read(spec, &self.zones)?;
         let mut seen = Seen::of(&self.api, owner).await?;
         self.recent
             .settle(owner, &seen, self.settings.common.visibility_delay());
@@ -185,8 +185,8 @@ impl Infrastructure for Aws {
     }
 }
 
-/// Refuses changes of what was made already.
-fn changeable(wanted: &Wanted, seen: &Seen) -> Result<()> {
+/// Rejects changes of resources that already exist.
+fn changeable(wanted: &WantedInfrastructure, seen: &Seen) -> Result<()> {
     let group = seen.groups.first();
     match &wanted.network {
         None if !seen.vpcs.is_empty() || group.is_some() => {
@@ -262,7 +262,7 @@ fn immutable(field: &str, why: &str) -> Error {
 }
 
 impl Aws {
-    /// The subnets of a network that the user brought, by zone.
+    /// The subnets of a network that the user provided, by zone.
     async fn given_subnets(
         &self,
         network: &Network,
@@ -328,7 +328,7 @@ impl Aws {
         Ok(found)
     }
 
-    /// The address that the user brought, if it may be used.
+    /// The address that the user provided, if it may be used.
     async fn free_address_of(&self, host: Ipv4Addr, owner: &Owner) -> Result<seen::Address> {
         let field = "spec.endpoint.host";
         let host = host.to_string();
@@ -367,7 +367,7 @@ impl Aws {
     }
 }
 
-/// Everything with its phase; that of the endpoint is known better by who has followed it.
+/// All resources with their phases; the phase of the endpoint is given by the caller that has followed it.
 fn resources(seen: &Seen, endpoint: Option<(ResourcePhase, String)>) -> Vec<Resource> {
     seen.things()
         .map(|(kind, thing)| match &endpoint {
@@ -379,7 +379,7 @@ fn resources(seen: &Seen, endpoint: Option<(ResourcePhase, String)>) -> Vec<Reso
         .collect()
 }
 
-/// What nodes need to know.
+/// The infrastructure outputs that nodes need.
 fn outputs(seen: &Seen) -> InfrastructureOutputs {
     let group = seen.groups.first();
     let network_id = seen

@@ -1,4 +1,4 @@
-//! From a launch to `RunInstances` and back.
+//! Converts launches to `RunInstances` requests and their responses to outcomes.
 
 use std::collections::BTreeMap;
 
@@ -25,20 +25,20 @@ use super::{
     properties::{self, CapacityType, MAX_USER_DATA, Properties},
     settings::Settings,
 };
-use crate::cloud::{Created, Launch, PREFIX};
+use crate::cloud::{CloudOutcome, Launch, PREFIX};
 
 mod network;
 
 use network::{Network, network};
 
-/// Root device of most Linux images, for those that cannot be looked up.
+/// Root device of most Linux images, for images that cannot be looked up.
 const ROOT_DEVICE: &str = "/dev/xvda";
-/// Hops of metadata answers: one more than the instance itself, so that containers on it get them.
+/// Hop limit of the metadata service: one more than the instance itself needs, so that containers on it can reach it.
 const METADATA_HOPS: i32 = 2;
-/// Most tags of a resource.
+/// Maximum number of tags of a resource.
 const MAX_TAGS: usize = 50;
 
-/// A launch with everything resolved.
+/// A launch with all names resolved.
 #[derive(Debug)]
 pub(super) struct Plan {
     properties: Properties,
@@ -46,19 +46,19 @@ pub(super) struct Plan {
     image: Option<Image>,
     network: Network,
     tags: BTreeMap<String, String>,
-    /// Fewer instances than asked for are better than none.
+    /// Whether to accept fewer instances than requested.
     partial: bool,
 }
 
-/// What can be said about a launch without a call.
-pub(super) struct Wish<'a> {
+/// A launch as far as it can be validated without a call.
+pub(super) struct LaunchRequest<'a> {
     launch: &'a Launch,
     properties: Properties,
     class: Option<String>,
     image: Option<ImageName>,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> LaunchRequest<'a> {
     pub(super) fn of(launch: &'a Launch, settings: &Settings) -> Result<Self> {
         let properties = Properties::read(&launch.properties)?;
         if let Some(size) = launch.user_data.as_ref().map(|data| data.len())
@@ -96,7 +96,7 @@ impl<'a> Wish<'a> {
         })
     }
 
-    /// Resolves names by the API. `placed`: in the failure domain of the launch, otherwise anywhere.
+    /// Resolves names with the API. With `placed`, for the failure domain of the launch, otherwise for any.
     pub(super) async fn plan(
         self,
         api: &Api,
@@ -160,7 +160,7 @@ fn class(launch: &Launch, properties: &Properties, settings: &Settings) -> Resul
         )),
         (Some(said), _) => Ok(Some(said.to_owned())),
         (None, class) if !class.is_empty() => Ok(Some(class.to_owned())),
-        // What is said about memory is meant before what the platform has as its default.
+        // A requested memory size takes precedence over the platform's default type.
         _ if properties.memory.is_some()
             || properties.launch_template.is_some()
             || settings.instance_type.is_empty() =>
@@ -232,7 +232,7 @@ fn tags(launch: &Launch, properties: &Properties) -> Result<BTreeMap<String, Str
     Ok(tags)
 }
 
-/// What people see in the console of AWS.
+/// The name shown in the AWS console.
 fn name(launch: &Launch) -> String {
     let name = match launch.slots.as_slice() {
         [only] => only.identity.id.clone(),
@@ -243,9 +243,9 @@ fn name(launch: &Launch) -> String {
 }
 
 impl Plan {
-    /// Asks EC2 whether it would do it: permission, key pair, profile, launch template.
+    /// Performs a dry run: checks permissions, key pair, profile and launch template.
     pub(super) async fn try_out(&self, api: &Api, launch: &Launch) -> Result<()> {
-        // A dry run is more about permissions than about names.
+        // A dry run mainly checks permissions, so the key pair is looked up separately.
         if let Some(key) = self.properties.key() {
             let answer = api
                 .send("DescribeKeyPairs", |ec2| {
@@ -253,7 +253,7 @@ impl Plan {
                 })
                 .await;
             match answer {
-                // Whoever may not list key pairs may use them all the same.
+                // Key pairs can be used without the permission to list them.
                 Err(error) if error.class() != Class::Credentials => return Err(error),
                 _ => {}
             }
@@ -267,7 +267,7 @@ impl Plan {
             })
             .await;
         match outcome {
-            // Whether there is room now is not asked.
+            // The dry run does not check capacity.
             Err(error) if errors::code(&error) == "DryRunOperation" => Ok(()),
             Err(error) if error.reason() == Reason::NoCapacity => Ok(()),
             Err(error) => Err(error),
@@ -275,8 +275,8 @@ impl Plan {
         }
     }
 
-    /// Makes the instances, as many of them as there is room for.
-    pub(super) async fn run(&self, api: &Api, launch: &Launch) -> Vec<Created> {
+    /// Launches as many of the instances as there is capacity for.
+    pub(super) async fn run(&self, api: &Api, launch: &Launch) -> Vec<CloudOutcome> {
         let outcome = api
             .send("RunInstances", |ec2| self.request(&ec2, launch).send())
             .await;
@@ -289,25 +289,30 @@ impl Plan {
                     }
                     _ => error,
                 };
-                Created::all(launch, &error)
+                CloudOutcome::all(launch, &error)
             }
         }
     }
 
-    fn outcomes(&self, api: &Api, launch: &Launch, answer: &RunInstancesOutput) -> Vec<Created> {
-        let mut made: BTreeMap<u32, Created> = BTreeMap::new();
+    fn outcomes(
+        &self,
+        api: &Api,
+        launch: &Launch,
+        answer: &RunInstancesOutput,
+    ) -> Vec<CloudOutcome> {
+        let mut made: BTreeMap<u32, CloudOutcome> = BTreeMap::new();
         for instance in answer.instances() {
             if let Some(mut machine) = machine(api, instance) {
-                // Some answers leave out the tags; they were set by the same call.
+                // Some responses omit the tags; they were set by the same call.
                 if !machine.tags.keys().any(|key| key.starts_with(PREFIX)) {
                     machine.tags = launch.tags.clone();
                 }
                 let index = machine.launch_index.unwrap_or_default();
-                made.insert(index, Created::Made(Box::new(machine)));
+                made.insert(index, CloudOutcome::Made(Box::new(machine)));
             }
         }
         if made.is_empty() {
-            return Created::all(
+            return CloudOutcome::all(
                 launch,
                 &Error::unavailable("RunInstances: the answer names no instance"),
             );
@@ -317,7 +322,7 @@ impl Plan {
             .zip(&launch.slots)
             .map(|(index, _)| {
                 made.remove(&index)
-                    .unwrap_or_else(|| Created::Failed(self.none_left(launch, count)))
+                    .unwrap_or_else(|| CloudOutcome::Failed(self.none_left(launch, count)))
             })
             .collect()
     }
@@ -438,7 +443,7 @@ impl Plan {
         if self.properties.capacity_type == CapacityType::OnDemand {
             return None;
         }
-        // One-time, so that AWS does not launch it again behind our back after an interruption.
+        // One-time, so that AWS does not relaunch the instance on its own after an interruption.
         let spot = SpotMarketOptions::builder()
             .spot_instance_type(SpotInstanceType::OneTime)
             .instance_interruption_behavior(InstanceInterruptionBehavior::Terminate)
@@ -467,7 +472,7 @@ fn profile(name: &str) -> IamInstanceProfileSpecification {
     }
 }
 
-/// Tags for what a call makes.
+/// The tags for the resources of a call.
 pub(super) fn tagged(kind: ResourceType, tags: &BTreeMap<String, String>) -> TagSpecification {
     TagSpecification::builder()
         .resource_type(kind)

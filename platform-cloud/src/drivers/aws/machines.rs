@@ -1,4 +1,4 @@
-//! Instances as machines.
+//! Converts EC2 instances to machines.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,13 +14,13 @@ use prost_types::Timestamp;
 use super::{NAME, api::Api, catalogue::filter, errors};
 use crate::cloud::{Filter, Machine, PREFIX};
 
-/// Instances in one page, the most that EC2 gives.
+/// Page size: the maximum of EC2.
 const PAGE: i32 = 1000;
 
-/// Most instances that `DescribeInstanceStatus` takes by id.
+/// Maximum number of ids that `DescribeInstanceStatus` accepts.
 const NAMED: usize = 100;
 
-/// Every instance that the filter lets through. Foreign ones that are terminated are left out.
+/// Every instance that matches the filter, without terminated foreign ones.
 pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
     let mut filters = Vec::new();
     match which {
@@ -51,7 +51,7 @@ pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
         machines.extend(instances.filter_map(|instance| machine(api, instance)));
         match page.next_token {
             Some(next) if next.is_empty() => return Ok(machines),
-            // A token that comes back would be a loop without end.
+            // A repeated token would loop forever.
             Some(next) if token.as_ref() == Some(&next) => {
                 return Err(Error::unavailable(
                     "DescribeInstances: the API repeats a page; the list is not complete",
@@ -63,8 +63,8 @@ pub(super) async fn list(api: &Api, which: &Filter) -> Result<Vec<Machine>> {
     }
 }
 
-/// The phases of these machines now, by `DescribeInstanceStatus`, whose answer is a tenth of the size of a list. Those
-/// that EC2 does not know are left out.
+/// The current phases of these machines. `DescribeInstanceStatus` returns about a tenth of the data of a full list.
+/// Instances that EC2 does not know are left out.
 pub(super) async fn look(api: &Api, machines: &[Machine]) -> Result<Vec<Machine>> {
     let answers = machines.chunks(NAMED).map(|some| phases(api, some));
     let answers = future::try_join_all(answers).await?;
@@ -125,7 +125,7 @@ async fn by_id(api: &Api, id: &str) -> Result<Vec<Machine>> {
     }
 }
 
-/// Whether this can be the id of an instance at all. EC2 refuses others, whole calls included.
+/// Whether this is syntactically an instance id. EC2 rejects the whole call for a single malformed one.
 pub(super) fn is_instance_id(id: &str) -> bool {
     id.strip_prefix("i-")
         .is_some_and(|hex| !hex.is_empty() && hex.bytes().all(|b| b.is_ascii_hexdigit()))
@@ -135,7 +135,7 @@ fn tag(name: &str) -> String {
     format!("tag:{PREFIX}{name}")
 }
 
-/// A value for a filter, in which `*` and `?` stand for themselves.
+/// Escapes a filter value so that `*` and `?` are literal.
 pub(super) fn escape(value: &str) -> String {
     let mut escaped = String::with_capacity(value.len());
     for c in value.chars() {
@@ -147,7 +147,7 @@ pub(super) fn escape(value: &str) -> String {
     escaped
 }
 
-/// An instance as a machine. `None`: a foreign one that is gone.
+/// Converts an instance. `None` if it is foreign and terminated.
 pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
     let id = instance.instance_id()?.to_owned();
     let (tags, name) = tags(instance.tags());
@@ -193,7 +193,7 @@ pub(super) fn machine(api: &Api, instance: &Instance) -> Option<Machine> {
     })
 }
 
-/// The tags of an instance without those that are not its labels, and its name.
+/// The tags of an instance without those that are not node labels, and its name.
 fn tags(tags: &[Tag]) -> (BTreeMap<String, String>, String) {
     let mut named = String::new();
     let mut kept = BTreeMap::new();
@@ -225,7 +225,7 @@ fn phase(state: Option<&InstanceStateName>) -> NodePhase {
     }
 }
 
-/// Why an instance does not run, in the words of EC2.
+/// EC2's reason why an instance does not run.
 fn message(instance: &Instance, phase: NodePhase) -> String {
     if matches!(phase, NodePhase::Running | NodePhase::Pending) {
         return String::new();

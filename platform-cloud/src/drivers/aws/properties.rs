@@ -1,4 +1,4 @@
-//! What a group may say about its instances.
+//! The EC2 properties of a group.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::settings::ImagePattern;
 
-/// Largest user data in bytes, before it is encoded
+/// Maximum size of user data in bytes, before encoding
 /// (<https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-add-user-data.html>).
 pub(super) const MAX_USER_DATA: usize = 16 * 1024;
 
-/// The properties of a group, as its JSON Schema lets them through. What templates add to them is left out.
+/// The properties of a group, valid against the JSON Schema. Fields that only templates add are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Properties {
@@ -98,7 +98,7 @@ pub(super) struct RootVolume {
 }
 
 impl Properties {
-    /// Reads properties and checks what the schema cannot say.
+    /// Parses properties and checks constraints that the schema cannot express.
     pub(super) fn read(properties: &Map<String, Value>) -> Result<Self> {
         let read: Self = serde_json::from_value(Value::Object(properties.clone()))
             .map_err(|error| Error::invalid("group.properties", error.to_string()))?;
@@ -152,7 +152,6 @@ impl Properties {
     }
 }
 
-/// JSON Schema of the properties.
 pub(super) fn schema() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -271,7 +270,6 @@ fn root_volume() -> Value {
     })
 }
 
-/// Properties that most people begin with.
 pub(super) fn example() -> Value {
     json!({ "image": "debian", "instanceType": "t3.small", "key": "my-key-pair", "rootVolume": { "size": 20, "type": "gp3" } })
 }

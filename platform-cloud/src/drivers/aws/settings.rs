@@ -1,4 +1,4 @@
-//! What the operator says about the account.
+//! Settings of a platform on EC2.
 
 use std::{
     collections::BTreeMap,
@@ -14,54 +14,55 @@ use crate::cloud::CloudSettings;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct Settings {
-    /// What all clouds have.
+    /// Settings shared by all clouds.
     pub common: CloudSettings,
-    /// Region (eu-central-1). Empty: `AWS_REGION`, then the profile's.
+    /// Region (eu-central-1). If empty, `AWS_REGION`, then the region of the profile.
     pub region: String,
-    /// Base URL of the EC2 API. Empty: Amazon's for the region.
+    /// Base URL of the EC2 API. If empty, Amazon's for the region.
     pub endpoint: String,
-    /// Base URL of the STS API. Empty: `endpoint` if that is given, otherwise Amazon's for the region.
+    /// Base URL of the STS API. If empty, `endpoint` if set, otherwise Amazon's for the region.
     pub sts_endpoint: String,
-    /// Profile with the credentials, in `~/.aws` or in `credentials_file`. Empty: the SDK's own chain (environment,
-    /// default profile, web identity, container, instance).
+    /// Profile with the credentials, in `~/.aws` or in `credentials_file`. If empty, the default chain of the SDK
+    /// (environment, default profile, web identity, container, instance).
     pub profile: String,
-    /// File in the format of `~/.aws/credentials`, read again when its credentials are refused. `None`: that file.
+    /// File in the format of `~/.aws/credentials`, reloaded when its credentials are refused. `None`: that file.
     pub credentials_file: Option<PathBuf>,
-    /// Zones where nodes are placed. Empty: all of the region that are available.
+    /// Zones in which nodes are placed. If empty, all available zones of the region.
     pub zones: Vec<String>,
-    /// Subnet by zone (`eu-central-1a: subnet-0abc…`), for groups that name none. Zones that are not here: the cluster's
-    /// infrastructure, then the default subnet of the zone.
+    /// Subnet by zone (`eu-central-1a: subnet-0abc…`), for groups that specify none. Zones without an entry use the
+    /// cluster's infrastructure, then the default subnet of the zone.
     pub subnets: BTreeMap<String, String>,
-    /// Security groups, by id or name, of all nodes. Empty: the default one of the network.
+    /// Security groups of all nodes, by id or name. If empty, the default group of the network.
     pub security_groups: Vec<String>,
-    /// Image of groups that name none: an alias, an id, or the name of a built-in catalogue entry. Empty: they must.
+    /// Image for groups that specify none: an alias, an id, or the name of a catalogue entry. If empty, groups must
+    /// specify one.
     pub image: String,
-    /// Instance type of groups that name none. Empty: they must.
+    /// Instance type for groups that specify none. If empty, groups must specify one.
     pub instance_type: String,
-    /// Key pair of groups that name none. Empty: none.
+    /// Key pair for groups that specify none. Empty for no key pair.
     pub key: String,
-    /// Further images that are looked up by name, newest first: name to owner and pattern. They go before the built-in
-    /// ones (debian, ubuntu, amazonlinux).
+    /// Additional images that are looked up by name, newest first: name to owner and pattern. They take precedence over
+    /// the built-in ones (debian, ubuntu, amazonlinux).
     pub catalogue: BTreeMap<String, ImagePattern>,
-    /// Most instances that one call makes.
+    /// Maximum number of instances per create call.
     pub max_launch: u32,
-    /// Whether a zone with room for some instances of a call makes those. False: all of a call or none, for servers that
-    /// make only the least number of what they are asked for, as moto does.
+    /// Whether a zone with capacity for only some instances of a call creates those. If false, a call is all or
+    /// nothing, for servers that only create the minimum count of a request, as moto does.
     pub partial_launches: bool,
 }
 
-/// Images by owner and name, of which the newest counts.
+/// Images by owner and name pattern; the newest match is used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub struct ImagePattern {
     /// Account id, or `amazon` or `self`.
     pub owner: String,
-    /// Name with `*` and `?`; `{arch}` is replaced by the architecture (x86_64, arm64) and `{deb_arch}` by Debian's word
-    /// for it (amd64, arm64).
+    /// Name pattern with `*` and `?`; `{arch}` is replaced by the architecture (x86_64, arm64) and `{deb_arch}` by
+    /// Debian's name of it (amd64, arm64).
     pub name: String,
 }
 
-/// Instances in one call. The identity of all of them is in the tags of each, and 50 tags hold no more.
+/// Maximum number of instances per call. Each instance carries the identities of all of them, and 50 tags hold no more.
 const MAX_LAUNCH: u32 = 250;
 
 impl Default for Settings {
@@ -87,7 +88,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What can be judged without a call.
+    /// Checks the settings that can be validated without a call.
     pub(super) fn check(&self) -> Result<()> {
         for (field, url) in [
             ("endpoint", &self.endpoint),

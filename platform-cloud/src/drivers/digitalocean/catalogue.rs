@@ -1,4 +1,4 @@
-//! What DigitalOcean sells, and what the account has: sizes, images and SSH keys by the names that people write.
+//! Sizes, images and SSH keys of the account by user-facing name.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,16 +12,15 @@ use tokio::time::Instant;
 
 use super::{client::Client, properties::Properties};
 
-/// How long a name that was looked up stands.
+/// Time to live of a cached name.
 const KEEP: Duration = Duration::from_secs(600);
-/// Names that are kept; when there are more, all are looked up again.
+/// Maximum number of cached names; the cache is cleared when it is full.
 const NAMES: usize = 1000;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// MiB in a GiB.
 const MIB_IN_GIB: f64 = 1024.0;
 
-/// Lines of sizes by the names that people write, and how the slugs of each begin.
+/// Product lines of sizes by user-facing name, with the slug prefixes of each.
 const LINES: &[(&str, &[&str])] = &[
     ("standard", &["s"]),
     ("basic", &["s"]),
@@ -31,7 +30,6 @@ const LINES: &[(&str, &[&str])] = &[
     ("storage-optimized", &["so", "so1_5"]),
 ];
 
-/// A size.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Size {
     pub(super) slug: String,
@@ -82,18 +80,19 @@ impl Size {
     }
 }
 
-/// All sizes.
+/// Lists all sizes.
 ///
 /// # Errors
-/// Those of the API.
+/// API errors.
 pub(super) async fn sizes(client: &Client) -> Result<Vec<Size>> {
     let list = client.list(&["sizes"], &[]).await?;
-    // A size of a new kind that cannot be read can be no node class; the others can.
+    // A new kind of size that cannot be parsed is not a node class; the others still are.
     let read = |value| serde_json::from_value::<Size>(value).ok();
     Ok(list.items.into_iter().filter_map(read).collect())
 }
 
-/// The size that a launch wants: `class` is the group's node class, `default` the settings' size, both after aliases.
+/// Selects the size for a launch: `class` is the group's node class, `default` the size of the settings, both with
+/// aliases resolved.
 ///
 /// # Errors
 /// `Invalid` with the field; `NodeClassNotFound`.
@@ -145,7 +144,7 @@ pub(super) fn choose<'a>(
     Ok(size)
 }
 
-/// A size by slug, or the smallest of a line that is enough.
+/// A size by its slug, or the smallest sufficient one of a product line.
 fn by_name<'a>(
     sizes: &'a [Size],
     name: &str,
@@ -179,7 +178,7 @@ fn by_name<'a>(
         let price = a.price_monthly.total_cmp(&b.price_monthly);
         by(a).cmp(&by(b)).then(price).then(a.slug.cmp(&b.slug))
     };
-    // One that is sold here; otherwise the refusal names one that is not.
+    // Prefer one that is available in this region; otherwise the refusal names an unavailable one.
     fitting
         .clone()
         .filter(|size| size.is_sold_in(region))
@@ -197,12 +196,12 @@ fn by_name<'a>(
         })
 }
 
-/// Names that were looked up.
+/// Cached name lookups.
 #[derive(Default)]
-pub(super) struct Names(Mutex<Known>);
+pub(super) struct Names(Mutex<LookupCache>);
 
-/// By kind and name: what it is for the API, and when that was asked.
-type Known = HashMap<(&'static str, String), (Value, Instant)>;
+/// By kind and name: the value for the API, and when it was looked up.
+type LookupCache = HashMap<(&'static str, String), (Value, Instant)>;
 
 impl Names {
     fn get(&self, kind: &'static str, name: &str) -> Option<Value> {
@@ -219,15 +218,15 @@ impl Names {
         known.insert((kind, name.to_owned()), (value.clone(), Instant::now()));
     }
 
-    /// Forgets everything, as something that was looked up was refused.
+    /// Clears the cache after the API has rejected a looked-up value.
     pub(super) fn forget(&self) {
         self.0.lock().clear();
     }
 
-    /// An image as a creation takes it: its slug or its id.
+    /// Resolves an image to the value for a create request: its slug or id.
     ///
     /// # Errors
-    /// `Invalid` for one that is not there; those of the API.
+    /// `Invalid` if it does not exist; API errors.
     pub(super) async fn image(&self, client: &Client, name: &str) -> Result<Value> {
         if let Some(known) = self.get("image", name) {
             return Ok(known);
@@ -245,10 +244,10 @@ impl Names {
         Ok(value)
     }
 
-    /// An SSH key as a creation takes it: its id or its fingerprint.
+    /// Resolves an SSH key to the value for a create request: its id or fingerprint.
     ///
     /// # Errors
-    /// `Invalid` for one that is not there; those of the API.
+    /// `Invalid` if it does not exist; API errors.
     pub(super) async fn key(&self, client: &Client, name: &str) -> Result<Value> {
         if let Some(known) = self.get("key", name) {
             return Ok(known);
@@ -304,7 +303,6 @@ async fn look_up_image(client: &Client, name: &str) -> Result<Option<Value>> {
     }
 }
 
-/// By slug or id.
 async fn get_image(client: &Client, name: &str) -> Result<Option<Value>> {
     let reply = client
         .call(Method::GET, &["images", name], &[], None)
@@ -320,13 +318,13 @@ async fn get_image(client: &Client, name: &str) -> Result<Option<Value>> {
             let public = image["slug"].as_str() == Some(name);
             Ok(Some(image[if public { "slug" } else { "id" }].clone()))
         }
-        // A name with a space or the like is no slug.
+        // A name with a space or the like is not a slug.
         400 | 404 | 422 => Ok(None),
         _ => Err(reply.error(&format!("to say what the image {name:?} is"))),
     }
 }
 
-/// The newest release of a distribution for 64 bit.
+/// The newest 64-bit release of a distribution.
 fn newest<'a>(images: &'a [Value], distribution: &str) -> Option<&'a Value> {
     let wanted = |image: &&Value| {
         let slug = image["slug"].as_str().unwrap_or_default();

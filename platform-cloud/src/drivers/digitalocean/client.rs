@@ -1,4 +1,4 @@
-//! Calls to the API: token, time limit, rate limit, pages.
+//! API client: token, timeout, rate limit, paging.
 
 use std::{
     collections::HashSet,
@@ -16,19 +16,18 @@ use crate::cloud::{Gate, traced};
 
 const ENDPOINT: &str = "https://api.digitalocean.com";
 const VARIABLES: [&str; 2] = ["DIGITALOCEAN_TOKEN", "DIGITALOCEAN_ACCESS_TOKEN"];
-/// Calls at a time. More do not help against a rate limit.
+/// Maximum number of concurrent calls. More do not help against a rate limit.
 const CONCURRENT: usize = 8;
-/// Elements of a page: the most that the API gives.
+/// Page size: the maximum of the API.
 const PER_PAGE: usize = 200;
-/// How often a list that changes while it is read is read again.
+/// Maximum number of attempts to read a list that changes while it is read.
 const READINGS: usize = 4;
-/// A share of the hourly limit below which calls slow down: a tenth.
+/// Divisor of the hourly limit below which calls slow down: one tenth.
 const LOW: u64 = 10;
-/// The least time over which the calls that are left are spread: the API's clock and ours are not the same, and calls
-/// expire one by one.
+/// Minimum time over which the remaining calls are spread: the API's clock may differ from ours, and calls expire one
+/// by one.
 const LEAST_SPREAD: Duration = Duration::from_secs(60);
 
-/// The API of one account.
 pub(super) struct Client {
     http: reqwest::Client,
     endpoint: Url,
@@ -36,11 +35,11 @@ pub(super) struct Client {
     gate: Gate,
 }
 
-/// What was answered, but for too many calls and broken connections.
+/// A response, except for rate limiting and broken connections, which are errors.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: u16,
-    /// Null: none, or none that can be read.
+    /// Null if there is none, or none that can be parsed.
     pub(super) body: Value,
 }
 
@@ -55,13 +54,13 @@ impl Client {
     pub(super) fn new(settings: &Settings) -> Result<Self> {
         let endpoint = endpoint(&settings.endpoint)?;
         let token = Token::read(settings.token_file.clone())?;
-        // Ignored if another driver was first.
+        // Fails if another driver has installed a provider first, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .timeout(settings.common.call_timeout())
             .pool_max_idle_per_host(CONCURRENT)
             .user_agent(concat!("drover/", env!("CARGO_PKG_VERSION")))
-            // The token goes nowhere else.
+            // The token must not be sent to any other host.
             .redirect(Policy::none())
             .build()
             .map_err(|error| {
@@ -75,11 +74,11 @@ impl Client {
         })
     }
 
-    /// Makes a call: path segments behind `/v2`, query, body.
+    /// Makes a call. `path` holds the segments after `/v2`.
     ///
     /// # Errors
-    /// `RateLimited` when nothing was done for too many calls; `CredentialsRefused` and `PermissionDenied`;
-    /// `DeadlineExceeded` and `Unavailable` when nobody knows what was done.
+    /// `RateLimited` if nothing was done because of too many calls; `CredentialsRefused` and `PermissionDenied`;
+    /// `DeadlineExceeded` and `Unavailable` if it is unknown whether the call took effect.
     pub(super) async fn call(
         &self,
         method: Method,
@@ -110,7 +109,7 @@ impl Client {
         reply.accepted(&self.token)
     }
 
-    /// Reads; `None`: there is no such thing.
+    /// Reads a resource. `None` if it does not exist.
     ///
     /// # Errors
     /// As [`Client::call`], and every other refusal.
@@ -127,10 +126,10 @@ impl Client {
         }
     }
 
-    /// Reads a list with all its pages, or fails: what is answered is never short.
+    /// Reads all pages of a list. Returns an error rather than a partial list.
     ///
     /// # Errors
-    /// As [`Client::call`], and `Unavailable` if it cannot be read whole.
+    /// As [`Client::call`], and `Unavailable` if the list cannot be read completely.
     pub(super) async fn list(&self, path: &[&str], query: &[(&str, String)]) -> Result<List> {
         let name = path.join("/");
         let key = path.last().map_or("", |last| match *last {
@@ -147,10 +146,11 @@ impl Client {
         )))
     }
 
-    /// One reading. `None`: the list changed meanwhile, so that something may be missing.
+    /// Reads the list once. `None` if it changed in the meantime, so that items may be missing.
     ///
-    /// The pages are read from the last to the first: what is deleted moves the rest towards the first, where it is read
-    /// again and not missed. What is made comes at the end; where it does not, a change means another reading.
+    /// Pages are read from last to first: a deletion shifts the following items towards the first page, where they are
+    /// read again rather than missed. New items are appended; if the list is not in that order, any change requires
+    /// another attempt.
     async fn read(
         &self,
         path: &[&str],
@@ -201,7 +201,7 @@ impl Client {
         let mut body =
             body.ok_or_else(|| Error::unavailable(format!("the API has no list of {name}")))?;
         let total = body["meta"]["total"].as_u64();
-        // The link itself is not followed: the token goes to no other host.
+        // The link itself is not followed, as the token must not be sent to any other host.
         let more = !body["links"]["pages"]["next"].is_null();
         match (body[key].take(), total) {
             (Value::Array(items), Some(total)) => Ok(Page {
@@ -244,7 +244,7 @@ impl Client {
         } else {
             match serde_json::from_slice(&bytes) {
                 Ok(body) => body,
-                // What was asked may be done.
+                // The request may have taken effect.
                 Err(_) if status < 400 => {
                     return Err(Error::unavailable(
                         "the answer of DigitalOcean cannot be read; it was cut off or is no JSON",
@@ -256,7 +256,7 @@ impl Client {
         Ok(Reply { status, body })
     }
 
-    /// Slows down before the API has to say it.
+    /// Slows down before the API starts to throttle.
     fn heed(&self, headers: &HeaderMap) {
         let (Some(limit), Some(remaining), Some(reset)) = (
             number(headers, "ratelimit-limit"),
@@ -273,37 +273,36 @@ impl Client {
         }
     }
 
-    /// Calls a second that are let through now.
     #[cfg(test)]
     pub(super) fn rate(&self) -> f64 {
         self.gate.rate()
     }
 }
 
-/// A whole list.
+/// A complete list.
 pub(super) struct List {
     pub(super) items: Vec<Value>,
-    /// On how many pages it was.
+    /// Number of pages it was read from.
     pub(super) pages: usize,
 }
 
 struct Page {
     items: Vec<Value>,
-    /// Of the whole list.
+    /// Item count of the whole list.
     total: usize,
-    /// There is another page behind it.
+    /// Whether there is another page after this one.
     more: bool,
 }
 
 impl Page {
-    /// Whether what was made last comes last.
+    /// Whether new items come last.
     fn is_ascending(&self) -> bool {
         let ids = self.items.iter().map(|item| item["id"].as_u64());
         self.items.iter().all(|item| item["id"].is_u64()) && ids.is_sorted()
     }
 }
 
-/// What tells the elements of a list apart.
+/// The key that identifies an element of a list.
 fn identity(item: &Value) -> String {
     ["id", "slug", "name"]
         .iter()
@@ -337,7 +336,7 @@ impl Reply {
         }
     }
 
-    /// What the API says.
+    /// The error message of the API.
     pub(super) fn message(&self) -> String {
         match self.body["message"]
             .as_str()
@@ -348,7 +347,7 @@ impl Reply {
         }
     }
 
-    /// The refusal of a call about something.
+    /// Converts the reply to an error about `what`.
     pub(super) fn error(&self, what: &str) -> Error {
         errors::refused(self, what)
     }
@@ -394,7 +393,7 @@ impl Token {
         self.value.lock().clone()
     }
 
-    /// The token that there is now. Another call may have read it before.
+    /// Returns the current token. Another call may have reloaded it already.
     fn reload(&self) -> Result<String> {
         if self.file.is_none() {
             return Ok(self.get());
@@ -441,7 +440,7 @@ fn endpoint(given: &str) -> Result<Url> {
 
 async fn throttled(response: Response) -> Error {
     let wait = number(response.headers(), "retry-after").map(Duration::from_secs);
-    // With calls left in the hour it was the limit of the minute, which says no time.
+    // If the hourly quota is not used up, the per-minute limit was hit, which has no reset time.
     let used_up = number(response.headers(), "ratelimit-remaining") == Some(0);
     let wait = wait.or_else(|| until_reset(response.headers()).filter(|_| used_up));
     let body: Value = response.json().await.unwrap_or_default();
@@ -457,7 +456,7 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
-/// Time until the oldest call expires, by the API's own clock: ours may be wrong.
+/// Time until the oldest call expires, by the API's own clock, as ours may be wrong.
 fn until_reset(headers: &HeaderMap) -> Option<Duration> {
     let reset = number(headers, "ratelimit-reset")?;
     let date = headers.get("date").and_then(|date| date.to_str().ok());
@@ -468,7 +467,7 @@ fn until_reset(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(reset.saturating_sub(now)))
 }
 
-/// Seconds of the Unix epoch of `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Seconds since the Unix epoch of `Sun, 06 Nov 1994 08:49:37 GMT`.
 fn http_date(text: &str) -> Option<u64> {
     const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
     let (_, rest) = text.split_once(", ")?;
@@ -525,7 +524,7 @@ mod tests {
         let _guard = runtime.as_ref().unwrap().enter();
         let client = Client::new(&settings).unwrap();
         let mut headers = HeaderMap::new();
-        // Our clock does not matter: this was long ago.
+        // The local clock does not matter: this date is long past.
         headers.insert("date", "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
         headers.insert("ratelimit-limit", 5000.into());
         headers.insert("ratelimit-reset", (784_111_777 + 100).into());

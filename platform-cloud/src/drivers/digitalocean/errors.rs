@@ -1,4 +1,4 @@
-//! What the API refuses, as the domain's errors.
+//! Maps refusals of the API to Drover errors.
 
 use std::error::Error as _;
 
@@ -6,10 +6,10 @@ use drover_core::{Error, Reason};
 
 use super::client::Reply;
 
-/// Where an account's droplet limit is raised.
+/// Page on which an account's droplet limit is raised.
 const RAISE: &str = "https://cloud.digitalocean.com/account/team/droplet_limit_increase";
 
-/// The connection failed. What was asked may be done.
+/// Maps a connection failure. The request may have taken effect.
 pub(super) fn transport(error: &reqwest::Error) -> Error {
     let reason = if error.is_timeout() {
         Reason::DeadlineExceeded
@@ -22,7 +22,7 @@ pub(super) fn transport(error: &reqwest::Error) -> Error {
     )
 }
 
-/// The error without its URL, and what is behind it.
+/// The error without its URL, and its causes.
 pub(super) fn causes(error: &reqwest::Error) -> String {
     let mut text = match error {
         error if error.is_connect() => "cannot connect".to_owned(),
@@ -39,7 +39,7 @@ pub(super) fn causes(error: &reqwest::Error) -> String {
     text
 }
 
-/// The refusal of a call that is wrong in no way that the driver knows of.
+/// Maps a generic refusal of a call.
 pub(super) fn refused(reply: &Reply, what: &str) -> Error {
     let message = format!("DigitalOcean refuses {what}: {}", reply.message());
     match reply.status {
@@ -51,7 +51,7 @@ pub(super) fn refused(reply: &Reply, what: &str) -> Error {
     }
 }
 
-/// The refusal of a creation. The API has one status and one id for all of them, so the words decide.
+/// Maps the refusal of a creation. The API uses one status and one id for all of them, so the message decides.
 pub(super) fn create(reply: &Reply, region: &str) -> Error {
     if !(400..=499).contains(&reply.status) || matches!(reply.status, 408 | 409) {
         return refused(reply, "the creation of droplets");

@@ -1,4 +1,4 @@
-//! Reading droplets.
+//! Lists droplets.
 
 use std::collections::HashSet;
 
@@ -6,18 +6,19 @@ use drover_core::{Error, Result};
 use drover_proto::platform::v1::Warning;
 
 use super::{DigitalOcean, client::List, machine::Droplet, tags};
-use crate::cloud::{CLUSTER, Filter, Listed, Machine, REQUEST};
+use crate::cloud::{CLUSTER, CloudListing, Filter, Machine, REQUEST};
 
-/// Droplets that vanished from a list at once and are asked for one by one. More, and the list is read again.
+/// Maximum number of droplets missing from a list that are looked up individually. If more are missing, the list is
+/// read again.
 const MAX_VANISHED: usize = 50;
 
 impl DigitalOcean {
-    pub(super) async fn read(&self, filter: &Filter) -> Result<Listed> {
+    pub(super) async fn read(&self, filter: &Filter) -> Result<CloudListing> {
         let mut list = self.droplets(filter).await?;
         if *filter == Filter::All {
             self.complete(&mut list).await?;
         }
-        let mut listed = Listed::default();
+        let mut listed = CloudListing::default();
         let mut ours = HashSet::new();
         for value in &list.items {
             match Droplet::read(value) {
@@ -52,7 +53,7 @@ impl DigitalOcean {
             Filter::Id(id) => {
                 let body = match id.parse::<u64>() {
                     Ok(_) => self.client.get(&["droplets", id], &[]).await?,
-                    // No id of a droplet.
+                    // Not a droplet id.
                     Err(_) => None,
                 };
                 let items = body
@@ -68,21 +69,22 @@ impl DigitalOcean {
         let kind = |kind: &str| [("type", kind.to_owned())];
         let path = ["droplets"];
         if self.settings.gpus {
-            // Whether a tag finds those with GPUs the API does not promise, and it cannot be combined with `type`.
+            // The API does not document whether a tag filter includes GPU droplets, and `tag_name` cannot be combined
+            // with `type`.
             let mut list = self.client.list(&path, &kind("droplets")).await?;
             let gpus = self.client.list(&path, &kind("gpus")).await?;
             list.pages += gpus.pages;
             list.items.extend(gpus.items);
             return Ok(list);
         }
-        // The first part of a tag finds it; what else it finds is sorted out.
+        // The API filters by the first tag only; further matches are filtered out by the caller.
         match tag.and_then(|tags| tags.into_iter().next()) {
             Some(tag) => self.client.list(&path, &[("tag_name", tag)]).await,
             None => self.client.list(&path, &[]).await,
         }
     }
 
-    /// What was in the last list and is not in this one is asked for: pages move when something is deleted between them.
+    /// Looks up droplets of the last list that are missing from this one: deletions between page reads shift items.
     async fn complete(&self, list: &mut List) -> Result<()> {
         if list.pages == 1 {
             return Ok(());
@@ -94,7 +96,7 @@ impl DigitalOcean {
             .collect();
         let vanished: Vec<u64> = self.seen.lock().difference(&listed).copied().collect();
         if vanished.len() > MAX_VANISHED {
-            // A person has removed many, or the list is wrong; the next one is compared with this one.
+            // Many were deleted, or the list is wrong; the next list is compared with this one.
             *self.seen.lock() = listed;
             return Err(Error::unavailable(format!(
                 "{} droplets have vanished from the list at once; it is read again",

@@ -1,4 +1,4 @@
-//! A droplet as a machine.
+//! Converts droplets to machines.
 
 use drover_proto::{
     common::v1::{Address, AddressType},
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::tags;
 use crate::cloud::Machine;
 
-/// What is read of a droplet.
+/// The fields of a droplet that the driver reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Droplet {
     pub(super) id: u64,
@@ -50,10 +50,10 @@ struct Region {
     slug: String,
 }
 
-/// Why something in a list is no machine.
+/// The reason why a list item is not a machine.
 #[derive(Debug)]
 pub(super) struct Unreadable {
-    /// Id. Empty: not even that.
+    /// Empty if not even the id can be read.
     pub(super) id: String,
     pub(super) message: String,
 }
@@ -72,7 +72,6 @@ impl Droplet {
         &self.region.slug
     }
 
-    /// The machine that it is.
     pub(super) fn machine(&self) -> Machine {
         let names = self.tags.as_deref().unwrap_or_default();
         let decoded = tags::decode(names.iter().map(String::as_str));

@@ -1,4 +1,4 @@
-//! Properties of a group.
+//! The DigitalOcean properties of a group.
 
 use drover_core::{Error, Result};
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::Settings;
 use crate::cloud::Launch;
 
-/// What a group and its template say.
+/// Properties of a group and its template.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Properties {
@@ -28,26 +28,26 @@ pub(super) struct Properties {
     pub(super) public_networking: Option<bool>,
 }
 
-/// What a launch wants, with the settings for what it does not say.
+/// The desired droplet, with defaults from the settings.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedDroplet {
     pub(super) properties: Properties,
-    /// After aliases.
+    /// With aliases resolved.
     pub(super) image: String,
     pub(super) keys: Vec<String>,
     pub(super) region: String,
     pub(super) vpc: Option<String>,
-    /// Beside those of the identity.
+    /// In addition to those of the identity.
     pub(super) tags: Vec<String>,
 }
 
-impl Wanted {
+impl WantedDroplet {
     /// # Errors
     /// `Invalid` with the field.
     pub(super) fn of(launch: &Launch, settings: &Settings) -> Result<Self> {
         let said = Value::Object(launch.properties.clone());
         let mut properties: Properties = serde_json::from_value(said)
-            // The schema lets nothing wrong through; the words of the parser may repeat a value.
+            // The schema has validated them already; a parser message could leak a value.
             .map_err(|_| Error::invalid("group.properties", "does not fit the schema"))?;
         if let Some(name) = &mut properties.instance_type {
             *name = settings.common.node_class(name).to_owned();
@@ -78,7 +78,7 @@ impl Wanted {
     }
 }
 
-/// Id, fingerprint or name.
+/// Converts an id, fingerprint or name to text.
 fn text(value: &Value) -> String {
     value
         .as_str()
@@ -127,7 +127,6 @@ fn keys(properties: &Properties, settings: &Settings) -> Result<Vec<String>> {
     Ok(keys)
 }
 
-/// JSON Schema of the properties.
 pub(super) fn schema() -> Value {
     let key =
         |description: &str| json!({"type": ["string", "integer"], "description": description});
@@ -213,7 +212,6 @@ pub(super) fn schema() -> Value {
     schema
 }
 
-/// Valid properties, as an example.
 pub(super) fn example() -> Value {
     let example: Map<String, Value> = [
         ("instanceType", json!("standard")),

@@ -1,4 +1,4 @@
-//! Changing tags.
+//! Changes tags of droplets.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::{DigitalOcean, machine::Droplet, tags};
 use crate::cloud::{CLUSTER, Machine, REQUEST};
 
 impl DigitalOcean {
-    /// Sets and removes tags, one call each: the API has no other way.
+    /// Sets and removes tags with one call each, as the API offers no other way.
     pub(super) async fn change_tags(
         &self,
         machine: &Machine,
@@ -25,8 +25,8 @@ impl DigitalOcean {
             Some(Ok(droplet)) => droplet,
         };
         let has = droplet.tags.unwrap_or_default();
-        // What makes it somebody's comes last, so that a change that is cut off can be made again; and what is new comes
-        // before what is old goes, so that it is never nobody's.
+        // Ownership tags are set last, so that an interrupted change can be repeated; and new tags are set before old
+        // ones are removed, so that the droplet is never without an owner.
         let last = |key: &&String| (key.as_str() == CLUSTER, key.as_str() == REQUEST);
         let mut keys: Vec<&String> = set.keys().collect();
         keys.sort_by_key(last);
@@ -51,7 +51,7 @@ impl DigitalOcean {
         Ok(())
     }
 
-    /// Puts a tag on a droplet, or takes it off.
+    /// Adds a tag to a droplet or removes it.
     async fn tag(&self, id: &str, name: &str, put: bool) -> Result<()> {
         let body = json!({"resources": [{"resource_id": id, "resource_type": "droplet"}]});
         let method = if put { Method::POST } else { Method::DELETE };
@@ -59,14 +59,14 @@ impl DigitalOcean {
         let reply = self.client.call(method, &path, &[], Some(&body)).await?;
         match reply.status {
             200..300 => Ok(()),
-            // The tag is not there, and so not on the droplet.
+            // The tag does not exist, so it is not on the droplet either.
             404 if !put => Ok(()),
             404 => Err(Error::not_found("droplet", id)),
             _ => Err(reply.error(&format!("to tag droplet {id}"))),
         }
     }
 
-    /// Makes a tag, and answers how the account writes it.
+    /// Creates a tag. Returns its spelling in the account.
     async fn make_tag(&self, name: &str) -> Result<String> {
         let body = json!({"name": name});
         let reply = self
@@ -78,7 +78,7 @@ impl DigitalOcean {
                 .as_str()
                 .unwrap_or(name)
                 .to_owned()),
-            // It is there.
+            // It exists already.
             409 | 422 => Ok(name.to_owned()),
             _ => Err(reply.error("to make a tag")),
         }

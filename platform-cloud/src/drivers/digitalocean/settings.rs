@@ -1,4 +1,4 @@
-//! What the operator says about the account.
+//! Settings of a platform on DigitalOcean.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::cloud::CloudSettings;
 
-/// Calls a second by default: DigitalOcean allows 250 a minute and 5,000 an hour
+/// Default rate of calls per second: DigitalOcean allows 250 per minute and 5,000 per hour
 /// (<https://docs.digitalocean.com/reference/api/reference/#rate-limit>).
 const CALLS_PER_SECOND: f64 = 4.0;
 
@@ -15,29 +15,29 @@ const CALLS_PER_SECOND: f64 = 4.0;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct Settings {
-    /// What all clouds have. `calls_per_second` is 4 unless it is given.
+    /// Settings shared by all clouds. `calls_per_second` defaults to 4.
     #[serde(deserialize_with = "common")]
     pub common: CloudSettings,
-    /// Base URL of the API. Empty: `https://api.digitalocean.com`. Plain http only to this machine.
+    /// Base URL of the API. If empty, `https://api.digitalocean.com`. Plain http is allowed only to the local host.
     pub endpoint: String,
-    /// File with the token, read again when the token is refused. `None`: the environment variable
-    /// `DIGITALOCEAN_TOKEN`, then `DIGITALOCEAN_ACCESS_TOKEN`.
+    /// File with the token, reloaded when the token is refused. `None`: the environment variable `DIGITALOCEAN_TOKEN`,
+    /// then `DIGITALOCEAN_ACCESS_TOKEN`.
     pub token_file: Option<PathBuf>,
-    /// Regions (fra1, ams3) where nodes are placed: the failure domains. Droplets elsewhere are not seen. Empty: those of
-    /// the whole account are, and groups name their region. The list is a part of the platform's uid, so another list is
-    /// another platform.
+    /// Regions (fra1, ams3) in which nodes are placed: the failure domains. Droplets in other regions are ignored. If
+    /// empty, droplets of all regions are managed and groups specify their region. The list is part of the platform's
+    /// uid, so changing it makes a different platform.
     pub regions: Vec<String>,
-    /// Image of groups that name none: an alias, a slug, an id, a distribution (its newest release) or the name of a
-    /// private image. Default debian.
+    /// Image for groups that specify none: an alias, a slug, an id, a distribution (its newest release) or the name of
+    /// a private image. Default: debian.
     pub image: String,
-    /// Size of groups that name none, as `instanceType`. Empty: they must.
+    /// Size for groups that specify none, as `instanceType`. If empty, groups must specify one.
     pub instance_type: String,
-    /// SSH keys for every droplet, by id, fingerprint or name.
+    /// SSH keys of every droplet, by id, fingerprint or name.
     pub ssh_keys: Vec<String>,
-    /// UUID of the VPC by region. Regions that are not here: the region's default VPC.
+    /// VPC UUID by region. Regions without an entry use the region's default VPC.
     pub vpcs: BTreeMap<String, String>,
-    /// Whether droplets with GPUs are made. Listing them takes a second call every time, as the API does not show them
-    /// with the others.
+    /// Whether droplets with GPUs can be created. Listing them takes an additional call each time, as the API does not
+    /// return them with the others.
     pub gpus: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Tags. DigitalOcean's are plain names of letters, digits, `:`, `-` and `_`, up to 255 characters, and one that exists
-//! in the account keeps the case in which it was first written. So a key and its value become `key:value` in lower-case
-//! letters, digits and `-`; every other byte is `_` with two hexadecimal digits, and the prefix `drover.dev/` is
-//! `drover:`. What is too long is cut into parts, `key:__0:…`, `key:__1:…`.
+//! Tag encoding. DigitalOcean's tags are plain names of letters, digits, `:`, `-` and `_`, up to 255 characters, and an
+//! existing tag keeps the case in which it was first written in the account. So a key and its value become `key:value`
+//! in lower-case letters, digits and `-`; every other byte is `_` with two hexadecimal digits, and the prefix
+//! `drover.dev/` is `drover:`. Values that are too long are split into parts, `key:__0:…`, `key:__1:…`.
 
 use std::collections::BTreeMap;
 
@@ -9,21 +9,21 @@ use drover_core::{Error, Reason, Result};
 
 use crate::cloud::PREFIX;
 
-/// Longest tag.
+/// Maximum length of a tag.
 const MAX: usize = 255;
-/// What stands for [`PREFIX`].
+/// Encoding of [`PREFIX`].
 const SHORT: &str = "drover:";
-/// Marks a part. No escaped byte begins like this.
+/// Marks a part. No escaped byte starts like this.
 const PART: &str = "__";
 
-/// The tags of one key.
+/// Encodes one key and value.
 ///
 /// # Errors
-/// `Precondition` for a key that no tag can hold.
+/// `Precondition` for a key that does not fit in a tag.
 pub(super) fn encode(key: &str, value: &str) -> Result<Vec<String>> {
     let key = match key.strip_prefix(PREFIX) {
         Some(rest) => format!("{SHORT}{}", escape(rest, false)),
-        // Not to be taken for the prefix.
+        // Must not be mistaken for the prefix.
         None if key == "drover" => "_64rover".to_owned(),
         None => escape(key, false),
     };
@@ -31,7 +31,7 @@ pub(super) fn encode(key: &str, value: &str) -> Result<Vec<String>> {
     if key.len() + 1 + value.len() <= MAX {
         return Ok(vec![format!("{key}:{value}")]);
     }
-    // Room for a hundred parts.
+    // Leave room for the numbers of a hundred parts.
     let room = MAX.saturating_sub(key.len() + "::".len() + PART.len() + 2);
     if room == 0 {
         return Err(Error::new(
@@ -40,16 +40,16 @@ pub(super) fn encode(key: &str, value: &str) -> Result<Vec<String>> {
         ));
     }
     let parts = value.as_bytes().chunks(room).enumerate();
-    // Only ASCII is in it.
+    // The value is ASCII only, so a chunk never splits a character.
     Ok(parts
         .map(|(at, part)| format!("{key}:{PART}{at}:{}", String::from_utf8_lossy(part)))
         .collect())
 }
 
-/// All tags of a machine.
+/// Encodes all tags of a machine.
 ///
 /// # Errors
-/// `Precondition` for a key that no tag can hold.
+/// `Precondition` for a key that does not fit in a tag.
 pub(super) fn encode_all(tags: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let mut all = Vec::with_capacity(tags.len());
     for (key, value) in tags {
@@ -58,8 +58,8 @@ pub(super) fn encode_all(tags: &BTreeMap<String, String>) -> Result<Vec<String>>
     Ok(all)
 }
 
-/// Tags of a machine, decoded. Names without a colon are nobody's key and left out. Of several values of one key, as a
-/// change that was cut off leaves them, the first by the alphabet counts, and `doubled` names the key.
+/// The decoded tags of a machine. Names without a colon are not ours and are skipped. If a key has several values, as
+/// after an interrupted change, the alphabetically first one is used and the key is listed in `doubled`.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Decoded {
     pub(super) tags: BTreeMap<String, String>,
@@ -97,12 +97,12 @@ pub(super) fn decode<'a>(names: impl IntoIterator<Item = &'a str>) -> Decoded {
     decoded
 }
 
-/// The key that a name stands for.
+/// The key of an encoded tag.
 pub(super) fn key(name: &str) -> Option<String> {
     split(name).map(|(key, _)| key)
 }
 
-/// Key, and value as it is written.
+/// Splits a tag into its key and its encoded value.
 fn split(name: &str) -> Option<(String, String)> {
     let name = name.to_ascii_lowercase();
     let (prefix, rest) = match name.strip_prefix(SHORT) {
@@ -125,14 +125,14 @@ fn escape(text: &str, colon: bool) -> String {
         match byte {
             b'a'..=b'z' | b'0'..=b'9' | b'-' => out.push(char::from(byte)),
             b':' if colon => out.push(':'),
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             _ => _ = write!(out, "_{byte:02x}"),
         }
     }
     out
 }
 
-/// What is no escaped byte stands for itself, as in tags of others.
+/// Text that is not an escaped byte is literal, as in foreign tags.
 fn unescape(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -163,7 +163,7 @@ mod tests {
             let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '-' | '_');
             assert!(name.len() <= MAX && name.chars().all(allowed), "{name}");
         }
-        // Somebody has written the same tags in capitals before.
+        // The same tags were created in capitals before.
         let names: Vec<String> = names.iter().map(|name| name.to_ascii_uppercase()).collect();
         decode(names.iter().map(String::as_str))
     }

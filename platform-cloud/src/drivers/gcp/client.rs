@@ -13,18 +13,18 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{Settings, credentials, error};
 use crate::cloud::{Gate, traced};
 
-/// Calls at once. Half of them may be waiting for operations.
+/// Maximum number of concurrent calls. Half of them may be waiting for operations.
 const CONCURRENT: usize = 64;
-/// Most machines of one page, which is what the API allows.
+/// Page size: the maximum of the API.
 const PAGE: u32 = 500;
-/// First and longest wait between two looks at an operation.
+/// Initial and maximum interval between polls of an operation.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Looks at an operation that may fail one after the other.
+/// Maximum number of consecutive failed polls of an operation.
 const POLL_FAILURES: u32 = 5;
-/// Most of a console that is read; the API keeps no more.
+/// Maximum size of console output; the API keeps no more.
 const MAX_CONSOLE: usize = 1 << 20;
 
-/// Compute Engine, one project.
+/// Compute Engine in one project.
 pub(super) struct Client {
     project: String,
     gate: Gate,
@@ -39,7 +39,7 @@ macro_rules! service {
     ($kind:ty, $settings:expr, $credentials:expr) => {{
         let mut builder = <$kind>::builder()
             .with_credentials($credentials.clone())
-            // One attempt: the gate repeats what was throttled, and whoever asked the rest.
+            // A single attempt: the gate retries throttled calls, and the callers decide about all others.
             .with_retry_policy(NeverRetry)
             .with_attempt_timeout($settings.common.call_timeout());
         if let Some(endpoint) = &$settings.endpoint {
@@ -85,7 +85,6 @@ impl Client {
             .await
     }
 
-    /// All zones of a region.
     pub(super) async fn zones(&self, region: &str) -> Result<Vec<Zone>> {
         let mut zones = Vec::new();
         let mut token = None;
@@ -110,7 +109,7 @@ impl Client {
         Ok(zones)
     }
 
-    /// All machines of a zone that the filter lets through, every page of them.
+    /// All machines of a zone that match the filter, from all pages.
     pub(super) async fn list(&self, zone: &str, filter: Option<&str>) -> Result<Vec<Instance>> {
         let mut instances = Vec::new();
         let mut token: Option<String> = None;
@@ -151,7 +150,7 @@ impl Client {
         }
     }
 
-    /// A machine by name or id. `None`: there is none.
+    /// Reads a machine by name or id. `None` if it does not exist.
     pub(super) async fn get(&self, zone: &str, name: &str) -> Result<Option<Instance>> {
         let got = self
             .call("instances.get", || {
@@ -184,7 +183,7 @@ impl Client {
         .await
     }
 
-    /// Begins to delete a machine by its id. `None`: there is none.
+    /// Starts the deletion of a machine by its id. `None` if it does not exist.
     pub(super) async fn delete(
         &self,
         zone: &str,
@@ -223,10 +222,10 @@ impl Client {
         .await
     }
 
-    /// Waits for the end of an operation. It may have ended in an error.
+    /// Waits until an operation is done. It may have failed.
     ///
     /// # Errors
-    /// Of class `Unknown` when its end is not known in time.
+    /// Of class `Unknown` if the operation is not done in time.
     pub(super) async fn ended(
         &self,
         mut operation: Operation,
@@ -260,7 +259,7 @@ impl Client {
                     operation = seen;
                     failures = 0;
                 }
-                // A look changes nothing, so a failed one is repeated; the end of the operation stays unknown.
+                // A poll is read-only, so a failed one is retried; the outcome of the operation stays unknown.
                 Ok(Err(error)) => {
                     failures += 1;
                     let waits = error.reason() == Reason::DeadlineExceeded;
@@ -272,14 +271,14 @@ impl Client {
                 }
             }
             if operation.status != Some(Status::Done) {
-                // The API holds the call back by itself as a rule; where it does not, calls are saved here.
+                // Usually the API itself delays the response (long poll); the pause limits the rate where it does not.
                 sleep(pause).await;
                 pause = (pause * 2).min(longest);
             }
         }
     }
 
-    /// What a machine has written to its first serial port.
+    /// The output of a machine's first serial port.
     pub(super) async fn console(&self, zone: &str, id: &str) -> Result<Vec<u8>> {
         let mut text = Vec::new();
         let mut start = 0;
@@ -306,7 +305,7 @@ impl Client {
         }
     }
 
-    /// That a machine type is offered in a zone.
+    /// Checks that a machine type is available in a zone.
     pub(super) async fn check_machine_type(&self, zone: &str, name: &str) -> Result<()> {
         self.call("machineTypes.get", || {
             self.machine_types
@@ -320,7 +319,7 @@ impl Client {
         .map(|_| ())
     }
 
-    /// That an image can be read. Paths that are no path of an image are left to the insert.
+    /// Checks that an image can be read. Other paths are validated by the insert.
     pub(super) async fn check_image(&self, path: &str) -> Result<()> {
         let Some((project, image)) = path
             .strip_prefix("projects/")
@@ -353,7 +352,7 @@ impl Client {
     }
 }
 
-/// Not there is no error.
+/// Converts "not found" to `None`.
 fn absent<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(there) => Ok(Some(there)),

@@ -1,4 +1,4 @@
-//! Who the platform is at Google.
+//! Credentials for Google's APIs.
 
 use std::{fmt, path::PathBuf};
 
@@ -13,12 +13,12 @@ use google_cloud_auth::{
 
 use super::Settings;
 
-/// The credentials that the settings say.
+/// The credentials selected by the settings.
 ///
 /// # Errors
-/// `CredentialsRefused` when there are none or they cannot be read.
+/// `CredentialsRefused` if there are none or they cannot be read.
 pub(super) async fn open(settings: &Settings) -> Result<Credentials> {
-    // Another client in this process may have done it already, with the same provider.
+    // Fails if another client in this process has installed a provider already; it is the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     if settings.anonymous {
         return Ok(anonymous::Builder::new().build());
@@ -36,7 +36,7 @@ pub(super) async fn open(settings: &Settings) -> Result<Credentials> {
         let text = tokio::fs::read(file)
             .await
             .map_err(|error| refused(&format!("{shown} cannot be read: {error}")))?;
-        // The words of the parser could quote the key.
+        // A parser message could quote the key.
         let key = serde_json::from_slice(&text)
             .map_err(|_| refused(&format!("{shown} is no JSON key file of a service account")))?;
         return service_account::Builder::new(key)
@@ -60,7 +60,7 @@ fn refused(why: &str) -> Error {
     )
 }
 
-/// A token that something else renews.
+/// An access token that is renewed externally.
 struct TokenFile(PathBuf);
 
 impl fmt::Debug for TokenFile {

@@ -1,4 +1,4 @@
-//! What the errors of Compute Engine mean.
+//! Maps the errors of Compute Engine to Drover errors.
 
 use std::{error::Error as _, time::Duration};
 
@@ -7,10 +7,10 @@ use google_cloud_auth::errors::CredentialsError;
 use google_cloud_compute_v1::model::Operation;
 use google_cloud_gax::error::rpc::StatusDetails;
 
-/// Where the failure domain stands in the metadata of an error.
+/// Metadata key of the failure domain.
 const FAILURE_DOMAIN: &str = "failure_domain";
 
-/// An error of a call, `what` being what was called (`instances.insert`).
+/// Maps the error of a call; `what` is the method (`instances.insert`).
 pub(super) fn of_call(what: &str, error: &google_cloud_gax::error::Error) -> Error {
     if let Some(credentials) = error
         .source()
@@ -26,7 +26,7 @@ pub(super) fn of_call(what: &str, error: &google_cloud_gax::error::Error) -> Err
         .context(what);
     }
     let Some(status) = error.http_status_code() else {
-        // Refused connections, lost and cut answers, and those that cannot be read: anything may have happened.
+        // Refused connections, lost or truncated responses, and unparsable ones: the call may have taken effect.
         return Error::unavailable(format!(
             "no usable answer of Compute Engine: {}",
             chain(error)
@@ -37,7 +37,7 @@ pub(super) fn of_call(what: &str, error: &google_cloud_gax::error::Error) -> Err
     of_answer(status, &reason, &message, retry_after(error)).context(what)
 }
 
-/// An operation that ended in an error. Compute Engine has made nothing then.
+/// Maps a failed operation. Compute Engine has created nothing in that case.
 pub(super) fn of_operation(operation: &Operation, zone: &str) -> Option<Error> {
     let first = operation
         .error
@@ -62,7 +62,7 @@ pub(super) fn of_operation(operation: &Operation, zone: &str) -> Option<Error> {
     } else if code.contains("QUOTA") {
         quota(message)
     } else if status >= 500 || code == "INTERNAL_ERROR" {
-        // It says that it failed, so this is final, and another time or zone may do.
+        // The operation reports its failure, so it is final, and another time or zone may work.
         Error::new(Reason::NoCapacity, format!("{code}: {message}"))
     } else {
         of_answer(status, code, message, None)
@@ -70,7 +70,7 @@ pub(super) fn of_operation(operation: &Operation, zone: &str) -> Option<Error> {
     Some(error.with_metadata(FAILURE_DOMAIN, zone))
 }
 
-/// Names the zone of an error without capacity.
+/// Adds the zone to a capacity error.
 pub(super) fn in_zone(error: Error, zone: &str) -> Error {
     if error.reason() == Reason::NoCapacity {
         error.with_metadata(FAILURE_DOMAIN, zone)
@@ -161,7 +161,7 @@ fn quota(message: &str) -> Error {
     )
 }
 
-/// What is missing stands in the message as its path.
+/// The message contains the path of the missing resource.
 fn not_found(message: &str) -> Error {
     let has = |part: &str| message.contains(part);
     if has("/machineTypes/") {
@@ -243,7 +243,7 @@ fn retry_after(error: &google_cloud_gax::error::Error) -> Option<Duration> {
     value.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }
 
-/// An error with its causes: the first one often says nothing.
+/// The error with its causes, since the outermost message is often generic.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,32 +1,31 @@
-//! Tags as labels of Compute Engine, which hold lower-case letters, digits, `-` and `_` only, 63 of them.
+//! Encodes tags as Compute Engine labels, which are limited to 63 lower-case letters, digits, `-` and `_`.
 //!
-//! Everything that is known of a node stands in labels, nothing in metadata. `drover.dev/owner` becomes `drover-owner`,
-//! other keys stay. In keys and values every byte that is not a lower-case letter, digit or `-` becomes `_` and two
-//! hexadecimal digits; a key that would not begin with a letter, or would look like one of ours, gets `k__` in front.
-//! What is longer than 63 characters goes on in `KEY_-2`, `KEY_-3`, …; pairs with too long keys stand together in
-//! `drover-more`. `_-` and `__` are in no encoded text, so all this can be read back.
+//! The identity of a node is stored in labels only, not in metadata. `drover.dev/owner` becomes `drover-owner`, other
+//! keys are kept. In keys and values, every byte that is not a lower-case letter, digit or `-` becomes `_` and two
+//! hexadecimal digits; a key that would not start with a letter, or would look like one of ours, is prefixed with
+//! `k__`. Text longer than 63 characters continues in `KEY_-2`, `KEY_-3`, …; pairs whose keys are too long are stored
+//! together in `drover-more`. `_-` and `__` never occur in encoded text, so the encoding is reversible.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::cloud::PREFIX;
 
-/// Longest key or value.
+/// Maximum length of a key or value.
 const MAX: usize = 63;
-/// Longest encoded key; the rest is for the number of the part.
+/// Maximum length of an encoded key; the rest is reserved for the part number.
 const MAX_KEY: usize = MAX - 5;
-/// In front of the labels that are Drover's own.
+/// Prefix of the labels that Drover manages.
 const OWN: &str = "drover-";
-/// In front of keys that could be taken for something else.
+/// Prefix of keys that could be mistaken for something else.
 const GUARD: &str = "k__";
-/// Between a key and the number of its part.
+/// Separates a key from its part number.
 const PART: &str = "_-";
-/// Pairs whose keys are too long, as one JSON object.
+/// Label with the pairs whose keys are too long, as one JSON object.
 const MORE: &str = "drover-more";
 
-/// Labels of a machine.
 pub(super) type Labels = HashMap<String, String>;
 
-/// Tags as labels.
+/// Encodes tags as labels.
 pub(super) fn encode(tags: &BTreeMap<String, String>) -> Labels {
     let mut labels = Labels::new();
     let mut more: BTreeMap<&str, &str> = BTreeMap::new();
@@ -46,7 +45,7 @@ pub(super) fn encode(tags: &BTreeMap<String, String>) -> Labels {
     labels
 }
 
-/// Labels as tags. Those of others that cannot be read are taken as they are.
+/// Decodes labels to tags. Foreign labels that cannot be decoded are kept verbatim.
 pub(super) fn decode(labels: &Labels) -> BTreeMap<String, String> {
     let mut tags = BTreeMap::new();
     for (key, first) in labels {
@@ -66,14 +65,14 @@ pub(super) fn decode(labels: &Labels) -> BTreeMap<String, String> {
     tags
 }
 
-/// Sets and removes tags of a machine. Labels of others stay as they are, to the letter.
+/// Sets and removes tags of a machine. Foreign labels stay verbatim.
 pub(super) fn change(labels: &Labels, set: &BTreeMap<String, String>, remove: &[String]) -> Labels {
     let mut changed = labels.clone();
     for tag in remove.iter().chain(set.keys()) {
         changed.remove(tag);
         drop_parts(&mut changed, &key(tag));
     }
-    // Long keys share a label, so all of them are written again.
+    // Long keys share a label, so all of them are rewritten.
     let mut more: BTreeMap<String, String> = labels
         .get(MORE)
         .and_then(|first| read(&whole(labels, MORE, first)))
@@ -86,8 +85,8 @@ pub(super) fn change(labels: &Labels, set: &BTreeMap<String, String>, remove: &[
     changed
 }
 
-/// The condition that a machine has this tag. Values of more than one part are compared by their first; who searches
-/// looks at the tags again.
+/// A filter expression for machines with this tag. Values of several parts are compared by the first part only, so the
+/// caller has to check the tags of the results.
 pub(super) fn filter(tag: &str, value: &str) -> String {
     let value = text(value);
     let first = value.get(..MAX).unwrap_or(&value);
@@ -98,7 +97,7 @@ fn put(labels: &mut Labels, key: &str, value: &str) {
     if value.is_empty() {
         labels.insert(key.to_owned(), String::new());
     }
-    // The text is ASCII, so any place is a place to cut.
+    // The text is ASCII, so it can be split anywhere.
     for (at, part) in value.as_bytes().chunks(MAX).enumerate() {
         let part = String::from_utf8_lossy(part).into_owned();
         labels.insert(part_key(key, at), part);

@@ -1,4 +1,4 @@
-//! Instances of Compute Engine as machines, and the other way round.
+//! Converts between Compute Engine instances and machines.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,16 @@ use super::{
 };
 use crate::cloud::{Launch, LaunchSlot, Machine};
 
-/// Largest value of metadata in bytes
+/// Maximum size of a metadata value in bytes
 /// (<https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations>).
 pub(super) const MAX_USER_DATA: u32 = 256 << 10;
-/// Most labels of a machine.
+/// Maximum number of labels of a machine.
 const MAX_LABELS: usize = 64;
 
-/// The body of an insert.
+/// Builds the body of an insert.
 ///
 /// # Errors
-/// `Invalid`, `NodeClassNotFound` or `Precondition` for what cannot be made.
+/// `Invalid`, `NodeClassNotFound` or `Precondition` if the launch cannot be expressed.
 pub(super) fn body(
     settings: &Settings,
     launch: &Launch,
@@ -97,7 +97,7 @@ fn interface(settings: &Settings, properties: &Properties) -> NetworkInterface {
         .as_ref()
         .or(settings.subnetwork.as_ref());
     let mut interface = NetworkInterface::new();
-    // A subnetwork says its network, which may be of another project.
+    // A subnetwork implies its network, which may belong to another project.
     if properties.network.is_some() || subnetwork.is_none() {
         let network = properties.network.as_deref().unwrap_or(&settings.network);
         interface = interface.set_network(resolve::link(settings, "networks", network));
@@ -157,7 +157,7 @@ fn scheduling(capacity: CapacityType) -> Scheduling {
     }
 }
 
-/// A machine that an insert has just made. The rest is known when it is read.
+/// The machine of a completed insert. Remaining fields are filled when it is read.
 pub(super) fn made(
     settings: &Settings,
     launch: &Launch,
@@ -179,7 +179,7 @@ pub(super) fn made(
     }
 }
 
-/// A machine as the API shows it. `None`: it has no id, so nothing can be done with it.
+/// Converts an instance. `None` if it has no id, since it cannot be addressed then.
 pub(super) fn read(settings: &Settings, zone: &str, instance: &Instance) -> Option<Machine> {
     let id = instance.id.filter(|id| *id != 0)?;
     let name = instance.name.clone().unwrap_or_default();
@@ -213,11 +213,11 @@ fn phase(status: Option<&Status>) -> (NodePhase, Option<bool>) {
         Status::Pending | Status::Provisioning | Status::Staging => (NodePhase::Pending, None),
         Status::Running => (NodePhase::Running, None),
         Status::Repairing => (NodePhase::Running, Some(false)),
-        // On its way to be deleted or to be stopped; which of them shows when it is over.
+        // Being deleted or being stopped; only the next state shows which.
         Status::Stopping | Status::PendingStop | Status::Deprovisioning => {
             (NodePhase::Deprovisioning, None)
         }
-        // TERMINATED is Compute Engine's word for stopped: it still exists.
+        // Compute Engine calls a stopped machine TERMINATED; it still exists.
         Status::Terminated | Status::Stopped | Status::Suspending | Status::Suspended => {
             (NodePhase::Stopped, None)
         }
@@ -299,19 +299,19 @@ fn addresses(settings: &Settings, zone: &str, name: &str, instance: &Instance) -
     addresses
 }
 
-/// `2026-11-21T03:04:05.123-08:00`
+/// Parses `2026-11-21T03:04:05.123-08:00`.
 fn time(text: &str) -> Option<Timestamp> {
     text.parse().ok()
 }
 
-/// The name at the end of a path.
+/// The last segment of a path.
 pub(super) fn last(path: Option<&str>) -> String {
     path.and_then(|path| path.rsplit('/').next())
         .unwrap_or_default()
         .to_owned()
 }
 
-/// Whether a machine is the one that this launch makes.
+/// Whether a machine belongs to this launch.
 pub(super) fn is_of(machine: &Machine, tags: &BTreeMap<String, String>) -> bool {
     let mut own = tags
         .iter()

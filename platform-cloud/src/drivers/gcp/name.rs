@@ -1,4 +1,4 @@
-//! Names of machines and ids of calls, the same whenever the same node is made.
+//! Deterministic machine names and request ids, for idempotent creation.
 
 use drover_core::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -7,11 +7,11 @@ use uuid::Uuid;
 use crate::cloud::Launch;
 use drover_platform::identity::{Identity, hex};
 
-/// Longest name of a machine.
+/// Maximum length of a machine name.
 const MAX: usize = 63;
 
-/// Name of the machine of a slot: the node's id made valid, and 8 characters of the slot, so that no two clusters want
-/// the same name and the machine of this slot can be read by name. Nothing is read from it.
+/// The name of a slot's machine: the sanitized node id and 8 characters of a hash of the slot, so that names do not
+/// collide between clusters and the machine can be read by name. Nothing is parsed from it.
 pub(super) fn of_slot(identity: &Identity) -> String {
     let mut hash = Sha256::new();
     for part in [&identity.owner, &identity.request_id, &identity.id] {
@@ -35,10 +35,10 @@ pub(super) fn of_slot(identity: &Identity) -> String {
     format!("{}-{suffix}", name.trim_end_matches('-'))
 }
 
-/// The `requestId` of a launch in a zone. Compute Engine answers the same one with the same operation.
+/// The `requestId` of a launch in a zone. Compute Engine answers a repeated id with the same operation.
 ///
 /// # Errors
-/// `Internal` for a token that is none.
+/// `Internal` for a malformed token.
 pub(super) fn request_id(launch: &Launch, zone: &str) -> Result<String> {
     if launch.token.is_empty() {
         return Err(Error::internal("a launch without an idempotency token"));
@@ -56,7 +56,7 @@ pub(super) fn request_id(launch: &Launch, zone: &str) -> Result<String> {
         .to_string())
 }
 
-/// An id for a call that is made once.
+/// A request id for a call that is not retried.
 pub(super) fn fresh_request_id() -> String {
     Uuid::new_v4().to_string()
 }

@@ -1,10 +1,10 @@
-//! Properties of a group.
+//! The Compute Engine properties of a group.
 
 use drover_core::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// What a group or template may say. Whatever is absent comes from the settings.
+/// Properties of a group or template. Absent ones default to the settings.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Properties {
@@ -25,7 +25,7 @@ pub(super) struct Properties {
     pub(super) user_data_key: UserDataKey,
 }
 
-/// How machines are bought.
+/// Provisioning model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum CapacityType {
@@ -35,7 +35,7 @@ pub(super) enum CapacityType {
     Preemptible,
 }
 
-/// Under which key of the metadata user data stands.
+/// Metadata key of the user data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum UserDataKey {
@@ -55,14 +55,13 @@ impl UserDataKey {
 
 impl Properties {
     /// # Errors
-    /// `Invalid` for what the schema lets through and this does not.
+    /// `Invalid` for values that pass the schema but cannot be parsed.
     pub(super) fn read(properties: &Map<String, Value>) -> Result<Self> {
         serde_json::from_value(Value::Object(properties.clone()))
             .map_err(|error| Error::invalid("group.properties", error.to_string()))
     }
 }
 
-/// JSON Schema of it.
 pub(super) fn schema() -> Value {
     let text =
         |description: &str| json!({ "type": "string", "minLength": 1, "description": description });
@@ -111,7 +110,6 @@ pub(super) fn schema() -> Value {
     })
 }
 
-/// Valid properties.
 pub(super) fn example() -> Value {
     json!({ "instanceType": "e2-small", "image": "debian", "diskSize": 20 })
 }

@@ -1,4 +1,4 @@
-//! From the names that people write to those of Compute Engine.
+//! Resolves user-facing names to those of Compute Engine.
 
 use drover_core::{Error, Reason, Result};
 
@@ -7,7 +7,7 @@ use super::{
     settings::{Settings, is_ssh_key},
 };
 
-/// Families that everybody means by a short name. They move on with the releases of their makers.
+/// Well-known short names of image families. Updated with the releases of their vendors.
 const FAMILIES: [(&str, &str, &str); 10] = [
     ("debian", "debian-cloud", "debian-12"),
     ("debian-12", "debian-cloud", "debian-12"),
@@ -28,7 +28,7 @@ const FAMILIES: [(&str, &str, &str); 10] = [
 /// Images of other clouds that do not exist here.
 const ELSEWHERE: [&str; 5] = ["amazonlinux", "amazon-linux", "amzn", "al2023", "ami-"];
 
-/// E2 machine types by vCPUs and GiB, the smallest first
+/// E2 machine types by vCPUs and GiB, smallest first
 /// (<https://cloud.google.com/compute/docs/general-purpose-machines#e2_machine_types>).
 const SIZES: [(&str, u32, f64); 11] = [
     ("e2-micro", 1, 1.0),
@@ -44,13 +44,13 @@ const SIZES: [(&str, u32, f64); 11] = [
     ("e2-standard-32", 32, 128.0),
 ];
 
-/// Machine type name that means "by size", as in Kadende documents.
+/// Machine type name that selects by size, as in Kadende documents.
 const BY_SIZE: &str = "standard";
 
 /// The path of an image.
 ///
 /// # Errors
-/// `Invalid` for a name that cannot be one.
+/// `Invalid` for a malformed name.
 pub(super) fn image(settings: &Settings, properties: &Properties) -> Result<String> {
     let said = properties.image.as_deref().unwrap_or(&settings.image);
     let name = settings.common.image(said);
@@ -98,7 +98,7 @@ pub(super) fn image(settings: &Settings, properties: &Properties) -> Result<Stri
     }
 }
 
-/// The name of a machine type: what the group's class and the property say, which must agree.
+/// The machine type from the group's node class and its property, which must agree.
 ///
 /// # Errors
 /// `Invalid` or `NodeClassNotFound` with the field.
@@ -172,10 +172,10 @@ fn of_size(properties: &Properties) -> Result<&'static str> {
         })
 }
 
-/// The public keys of a machine, as its metadata has them.
+/// The public keys of a machine in metadata format.
 ///
 /// # Errors
-/// `Invalid` for a name that the settings do not have.
+/// `Invalid` for a key name that is not in the settings.
 pub(super) fn ssh_keys(settings: &Settings, properties: &Properties) -> Result<Option<String>> {
     let mut keys: Vec<&str> = Vec::new();
     for (field, said) in [("key", &properties.key), ("sshKey", &properties.ssh_key)] {
@@ -208,7 +208,7 @@ pub(super) fn ssh_keys(settings: &Settings, properties: &Properties) -> Result<O
     Ok((!keys.is_empty()).then(|| keys.join("\n")))
 }
 
-/// A network or subnetwork by name or path.
+/// The path of a network or subnetwork given by name or path.
 pub(super) fn link(settings: &Settings, kind: &str, name: &str) -> String {
     if name.contains('/') {
         return name.to_owned();

@@ -1,4 +1,4 @@
-//! How the platform reaches a project of Compute Engine and what it makes there by default.
+//! Settings of a platform on Compute Engine: access to the project and defaults for new machines.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
 
@@ -7,57 +7,58 @@ use serde::{Deserialize, Serialize};
 
 use crate::cloud::CloudSettings;
 
-/// Settings of the platform on Compute Engine. One platform is one region of one project.
+/// Settings of a platform on Compute Engine. A platform is one region of one project.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct Settings {
-    /// What all clouds share. `images` and `node_classes` map the names that people write to those of Compute Engine
-    /// (`amazonlinux: rocky`, `t2.micro: e2-micro`); an image may be given by a name known here (debian, ubuntu,
-    /// rocky, centos, cos, fedora-coreos), as `PROJECT/FAMILY`, by its path (`projects/P/global/images/…`), or by the
-    /// name of an image of the own project.
+    /// Settings shared by all clouds. `images` and `node_classes` map user-facing names to those of Compute Engine
+    /// (`amazonlinux: rocky`, `t2.micro: e2-micro`). An image can be given by a built-in name (debian, ubuntu, rocky,
+    /// centos, cos, fedora-coreos), as `PROJECT/FAMILY`, by its path (`projects/P/global/images/…`), or by the name of
+    /// an image of the project.
     pub common: CloudSettings,
-    /// Id of the project. Empty (default): the environment variable `GOOGLE_CLOUD_PROJECT`.
+    /// Project id. If empty (default), the environment variable `GOOGLE_CLOUD_PROJECT`.
     pub project: String,
     /// Region. Required.
     pub region: String,
-    /// Zones of the region that nodes are placed in. Empty (default): all that are up. Machines are found in all zones
-    /// of the region whatever is said here.
+    /// Zones of the region in which nodes are placed. If empty (default), all zones that are up. Existing machines are
+    /// always found in all zones of the region.
     pub zones: Vec<String>,
-    /// URL of the API. `None` (default): `https://compute.googleapis.com`.
+    /// Base URL of the API. `None` (default): `https://compute.googleapis.com`.
     pub endpoint: Option<String>,
-    /// Key file of a service account (JSON). `None` (default): the application default credentials, in their own order:
-    /// `GOOGLE_APPLICATION_CREDENTIALS`, those of `gcloud auth application-default login`, the metadata server.
+    /// Key file of a service account (JSON). `None` (default): the application default credentials in their usual
+    /// order: `GOOGLE_APPLICATION_CREDENTIALS`, `gcloud auth application-default login`, the metadata server.
     pub credentials_file: Option<PathBuf>,
-    /// File with an OAuth access token, read anew for every call, so that something else may renew it. Goes before
+    /// File with an OAuth access token that is renewed externally; read for every call. Takes precedence over
     /// `credentials_file`.
     pub access_token_file: Option<PathBuf>,
-    /// Without credentials, for an emulator. Default: false.
+    /// Sends no credentials, for an emulator. Default: false.
     pub anonymous: bool,
-    /// Machine type when nothing else says one. Default: e2-small.
+    /// Machine type for groups that specify none. Default: e2-small.
     pub machine_type: String,
-    /// Image when nothing else says one. Default: debian.
+    /// Image for groups that specify none. Default: debian.
     pub image: String,
     /// Network, by name or path. Default: default.
     pub network: String,
-    /// Subnetwork of the region, by name or path. `None` (default): that of the network, if it has automatic ones.
+    /// Subnetwork of the region, by name or path. `None` (default): the automatic subnetwork of the network, if it has
+    /// one.
     pub subnetwork: Option<String>,
-    /// Whether machines get an external IPv4 address. Default: false; without one they need Cloud NAT to reach the
-    /// outside.
+    /// Whether machines get an external IPv4 address. Default: false; without one they need Cloud NAT for outgoing
+    /// traffic.
     pub external_address: bool,
-    /// Network tags, which firewall rules go by.
+    /// Network tags, which firewall rules select by.
     pub network_tags: Vec<String>,
-    /// E-mail of the service account that machines run as. `None` (default): none.
+    /// E-mail of the service account that machines run as. `None` (default): no service account.
     pub service_account: Option<String>,
-    /// Access scopes of it. Default: cloud-platform, so that its roles decide.
+    /// Access scopes of the service account. Default: cloud-platform, so that its roles decide.
     pub scopes: Vec<String>,
-    /// Size of the boot disk in GiB. `None` (default): that of the image.
+    /// Size of the boot disk in GiB. `None` (default): the size of the image.
     pub disk_size: Option<u32>,
     /// Type of the boot disk (pd-standard, pd-balanced, pd-ssd). Default: pd-balanced.
     pub disk_type: String,
-    /// Public keys by the names that people write in the properties `key` and `sshKey`: `USER:ssh-ed25519 AAAA… NAME`.
-    /// Compute Engine itself has no named keys, so a name that is not here is refused.
+    /// Public keys by the names used in the properties `key` and `sshKey`: `USER:ssh-ed25519 AAAA… NAME`. Compute
+    /// Engine itself has no named keys, so unknown names are rejected.
     pub ssh_keys: BTreeMap<String, String>,
-    /// Longest wait for one operation (the making of a machine), in seconds. Default: 180.
+    /// Timeout of one operation (the creation of a machine), in seconds. Default: 180.
     pub operation_timeout_seconds: f64,
 }
 
@@ -99,7 +100,7 @@ impl fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// Settings for the emulator at this URL, with which the names of the Kadende sample are understood.
+    /// Settings for the emulator at this URL, with aliases for the names of the Kadende sample.
     #[must_use]
     pub fn emulated(endpoint: impl Into<String>) -> Self {
         let map = |pairs: &[(&str, &str)]| {
@@ -131,7 +132,7 @@ impl Settings {
         settings
     }
 
-    /// The settings with what the environment says, checked.
+    /// Applies defaults from the environment and validates the settings.
     ///
     /// # Errors
     /// `Invalid` with the setting.
@@ -162,14 +163,14 @@ impl Settings {
         Ok(self)
     }
 
-    /// Longest wait for one operation.
+    /// Timeout of one operation.
     pub(super) fn operation_timeout(&self) -> Duration {
         Duration::try_from_secs_f64(self.operation_timeout_seconds)
             .unwrap_or(Duration::from_secs(180))
     }
 }
 
-/// `USER:TYPE KEY`, in one line.
+/// Whether the text is `USER:TYPE KEY` on a single line.
 pub(super) fn is_ssh_key(text: &str) -> bool {
     text.split_once(':').is_some_and(|(user, key)| {
         !user.is_empty()

@@ -1,8 +1,8 @@
-//! What the nodes of a cluster take together: control groups of the kernel, of version 1 or 2.
+//! Resource limits of a cluster's nodes, as control groups (cgroups) of version 1 or 2.
 //!
-//! A cluster with a user of its own has a group `drover/STATE-UID` below the root of a hierarchy, beside those that container
-//! runtimes make there. A launcher makes it, as it goes with the last node, and enters it before it becomes a node, or a command
-//! in one. Files and values: <https://docs.kernel.org/admin-guide/cgroup-v2.html>,
+//! A cluster with its own user has a group `drover/STATE-UID` below the root of a hierarchy, next to those of container
+//! runtimes. The group is removed with the last node, so each launcher creates it if necessary and enters it before it
+//! becomes a node, or a command in one. Files and values: <https://docs.kernel.org/admin-guide/cgroup-v2.html>,
 //! <https://docs.kernel.org/admin-guide/cgroup-v1/index.html>.
 
 use std::{
@@ -21,42 +21,43 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 use uuid::Uuid;
 
-/// Where the kernel's groups are.
+/// Mount point of the cgroup file system.
 const ROOT: &str = "/sys/fs/cgroup";
-/// What the file system of version 2 says that it is.
+/// File system magic of version 2.
 const VERSION_2: u64 = 0x6367_7270;
-/// Ours among the groups of a machine.
+/// Parent of Drover's groups.
 const OURS: &str = "drover";
-/// In it a process is moved by writing its number; 0 is whoever writes.
+/// File to which a pid is written to move a process into the group; 0 is the writing process.
 const PROCESSES: &str = "cgroup.procs";
-/// Time over which processors are shared out, in microseconds: that of the kernel.
+/// CPU bandwidth period in microseconds: the kernel's default.
 const PERIOD: u64 = 100_000;
-/// How often a group is made again that went before it was entered.
+/// How often a group is created again if it was removed before it could be entered.
 const TRIES: u32 = 100;
 
-/// Variable in which a launcher is told its group: what it is held to is what the settings say now, and not what they said
-/// when its node was made.
+/// Environment variable that passes the group to a launcher. This way the current settings apply, and not those at the
+/// creation of the node.
 const TOLD: &str = "DROVER_LOCAL_GROUP";
-/// Only where there is swap.
+/// Files that only exist if the kernel has swap accounting.
 const SWAP: [&str; 2] = ["memory.swap.max", "memory.memsw.limit_in_bytes"];
-/// From here on version 1 means none; it writes the largest number of pages.
+/// Values from here on mean "no limit" in version 1, which reports the maximum number of pages.
 const NO_MEMORY_LIMIT: u64 = 1 << 62;
 
-/// Least values, below which no node starts, and most, above which the kernel takes none.
+/// Ranges: below the minimum no node starts, above the maximum the kernel rejects the value.
 const MEMORY: (u64, u64) = (4 * 1024 * 1024, NO_MEMORY_LIMIT - 1);
 const PROCESS_COUNT: (u32, u32) = (8, 4_194_304);
 const CPUS: (f64, f64) = (0.01, 4096.0);
 
-/// What all nodes of a cluster may take together, and commands in them.
+/// Limits for all nodes of a cluster together, including commands in them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ClusterLimits {
-    /// Memory in bytes, with what the kernel keeps of their files, and without swap; who needs more is killed. Default: no
-    /// limit.
+    /// Memory in bytes, including the page cache of their files and without swap; a process that exceeds it is killed.
+    /// Default: no limit.
     pub memory_bytes: Option<u64>,
-    /// Processes and threads. Default 8192, but where the platform itself is in a group with limits, which nodes would leave.
+    /// Number of processes and threads. Default: 8192, but not applied if the platform itself is in a group with
+    /// limits, since its nodes would escape those.
     pub processes: Option<u32>,
-    /// Processors; 0.5 is half of one. Default: no limit.
+    /// Number of CPUs; 0.5 is half a CPU. Default: no limit.
     pub cpus: Option<f64>,
 }
 
@@ -88,7 +89,7 @@ impl ClusterLimits {
         within("cpus", self.cpus, CPUS)
     }
 
-    /// Whether somebody has asked for more than the default.
+    /// Whether limits other than the defaults were configured.
     pub(super) fn is_asked_for(&self) -> bool {
         *self != Self::default() && !self.is_none()
     }
@@ -106,7 +107,6 @@ impl ClusterLimits {
     }
 }
 
-/// What the kernel limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Controller {
     Memory,
@@ -126,17 +126,17 @@ impl Controller {
     }
 }
 
-/// The kernel has had two ways.
+/// Version of the cgroup interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
-    /// A hierarchy for each controller.
+    /// One hierarchy per controller.
     One,
-    /// One hierarchy.
+    /// A single unified hierarchy.
     Two,
 }
 
 impl Version {
-    /// What is written to which file of a group, so that it has a limit, or none any more.
+    /// The files of a group and the values to write into them to set or reset its limits.
     fn values(self, controller: Controller, limits: &ClusterLimits) -> Vec<(String, String)> {
         let or = |limit: Option<String>, none: &str| limit.unwrap_or_else(|| none.to_owned());
         let memory = limits.memory_bytes.map(|bytes| bytes.to_string());
@@ -180,15 +180,16 @@ impl Version {
 pub(super) struct Groups {
     version: Version,
     root: PathBuf,
-    /// Which of all platforms' groups are its own.
+    /// Prefix of this platform's groups.
     state: String,
     limits: ClusterLimits,
-    /// Deaths of want of memory by group, as far as they were told.
+    /// Reported OOM kills, by group.
     deaths: Mutex<BTreeMap<PathBuf, u64>>,
 }
 
 impl Groups {
-    /// Those of the platform with this state. `None`: nothing is limited. The error says why nothing can be.
+    /// The groups of the platform with this state. `None` if no limits are configured. The error says why limits are
+    /// not possible.
     pub(super) fn open(state: Uuid, limits: &ClusterLimits) -> io::Result<Option<Self>> {
         let root = Path::new(ROOT);
         #[allow(clippy::cast_sign_loss, reason = "a number of 32 bits in a wider type")]
@@ -227,7 +228,7 @@ impl Groups {
         Ok((!limits.is_none()).then_some(groups))
     }
 
-    /// Where the groups of a controller are.
+    /// The root of a controller's hierarchy.
     fn hierarchy(&self, controller: Controller) -> PathBuf {
         match self.version {
             Version::One => self.root.join(controller.name()),
@@ -239,7 +240,7 @@ impl Groups {
         (CONTROLLERS.into_iter()).filter(|controller| self.limits.of(*controller))
     }
 
-    /// Makes what all groups are in, and has the kernel limit what is below.
+    /// Creates the parent of all groups and enables the controllers below it.
     fn prepare(&self) -> io::Result<()> {
         for controller in self.wanted() {
             let name = controller.name();
@@ -263,7 +264,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Has those that are there have the limits of now, and removes those in which nothing is.
+    /// Applies the current limits to existing groups and removes empty ones.
     fn renew(&self) {
         for controller in CONTROLLERS {
             for entry in groups_in(&self.hierarchy(controller)) {
@@ -273,9 +274,9 @@ impl Groups {
                     continue;
                 }
                 let values = self.version.values(controller, &self.limits);
-                // It has no such file if nothing was limited when it was made.
+                // The file is missing if the group was created without limits.
                 let there = |now: &str| !now.is_empty();
-                // Of two limits the larger one has to be raised first.
+                // Of two related limits, the larger one has to be raised first.
                 if let Err(error) = set(&entry.path(), &values, there)
                     .or_else(|_| set(&entry.path(), values.iter().rev(), there))
                 {
@@ -285,7 +286,7 @@ impl Groups {
         }
     }
 
-    /// The group of the cluster with this user.
+    /// The group of the cluster with this uid.
     pub(super) fn of(&self, uid: u32) -> Group {
         let mut parts: Vec<Part> = Vec::new();
         for controller in self.wanted() {
@@ -300,19 +301,19 @@ impl Groups {
         Group { parts }
     }
 
-    /// What has died of want of memory in a group until now is known.
+    /// Marks all previous OOM kills of a group as reported.
     pub(super) fn know(&self, group: &Group) {
         if let Some((path, count)) = group.deaths() {
             self.deaths.lock().insert(path, count);
         }
     }
 
-    /// What the kernel has killed in a group for want of memory since this was asked last, once for each.
+    /// The next OOM kill of a group that was not reported yet, each exactly once.
     pub(super) fn death(&self, group: &Group) -> Option<String> {
         let (path, count) = group.deaths()?;
         let mut deaths = self.deaths.lock();
         let told = deaths.entry(path).or_default();
-        // It begins again with the group.
+        // The counter restarts when the group is created again.
         *told = (*told).min(count);
         if *told == count {
             return None;
@@ -326,7 +327,7 @@ impl Groups {
         })
     }
 
-    /// Removes all in which nothing is, of whichever platform: whoever is about to enter one makes it again.
+    /// Removes all empty groups, of any platform: a launcher that is about to enter one creates it again.
     pub(super) fn remove_empty() {
         let root = Path::new(ROOT);
         let hierarchies = CONTROLLERS.iter().map(|one| root.join(one.name()));
@@ -343,44 +344,44 @@ fn groups_in(hierarchy: &Path) -> impl Iterator<Item = fs::DirEntry> {
     (entries.flatten()).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
 }
 
-/// What tells the groups of one platform from those of another one on the machine.
+/// Distinguishes the groups of several platforms on one machine.
 fn short(state: Uuid) -> String {
     state.simple().to_string()[..12].to_owned()
 }
 
-/// The group of a cluster, with all that it takes to make it.
+/// The group of a cluster, with all information needed to create it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Group {
     parts: Vec<Part>,
 }
 
-/// A directory of it.
+/// One directory of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Part {
     path: PathBuf,
-    /// What is written to which file.
+    /// File names and the values to write.
     values: Vec<(String, String)>,
 }
 
 impl Group {
-    /// As a launcher is told it.
+    /// Encodes the group as an environment variable for a launcher.
     pub(super) fn tell(&self) -> (&'static str, String) {
         (TOLD, serde_json::to_string(self).unwrap_or_default())
     }
 
-    /// That of this process, which is a launcher. `None`: nothing limits it.
+    /// The group passed to this process, which is a launcher. `None` if it is not limited.
     pub(super) fn told() -> io::Result<Option<Self>> {
         let told: Option<OsString> = env::var_os(TOLD);
         let read = |text: OsString| serde_json::from_slice(text.as_encoded_bytes());
         Ok(told.map(read).transpose()?)
     }
 
-    /// Has this process and all that it will start be in it.
+    /// Moves this process, and thereby all its future children, into the group.
     pub(super) fn enter(&self) -> io::Result<()> {
         for part in &self.parts {
             let mut tries = 1;
             while let Err(error) = part.enter() {
-                // It went with the last node just now.
+                // It was removed with the last node in the meantime.
                 let is_gone = error.kind() == io::ErrorKind::NotFound
                     || rustix::io::Errno::from_io_error(&error) == Some(rustix::io::Errno::NODEV);
                 if !is_gone || tries == TRIES {
@@ -392,28 +393,28 @@ impl Group {
         Ok(())
     }
 
-    /// Removes it, unless something is in it.
+    /// Removes the group unless it contains processes.
     pub(super) fn remove(&self) {
         for part in &self.parts {
             let _ = fs::remove_dir(&part.path);
         }
     }
 
-    /// Whether it has had all of the memory that it may.
+    /// Whether the group has reached its memory limit.
     fn was_full(&self) -> bool {
         self.parts.iter().any(|part| {
             let read = |file| fs::read_to_string(part.path.join(file)).unwrap_or_default();
             let number = |text: &str| text.trim().parse::<u64>().ok();
             let events = read("memory.events");
             let mut full = events.lines().filter_map(|line| line.strip_prefix("oom "));
-            // Version 1 counts the times no more, but knows the most that there was.
+            // Version 1 has no such counter, but records the peak usage.
             let most = number(&read("memory.max_usage_in_bytes"));
             let limit = number(&read("memory.limit_in_bytes"));
             full.any(|count| number(count) > Some(0)) || (most.is_some() && most >= limit)
         })
     }
 
-    /// How many processes the kernel has killed in it for want of memory, and where it says so.
+    /// The number of OOM kills in the group, and the file that counts them.
     fn deaths(&self) -> Option<(PathBuf, u64)> {
         for part in &self.parts {
             for file in ["memory.events", "memory.oom_control"] {
@@ -435,12 +436,12 @@ impl Part {
         match fs::create_dir(&self.path) {
             Ok(()) => {
                 if let Err(error) = set(&self.path, &self.values, |_| true) {
-                    // The next one makes it, whole.
+                    // The next launcher creates it completely.
                     let _ = fs::remove_dir(&self.path);
                     return Err(error);
                 }
             }
-            // Who made it may have died over it.
+            // Its creator may have died before it set all limits.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 set(&self.path, &self.values, is_unlimited)?;
             }
@@ -450,7 +451,8 @@ impl Part {
     }
 }
 
-/// Writes values into the files of a group of which this holds what they say now; nothing where there is no such file.
+/// Writes values into those files of a group whose current content satisfies `of`. Swap files that do not exist are
+/// skipped.
 fn set<'a>(
     group: &Path,
     values: impl IntoIterator<Item = &'a (String, String)>,
@@ -475,7 +477,7 @@ fn set<'a>(
     Ok(())
 }
 
-/// Whether what a file says is no limit.
+/// Whether a file's content means "no limit".
 fn is_unlimited(text: &str) -> bool {
     match text.split_whitespace().next() {
         None | Some("max" | "-1") => true,
@@ -483,7 +485,7 @@ fn is_unlimited(text: &str) -> bool {
     }
 }
 
-/// A group of this process, or one around it, that has a limit; `own` is what the kernel says of its groups.
+/// The group of this process, or an ancestor of it, that has a limit; `own` is the content of `/proc/self/cgroup`.
 fn own_limit(version: Version, root: &Path, own: &str) -> Option<PathBuf> {
     for line in own.lines() {
         let names_and_path = line

@@ -1,4 +1,4 @@
-//! Removal of everything that a state directory stands for.
+//! Removal of a state directory and all its nodes.
 
 use std::{fs, io, os::fd::OwnedFd, path::Path, thread, time::Duration};
 
@@ -12,26 +12,27 @@ use super::{
     state::{PROCESS, StateDir},
 };
 
-/// Wait between two looks whether what was killed is gone.
+/// Interval between checks whether killed processes are gone.
 const KILL_POLL: Duration = Duration::from_millis(5);
 
-/// How often a directory is removed in which files still appear: half a second, far longer than a process takes to end.
+/// How often the removal of a directory is retried while files still appear in it: half a second in total, far longer
+/// than a process takes to end.
 const REMOVALS: u32 = 100;
 
-/// What [`remove_all`] removed.
+/// Summary of [`remove_all`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Processes of nodes, and what they had started.
+    /// Number of killed processes: nodes and their descendants.
     pub processes: usize,
-    /// Files.
+    /// Number of removed files.
     pub files: usize,
 }
 
-/// Kills all nodes of a state directory at once and removes it. A directory that is not there has nothing to remove.
-/// Blocks until everything is gone.
+/// Kills all nodes of a state directory and removes the directory. Does nothing if the directory does not exist. Blocks
+/// until everything is gone.
 ///
 /// # Errors
-/// `Precondition` if a platform uses the directory, if it is no state directory, or if something cannot be removed.
+/// `Precondition` if a platform uses the directory, if it is not a state directory, or if something cannot be removed.
 pub fn remove_all(state_dir: &Path) -> Result<Removed> {
     let failed = |error: io::Error| {
         Error::new(
@@ -42,7 +43,7 @@ pub fn remove_all(state_dir: &Path) -> Result<Removed> {
     if !fs::exists(state_dir).map_err(failed)? {
         return Ok(Removed::default());
     }
-    // Somebody's other directory, named by mistake, is not removed.
+    // Do not remove an unrelated directory that was named by mistake.
     if !fs::exists(state_dir.join("uuid")).map_err(failed)? {
         let what = format!(
             "{} is no state directory of the local platform; it was left alone",
@@ -52,7 +53,7 @@ pub fn remove_all(state_dir: &Path) -> Result<Removed> {
     }
     let state = StateDir::open(state_dir)?;
     let mut removed = Removed::default();
-    // Held until the directories are gone, so that no launcher starts a node in between.
+    // Held until the directories are removed, so that no launcher starts a node in between.
     let mut locks = Vec::new();
     for node_id in state.node_ids().map_err(failed)? {
         let directory = state.node(&node_id);
@@ -68,7 +69,7 @@ pub fn remove_all(state_dir: &Path) -> Result<Removed> {
     Ok(removed)
 }
 
-/// Removes a directory in which the last files of what was killed may still appear.
+/// Removes a directory in which killed processes may still create their last files.
 fn remove(directory: &Path) -> io::Result<()> {
     for _ in 0..REMOVALS {
         match fs::remove_dir_all(directory) {
@@ -81,7 +82,7 @@ fn remove(directory: &Path) -> io::Result<()> {
     fs::remove_dir_all(directory)
 }
 
-/// Waits for the launchers of a killed platform: afterwards either a process is recorded, or none will ever be.
+/// Waits for the launchers of a killed platform: afterwards either a process is recorded, or none ever will be.
 fn lock_out(directory: &Path) -> io::Result<Option<OwnedFd>> {
     loop {
         match lock_out_launchers(directory) {
@@ -97,7 +98,7 @@ fn kill(id: &ProcessId) -> io::Result<usize> {
         match id.kill_session()? {
             0 if !id.lives()? => return Ok(killed),
             0 => {}
-            // What is hit again is on its way out.
+            // A process that is hit again is already exiting.
             hit => killed = killed.max(hit),
         }
         thread::sleep(KILL_POLL);

@@ -1,5 +1,5 @@
-//! What a process of a node gives up before it becomes its program, so that nothing gives it back: privileges that
-//! programs bring with them, and capabilities.
+//! Drops privileges irrevocably before a process becomes the program of a node: capabilities, and privileges that
+//! programs gain on exec.
 
 use std::{io, os::unix::process::CommandExt, process::Command};
 
@@ -13,7 +13,8 @@ use rustix::{
 
 use super::spec::User;
 
-/// Has a command run as a user, and as nothing more. This process, which is about to become it, gives up the rest first.
+/// Makes a command run as a user without any privileges. Changes the current process, which is about to exec the
+/// command.
 pub(super) fn confine(command: &mut Command, user: User) -> io::Result<()> {
     set_no_new_privs(true)?;
     clear_ambient_capability_set()?;
@@ -29,13 +30,14 @@ pub(super) fn confine(command: &mut Command, user: User) -> io::Result<()> {
         let capability = CapabilitySet::from_bits_retain(1 << bit);
         match remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
-            // The kernel knows no more of them; or this root is none of the whole machine, and without new privileges
-            // no program brings any.
+            // The kernel has no further capabilities; or this root user is confined to a user namespace, where without
+            // new privileges no program gains any.
             Err(Errno::INVAL | Errno::PERM) => break,
             Err(error) => return Err(error.into()),
         }
     }
-    // The kernel takes what is held and permitted when the user is no longer root; supplementary groups go as well.
+    // The kernel clears the effective and permitted sets when the uid changes from root; supplementary groups are
+    // dropped, too.
     command.uid(user.uid).gid(user.gid);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Commands beside the process of a node: its environment, its directory, its user.
+//! Commands next to the process of a node, with its environment, directory and user.
 
 use std::{
     io,
@@ -36,22 +36,22 @@ use super::{
 };
 use drover_platform::driver::{ExecInput, ExecOutput};
 
-/// Exit code of a command that is not there, as of a shell.
+/// Exit code for a command that does not exist, as in a shell.
 const NOT_FOUND: i32 = 127;
 
-/// What a shell adds to the number of the signal that ended a command.
+/// A shell adds this to the number of the signal that ended a command.
 const SIGNALLED: i32 = 128;
 
-/// Largest piece of output; the largest chunk of the API.
+/// Maximum chunk of output: the largest chunk of the API.
 const PIECE: usize = 64 * 1024;
 
-/// Pieces that wait for a slow client; then the command waits too.
+/// Chunks buffered for a slow client; when the buffer is full, the command blocks.
 const QUEUE: usize = 16;
 
-/// How long output is still read after a command has ended.
+/// How long output is still drained after the command has ended.
 const DRAIN: Duration = Duration::from_millis(250);
 
-/// Runs a command. It is killed, with what it has started, when the stream is dropped or the node ends.
+/// Runs a command. The command and its descendants are killed when the stream is dropped or the node ends.
 pub(super) fn run(
     launcher: &Path,
     tenancy: &Tenancy,
@@ -86,7 +86,7 @@ pub(super) fn run(
         }
     };
     let Some(child) = child else {
-        // As a shell says it: an exit code alone could be the command's own.
+        // Reported on stderr as by a shell: the exit code alone could be the command's own.
         let program = start.command.first().map_or("", String::as_str);
         let said = ProcessOutput {
             output: Some(Output::Stderr(Chunk {
@@ -107,7 +107,7 @@ pub(super) fn run(
         process,
         send,
     )));
-    // The task lives as long as somebody reads.
+    // The task lives as long as the stream.
     Ok(Box::pin(ReceiverStream::new(receive).map(move |item| {
         let _ = &task;
         item
@@ -126,7 +126,7 @@ fn spawn(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no command"));
     };
     let mut command = if spec.confined {
-        // What it gives up, only a program of ours can give up for it.
+        // Only our own program can drop its privileges before it becomes the command.
         let mut command = Command::new(launcher);
         command
             .arg("launch")
@@ -166,19 +166,19 @@ fn spawn(
     Ok(Running { child, group, held })
 }
 
-/// A running command. It is waited for only when its process group was killed, so that the group is still its own.
-/// Dropped, both are killed.
+/// A running command. It is reaped only after its process group was killed, so that the group id cannot be reused
+/// before. Dropping it kills both.
 struct Running {
     child: Child,
     group: Option<Pid>,
-    /// `None`: it had ended before it could be held.
+    /// `None` if it ended before it could be opened.
     held: Option<Process>,
 }
 
 impl Running {
     async fn ended(&self) {
         if let Some(process) = &self.held {
-            // An error means that it cannot be watched; its output still ends with it.
+            // It cannot be watched, but its output still ends with it.
             if process.died().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -187,7 +187,7 @@ impl Running {
 
     fn kill(&self) {
         if let Some(group) = self.group {
-            // Gone already is fine.
+            // It may be gone already.
             let _ = kill_process_group(group, Signal::KILL);
         }
     }
@@ -195,7 +195,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A command that was waited for has no id any more.
+        // A command that was reaped has no id any more.
         if self.child.id().is_some() {
             self.kill();
         }
@@ -224,7 +224,7 @@ async fn attend(
         tokio::pin!(outputs);
         tokio::select! {
             () = &mut outputs => running.ended().await,
-            // What it has started may hold its output open.
+            // Its descendants may keep its output open.
             () = running.ended() => drop(timeout(DRAIN, outputs).await),
         }
     };
@@ -248,11 +248,11 @@ async fn attend(
             "how the command ended cannot be read: {error}"
         ))),
     });
-    // Nobody may be reading any more.
+    // The client may be gone.
     let _ = send.send(last).await;
 }
 
-/// Passes input on until it ends. The error is that of the client's side.
+/// Forwards input until it ends. Returns an error of the client's stream.
 async fn feed(mut stdin: Option<ChildStdin>, mut input: ExecInput) -> Result<()> {
     while let Some(ExecRequest { input: message }) = input.next().await.transpose()? {
         match message {
@@ -264,12 +264,12 @@ async fn feed(mut stdin: Option<ChildStdin>, mut input: ExecInput) -> Result<()>
                     None => Ok(()),
                 };
                 if written.is_err() {
-                    // The command does not read any more; that is its own business.
+                    // The command does not read its input any more, which is not an error.
                     stdin = None;
                 }
             }
             Some(Input::StdinClosed(_)) => stdin = None,
-            // A size means nothing without a terminal; a second start is refused by the common layer.
+            // A size has no meaning without a terminal; the common layer rejects a second start.
             Some(Input::Resize(_) | Input::Start(_)) | None => {}
         }
     }

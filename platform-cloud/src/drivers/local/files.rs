@@ -1,4 +1,4 @@
-//! Files that survive a crash of the machine, and locks that end with their process.
+//! Files that survive a crash of the machine, and locks that are released with their process.
 
 use std::{
     fs::{self, File},
@@ -13,19 +13,19 @@ use rustix::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Writes a file whole or not at all: a temporary file beside it, synced, renamed over it, the directory synced.
+/// Writes a file atomically: a temporary file next to it is synced and renamed over it, and the directory is synced.
 pub(super) fn replace(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let temporary = sibling(path);
     let written = write_new(&temporary, content, mode).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // The first error is the one that counts; a rest is removed at the next start.
+        // The first error is the relevant one; a leftover is removed at the next start.
         let _ = fs::remove_file(&temporary);
     }
     written?;
     sync_parent(path)
 }
 
-/// Creates a file with this content, whole or not at all. False: it is there already.
+/// Creates a file with this content atomically. Returns false if it exists already.
 pub(super) fn create_once(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
     if fs::exists(path)? {
         return Ok(false);
@@ -41,7 +41,6 @@ pub(super) fn create_once(path: &Path, content: &[u8], mode: u32) -> io::Result<
     }
 }
 
-/// Writes a new file and syncs it.
 pub(super) fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut file = fs::OpenOptions::new()
         .write(true)
@@ -52,11 +51,11 @@ pub(super) fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()
     file.sync_all()
 }
 
-/// Reads a JSON file. `None`: it is not there.
+/// Reads a JSON file. `None` if it does not exist.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     match fs::read(path) {
         Ok(content) => serde_json::from_slice(&content).map(Some).map_err(|error| {
-            // The kind of mistake and its place, never the content.
+            // The kind and position of the error, but never the content, which may be secret.
             io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!(
@@ -72,12 +71,11 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T
     }
 }
 
-/// A value as JSON.
 pub(super) fn to_json<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     serde_json::to_vec_pretty(value).map_err(io::Error::other)
 }
 
-/// Makes what was renamed, linked or removed in a directory durable.
+/// Makes renames, links and removals in the parent directory durable.
 pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_directory)
 }
@@ -87,9 +85,9 @@ pub(super) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// A lock on a file that ends with the last process that has it open. `None`: somebody else has it.
+/// Locks a file until the last process that has it open ends. `None` if it is locked by another process.
 ///
-/// An `inherited` lock stays open in programs that this process becomes or starts.
+/// An `inherited` lock stays open across exec and in child processes.
 pub(super) fn lock(path: &Path, inherited: bool) -> io::Result<Option<OwnedFd>> {
     let mut flags = OFlags::RDWR | OFlags::CREATE;
     if !inherited {

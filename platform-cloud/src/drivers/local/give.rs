@@ -1,4 +1,4 @@
-//! Storage that becomes another user's.
+//! Changes the owner of storage.
 
 use std::{
     collections::BTreeMap,
@@ -16,12 +16,12 @@ use tracing::warn;
 
 use super::spec::User;
 
-/// Directories inside each other. Deeper ones are nobody's data, but a way to use up descriptors.
+/// Maximum depth of directories. Deeper ones are not plausible data, but a way to exhaust file descriptors.
 const MAX_DEPTH: usize = 200;
 
-/// Gives a directory, and what in it belongs to its owner, to a user. What belongs to somebody else stays so, as does a file
-/// with a name outside: it may have been put there to be given away. The directory itself comes last, so that what was broken
-/// off goes on.
+/// Changes the owner of a directory and of the contents that belong to its current owner. Files of other owners are
+/// left alone, as are files with a hard link outside: they may have been linked into the directory to be given away.
+/// The directory itself is changed last, so that an interrupted change is resumed.
 pub(super) fn tree(path: &Path, user: User) -> io::Result<()> {
     let before = fs::symlink_metadata(path)?.uid();
     if before == user.uid {
@@ -64,7 +64,7 @@ pub(super) fn tree(path: &Path, user: User) -> io::Result<()> {
     Ok(())
 }
 
-/// Visits all in a directory; what is in one comes before it.
+/// Visits everything in a directory, contents before their directory.
 fn walk(
     directory: &OwnedFd,
     depth: usize,
@@ -128,7 +128,7 @@ mod tests {
         symlink(&outside, storage.join("a/link")).unwrap();
         fs::hard_link(&outside, storage.join("a/name")).unwrap();
         fs::hard_link(storage.join("a/b/file"), storage.join("snapshot")).unwrap();
-        // Of the old owner, too.
+        // Belongs to the old owner, too.
         let escaped = directory.path().join("escaped");
         fs::write(storage.join("a/escaped"), "shared").unwrap();
         fs::hard_link(storage.join("a/escaped"), &escaped).unwrap();

@@ -1,7 +1,8 @@
-//! The launcher: a program of ours that becomes the process of a node.
+//! The launcher: one of our programs that becomes the process of a node.
 //!
-//! It makes sure that a node is started at most once, whatever dies when: it takes the lock of the node's directory,
-//! records itself, and only then becomes the node's program. A second launcher finds the record and leaves.
+//! It guarantees that a node is started at most once, whichever process dies at whatever time: it takes the lock of the
+//! node's directory, records itself, and only then becomes the node's program. A second launcher finds the record and
+//! exits.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -27,29 +28,28 @@ use super::{
     state::{DATA, LOCK, LOG, PROCESS, SPEC},
 };
 
-/// Said by the launcher when the process is recorded and it goes on to become it.
+/// Reported by the launcher when the process is recorded and about to become the program.
 pub(super) const STARTING: u8 = b'S';
-/// Said by the launcher when another one was quicker.
+/// Reported by the launcher when another one was faster.
 pub(super) const STARTED_BEFORE: u8 = b'A';
-/// Said by the launcher before the reason why the program cannot be run.
+/// Reported by the launcher before the reason why the program cannot be run.
 pub(super) const REFUSED: u8 = b'E';
 
 /// Exit code of a launcher that could not start its node.
 const EXIT_REFUSED: i32 = 126;
-/// Exit code of a launcher that found no command, as of a shell.
+/// Exit code of a launcher that did not find the command, as in a shell.
 const EXIT_NOT_FOUND: i32 = 127;
 
-/// How often a launcher looks whether the one that holds the lock has recorded itself, which takes it a few
-/// milliseconds.
+/// How often a launcher polls whether the holder of the lock has recorded itself, which takes a few milliseconds.
 const LOCK_POLL: Duration = Duration::from_millis(2);
 
-/// What the hidden subcommand `launch NODE_DIRECTORY` does. Returns, with the exit code, only if the process does not
-/// become the node's program. Standard output is the pipe on which the platform hears how far it is.
+/// Implements the hidden subcommand `launch NODE_DIRECTORY`. Returns, with the exit code, only if the process does not
+/// become the node's program. Standard output is the pipe on which progress is reported to the platform.
 pub fn launch_main(directory: &Path) -> i32 {
     let mut report = io::stdout();
     match launch(directory) {
         Ok(()) => {
-            // Nobody may be listening any more.
+            // The platform may be gone.
             let _ = report.write_all(&[STARTED_BEFORE]);
             0
         }
@@ -71,7 +71,7 @@ fn launch(directory: &Path) -> io::Result<()> {
     crash::point(Point::LauncherLocked);
     let spec: ProcessSpec = files::read_json(&directory.join(SPEC))?
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the node has no process spec"))?;
-    // A session of its own: no terminal, no signals of whoever started the platform, and a name for all that it starts.
+    // A session of its own: no terminal, no signals from the platform's parent, and an id for all its descendants.
     rustix::process::setsid()?;
     if !files::create_once(&record, &files::to_json(&ProcessId::own()?)?, 0o644)? {
         return Ok(());
@@ -80,7 +80,7 @@ fn launch(directory: &Path) -> io::Result<()> {
     let report = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
     write(&report, &[STARTING])?;
     let error = become_node(directory, &spec, lock);
-    // Standard output is the node's log by now, but the report is still open.
+    // Standard output is the node's log by now, but the report pipe is still open.
     write(&report, &[REFUSED])?;
     write(&report, error.to_string().as_bytes())?;
     std::process::exit(EXIT_REFUSED);
@@ -98,7 +98,7 @@ fn lock_unless_started(directory: &Path, record: &Path) -> io::Result<Option<Own
     }
 }
 
-/// Returns only with an error.
+/// Returns only on error.
 fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error {
     let log = match OpenOptions::new()
         .create(true)
@@ -113,7 +113,7 @@ fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error
         Ok(stderr) => stderr,
         Err(error) => return error,
     };
-    // Open for as long as the node lives; its descriptor is inherited.
+    // Held open as long as the node lives; the descriptor is inherited.
     std::mem::forget(lock);
     let mut command = Command::new(&spec.program);
     command
@@ -132,9 +132,9 @@ fn become_node(directory: &Path, spec: &ProcessSpec, lock: OwnedFd) -> io::Error
     }
 }
 
-/// What the hidden subcommand `launch NODE_DIRECTORY PROGRAM ARGUMENT…` does: becomes a command beside the process of a
-/// node. Its environment comes from the node, not from this process, whose loader it would reach with the privileges of
-/// the platform. Returns, with the exit code, only if it does not become the command.
+/// Implements the hidden subcommand `launch NODE_DIRECTORY PROGRAM ARGUMENT…`: becomes a command next to the process of
+/// a node. The environment is read from the node rather than inherited from this process, whose dynamic loader it would
+/// affect with the privileges of the platform. Returns, with the exit code, only if it does not become the command.
 pub fn command_main(directory: &Path, program: &OsStr, arguments: &[OsString]) -> i32 {
     let spec = files::read_json::<ProcessSpec>(&directory.join(SPEC));
     let mut path = None;
@@ -149,7 +149,7 @@ pub fn command_main(directory: &Path, program: &OsStr, arguments: &[OsString]) -
         Err(error) => error,
     };
     let mut said = io::stderr();
-    // Nobody may be listening any more.
+    // The client may be gone.
     if error.kind() == io::ErrorKind::NotFound || is_nowhere(program, path) {
         let _ = writeln!(said, "{}: not found", program.display());
         return EXIT_NOT_FOUND;
@@ -158,13 +158,14 @@ pub fn command_main(directory: &Path, program: &OsStr, arguments: &[OsString]) -
     EXIT_REFUSED
 }
 
-/// Whether a name is on no part of a path. Of parts that its user may not enter, the system says that it is forbidden.
+/// Whether a name is in no directory of the search path. For directories that the user cannot enter, the kernel reports
+/// "permission denied" instead.
 fn is_nowhere(program: &OsStr, path: Option<OsString>) -> bool {
     let program = program.to_string_lossy();
     !program.contains('/') && look_up(&program, path).is_none()
 }
 
-/// As the user of a node, in its environment and directory. Returns only with an error.
+/// Becomes a command with the user, environment and directory of a node. Returns only on error.
 fn become_command(command: &mut Command, directory: &Path, spec: &ProcessSpec) -> io::Error {
     let data = directory.join(DATA);
     command
@@ -190,7 +191,7 @@ fn become_command(command: &mut Command, directory: &Path, spec: &ProcessSpec) -
 
 fn write(to: &OwnedFd, bytes: &[u8]) -> io::Result<()> {
     match rustix::io::write(to, bytes) {
-        // The platform was killed. The node starts all the same and is found again.
+        // The platform was killed. The node starts anyway and is found again.
         Err(rustix::io::Errno::PIPE) => Ok(()),
         other => other.map(|_| ()).map_err(io::Error::from),
     }

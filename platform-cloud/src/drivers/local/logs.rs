@@ -1,4 +1,4 @@
-//! What nodes write: one file, of which the older part is cut off.
+//! Logs of nodes: a current file and one rotated file.
 
 use std::{
     fs::{self, File},
@@ -19,17 +19,17 @@ use super::{
 };
 use drover_platform::driver::LogStream;
 
-/// Size in bytes above which a log becomes the old log. At most twice as much is kept of each node.
+/// Size in bytes above which a log is rotated. At most twice as much is kept per node.
 const MAX_LOG: u64 = 16 * 1024 * 1024;
 
-/// Largest piece that is sent at once; the largest chunk of the API.
+/// Maximum chunk that is sent at once: the largest chunk of the API.
 const PIECE: usize = 64 * 1024;
 
-/// How often a followed log is looked at: often enough for a person who watches.
+/// Poll interval of a followed log, short enough for interactive use.
 const FOLLOW: Duration = Duration::from_millis(100);
 
-/// Moves a large log aside. The process keeps its file open, therefore it is copied and emptied; what is written between
-/// the two is lost.
+/// Rotates a large log. The process keeps its file open, so the log is copied and truncated; output written between the
+/// two is lost.
 pub(super) fn rotate(directory: &Path) -> io::Result<()> {
     rotate_above(directory, MAX_LOG)
 }
@@ -46,7 +46,7 @@ fn rotate_above(directory: &Path, limit: u64) -> io::Result<()> {
     }
 }
 
-/// Reads the log of a node as it is asked for.
+/// Streams the log of a node as requested.
 pub(super) fn stream(node: Arc<Node>, request: &StreamLogsRequest) -> Result<LogStream> {
     if request.previous {
         return Err(Error::new(
@@ -81,7 +81,7 @@ pub(super) fn stream(node: Arc<Node>, request: &StreamLogsRequest) -> Result<Log
 struct Reader {
     node: Arc<Node>,
     directory: PathBuf,
-    /// What is kept from before the position, in reverse order.
+    /// The retained lines before the position, in reverse order.
     parts: Vec<Vec<u8>>,
     /// How far the current log was read.
     position: u64,
@@ -101,12 +101,12 @@ impl Reader {
             if let Some(part) = self.parts.pop() {
                 return Ok(Some((part, self)));
             }
-            // Asked before reading, so that what is written last is read.
+            // Checked before reading, so that the last output is not missed.
             let ended = self.node.process().is_none() && !self.node.is_pending();
             let (path, position) = (self.directory.join(LOG), self.position);
             let piece = match blocking(move || read_at(&path, position)).await {
                 Ok(piece) => piece,
-                // The node was removed.
+                // The node was deleted.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), position),
                 Err(error) => return Err(self.unreadable(&error)),
             };
@@ -122,7 +122,7 @@ impl Reader {
         }
     }
 
-    /// Reads what is kept at this moment.
+    /// Reads the existing log once.
     async fn begin(&mut self) -> io::Result<()> {
         self.begun = true;
         let (directory, tail) = (self.directory.clone(), self.tail);
@@ -155,7 +155,8 @@ fn if_there(content: io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Up to one piece from a position; from the beginning if the log has become shorter. Answers where it began.
+/// Reads up to one chunk from a position, or from the start if the log was truncated. Returns the position that it was
+/// read from.
 fn read_at(path: &Path, position: u64) -> io::Result<(Vec<u8>, u64)> {
     let mut file = File::open(path)?;
     let position = if file.metadata()?.len() < position {
@@ -169,7 +170,7 @@ fn read_at(path: &Path, position: u64) -> io::Result<(Vec<u8>, u64)> {
     Ok((piece, position))
 }
 
-/// The last lines; an unfinished one counts.
+/// The last lines, including an unfinished one.
 fn last_lines(mut text: Vec<u8>, lines: Option<u32>) -> Vec<u8> {
     let Some(lines) = lines else { return text };
     let end = text.len() - usize::from(text.ends_with(b"\n"));

@@ -1,4 +1,4 @@
-//! From a slot of a request to a node that exists.
+//! Creates nodes for the slots of a request.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use super::{
     crash::{self, Point},
     node::{Node, blocking, unix_millis},
     peers,
-    place::{self, Wish},
+    place::{self, PlacementRequest},
     ports::{self, PortNumbers},
     spec::{self, ProcessFile, Site, User},
     state::{DATA, PEERS, Record, Volume},
@@ -29,16 +29,16 @@ use drover_platform::{
     identity::{Identity, hex},
 };
 
-/// Longest id of a node: with what is added it is the name of a directory, which may have 255 bytes.
+/// Maximum length of a node id: with a suffix it is a directory name, which is limited to 255 bytes.
 const MAX_ID: usize = 200;
 
-/// File with the user data in the directory of a node.
+/// File with the user data in a node's directory.
 const BOOTSTRAP: &str = "bootstrap";
-/// File with the role of a node in its directory, written anew when that changes.
+/// File with the role in a node's directory, rewritten when the role changes.
 pub(super) const ROLE: &str = "role";
 
 impl LocalDriver {
-    /// Does everything but making a node.
+    /// Does everything except creating nodes.
     pub(super) async fn try_out(&self, batch: &Batch) -> Result<()> {
         for slot in batch.slots() {
             node_id(&batch.identity(slot))?;
@@ -52,7 +52,7 @@ impl LocalDriver {
             .storage
             .as_ref()
             .map(|_| storage_key(&identity));
-        // Any numbers will do to see that it works.
+        // Any port numbers will do for a dry run.
         let numbers = batch
             .ports()
             .iter()
@@ -151,32 +151,32 @@ impl LocalDriver {
         Ok(Some(node))
     }
 
-    /// The user of a cluster, if it has one of its own.
+    /// The user of a cluster, if it has its own.
     async fn user(&self, identity: &Identity) -> Result<Option<User>> {
         let (tenancy, identity) = (Arc::clone(&self.shared.tenancy), identity.clone());
         blocking(move || tenancy.user(&identity))
             .await
             .map_err(|error| {
-                // As another one it would reach what is not its own, or not its own data.
+                // Never fall back to another user: it could read foreign data, or not the cluster's own.
                 Error::unavailable(format!("the cluster cannot be given a user: {error}"))
             })
     }
 
-    /// Key of the storage that the next node of a place gets.
+    /// Key of the storage that the next node with this ordinal gets.
     async fn choose_storage(&self, identity: &Identity) -> Result<String> {
         let (state, identity) = (Arc::clone(&self.shared.state), identity.clone());
         let taken = self.shared.taken_storage();
         blocking(move || state.storage_for(&identity, storage_key(&identity), &taken))
             .await
             .map_err(|error| {
-                // Without knowing what is there, new storage would hide old data.
+                // Without knowing the existing storage, new storage would hide old data.
                 Error::internal(format!(
                     "the owners of kept storage cannot be read: {error}"
                 ))
             })
     }
 
-    /// Finds a seat and keeps it from others while the node is made.
+    /// Reserves a placement while the node is created.
     fn promise(
         &self,
         batch: &Batch,
@@ -184,7 +184,7 @@ impl LocalDriver {
         node_id: &str,
         storage: Option<String>,
     ) -> Result<(Promise, PortNumbers), Failure> {
-        let wish = Wish {
+        let request = PlacementRequest {
             cluster_id: &identity.cluster_id,
             group: &identity.group,
             placement: batch
@@ -195,21 +195,21 @@ impl LocalDriver {
             port_names: batch.ports(),
             storage,
         };
-        let mut seats = self.shared.seats.lock();
-        if seats.contains_key(node_id) {
+        let mut placements = self.shared.placements.lock();
+        if placements.contains_key(node_id) {
             return Err(Failure::Unknown(Error::new(
                 Reason::Conflict,
                 "the node is being made by another call",
             )));
         }
-        let (seat, numbers) = place::find(
+        let (placement, numbers) = place::find(
             &self.shared.settings,
             self.shared.settings.host,
-            &seats,
-            wish,
+            &placements,
+            request,
         )?;
-        let domain = seat.failure_domain.clone();
-        seats.insert(node_id.to_owned(), seat);
+        let domain = placement.failure_domain.clone();
+        placements.insert(node_id.to_owned(), placement);
         Ok((
             Promise {
                 shared: Arc::clone(&self.shared),
@@ -245,7 +245,7 @@ impl LocalDriver {
         }
     }
 
-    /// What the template makes of a slot at its site.
+    /// Renders the template of a slot.
     async fn render(&self, batch: &Batch, slot: &Slot, site: &NodeSite) -> Result<spec::Process> {
         let settings = &self.shared.settings;
         let has_storage = batch.request.storage.is_some();
@@ -296,12 +296,12 @@ impl LocalDriver {
     }
 }
 
-/// Where one node is, in the words of its template.
+/// The location of a node as its template sees it.
 struct NodeSite {
     domain: String,
     data: PathBuf,
     storage: PathBuf,
-    /// Empty: no user data.
+    /// Empty if there is no user data.
     bootstrap: PathBuf,
     peers: PathBuf,
     ports: PortNumbers,
@@ -324,14 +324,14 @@ impl NodeSite {
     }
 }
 
-/// Why a node was not made.
+/// Why a node was not created.
 enum Failure {
     Final(Error),
     Unknown(Error),
 }
 
 impl Failure {
-    /// What became of a node that nothing was begun for.
+    /// The outcome for a node whose creation was not started.
     fn not_begun(error: Error) -> Self {
         if error.class() == Class::Unknown {
             Self::Unknown(error)
@@ -347,7 +347,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// A seat that is given back unless the node comes to exist.
+/// A reserved placement that is released unless the node is created.
 struct Promise {
     shared: Arc<Shared>,
     node_id: String,
@@ -356,16 +356,16 @@ struct Promise {
 }
 
 impl Promise {
-    /// Takes the fixed ports of the template too.
+    /// Reserves the fixed ports of the template as well.
     fn add_ports(&self, all: &PortNumbers, allocated: &PortNumbers) -> Result<()> {
-        let mut seats = self.shared.seats.lock();
+        let mut placements = self.shared.placements.lock();
         for (name, port) in all
             .iter()
             .filter(|(name, port)| allocated.get(*name) != Some(*port))
         {
-            let owner = seats
+            let owner = placements
                 .iter()
-                .find(|(_, seat)| seat.ports.contains(port))
+                .find(|(_, placement)| placement.ports.contains(port))
                 .map(|(node_id, _)| node_id);
             let used = match owner {
                 Some(node_id) => format!("by node {node_id}"),
@@ -375,13 +375,13 @@ impl Promise {
             let what = format!("the template wants port {port} as `{name}`, which is used {used}");
             return Err(Error::new(Reason::Precondition, what));
         }
-        if let Some(seat) = seats.get_mut(&self.node_id) {
-            seat.ports.extend(all.values());
+        if let Some(placement) = placements.get_mut(&self.node_id) {
+            placement.ports.extend(all.values());
         }
         Ok(())
     }
 
-    /// The node exists; it has the seat from now on.
+    /// Keeps the placement, as the node exists now.
     fn keep(mut self) {
         self.kept = true;
     }
@@ -390,12 +390,12 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if !self.kept {
-            self.shared.seats.lock().remove(&self.node_id);
+            self.shared.placements.lock().remove(&self.node_id);
         }
     }
 }
 
-/// The platform's id of a node: its id, and a hash of its slot, so that it is never reused on this machine.
+/// The platform's node id: the slot's id and a hash of the slot, so that it is never reused on this machine.
 pub(super) fn node_id(identity: &Identity) -> Result<String> {
     let Identity {
         owner,
@@ -416,7 +416,7 @@ pub(super) fn node_id(identity: &Identity) -> Result<String> {
     ))
 }
 
-/// What new storage is called, after owner, cluster, group and ordinal.
+/// Key of new storage, from owner, cluster, group and ordinal.
 fn storage_key(identity: &Identity) -> String {
     let Identity {
         owner,
@@ -432,7 +432,7 @@ fn storage_key(identity: &Identity) -> String {
     )
 }
 
-/// Whose the storage of a node is.
+/// The owner record of a node's storage.
 fn volume(identity: &Identity, storage: &Storage) -> Volume {
     Volume {
         owner: identity.owner.clone(),
@@ -483,7 +483,7 @@ fn overrides(batch: &Batch) -> Result<BTreeMap<String, String>> {
         .collect()
 }
 
-/// A role as its file says it.
+/// The content of the role file.
 pub(super) fn role_words(role: NodeRole) -> &'static str {
     match role {
         NodeRole::Standby => "standby\n",

@@ -1,4 +1,4 @@
-//! One node and the task that looks after it: starts its process, sees it become ready and die, and removes it.
+//! A node and its supervisor task, which starts the process, observes readiness and exit, and removes the node.
 
 mod removal;
 mod start;
@@ -28,7 +28,7 @@ use tracing::warn;
 use super::{
     Shared, files, logs,
     make::{ROLE, role_words},
-    place::Seat,
+    place::NodePlacement,
     process::Process,
     spec::endpoint,
     state::{DATA, NODE, Record, Removal},
@@ -38,44 +38,42 @@ use removal::{clear, removal_requested, stop};
 pub(super) use removal::{lock_out_launchers, write_removal};
 use start::{Begun, begin, end, how_it_ended};
 
-/// First and longest wait between two looks whether a node accepts connections. The first ones are short, because most
-/// nodes are ready within a tenth of a second.
+/// Initial and maximum interval between readiness checks. It starts short, as most nodes are ready within a tenth of a
+/// second.
 const READY_POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
-/// Longest time that one look may take: the port is on this machine.
+/// Timeout of one readiness check: the port is on this machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often the size of a log is looked at. A node that writes 100 MB/s exceeds its limit by half a gigabyte.
+/// How often the size of a log is checked. A node that writes 100 MB/s exceeds its limit by half a gigabyte.
 const LOG_CHECK: Duration = Duration::from_secs(5);
 
-/// Wait after an error of the file system before a removal goes on.
+/// Retry delay of a removal after a file system error.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// One node.
 pub(super) struct Node {
     pub(super) directory: PathBuf,
-    state: Mutex<State>,
-    /// What is to be removed, and until when; the supervisor and running commands watch it.
+    state: Mutex<LocalNodeState>,
+    /// The requested removal and its deadline; watched by the supervisor and by running commands.
     removal: watch::Sender<Option<Removal>>,
     /// Held while the record or the removal is rewritten.
     pub(super) writing: tokio::sync::Mutex<()>,
 }
 
-struct State {
+struct LocalNodeState {
     record: Record,
     stage: Stage,
 }
 
-/// How far a node is.
 #[derive(Clone)]
 enum Stage {
-    /// It was accepted; its process is not there yet.
+    /// Accepted; its process does not exist yet.
     Pending,
     /// Its process runs.
     Running { process: Arc<Process>, ready: bool },
-    /// Whether it runs cannot be read now.
+    /// It cannot currently be determined whether the process runs.
     Unknown { message: String },
-    /// Its process has ended, or could not be started.
+    /// Its process has ended or could not be started.
     Ended { pid: Option<u32>, message: String },
 }
 
@@ -83,7 +81,7 @@ impl Node {
     pub(super) fn new(directory: PathBuf, record: Record, removal: Option<Removal>) -> Arc<Self> {
         Arc::new(Self {
             directory,
-            state: Mutex::new(State {
+            state: Mutex::new(LocalNodeState {
                 record,
                 stage: Stage::Pending,
             }),
@@ -112,7 +110,7 @@ impl Node {
         self.removal.send_replace(Some(removal));
     }
 
-    /// The process, if it runs at this very moment.
+    /// The process, if it runs right now.
     pub(super) fn process(&self) -> Option<Arc<Process>> {
         match &self.state.lock().stage {
             Stage::Running { process, .. } if !process.is_dead() => Some(Arc::clone(process)),
@@ -137,10 +135,10 @@ impl Node {
         matches!(self.state.lock().stage, Stage::Pending)
     }
 
-    /// The node as Discover shows it. Its process is asked, not remembered.
+    /// The node as reported to callers. The state of its process is read, not cached.
     pub(super) fn found(&self, host_name: &str) -> Found {
         let removal = self.removal();
-        let State { record, stage } = &*self.state.lock();
+        let LocalNodeState { record, stage } = &*self.state.lock();
         let mut node = record.node();
         let pid = match stage {
             Stage::Pending => {
@@ -201,9 +199,9 @@ impl Node {
 }
 
 impl Record {
-    /// What it takes from others.
-    pub(super) fn seat(&self) -> Seat {
-        Seat {
+    /// The resources that the node occupies.
+    pub(super) fn placement(&self) -> NodePlacement {
+        NodePlacement {
             cluster_id: self.identity.cluster_id.clone(),
             group: self.identity.group.clone(),
             failure_domain: self.failure_domain.clone(),
@@ -212,7 +210,7 @@ impl Record {
         }
     }
 
-    /// Where this machine reaches it, whatever becomes of names and networks.
+    /// The address by which this machine reaches the node, independently of names and networks.
     fn own_address(&self) -> String {
         match self.listen {
             None => self.host.clone(),
@@ -222,7 +220,7 @@ impl Record {
         }
     }
 
-    /// Everything that does not change while the node lives.
+    /// The fields that are constant for the lifetime of the node.
     fn node(&self) -> ProtoNode {
         ProtoNode {
             failure_domain: self.failure_domain.clone(),
@@ -247,14 +245,14 @@ impl Record {
     }
 }
 
-/// Milliseconds of Unix time.
+/// Milliseconds since the Unix epoch.
 pub(super) fn unix_millis(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| {
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     })
 }
 
-/// Looks after a node until it is removed. Cancelled, it leaves the process alone.
+/// Supervises a node until it is removed. On cancellation the process is left running.
 pub(super) async fn supervise(shared: Arc<Shared>, node: Arc<Node>, cancel: CancellationToken) {
     tokio::select! {
         () = cancel.cancelled() => {}
@@ -300,7 +298,7 @@ async fn life(shared: &Arc<Shared>, node: &Arc<Node>) {
         removal_requested(node).await;
         stop(node, &process).await;
         if let Some(mut child) = child {
-            // Dead by now, so this only takes its status.
+            // The child is dead already, so this only reaps it.
             let _ = child.wait().await;
         }
     }
@@ -308,7 +306,7 @@ async fn life(shared: &Arc<Shared>, node: &Arc<Node>) {
     clear(shared, node).await;
 }
 
-/// Sees the node become ready, and then waits forever.
+/// Waits for the node to become ready, and then forever.
 async fn watch_readiness(shared: &Shared, node: &Node, process: &Arc<Process>) {
     let (readiness, file, host) = {
         let state = node.state.lock();
@@ -362,19 +360,18 @@ async fn keep_log_small(node: &Node) {
     }
 }
 
-/// Writes the record of a node.
 pub(super) async fn write_record(node: &Node, record: Record) -> io::Result<()> {
     let path = node.directory.join(NODE);
     blocking(move || files::replace(&path, &files::to_json(&record)?, 0o644)).await
 }
 
-/// Tells a node its role: its process finds it in a file.
+/// Writes the role file, from which the process reads its role.
 pub(super) async fn write_role(node: &Node, role: NodeRole) -> io::Result<()> {
     let path = node.directory.join(DATA).join(ROLE);
     blocking(move || files::replace(&path, role_words(role).as_bytes(), 0o644)).await
 }
 
-/// Runs something that blocks outside of the runtime's threads.
+/// Runs blocking I/O outside the runtime's worker threads.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

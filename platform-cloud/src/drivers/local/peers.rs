@@ -1,5 +1,5 @@
-//! What a node may know of the others: `peers.json` in its directory, rewritten as nodes of its cluster come, go and
-//! change. Only for nodes whose template asks for it.
+//! The peers of a node: `peers.json` in its directory, rewritten as nodes of its cluster are created, deleted and
+//! changed. Only for nodes whose template requests it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,18 +22,18 @@ use super::{
     state::{PEERS, Record},
 };
 
-/// Time between two rounds: nodes that come together are told of together. A promotion waits for it.
+/// Interval between updates, which batches nodes that are created together. A promotion waits for it.
 const ROUND: Duration = Duration::from_millis(20);
 
-/// Clusters of which something has changed.
+/// Collects the clusters whose peer lists are outdated.
 #[derive(Default)]
-pub(super) struct News {
+pub(super) struct PeerNotifier {
     clusters: Mutex<BTreeSet<String>>,
     wake: Notify,
 }
 
-impl News {
-    pub(super) fn of(&self, cluster_id: &str) {
+impl PeerNotifier {
+    pub(super) fn changed(&self, cluster_id: &str) {
         self.clusters.lock().insert(cluster_id.to_owned());
         self.wake.notify_one();
     }
@@ -43,7 +43,7 @@ impl News {
     }
 }
 
-/// A node as the others see it.
+/// A node as seen by its peers.
 #[derive(Serialize)]
 struct Peer<'a> {
     name: &'a str,
@@ -55,21 +55,21 @@ struct Peer<'a> {
     ports: &'a BTreeMap<String, u16>,
 }
 
-/// Keeps the lists up to date until it is cancelled.
+/// Keeps the peer lists up to date until cancelled.
 pub(super) async fn keep(shared: Arc<Shared>, cancel: CancellationToken) {
     loop {
         tokio::select! {
             () = cancel.cancelled() => return,
-            () = shared.news.wake.notified() => {}
+            () = shared.peer_notifier.wake.notified() => {}
         }
-        for cluster in shared.news.take() {
+        for cluster in shared.peer_notifier.take() {
             let (nodes, peers) = listed(&shared, &cluster, None);
             for node in nodes.iter().filter(|node| node.record().peers) {
                 let (path, peers) = (node.directory.join(PEERS), peers.clone());
                 match blocking(move || rewrite(&path, &peers)).await {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
                         warn!(node = %node.directory.display(), %error, "a node cannot be told of the others");
-                        shared.news.of(&cluster);
+                        shared.peer_notifier.changed(&cluster);
                     }
                     // Its directory is gone.
                     _ => {}
@@ -80,12 +80,12 @@ pub(super) async fn keep(shared: Arc<Shared>, cancel: CancellationToken) {
     }
 }
 
-/// The list for a node that does not exist yet.
+/// The initial list for a node that does not exist yet.
 pub(super) fn at_first(shared: &Shared, record: &Record) -> Vec<u8> {
     listed(shared, &record.identity.cluster_id, Some(record)).1
 }
 
-/// The nodes of a cluster whose processes have not ended, and all of them as JSON.
+/// The nodes of a cluster whose processes have not ended, and their peer list as JSON.
 fn listed(shared: &Shared, cluster: &str, new: Option<&Record>) -> (Vec<Arc<Node>>, Vec<u8>) {
     let mut nodes = shared.nodes.lock().values().cloned().collect::<Vec<_>>();
     nodes.retain(|node| node.cluster_id() == cluster && !node.has_ended());
@@ -104,7 +104,7 @@ fn listed(shared: &Shared, cluster: &str, new: Option<&Record>) -> (Vec<Arc<Node
         host: &record.host,
         ports: &record.ports,
     });
-    // Names and numbers always make JSON.
+    // Serializing strings and numbers cannot fail.
     let peers = files::to_json(&peers.collect::<Vec<_>>()).unwrap_or_default();
     (nodes, peers)
 }
@@ -116,7 +116,7 @@ fn role(record: &Record) -> &'static str {
     }
 }
 
-/// Not synced: after a crash of the machine it is written again.
+/// Not synced: after a machine crash it is written again.
 fn rewrite(path: &Path, content: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|before| before == content) {
         return Ok(());
@@ -126,7 +126,7 @@ fn rewrite(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
-/// Readable for whatever user the node runs as.
+/// World-readable, as the node may run as any user.
 pub(super) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
 

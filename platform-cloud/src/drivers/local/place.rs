@@ -1,4 +1,4 @@
-//! Where a new node goes: room, failure domain, storage and ports, promised to one node at a time.
+//! Placement of a new node: capacity, failure domain, storage and ports, reserved for one node at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,9 +13,9 @@ use super::{
     ports::{self, PortNumbers},
 };
 
-/// What a node has, or is promised until it exists.
+/// The resources of a node, or those reserved for it until it exists.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct NodePlacement {
     pub(super) cluster_id: String,
     pub(super) group: String,
     pub(super) failure_domain: String,
@@ -23,8 +23,8 @@ pub(super) struct Seat {
     pub(super) storage: Option<String>,
 }
 
-/// Who asks for a seat.
-pub(super) struct Wish<'a> {
+/// The requirements of a node on its placement.
+pub(super) struct PlacementRequest<'a> {
     pub(super) cluster_id: &'a str,
     pub(super) group: &'a str,
     pub(super) placement: Option<&'a Placement>,
@@ -35,17 +35,17 @@ pub(super) struct Wish<'a> {
 /// Topology key of the configured failure domains.
 pub(super) const ZONE: &str = "zone";
 
-/// Finds a seat beside those that are taken.
+/// Finds a placement that does not conflict with `taken`.
 ///
 /// # Errors
-/// `NoCapacity` if there is no room, no port, or none within the limits of the spread; `Precondition` if the storage is
-/// in use.
+/// `NoCapacity` if the node limit, the ports or the limits of the spread are exhausted; `Precondition` if the storage
+/// is in use.
 pub(super) fn find(
     settings: &Settings,
     host: IpAddr,
-    taken: &BTreeMap<String, Seat>,
-    wish: Wish<'_>,
-) -> Result<(Seat, PortNumbers)> {
+    taken: &BTreeMap<String, NodePlacement>,
+    request: PlacementRequest<'_>,
+) -> Result<(NodePlacement, PortNumbers)> {
     if settings.max_nodes.is_some_and(|most| taken.len() >= most) {
         let most = settings.max_nodes.unwrap_or_default();
         return Err(Error::new(
@@ -53,52 +53,56 @@ pub(super) fn find(
             format!("there is room for {most} nodes and all of it is used"),
         ));
     }
-    if let Some(key) = &wish.storage
+    if let Some(key) = &request.storage
         && let Some((node, _)) = taken
             .iter()
-            .find(|(_, seat)| seat.storage.as_ref() == Some(key))
+            .find(|(_, placement)| placement.storage.as_ref() == Some(key))
     {
         return Err(Error::new(
             Reason::Precondition,
             format!("its storage is still in use by node {node}"),
         ));
     }
-    let failure_domain = domain(&settings.failure_domains, taken, &wish)?;
+    let failure_domain = domain(&settings.failure_domains, taken, &request)?;
     let used = taken
         .values()
-        .flat_map(|seat| seat.ports.iter().copied())
+        .flat_map(|placement| placement.ports.iter().copied())
         .collect();
-    let numbers = ports::choose(wish.port_names, settings.ports(), host, &used)?;
-    let seat = Seat {
-        cluster_id: wish.cluster_id.to_owned(),
-        group: wish.group.to_owned(),
+    let numbers = ports::choose(request.port_names, settings.ports(), host, &used)?;
+    let placement = NodePlacement {
+        cluster_id: request.cluster_id.to_owned(),
+        group: request.group.to_owned(),
         failure_domain,
         ports: numbers.values().copied().collect(),
-        storage: wish.storage,
+        storage: request.storage,
     };
-    Ok((seat, numbers))
+    Ok((placement, numbers))
 }
 
-/// The allowed failure domain with the fewest nodes of the group. It keeps every skew as small as it can be.
-fn domain(all: &[String], taken: &BTreeMap<String, Seat>, wish: &Wish<'_>) -> Result<String> {
-    let spreads = wish
+/// The allowed failure domain with the fewest nodes of the group, which minimizes every skew.
+fn domain(
+    all: &[String],
+    taken: &BTreeMap<String, NodePlacement>,
+    request: &PlacementRequest<'_>,
+) -> Result<String> {
+    let spreads = request
         .placement
         .map_or(&[][..], |placement| &placement.spread);
-    let wanted = wish
+    let wanted = request
         .placement
         .map_or(&[][..], |placement| &placement.failure_domains);
     let none = |why: String| Err(Error::new(Reason::NoCapacity, why));
     let count = |domain: Option<&String>, scope: SpreadScope| {
-        let counts = |seat: &&Seat| {
-            seat.cluster_id == wish.cluster_id
-                && (scope == SpreadScope::Cluster || seat.group == wish.group)
-                && domain.is_none_or(|domain| seat.failure_domain == *domain)
+        let counts = |placement: &&NodePlacement| {
+            placement.cluster_id == request.cluster_id
+                && (scope == SpreadScope::Cluster || placement.group == request.group)
+                && domain.is_none_or(|domain| placement.failure_domain == *domain)
         };
         u32::try_from(taken.values().filter(counts).count()).unwrap_or(u32::MAX)
     };
     let required =
         |spread: &&Spread| spread.when_unsatisfiable() == UnsatisfiableAction::DoNotSchedule;
-    // By every other key this machine is one single domain, which limits numbers and has no skew.
+    // For any other topology key this machine is a single domain, which can limit the count but has no skew.
     let has_zones = !all.is_empty();
     for spread in spreads
         .iter()

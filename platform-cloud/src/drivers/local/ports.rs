@@ -8,14 +8,14 @@ use std::{
 
 use drover_core::{Error, Reason, Result};
 
-/// Ports by their names in the template.
+/// Port numbers by their names in the template.
 pub(super) type PortNumbers = BTreeMap<String, u16>;
 
-/// Chooses a free port for each name: not `taken` by another node, and not listened on by anybody else now. The first is
-/// looked for at a random place, so that two platforms on one machine seldom want the same one.
+/// Chooses a free port for each name: not `taken` by another node, and without a listener at this time. The search
+/// starts at a random port, so that two platforms on one machine rarely choose the same one.
 ///
 /// # Errors
-/// `NoCapacity` when the range is used up.
+/// `NoCapacity` if the range is exhausted.
 pub(super) fn choose(
     names: &[String],
     range: RangeInclusive<u16>,
@@ -43,7 +43,7 @@ pub(super) fn choose(
     Ok(chosen)
 }
 
-/// Whether nobody listens on a port now.
+/// Whether nothing listens on the port at this time.
 pub(super) fn free(host: IpAddr, port: u16) -> bool {
     TcpListener::bind((host, port)).is_ok()
 }

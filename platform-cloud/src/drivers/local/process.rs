@@ -1,4 +1,4 @@
-//! Processes of the operating system, told apart from later ones with the same id.
+//! Operating system processes, identified safely despite pid reuse.
 
 use std::{fs, io, os::fd::OwnedFd};
 
@@ -10,38 +10,38 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// One process for all time: ids are reused, an id with its start time and boot is not.
+/// Unique identity of a process: pids are reused, but a pid with its start time and boot id is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessId {
-    /// Process id; also the id of its session and process group.
+    /// Pid; also the id of its session and process group.
     pub(super) pid: u32,
-    /// Clock ticks between boot and its start.
+    /// Start time in clock ticks since boot.
     pub(super) start: u64,
-    /// Boot that it was started in.
+    /// Id of the boot it was started in.
     pub(super) boot: String,
 }
 
-/// What `/proc/PID/stat` says.
+/// The relevant fields of `/proc/PID/stat`.
 struct Stat {
     state: u8,
     session: u32,
     start: u64,
 }
 
-/// A living process that is held: the kernel does not confuse it with another one.
+/// A handle (pidfd) to a process, which the kernel never confuses with another one.
 pub(super) struct Process {
     id: ProcessId,
     fd: AsyncFd<OwnedFd>,
 }
 
 impl ProcessId {
-    /// The process that asks. Start and boot survive `exec`.
+    /// The identity of the current process. Start time and boot id survive `exec`.
     pub(super) fn own() -> io::Result<Self> {
         Self::of(std::process::id())?
             .ok_or_else(|| io::Error::other("/proc does not know this process"))
     }
 
-    /// The process that has an id now. `None`: none has.
+    /// The process that currently has this pid. `None` if there is none.
     pub(super) fn of(pid: u32) -> io::Result<Option<Self>> {
         let boot = boot()?;
         Ok(stat(pid)?.map(|stat| Self {
@@ -51,7 +51,7 @@ impl ProcessId {
         }))
     }
 
-    /// Whether it lives. A zombie does not.
+    /// Whether it is alive. A zombie is not.
     pub(super) fn lives(&self) -> io::Result<bool> {
         if self.boot != boot()? {
             return Ok(false);
@@ -59,7 +59,7 @@ impl ProcessId {
         Ok(stat(self.pid)?.is_some_and(|stat| stat.start == self.start && !stat.is_dead()))
     }
 
-    /// Holds it. `None`: it is dead.
+    /// Opens a handle. `None` if the process is dead.
     pub(super) fn hold(&self) -> io::Result<Option<Process>> {
         let Some(pid) = raw(self.pid) else {
             return Ok(None);
@@ -67,12 +67,12 @@ impl ProcessId {
         let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => fd,
             Err(Errno::SRCH) => return Ok(None),
-            // The id may be that of a thread by now, which no process has been since; common where ids are few, as in
-            // a container that was started again.
+            // The pid may have become a thread id, for which pidfd_open fails; common where pids are few, as in a
+            // restarted container.
             Err(_) if !self.lives()? => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Checked after the id is held, so that it is still the same one.
+        // Checked after opening, so that the handle is guaranteed to refer to the same process.
         if !self.lives()? {
             return Ok(None);
         }
@@ -87,7 +87,7 @@ impl ProcessId {
         }))
     }
 
-    /// Kills everything that it started and that is left of its session, itself included. Answers how many were hit.
+    /// Kills all remaining members of its session, including itself. Returns the number of processes hit.
     pub(super) fn kill_session(&self) -> io::Result<usize> {
         if self.boot != boot()? {
             return Ok(0);
@@ -108,7 +108,7 @@ impl ProcessId {
             let Ok(fd) = pidfd_open(raw, PidfdFlags::empty()) else {
                 continue;
             };
-            // Asked again, now that the id is held.
+            // Checked again now that the pid is held.
             if self.has(pid)? && pidfd_send_signal(&fd, Signal::KILL).is_ok() {
                 hit += 1;
             }
@@ -116,8 +116,9 @@ impl ProcessId {
         Ok(hit)
     }
 
-    /// Whether a process is a living member of its session. The id of a session is not reused while it has members; what
-    /// is older than its leader belongs to another one, and so does everything once another process has its id.
+    /// Whether a process is a living member of the session. A session id is not reused while the session has members;
+    /// processes older than its leader belong to another session, and so do all once another process has the leader's
+    /// pid.
     fn has(&self, pid: u32) -> io::Result<bool> {
         let member = stat(pid)?.is_some_and(|stat| {
             stat.session == self.pid && stat.start >= self.start && !stat.is_dead()
@@ -127,12 +128,10 @@ impl ProcessId {
 }
 
 impl Process {
-    /// Its id.
     pub(super) fn id(&self) -> &ProcessId {
         &self.id
     }
 
-    /// Whether it has died by now.
     pub(super) fn is_dead(&self) -> bool {
         let mut fds = [PollFd::new(self.fd.get_ref(), PollFlags::IN)];
         let now = Timespec {
@@ -142,13 +141,13 @@ impl Process {
         matches!(poll(&mut fds, Some(&now)), Ok(ready) if ready > 0)
     }
 
-    /// Returns when it has died.
+    /// Returns once it has died.
     pub(super) async fn died(&self) -> io::Result<()> {
         // A pidfd becomes readable once and stays so.
         self.fd.readable().await.map(|_| ())
     }
 
-    /// Sends a signal to its process group, if it lives.
+    /// Sends a signal to its process group, if it is alive.
     pub(super) fn signal_group(&self, signal: Signal) -> io::Result<()> {
         if self.is_dead() {
             return Ok(());
@@ -166,7 +165,7 @@ impl Stat {
     }
 }
 
-/// Start of the machine that this process runs on.
+/// Id of the current boot.
 fn boot() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?
         .trim()
@@ -184,11 +183,11 @@ fn raw(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
-/// `None`: there is no such process.
+/// `None` if there is no such process.
 fn stat(pid: u32) -> io::Result<Option<Stat>> {
     let text = match fs::read(format!("/proc/{pid}/stat")) {
         Ok(text) => text,
-        // A process that ends while it is read.
+        // The process ended while it was read.
         Err(error)
             if error.kind() == io::ErrorKind::NotFound
                 || error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) =>
@@ -200,7 +199,7 @@ fn stat(pid: u32) -> io::Result<Option<Stat>> {
     Ok(parse_stat(&text))
 }
 
-/// Fields are counted behind the command, which stands in parentheses and may hold anything.
+/// Fields are counted from the end of the command, which is in parentheses and may contain anything.
 fn parse_stat(text: &[u8]) -> Option<Stat> {
     let behind = text.iter().rposition(|&byte| byte == b')')? + 1;
     let rest = std::str::from_utf8(text.get(behind..)?).ok()?;
@@ -234,7 +233,7 @@ mod tests {
         assert!(id.lives().unwrap() && !process.is_dead());
         child.kill().unwrap();
         process.died().await.unwrap();
-        // Not waited for: it is a zombie now.
+        // Not reaped: it is a zombie now.
         assert!(!id.lives().unwrap() && process.is_dead() && id.hold().unwrap().is_none());
         child.wait().unwrap();
     }
@@ -244,7 +243,6 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            // PID/task/TID
             let own = fs::read_link("/proc/thread-self").unwrap();
             let tid = own.file_name().unwrap().to_str().unwrap().to_owned();
             tell.send(tid.parse::<u32>().unwrap()).unwrap();
@@ -270,7 +268,7 @@ mod tests {
             .spawn()
             .unwrap();
         let id = ProcessId::of(child.id()).unwrap().unwrap();
-        // It is the leader of a session of its own from then on.
+        // Wait until it has become a session leader.
         while stat(id.pid).unwrap().unwrap().session != id.pid {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! How the local platform works, and what it says of itself.
+//! Settings and description of the local platform.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -17,7 +17,7 @@ use serde_json::json;
 use super::{Shared, cgroup::ClusterLimits, make::text, place};
 use drover_platform::driver::Description;
 
-/// The shipped templates: `agent` for clusters that name no store, `etcd`, `postgresql` and `redis`.
+/// The embedded templates: `agent` for clusters that name no store, `etcd`, `postgresql` and `redis`.
 pub const CATALOGUE: &[EmbeddedFile] = &[
     EmbeddedFile {
         name: "index.yaml",
@@ -45,63 +45,62 @@ pub const CATALOGUE: &[EmbeddedFile] = &[
     stores::REDIS,
 ];
 
-/// Ports for nodes, unless the settings say otherwise: below those that Linux hands out for outgoing connections.
+/// Default port range of nodes: below the ephemeral ports of Linux.
 const PORTS: (u16, u16) = (20_000, 29_999);
 
-/// Users for clusters, unless the settings say otherwise: above accounts, and above what is usually set aside for those of
-/// containers.
+/// Default uid range of clusters: above regular accounts, and above the ranges usually reserved for containers.
 pub const USERS: (u32, u32) = (700_000, 765_535);
 
-/// Lowest user that a cluster may have: below are those of the system.
+/// Lowest uid that a cluster may have: lower ones are system users.
 const LOWEST_USER: u32 = 1000;
 
-/// Time that a node has to stop, unless the settings or the call say otherwise.
+/// Default grace period of a node.
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Most slots in one request.
+/// Maximum number of slots per request.
 const MAX_BATCH: u32 = 100;
 
 /// Whether the nodes of each cluster run as a user of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isolation {
-    /// Where it is possible: as root, with a state directory and a program that other users may enter. Otherwise the
+    /// Where possible: as root, with a state directory and a program that other users can access. Otherwise the
     /// platform warns.
     #[default]
     Auto,
-    /// Otherwise the platform does not start.
+    /// Always. The platform does not start where it is not possible.
     Required,
-    /// They run as the platform does.
+    /// Never. Nodes run as the user of the platform.
     None,
 }
 
-/// How the local platform works.
+/// Settings of the local platform.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// State directory; made if it is not there. One platform at a time uses it.
+    /// State directory; created if it does not exist. Used by one platform at a time.
     pub state_dir: PathBuf,
     /// Program with the hidden subcommands `launch` (see [`launch_main`]) and `agent`. Default: this program.
     pub launcher: PathBuf,
-    /// Address that nodes listen on. Default: 127.0.0.1.
+    /// Listen address of nodes. Default: 127.0.0.1.
     pub host: IpAddr,
-    /// Name or address by which others reach nodes. `None` (default): `host`.
+    /// Host name or address by which others reach nodes. `None` (default): `host`.
     pub advertise: Option<String>,
-    /// Whether nodes may listen where others can reach them, though what they speak is not encrypted. Default: false.
+    /// Whether nodes may listen on non-loopback addresses although their protocols are not encrypted. Default: false.
     pub insecure: bool,
     /// First and last port for nodes. Default: 20000 to 29999.
     pub port_range: (u16, u16),
-    /// Most nodes. `None` (default): no limit.
+    /// Maximum number of nodes. `None` (default) for no limit.
     pub max_nodes: Option<usize>,
-    /// Names of failure domains over which nodes are spread, to try out what cannot be had on one machine. Each is a
-    /// `zone`. Default: none.
+    /// Names of simulated failure domains (topology key `zone`) over which nodes are spread, to test spreading on a
+    /// single machine. Default: none.
     pub failure_domains: Vec<String>,
-    /// Whether each cluster has a user of its own. Default: where that is possible.
+    /// Whether each cluster has its own user. Default: where that is possible.
     pub isolation: Isolation,
-    /// First and last of these users. Default: 700000 to 765535.
+    /// First and last uid for clusters. Default: 700000 to 765535.
     pub user_range: (u32, u32),
-    /// What the nodes of each cluster with a user of its own take together.
+    /// Resource limits for all nodes of a cluster together. Only applied to clusters with their own user.
     pub cluster_limits: ClusterLimits,
-    /// Time that a node has to stop when a call does not say. Default: 10 s.
+    /// Grace period of a node if a call does not specify one. Default: 10 s.
     pub grace_period: Duration,
 }
 
@@ -109,7 +108,7 @@ impl Settings {
     /// The defaults for a state directory.
     ///
     /// # Errors
-    /// `Precondition` if the path of this program cannot be found out.
+    /// `Precondition` if the path of this program cannot be determined.
     pub fn new(state_dir: impl Into<PathBuf>) -> Result<Self> {
         let launcher = std::env::current_exe().map_err(|error| {
             Error::new(
@@ -133,7 +132,7 @@ impl Settings {
         })
     }
 
-    /// What is wrong with the values, taken together.
+    /// Validates the combination of all values.
     pub(super) fn check(&self) -> Result<()> {
         if self.port_range.0 == 0 || self.ports().is_empty() {
             return Err(Error::invalid(
@@ -178,7 +177,7 @@ impl Settings {
         }
     }
 
-    /// Name or address by which others reach nodes.
+    /// Host name or address by which others reach nodes.
     pub(super) fn advertised(&self) -> String {
         self.advertise
             .clone()

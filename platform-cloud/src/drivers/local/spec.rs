@@ -1,4 +1,4 @@
-//! What a process template says, and what becomes of it on this machine.
+//! Process templates and their resolution on this machine.
 
 use std::{
     collections::BTreeMap,
@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ports::PortNumbers;
 
-/// Variables of the platform's own environment that nodes see too. The others may be secrets of the platform.
+/// Environment variables of the platform that are passed to nodes. Others may contain secrets.
 const PASSED_ON: [&str; 9] = [
     "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL",
 ];
 
-/// Signals with which a node may want to be stopped.
+/// Stop signals that a node may request.
 const STOP_SIGNALS: [(&str, i32); 5] = [
     ("SIGTERM", 15),
     ("SIGINT", 2),
@@ -29,7 +29,7 @@ const STOP_SIGNALS: [(&str, i32); 5] = [
     ("SIGKILL", 9),
 ];
 
-/// A process template as it is written. The module documentation shows one.
+/// A process template as written. The documentation of the parent module shows an example.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct ProcessFile {
@@ -103,32 +103,31 @@ struct RequirementFile {
     directory: Option<PathBuf>,
 }
 
-/// What the launcher needs to become the process of a node. Secret, therefore without `Debug`.
+/// The information that a launcher needs to become the process of a node. Secret, therefore without `Debug`.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct ProcessSpec {
-    /// Path of the program.
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
-    /// The whole environment.
+    /// The complete environment.
     pub(super) environment: BTreeMap<String, String>,
     /// `None`: the data directory of the node.
     pub(super) working_directory: Option<PathBuf>,
-    /// `None`: that of the platform.
+    /// `None`: the user of the platform.
     pub(super) user: Option<User>,
-    /// Whether it runs without any privilege beside its user. Absent for nodes from before there were users of clusters.
+    /// Whether it runs without privileges. Absent in records that were written before clusters had users.
     #[serde(default)]
     pub(super) confined: bool,
-    /// The user of its cluster, by whose limits it is held. `None`: it is from before there were limits, or the cluster has
-    /// no user of its own.
+    /// Uid of the cluster, whose limits apply. `None` if the record was written before there were limits, or if the
+    /// cluster has no user of its own.
     #[serde(default)]
     pub(super) tenant: Option<u32>,
 }
 
-/// Variables of the platform's own environment that mean its own user.
+/// Environment variables that refer to the platform's own user.
 const OF_USER: [&str; 3] = ["USER", "LOGNAME", "TMPDIR"];
 
 impl ProcessSpec {
-    /// Has it run as the user of its cluster, unless its template names one, and within the cluster's limits.
+    /// Makes it run as the user of its cluster, unless its template names one, and within the cluster's limits.
     pub(super) fn confine(&mut self, own: User, home: &Path) {
         self.user.get_or_insert(own);
         self.confined = true;
@@ -144,7 +143,6 @@ impl ProcessSpec {
     }
 }
 
-/// A user and its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct User {
     pub(super) uid: u32,
@@ -153,54 +151,54 @@ pub(super) struct User {
 
 /// A file to write before the process starts. Secret, therefore without `Debug`.
 pub(super) struct File {
-    /// Below the data directory.
+    /// Relative to the data directory.
     pub(super) path: PathBuf,
     pub(super) content: Vec<u8>,
     pub(super) mode: u32,
 }
 
-/// Everything that a template decides about one node.
+/// A resolved template.
 pub(super) struct Process {
     pub(super) spec: ProcessSpec,
     pub(super) files: Vec<File>,
     pub(super) ports: PortNumbers,
     /// `scheme://host:port`.
     pub(super) agent_address: Option<String>,
-    /// Port that accepts connections when the node is ready.
+    /// Port that accepts connections once the node is ready.
     pub(super) readiness: Option<u16>,
-    /// File below the data directory that is there when the node is ready.
+    /// File below the data directory that exists once the node is ready.
     pub(super) readiness_file: Option<PathBuf>,
-    /// Number of the signal.
+    /// Signal number.
     pub(super) stop_signal: i32,
-    /// Whether it is told of the others.
+    /// Whether it gets the list of its peers.
     pub(super) peers: bool,
 }
 
-/// Where a node is put.
+/// The location of a node.
 pub(super) struct Site<'a> {
-    /// Name or address by which others reach it.
+    /// Host name or address by which others reach it.
     pub(super) host: &'a str,
     /// Final path of its data directory.
     pub(super) data: &'a Path,
-    /// Ports that were allocated for it.
+    /// Its allocated ports.
     pub(super) ports: &'a PortNumbers,
-    /// Variables that every node gets.
+    /// Environment variables that every node gets.
     pub(super) facts: BTreeMap<String, String>,
-    /// Variables from the group's properties.
+    /// Environment variables from the group's properties.
     pub(super) overrides: BTreeMap<String, String>,
 }
 
 impl ProcessFile {
-    /// Reads what a template rendered.
+    /// Parses a rendered template.
     pub(super) fn parse(rendered: &Rendered) -> Result<Self> {
         rendered.parse()
     }
 
-    /// Puts it on this machine.
+    /// Resolves it for this machine.
     ///
     /// # Errors
-    /// `Precondition` with the field that does not work here; values of the template are never repeated, except names of
-    /// commands, users and ports.
+    /// `Precondition` with the field that does not work here; values of the template are never repeated, except names
+    /// of commands, users and ports.
     pub(super) fn resolve(self, site: Site<'_>) -> Result<Process> {
         let mut ports = site.ports.clone();
         ports.extend(self.ports);
@@ -377,7 +375,7 @@ pub(super) fn endpoint(host: &str, port: u16) -> String {
     }
 }
 
-/// Variable with the number of a port: `DROVER_PORT_CLIENT`.
+/// Environment variable with a port number: `DROVER_PORT_CLIENT`.
 fn port_variable(name: &str) -> String {
     let name = name
         .to_uppercase()
@@ -392,7 +390,7 @@ fn wrong(field: &str, what: String) -> Error {
     )
 }
 
-/// A path that stays below the directory of the node.
+/// Validates that a path stays below the node's directory.
 fn below(field: &str, path: &str) -> Result<PathBuf> {
     let path = PathBuf::from(path);
     let stays = path
@@ -407,7 +405,7 @@ fn below(field: &str, path: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The program of a command: an absolute path, or a name that is looked up as a shell would.
+/// The program of a command: an absolute path, or a name that is looked up as in a shell.
 fn find(command: &str, path: Option<OsString>) -> Result<PathBuf> {
     let missing = |way_out: &str| {
         Error::new(
@@ -441,7 +439,7 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// The user that a process runs as. `None`: only root can change it, and this platform is not root.
+/// The user that a process runs as. `None` if this platform is not root and cannot change it.
 fn user(name: &str) -> Result<Option<User>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);

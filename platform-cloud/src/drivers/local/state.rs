@@ -1,22 +1,22 @@
-//! The state directory: who uses it, and one directory for each node.
+//! The state directory: locked by the platform that uses it, with one directory per node.
 //!
 //! ```text
-//! uuid                     identity of the directory
-//! users.json               which cluster runs as which user
-//! lock                     held by the platform that uses it; holds its process id
+//! uuid                     identity of the state directory
+//! users.json               users by cluster
+//! lock                     held by the platform that uses it; contains its pid
 //! nodes/NODE_ID/
-//!   node.json              identity, ports, place: everything that Discover shows
+//!   node.json              identity, ports, placement: everything that Discover reports
 //!   spec.json              what the launcher runs; secret
 //!   lock                   held by the launcher and by the process that it becomes
 //!   process.json           the process, once there is one
 //!   exit.json              how it ended, once that is known
-//!   removal.json           it is being removed
-//!   peers.json             what it may know of the others, if its template asks for it
-//!   log, log.1             what it writes
-//!   data/                  its own directory
-//! nodes/.new-…, .gone-…    half-made and half-removed, of no meaning
+//!   removal.json           exists while the node is being removed
+//!   peers.json             the node's peers, if its template requests them
+//!   log, log.1             output of the process
+//!   data/                  data directory of the node
+//! nodes/.new-…, .gone-…    partially created and partially removed nodes, to be ignored
 //! storage/KEY/             storage that outlives nodes
-//! volumes/KEY.json         whose it is; while a node has it, as that node's record says
+//! volumes/KEY.json         its owner; while a node has it, the node's record is authoritative
 //! ```
 
 use std::{
@@ -59,47 +59,47 @@ const NEW: &str = ".new-";
 const GONE: &str = ".gone-";
 const VOLUMES: &str = "volumes";
 
-/// How often, and after which waits, the lock of a platform that is gone is tried again. A child that it was just
-/// starting holds it too, until it runs its own program a moment later.
+/// How often and at which interval the lock is retried if the recorded holder is dead. A child of the dead platform
+/// also holds the lock from fork until exec.
 const DEAD_HOLDER_LOOKS: u32 = 100;
 const DEAD_HOLDER_POLL: Duration = Duration::from_millis(5);
 
-/// A state directory that this process uses alone.
+/// A state directory, locked exclusively by this process.
 pub(super) struct StateDir {
     root: PathBuf,
     uuid: Uuid,
-    /// Released when the process ends, however it ends.
+    /// Released when the process ends for any reason.
     lock: Mutex<Option<OwnedFd>>,
 }
 
-/// What Discover shows of a node, and what its supervisor needs.
+/// Everything that Discover reports about a node and that its supervisor needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) node_id: String,
     pub(super) identity: Identity,
-    /// When it was made, in milliseconds of Unix time.
+    /// Creation time in milliseconds since the Unix epoch.
     pub(super) created: u64,
     pub(super) failure_domain: String,
-    /// Name or address by which others reach it.
+    /// Host name or address by which others reach it.
     pub(super) host: String,
-    /// Address that it listens on. Absent in records of before there was a difference: `host`.
+    /// Listen address. If absent (older records), `host`.
     #[serde(default)]
     pub(super) listen: Option<IpAddr>,
     pub(super) ports: BTreeMap<String, u16>,
     pub(super) agent_address: Option<String>,
     pub(super) readiness: Option<u16>,
-    /// File below the data directory that is there when it is ready.
+    /// File below the data directory that exists once the node is ready.
     #[serde(default)]
     pub(super) readiness_file: Option<PathBuf>,
     pub(super) stop_signal: i32,
-    /// Whether it is told of the others.
+    /// Whether it gets the list of its peers.
     #[serde(default)]
     pub(super) peers: bool,
-    /// Key of its storage. `None`: none was declared.
+    /// Key of its storage. `None` if none was declared.
     pub(super) storage: Option<String>,
 }
 
-/// Whose storage is.
+/// Owner record of storage.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Volume {
     pub(super) owner: String,
@@ -107,16 +107,15 @@ pub(super) struct Volume {
     pub(super) group: String,
     pub(super) ordinal: u32,
     pub(super) store_id: String,
-    /// As it was asked for; nothing holds a node to it.
+    /// As requested; not enforced.
     pub(super) size_bytes: Option<u64>,
     pub(super) class: String,
-    /// Since when no node has it, or when it was last kept if one has it now, in milliseconds of Unix time. 0: it was
-    /// never kept.
+    /// When it was last detached from a node, in milliseconds since the Unix epoch; 0 if it never was.
     pub(super) kept: u64,
 }
 
 impl Volume {
-    /// Whether it is storage of nodes like this one.
+    /// Whether the storage belongs to this node's owner, cluster, group and ordinal.
     fn is_of(&self, identity: &Identity) -> bool {
         (&self.owner, &self.cluster_id, &self.group, self.ordinal)
             == (
@@ -127,7 +126,7 @@ impl Volume {
             )
     }
 
-    /// The same storage as that of a node with this identity.
+    /// The same storage with the identity of this node.
     fn handed_to(self, identity: &Identity) -> Self {
         Self {
             owner: identity.owner.clone(),
@@ -140,25 +139,24 @@ impl Volume {
     }
 }
 
-/// How a process ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Exit {
     pub(super) message: String,
 }
 
-/// That a node is being removed.
+/// A requested removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Removal {
-    /// When it is killed, in milliseconds of Unix time.
+    /// When the process is killed, in milliseconds since the Unix epoch.
     pub(super) deadline: u64,
     pub(super) retain_storage: bool,
 }
 
 impl StateDir {
-    /// Opens a directory, or makes it.
+    /// Opens a state directory; creates it if it does not exist.
     ///
     /// # Errors
-    /// `Precondition` if another process uses it, or if it cannot be used at all.
+    /// `Precondition` if another process uses it, or if it is unusable.
     pub(super) fn open(root: &Path) -> Result<Self> {
         let unusable = |error: io::Error| {
             Error::new(
@@ -189,7 +187,7 @@ impl StateDir {
             .with_metadata("pid", holder)
         })?;
         match fs::write(&lock, std::process::id().to_string()) {
-            // It only tells others who holds it. What runs already is looked after on a full disk, too.
+            // The content is only informational. Running nodes must be supervised even if the disk is full.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 tracing::warn!(directory = %root.display(), "the disk is full; no node can be made");
             }
@@ -220,7 +218,7 @@ impl StateDir {
         })
     }
 
-    /// Lets another process use it. Nothing may be done with it from now on.
+    /// Releases the lock. The directory must not be used afterwards.
     pub(super) fn release(&self) {
         self.lock.lock().take();
     }
@@ -249,7 +247,7 @@ impl StateDir {
         self.root.join(VOLUMES).join(format!("{key}.json"))
     }
 
-    /// Keys of all storage, and whose it is where that is known.
+    /// All storage keys, with their owner records if known.
     pub(super) fn volumes(&self) -> io::Result<Vec<(String, Option<Volume>)>> {
         let keys = names(&self.root.join("storage"))?;
         keys.into_iter()
@@ -260,8 +258,8 @@ impl StateDir {
             .collect()
     }
 
-    /// Key of the storage for a node of this identity: what is its own, or else a new one, called `usual` if that name is
-    /// free. `taken`: keys of what nodes have.
+    /// Key of the storage for a node with this identity: its existing storage, or a new key, which is `usual` if that
+    /// is free. `taken` contains the keys of storage in use.
     pub(super) fn storage_for(
         &self,
         identity: &Identity,
@@ -269,8 +267,8 @@ impl StateDir {
         taken: &BTreeSet<String>,
     ) -> io::Result<String> {
         let volumes = self.volumes()?;
-        // Whoever adopts a node into a place for which something was kept has both from then on, because to delete or to
-        // merge either would lose data. Only one has its node's last data: the one that was in use last.
+        // Adoption into an ordinal with retained storage leaves two storages for one identity, as deleting or merging
+        // either would lose data. The one used last has the latest data.
         let own = volumes
             .iter()
             .filter_map(|(key, volume)| Some((key, volume.as_ref()?)))
@@ -279,7 +277,7 @@ impl StateDir {
         if let Some((key, _)) = own {
             return Ok(key.clone());
         }
-        // What was given away with an adopted node is still called after its former owner.
+        // Storage that was passed on with an adopted node is still named after its former owner.
         let given_away = |name: &String| {
             let found = volumes.iter().find(|(key, _)| key == name);
             found.is_some_and(|(_, volume)| volume.is_some())
@@ -293,7 +291,7 @@ impl StateDir {
         Ok(key)
     }
 
-    /// Whose some storage is. None: there is none of this key, or nothing is known of it.
+    /// The owner record of storage. `None` if the storage does not exist or has no record.
     fn read_volume(&self, key: &str) -> io::Result<Option<Volume>> {
         if !fs::exists(self.storage(key))? {
             return Ok(None);
@@ -306,7 +304,7 @@ impl StateDir {
         files::replace(&self.volume(key), &files::to_json(volume)?, 0o644)
     }
 
-    /// Writes down that storage is that of a node, which was another's when it was made if it was adopted.
+    /// Updates the owner record to the node's identity, which differs after an adoption.
     pub(super) fn hand_over(&self, key: &str, identity: &Identity) -> io::Result<()> {
         let before = self.read_volume(key)?;
         let settled =
@@ -317,7 +315,7 @@ impl StateDir {
         self.write_volume(key, &before.unwrap_or_default().handed_to(identity))
     }
 
-    /// Writes down that no node has storage from now on, and that it is that of the node which had it.
+    /// Records that the storage is detached, and that it belongs to the node that had it.
     pub(super) fn keep(&self, key: &str, identity: &Identity, now: u64) -> io::Result<()> {
         if !fs::exists(self.storage(key))? {
             return Ok(());
@@ -335,7 +333,7 @@ impl StateDir {
         names(&self.nodes())
     }
 
-    /// Removes what was half-made or half-removed when the platform died.
+    /// Removes partially created and partially removed nodes of a previous platform process.
     pub(super) fn sweep(&self) -> io::Result<()> {
         for directory in [
             self.nodes(),
@@ -356,7 +354,7 @@ impl StateDir {
         Ok(())
     }
 
-    /// Writes everything of a new node beside its place.
+    /// Writes all files of a new node to a temporary directory.
     pub(super) fn prepare(
         &self,
         record: &Record,
@@ -375,8 +373,8 @@ impl StateDir {
             new_storage: None,
             committed: false,
         };
-        // While it is written nobody else enters: what is written there already belongs to the node's user, who could put
-        // a link in the way of what follows.
+        // Nobody else may enter while it is written: files in it already belong to the node's user, who could plant a
+        // symlink in the path of a later write.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&prepared.temporary)?;
@@ -393,7 +391,7 @@ impl StateDir {
                 .as_ref()
                 .is_some_and(|it| !it.is_of(&record.identity))
             {
-                // It was given away and kept after it was chosen.
+                // It was passed on and retained after it was chosen.
                 return Err(io::Error::other(format!(
                     "storage {key} has become another owner's; ask again"
                 )));
@@ -402,14 +400,14 @@ impl StateDir {
                 kept: before.map_or(0, |before| before.kept),
                 ..volume.clone()
             };
-            // Before the storage itself: what is there always has an owner.
+            // Written before the storage itself, so that existing storage always has an owner.
             self.write_volume(key, &volume)?;
             if is_new {
                 prepared.new_storage = Some(storage.clone());
                 make_owned(&storage, spec.user)?;
                 files::sync_parent(&storage)?;
             } else if let Some(user) = spec.user.filter(|_| spec.confined) {
-                // Of a node from before, or of another owner that it was adopted from.
+                // It was created before clusters had users, or came from another owner by adoption.
                 give::tree(&storage, user)?;
             }
         }
@@ -432,7 +430,6 @@ impl StateDir {
         self.remove_whole(&self.nodes(), node_id)
     }
 
-    /// Removes storage.
     pub(super) fn remove_storage(&self, key: &str) -> io::Result<()> {
         self.remove_whole(&self.root.join("storage"), key)?;
         match fs::remove_file(self.volume(key)) {
@@ -456,7 +453,7 @@ impl StateDir {
     }
 }
 
-/// Names in a directory, without what is half-made or half-removed.
+/// Names in a directory, without partially created and partially removed entries.
 fn names(directory: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -469,7 +466,7 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Takes the lock of a state directory, or answers the process that has it.
+/// Takes the lock of a state directory, or returns the pid that holds it.
 fn take(lock: &Path) -> io::Result<std::result::Result<OwnedFd, String>> {
     for _ in 0..DEAD_HOLDER_LOOKS {
         if let Some(held) = files::lock(lock, false)? {
@@ -481,7 +478,7 @@ fn take(lock: &Path) -> io::Result<std::result::Result<OwnedFd, String>> {
             Ok(pid) if ProcessId::of(pid)?.map_or(Ok(false), |id| id.lives())? => {
                 return Ok(Err(holder));
             }
-            // Dead, or it has only just taken the lock.
+            // The holder is dead, or has taken the lock but not yet written its pid.
             _ => {}
         }
         thread::sleep(DEAD_HOLDER_POLL);
@@ -489,13 +486,13 @@ fn take(lock: &Path) -> io::Result<std::result::Result<OwnedFd, String>> {
     fs::read_to_string(lock).map(Err)
 }
 
-/// A written node that does not exist yet. Dropped without [`commit`](Self::commit), it leaves nothing.
+/// A written node that does not exist yet. Removed on drop unless [committed](Self::commit).
 pub(super) struct Prepared {
     temporary: PathBuf,
     place: PathBuf,
-    /// Who alone may enter it, beside the platform. `None`: everybody may.
+    /// The only user besides the platform that may enter it. `None` if everyone may.
     user: Option<User>,
-    /// Storage that was made for it.
+    /// Storage that was created for it.
     new_storage: Option<PathBuf>,
     committed: bool,
 }
@@ -506,9 +503,10 @@ impl Prepared {
         super::peers::write(&self.temporary.join(name), content)
     }
 
-    /// From now on the node exists.
+    /// Makes the node exist.
     pub(super) fn commit(mut self) -> io::Result<()> {
-        // Searchable for a node that runs as another user; what is secret inside has its own mode.
+        // Others need search permission for a node that runs as another user; secret files have restrictive modes of
+        // their own.
         let mode = match self.user {
             Some(user) => {
                 chown(&self.temporary, None, Some(user.gid))?;
@@ -526,10 +524,10 @@ impl Prepared {
 impl Drop for Prepared {
     fn drop(&mut self) {
         if !self.committed {
-            // What stays is swept at the next start.
+            // Leftovers are removed at the next start.
             let _ = fs::remove_dir_all(&self.temporary);
             if let Some(storage) = &self.new_storage {
-                // Only if it is empty, as it was made.
+                // Succeeds only if it is still empty.
                 let _ = fs::remove_dir(storage);
             }
         }

@@ -1,4 +1,4 @@
-//! Kept storage: listed, and deleted while no node can get it.
+//! Retained storage: listing, and deletion that excludes concurrent use by nodes.
 
 use std::{
     collections::BTreeSet,
@@ -10,13 +10,15 @@ use std::{
 use drover_core::{Error, Result};
 use drover_proto::platform::v1::{DeprovisionState, KeptStorage, Storage};
 
-use super::{LocalDriver, Shared, make::cannot_write, node::blocking, place::Seat, state::Volume};
+use super::{
+    LocalDriver, Shared, make::cannot_write, node::blocking, place::NodePlacement, state::Volume,
+};
 use drover_platform::{
     clock::timestamp,
     storage::{in_use, is_meant},
 };
 
-/// Keeps storage from being promised to a node while it is deleted.
+/// Reserves storage while it is deleted, so that no node gets it.
 struct Held {
     shared: Arc<Shared>,
     name: String,
@@ -24,15 +26,17 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.shared.seats.lock().remove(&self.name);
+        self.shared.placements.lock().remove(&self.name);
     }
 }
 
 impl Shared {
-    /// Keys of the storage that nodes have or are promised.
+    /// Keys of storage that is in use by or reserved for nodes.
     pub(super) fn taken_storage(&self) -> BTreeSet<String> {
-        let seats = self.seats.lock();
-        let taken = seats.values().filter_map(|seat| seat.storage.clone());
+        let placements = self.placements.lock();
+        let taken = placements
+            .values()
+            .filter_map(|placement| placement.storage.clone());
         taken.collect()
     }
 }
@@ -47,7 +51,7 @@ impl LocalDriver {
         let free = |key: &str| !taken.contains(key) && self.shared.state.storage(key).exists();
         Ok(volumes
             .into_iter()
-            // It may have gone with its node since it was read.
+            // It may have been removed with its node since it was read.
             .filter(|(key, _)| free(key))
             .map(|(key, volume)| kept(key, volume))
             .collect())
@@ -56,7 +60,7 @@ impl LocalDriver {
     pub(super) async fn delete_kept(&self, meant: &KeptStorage) -> Result<DeprovisionState> {
         let _open = self.while_open().await?;
         let key = meant.id.clone();
-        // The id is the name of a directory.
+        // The id is a directory name, so it must not traverse paths.
         if key.starts_with('.') || key.contains(['/', '\0']) {
             return Ok(DeprovisionState::Gone);
         }
@@ -78,21 +82,21 @@ impl LocalDriver {
     }
 
     fn hold_storage(&self, key: &str) -> Result<Held> {
-        let mut seats = self.shared.seats.lock();
-        let taken = |seat: &Seat| seat.storage.as_deref() == Some(key);
-        if let Some((node, _)) = seats.iter().find(|(_, seat)| taken(seat)) {
+        let mut placements = self.shared.placements.lock();
+        let taken = |placement: &NodePlacement| placement.storage.as_deref() == Some(key);
+        if let Some((node, _)) = placements.iter().find(|(_, placement)| taken(placement)) {
             return Err(in_use(key, node));
         }
-        // No node has such an id.
+        // Node ids never start with a dot, so the reservation does not collide with one.
         let name = format!(".storage-{key}");
-        let seat = Seat {
+        let placement = NodePlacement {
             cluster_id: String::new(),
             group: String::new(),
             failure_domain: String::new(),
             ports: BTreeSet::new(),
             storage: Some(key.to_owned()),
         };
-        seats.insert(name.clone(), seat);
+        placements.insert(name.clone(), placement);
         Ok(Held {
             shared: Arc::clone(&self.shared),
             name,

@@ -1,8 +1,8 @@
-//! Who the nodes of a cluster run as: a user of its own, if the platform is root.
+//! Users of clusters: each cluster has its own, if the platform runs as root.
 //!
-//! Users are numbers of a range that no account of the machine has. Which cluster has which is written down before
-//! anything is made under it. One is given again only when all others were, and when nothing of its cluster exists: no
-//! directory of a node, no storage, no process.
+//! Uids come from a range without accounts on the machine. An assignment is recorded durably before anything is created
+//! with the uid. A uid is reassigned only after all others have been assigned, and only if nothing of its cluster
+//! exists: no node directory, no storage, no process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,29 +27,29 @@ use super::{
     state::{DATA, StateDir},
 };
 
-/// Which cluster has which user.
+/// File with the assignments.
 const USERS: &str = "users.json";
 
-/// Nodes that a warning names.
+/// Maximum number of nodes named in a warning.
 const NAMED: usize = 5;
-/// How long a call that was told a user may take until something of that user exists.
+/// How long after a call has received a uid the uid counts as used, until files or processes of it exist.
 const UNDER_WAY: Duration = Duration::from_secs(15 * 60);
 
-/// How clusters are kept from each other.
+/// Isolation between clusters.
 pub(super) enum Tenancy {
-    /// Each has a user, and what it may take is limited, or why it is not.
+    /// Each has its own user; the resource limits, or why there are none.
     Separate(Box<Users>, Result<Option<Groups>, String>),
-    /// They share one, and why.
+    /// All share one user, for this reason.
     Shared(String),
 }
 
 impl Tenancy {
-    /// As the settings say, and as this machine lets it.
+    /// Applies the settings as far as this machine supports them.
     ///
     /// # Errors
-    /// `Precondition` if it is required and not possible, or if the users cannot be read.
+    /// `Precondition` if isolation is required but not possible, or if the users cannot be read.
     pub(super) fn open(settings: &Settings, state: &StateDir) -> Result<Self> {
-        // What was asked for is done or refused; the default holds where it can.
+        // Explicit limits are enforced or rejected; the default limits are best effort.
         let asked = settings.cluster_limits.is_asked_for();
         let unlimited = |why: &str| {
             let why = format!("local.cluster_limits cannot be kept: {why}");
@@ -86,7 +86,7 @@ impl Tenancy {
         }
     }
 
-    /// What limits a node. `None`: nothing.
+    /// The control group of a node. `None` if it is not limited.
     pub(super) fn group(&self, spec: &ProcessSpec) -> Option<Group> {
         Some(self.groups()?.of(spec.tenant?))
     }
@@ -98,7 +98,7 @@ impl Tenancy {
         }
     }
 
-    /// What who looks at the platform is told. `unconfined`: nodes that run as the platform does.
+    /// Warnings for the operator. `unconfined` are the nodes that run with the platform's privileges.
     pub(super) fn warnings(&self, unconfined: &BTreeSet<String>) -> Vec<String> {
         let mut said = Vec::new();
         match self {
@@ -129,7 +129,7 @@ impl Tenancy {
         said
     }
 
-    /// The user of a cluster. `None`: it has none of its own. Blocks while it is written down.
+    /// The user of a cluster. `None` if it has none of its own. Blocks while a new assignment is recorded.
     pub(super) fn user(&self, identity: &Identity) -> io::Result<Option<User>> {
         match self {
             Self::Shared(_) => Ok(None),
@@ -138,7 +138,7 @@ impl Tenancy {
     }
 }
 
-/// Why clusters cannot have users of their own.
+/// The reason why clusters cannot have their own users.
 fn obstacle(state: &Path, launcher: &Path) -> io::Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("the platform does not run as root".to_owned()));
@@ -148,7 +148,7 @@ fn obstacle(state: &Path, launcher: &Path) -> io::Result<Option<String>> {
         (launcher, "the program that starts nodes"),
     ] {
         let path = fs::canonicalize(path)?;
-        // The kernel asks each of them.
+        // The kernel requires search permission on every ancestor.
         for part in path.ancestors() {
             if fs::metadata(part)?.permissions().mode() & 0o001 == 0 {
                 return Ok(Some(format!(
@@ -161,12 +161,12 @@ fn obstacle(state: &Path, launcher: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Users by cluster.
+/// Uids by cluster.
 pub(super) struct Users {
     root: PathBuf,
     range: RangeInclusive<u32>,
     assigned: Mutex<Assigned>,
-    /// When each was told to somebody last.
+    /// When each uid was last returned to a caller.
     told: Mutex<BTreeMap<u32, Instant>>,
 }
 
@@ -174,7 +174,7 @@ pub(super) struct Users {
 struct Assigned {
     /// By owner and id of the cluster.
     users: BTreeMap<String, u32>,
-    /// The last one that was given. 0: none was.
+    /// The last assigned uid. 0 if none was.
     last: u32,
 }
 
@@ -182,7 +182,7 @@ impl Users {
     fn open(state: &StateDir, range: RangeInclusive<u32>) -> io::Result<Self> {
         let root = state.root().to_owned();
         let assigned = files::read_json(&root.join(USERS))?.unwrap_or_default();
-        // Names in them tell of other clusters.
+        // The names in these directories reveal other clusters, so they are not listable.
         for directory in ["nodes", "storage", "volumes"] {
             fs::set_permissions(root.join(directory), fs::Permissions::from_mode(0o711))?;
         }
@@ -204,7 +204,7 @@ impl Users {
                 let uid = self.choose(&mut next)?;
                 next.users.insert(cluster, uid);
                 next.last = uid;
-                // Durable before anything is made under it.
+                // Durable before anything is created with the uid.
                 files::replace(&self.root.join(USERS), &files::to_json(&next)?, 0o600)?;
                 *assigned = next;
                 uid
@@ -214,7 +214,7 @@ impl Users {
         Ok(User { uid, gid: uid })
     }
 
-    /// The next user that nobody has. When all were given, those of which nothing exists are free again.
+    /// The next unassigned uid. When all are assigned, uids without files or processes become free again.
     fn choose(&self, assigned: &mut Assigned) -> io::Result<u32> {
         let used = self.used()?;
         let free = |taken: &BTreeMap<String, u32>| {
@@ -245,7 +245,7 @@ impl Users {
         })
     }
 
-    /// Users of which something exists, whoever it was given to.
+    /// Uids that own files or processes, regardless of assignments.
     fn used(&self) -> io::Result<BTreeSet<u32>> {
         let mut used = BTreeSet::new();
         let mut add = |path: &Path| match fs::symlink_metadata(path) {
@@ -253,7 +253,7 @@ impl Users {
                 used.insert(meta.uid());
                 Ok(())
             }
-            // It went while it was looked at.
+            // It was removed in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         };
@@ -266,7 +266,7 @@ impl Users {
         for entry in fs::read_dir("/proc")? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes()[0].is_ascii_digit() {
-                // What cannot be read any more is on its way out.
+                // A process that cannot be read any more is exiting.
                 let status = fs::read_to_string(entry.path().join("status"));
                 used.extend(status.iter().flat_map(|status| users_of(status)));
             }
@@ -275,7 +275,8 @@ impl Users {
     }
 }
 
-/// The users of a process, real and others. The owner of its directory is root where it may not be looked into.
+/// The real, effective, saved and file system uids of a process. The owner of its /proc directory is root if the
+/// process is not dumpable.
 fn users_of(status: &str) -> impl Iterator<Item = u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     line.into_iter()
@@ -327,7 +328,7 @@ mod tests {
         };
         assert_eq!(uid("one"), Ok(4_100_000_000));
         assert_eq!(uid("two"), Ok(4_100_000_001));
-        // Who was told one may be about to make something.
+        // A caller that received a uid may be about to create something.
         assert!(uid("three").unwrap_err().contains("local.user_range"));
         let long_ago = Instant::now().checked_sub(2 * UNDER_WAY).unwrap();
         users.told.lock().insert(4_100_000_000, long_ago);

@@ -14,14 +14,13 @@ use super::{
 };
 use crate::cloud::{Gate, traced};
 
-/// Calls at a time. More only wait at the API.
+/// Maximum number of concurrent calls. More would only queue at the API.
 const MAX_CONCURRENT_CALLS: usize = 8;
-/// Largest answer that is read: 10,000 machines with room to spare.
+/// Maximum size of a response: 10,000 machines with room to spare.
 const MAX_ANSWER: usize = 128 << 20;
-/// Pause when the API makes as many allocations at once as it can.
+/// Backoff when the API is at its limit of concurrent allocations.
 const BUSY_PAUSE: Duration = Duration::from_secs(2);
 
-/// The API.
 pub(super) struct Api {
     client: Client,
     base: String,
@@ -29,14 +28,14 @@ pub(super) struct Api {
     gate: Gate,
 }
 
-/// An error in the API's own words.
+/// An error response of the API.
 #[derive(Deserialize)]
 struct Refusal {
     statuscode: u16,
     message: String,
 }
 
-/// One entry of a list, or what could not be read of it.
+/// A list entry, parsed or not.
 pub(super) enum Entry<T> {
     Read(T),
     Unreadable { id: Option<String>, message: String },
@@ -44,7 +43,7 @@ pub(super) enum Entry<T> {
 
 impl Api {
     pub(super) fn new(settings: &Settings) -> Result<Self> {
-        // Whoever was first has installed the same provider.
+        // Fails if another driver has installed a provider first; it is the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = Client::builder()
             .timeout(settings.common.call_timeout())
@@ -86,12 +85,12 @@ impl Api {
         self.call(Method::DELETE, path, None::<&Value>).await
     }
 
-    /// The machine with this id. `None`: there is none.
+    /// Reads a machine by id. `None` if it does not exist.
     pub(super) async fn machine(&self, id: &str) -> Result<Option<Machine>> {
         absent(self.get(&format!("/v1/machine/{}/ipmi", segment(id))).await)
     }
 
-    /// Machines of one project.
+    /// The machines that match the query, which is limited to one project.
     pub(super) async fn machines(&self, query: &Value) -> Result<Vec<Entry<Machine>>> {
         entries(self.post("/v1/machine/ipmi/find", query).await?, "id")
     }
@@ -156,7 +155,7 @@ impl Api {
         )
     }
 
-    /// The image that a name stands for, short ones included. `None`: there is none.
+    /// Resolves an image name, including short names. `None` if there is none.
     pub(super) async fn image(&self, id: &str) -> Result<Option<Image>> {
         absent(self.get(&format!("/v1/image/{}/latest", segment(id))).await)
     }
@@ -167,12 +166,12 @@ impl Api {
         path: &str,
         body: Option<&(impl Serialize + ?Sized)>,
     ) -> Result<T> {
-        // The API's own client sends an empty object where a body is required.
+        // The official client sends an empty object where a body is required.
         let body = body
             .map(serde_json::to_vec)
             .transpose()
             .map_err(|error| Error::internal(format!("a request cannot be written: {error}")))?;
-        // `/v1/machine/…`: what stands behind it may be an id.
+        // Only the collection, as in `/v1/machine/…`; the next segment may be an id.
         let operation = format!("{method} {}", path.split('/').nth(2).unwrap_or_default());
         let answer = self
             .gate
@@ -214,7 +213,7 @@ impl Api {
         Err(self.judge(path, status, retry_after, &answer))
     }
 
-    /// What an answer that is no success means, whatever was asked.
+    /// Maps an unsuccessful response of any call.
     fn judge(
         &self,
         path: &str,
@@ -256,7 +255,7 @@ impl Api {
             _ if words.contains("too many parallel machine allocations") => {
                 Error::new(Reason::RateLimited, message).with_retry_after(BUSY_PAUSE)
             }
-            // A 404 of something else than the API (a wrong path, a proxy) says nothing about what exists.
+            // A 404 from anything but the API (a wrong path, a proxy) says nothing about what exists.
             StatusCode::NOT_FOUND if own_words.is_some() => Error::new(Reason::NotFound, message),
             StatusCode::NOT_FOUND => Error::unavailable(format!(
                 "{message}. This is no metal-stack API; is the url in the settings right ({})?",
@@ -265,20 +264,20 @@ impl Api {
             StatusCode::CONFLICT => Error::new(Reason::Conflict, message),
             StatusCode::BAD_REQUEST => Error::new(Reason::Invalid, message),
             status if status.is_server_error() => Error::unavailable(message),
-            // What the API cannot do now and does not explain: it may do it later.
+            // An unexplained refusal, which may be temporary.
             _ => Error::new(Reason::Exhausted, message),
         }
     }
 }
 
-/// One part of a path.
+/// Percent-encodes a path segment.
 fn segment(text: &str) -> String {
     use std::fmt::Write as _;
     text.bytes().fold(String::new(), |mut out, byte| {
         if byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(out, "%{byte:02X}");
         }
         out
@@ -307,8 +306,8 @@ fn entries<T: DeserializeOwned>(list: Vec<Value>, key: &str) -> Result<Vec<Entry
     Ok(list.into_iter().map(read).collect())
 }
 
-/// All entries, or an error if one cannot be read: where something is made or freed by what is found, a short list is
-/// worse than none.
+/// All entries, or an error if one cannot be parsed: where things are created or freed based on a list, a partial list
+/// is worse than none.
 pub(super) fn whole<T>(entries: Vec<Entry<T>>) -> Result<Vec<T>> {
     entries
         .into_iter()
@@ -335,7 +334,7 @@ async fn read(mut response: Response, path: &str) -> Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Nobody knows what became of the call.
+/// The error of a call with an unknown outcome.
 fn lost(path: &str, error: &reqwest::Error) -> Error {
     let mut message = format!("metal-stack ({path}): {error}");
     let mut source = std::error::Error::source(error);
@@ -354,7 +353,7 @@ fn retry_after(response: &Response) -> Option<Duration> {
     seconds.parse().ok().map(Duration::from_secs)
 }
 
-/// A search within one project, so that nothing of another is ever read.
+/// A query within one project, so that other projects are never read.
 pub(super) fn search(project: &str, role: &str) -> Value {
     json!({ "allocation_project": project, "allocation_role": role })
 }

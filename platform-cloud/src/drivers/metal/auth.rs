@@ -1,4 +1,4 @@
-//! Who asks: HMAC as metal-stack's `security` library checks it, or a bearer token.
+//! Authentication: HMAC as verified by metal-stack's `security` library, or a bearer token.
 
 use std::{
     path::PathBuf,
@@ -14,27 +14,26 @@ use drover_platform::identity::hex;
 /// Characters of a salt.
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// Where the secret comes from. It is read again for every call, so that a new one is used as soon as it is there.
+/// Source of the secret. Read for every call, so that a new secret takes effect at once.
 enum Source {
     File(PathBuf),
     Environment(String),
 }
 
-/// How calls are signed.
+/// Credentials for calls.
 pub(super) struct Credentials {
     source: Source,
-    /// Auth type of the HMAC. `None`: a bearer token.
+    /// HMAC auth type. `None` for a bearer token.
     hmac: Option<String>,
 }
 
-/// Headers of one call.
 pub(super) type Headers = Vec<(&'static str, String)>;
 
 impl Credentials {
-    /// What the settings name.
+    /// The credentials selected by the settings.
     ///
     /// # Errors
-    /// `CredentialsRefused` if they name nothing that is there.
+    /// `CredentialsRefused` if none of the configured sources exists.
     pub(super) fn of(settings: &Settings) -> Result<Self> {
         let set = |name: &str| std::env::var_os(name).is_some();
         let (source, hmac) = if let Some(file) = &settings.token_file {
@@ -57,7 +56,7 @@ impl Credentials {
         })
     }
 
-    /// Where a person changes them.
+    /// Human-readable location of the credentials.
     pub(super) fn place(&self) -> String {
         match &self.source {
             Source::File(path) => format!("the file {}", path.display()),
@@ -65,7 +64,7 @@ impl Credentials {
         }
     }
 
-    /// The headers for a call with this method, now.
+    /// The authentication headers of a call with this method, valid for the current time.
     pub(super) async fn headers(&self, method: &str) -> Result<Headers> {
         let secret = match &self.source {
             Source::File(path) => tokio::fs::read_to_string(path).await.map_err(|error| {
@@ -103,7 +102,7 @@ fn refused(message: String) -> Error {
     Error::new(Reason::CredentialsRefused, message)
 }
 
-/// The time now as RFC 3339 in UTC, in whole seconds.
+/// The current time as RFC 3339 in UTC, in whole seconds.
 fn now() -> String {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -115,7 +114,7 @@ fn now() -> String {
     .to_string()
 }
 
-/// HMAC-SHA256 (RFC 2104) of the parts, one after the other, in hexadecimal.
+/// HMAC-SHA256 (RFC 2104) of the concatenated parts, in hexadecimal.
 fn hmac(key: &[u8], parts: &[&str]) -> String {
     const BLOCK: usize = 64;
     let mut padded = [0_u8; BLOCK];

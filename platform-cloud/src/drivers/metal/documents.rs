@@ -1,4 +1,4 @@
-//! What metal-api sends and takes, as far as it is used here. BMC passwords and user data in answers are never read.
+//! The subset of metal-api's documents used here. BMC passwords and user data in responses are never read.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +88,7 @@ pub(super) struct MachineNetwork {
 pub(super) struct Events {
     #[serde(default)]
     pub crash_loop: bool,
-    /// The latest first.
+    /// Latest first.
     #[serde(default)]
     pub log: Vec<Event>,
 }
@@ -101,7 +101,6 @@ pub(super) struct Event {
     pub message: String,
 }
 
-/// A network.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Network {
     pub id: String,
@@ -123,7 +122,6 @@ pub(super) struct Network {
     pub created: String,
 }
 
-/// An address.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Ip {
     pub ipaddress: String,
@@ -172,7 +170,7 @@ pub(super) struct Version {
     pub version: String,
 }
 
-/// What is asked for with a machine or a firewall. Not `Debug`: it holds user data.
+/// Request for a machine or a firewall. Not `Debug`, as it contains user data.
 #[derive(Clone, Default, Serialize)]
 pub(super) struct AllocateMachine {
     pub name: String,
@@ -223,7 +221,7 @@ pub(super) struct Rule {
     pub comment: String,
 }
 
-/// Tags as keys and values, as metal-api reads them itself.
+/// Splits tags into keys and values, as metal-api does.
 pub(super) fn pairs(tags: &[String]) -> BTreeMap<String, String> {
     tags.iter()
         .map(|tag| {
@@ -233,7 +231,7 @@ pub(super) fn pairs(tags: &[String]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Keys and values as tags.
+/// Joins keys and values to tags.
 pub(super) fn tags(pairs: &BTreeMap<String, String>) -> Vec<String> {
     pairs
         .iter()

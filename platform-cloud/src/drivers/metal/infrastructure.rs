@@ -1,5 +1,5 @@
-//! Network, control-plane address and firewall of a cluster, made in this order and freed in the reverse one. Each is
-//! searched for by its tags before it is made; the API has no tokens that would do it.
+//! Network, control-plane address and firewall of a cluster, created in this order and freed in reverse. Each is looked
+//! up by its tags before it is created, as the API has no idempotency tokens.
 
 mod found;
 mod plan;
@@ -35,7 +35,7 @@ const NETWORK: &str = "network";
 const ENDPOINT: &str = "endpoint";
 const FIREWALL: &str = "firewall";
 
-/// How the fields of a firewall are called in a spec.
+/// Paths of a firewall's fields in the spec.
 const FIELDS: Fields = Fields {
     image: "spec.firewall.image",
     size: "spec.firewall.node_class",
@@ -52,7 +52,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// The tags of one resource, from its first moment on.
+    /// The tags of a resource, set on creation.
     fn tags(&self, kind: &str) -> BTreeMap<String, String> {
         let mut tags = BTreeMap::from([
             (CLUSTER.to_owned(), self.owner.cluster_id.clone()),
@@ -188,7 +188,7 @@ impl Infrastructure for Metal {
 impl Metal {
     async fn make(&self, work: &Work<'_>, kind: &'static str, found: &mut Found) -> Result<()> {
         let key = (work.owner.clone(), kind);
-        // Before the call, as the call may be cut short at any point.
+        // Before the call, as it may be cancelled at any point.
         self.recent.lock().insert(key.clone(), Instant::now());
         let outcome = match (
             kind,
@@ -221,14 +221,14 @@ impl Metal {
         if outcome.as_ref().is_err_and(is_nothing) {
             recent.remove(&key);
         } else {
-            // The API may have begun as late as this.
+            // The API may have started as late as now.
             recent.insert(key, Instant::now());
         }
         drop(recent);
         outcome
     }
 
-    /// How long until it is sure that what an earlier attempt may have made would be shown. `None`: it is.
+    /// How long until the result of an earlier attempt is guaranteed to be visible. `None` if it is now.
     fn wait(&self, owner: &Owner, kind: &'static str) -> Option<Duration> {
         let now = Instant::now();
         let delay = self.settings.common.visibility_delay();
@@ -243,7 +243,7 @@ impl Metal {
             .filter(|wait| !wait.is_zero())
     }
 
-    /// Nothing is shown any more. It is gone when nothing can be hidden either.
+    /// Progress when nothing is listed any more: done once nothing can be invisible either.
     fn gone(&self, owner: &Owner) -> Progress {
         let hidden = [FIREWALL, ENDPOINT, NETWORK];
         let hidden = hidden
@@ -261,8 +261,7 @@ impl Metal {
         }
     }
 
-    /// Frees what is there twice, the younger first. It comes about only when the API hides something for longer than
-    /// the settings say.
+    /// Frees duplicates, youngest first. They only occur if the API's visibility delay exceeds the configured one.
     async fn free_surplus(&self, owner: &Owner, found: &mut Found) -> Result<()> {
         while found.firewalls.len() > 1
             && let Some(machine) = found.firewalls.pop()
@@ -310,7 +309,7 @@ impl Metal {
         Ok(network)
     }
 
-    /// The fixed address, if it is allocated already and ours. Empty: none is fixed.
+    /// The fixed address, if it is already allocated and ours. `None` if there is none.
     async fn fixed(&self, owner: &Owner, host: &str) -> Result<Option<Ip>> {
         if host.is_empty() {
             return Ok(None);
@@ -353,7 +352,7 @@ impl Metal {
         Err(refused)
     }
 
-    /// Writes a changed port or changed targets. Machines that exist keep what they have.
+    /// Updates the tags after a change of port or targets. Existing machines keep their addresses.
     async fn endpoint_tags(
         &self,
         work: &Work<'_>,
@@ -374,7 +373,7 @@ impl Metal {
         self.api.post("/v1/ip", &body).await.map(Some)
     }
 
-    /// The named machine, if it is allocated already and our firewall.
+    /// The named machine, if it is already allocated and our firewall.
     async fn named_firewall(
         &self,
         owner: &Owner,
@@ -435,7 +434,7 @@ impl Metal {
         self.allocate(&request, true, &FIELDS, is_ours).await
     }
 
-    /// Frees a firewall, if it still is ours. Answers what stands against it.
+    /// Frees a firewall if it is still ours. Returns the reason if it cannot be freed yet.
     async fn free_firewall(&self, owner: &Owner, machine: &Machine) -> Result<Option<String>> {
         let Some(now) = self.api.machine(&machine.id).await? else {
             return Ok(None);
@@ -473,7 +472,7 @@ impl Metal {
         refused(self.api.free_ip(&ip.ipaddress).await)
     }
 
-    /// Ids of networks are never used again, so that nothing has to be read before.
+    /// Network ids are never reused, so there is no need to read it again first.
     async fn free_private(&self, network: &Network) -> Result<Option<String>> {
         let Some(why) = refused(self.api.free_network(&network.id).await)? else {
             return Ok(None);
@@ -495,7 +494,7 @@ impl Metal {
     }
 }
 
-/// What the plan asks for and is not there, in the order in which it is made.
+/// The planned kinds that do not exist, in creation order.
 fn missing(plan: &Plan, found: &Found) -> Vec<&'static str> {
     let is_new = matches!(plan.network, Some(NetworkPlan::New(_)));
     let kinds = [
@@ -520,7 +519,7 @@ fn unfinished(state: &InfrastructureState) -> bool {
         .any(|resource| resource.phase() != ResourcePhase::Ready)
 }
 
-/// The network that the user has, so that a person sees what is used.
+/// A network provided by the user, reported so that it is visible what is used.
 fn given(owner: &Owner, sequence: u64, id: &str) -> Resource {
     Resource {
         id: id.to_owned(),
@@ -536,7 +535,7 @@ fn endpoint_tags(work: &Work<'_>, endpoint: &EndpointPlan) -> BTreeMap<String, S
     all
 }
 
-/// What stands against freeing something, where it is the API that says so.
+/// Returns the reason if the API refuses to free something, or the error if the call failed otherwise.
 fn refused<T>(outcome: Result<T>) -> Result<Option<String>> {
     match outcome {
         Ok(_) => Ok(None),

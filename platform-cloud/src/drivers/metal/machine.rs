@@ -1,4 +1,4 @@
-//! Machines: checked, allocated, read and freed.
+//! Validates, allocates, reads and frees machines.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use super::{
     auth::base64,
     documents::{self, AllocateMachine, AllocateNetwork, pairs, tags},
     hostname, placement_tag,
-    properties::{Wanted, host},
+    properties::{WantedAllocation, host},
 };
-use crate::cloud::{Launch, Listed, Machine, REQUEST, Removed};
+use crate::cloud::{CloudDeleted, CloudListing, Launch, Machine, REQUEST};
 
-/// Fields that a refusal is about, as they are called where the request came from.
+/// Paths of the request fields that errors refer to.
 pub(super) struct Fields {
     pub image: &'static str,
     pub size: &'static str,
@@ -38,7 +38,7 @@ const NODE: Fields = Fields {
 
 impl Metal {
     pub(super) async fn check_machine(&self, launch: &Launch, deep: bool) -> Result<()> {
-        let wanted = Wanted::of(launch, &self.settings, &self.facts.node_classes)?;
+        let wanted = WantedAllocation::of(launch, &self.settings, &self.info.node_classes)?;
         for slot in &launch.slots {
             if let Some(id) = &slot.host_id {
                 host(&format!("slots[{}].host_id", slot.identity.index), id)?;
@@ -79,7 +79,7 @@ impl Metal {
     }
 
     pub(super) fn check_size(&self, field: &str, size: &str) -> Result<()> {
-        let classes = &self.facts.node_classes;
+        let classes = &self.info.node_classes;
         if classes.is_empty() || classes.iter().any(|class| class.name == size) {
             return Ok(());
         }
@@ -89,7 +89,7 @@ impl Metal {
     }
 
     pub(super) fn check_partition(&self, field: &str, partition: &str) -> Result<()> {
-        let domains = &self.facts.failure_domains;
+        let domains = &self.info.failure_domains;
         if domains.iter().any(|domain| domain.name == partition) {
             return Ok(());
         }
@@ -122,10 +122,10 @@ impl Metal {
         ))
     }
 
-    /// The named machine, if it may be taken: it is nobody's, and what was asked for.
+    /// The named machine, if it is free and matches the request.
     ///
     /// # Errors
-    /// `HostNotFound`, `HostClaimed`; `Invalid` where it is not of the size or in the partition that were asked for.
+    /// `HostNotFound`, `HostClaimed`; `Invalid` if size or partition differ from the request.
     async fn named(
         &self,
         id: &str,
@@ -180,7 +180,7 @@ impl Metal {
         let Some(slot) = launch.slots.first() else {
             return Err(Error::internal("a launch without slots"));
         };
-        let wanted = Wanted::of(launch, &self.settings, &self.facts.node_classes)?;
+        let wanted = WantedAllocation::of(launch, &self.settings, &self.info.node_classes)?;
         if wanted.private_network.is_empty() {
             return Err(Error::new(
                 Reason::Precondition,
@@ -226,7 +226,7 @@ impl Metal {
         self.shown(&machine)
     }
 
-    /// Allocates a machine or firewall, and makes sure that it is the one that was meant.
+    /// Allocates a machine or firewall, and verifies that it is the requested one.
     pub(super) async fn allocate(
         &self,
         request: &AllocateMachine,
@@ -238,7 +238,7 @@ impl Metal {
             Ok(machine) => machine,
             Err(error) => {
                 let error = refusal(&error, &request.partitionid, fields);
-                // Somebody was quicker, or an earlier attempt of ours was.
+                // Another client was faster, or an earlier attempt of ours.
                 let (Reason::HostClaimed, Some(id)) = (error.reason(), &request.uuid) else {
                     return Err(error);
                 };
@@ -264,14 +264,14 @@ impl Metal {
         })
     }
 
-    /// The machine with this id, without any delay.
-    pub(super) async fn one(&self, id: &str) -> Result<Listed> {
-        // Only uuids can be there, and anything else might be another path of the API.
+    /// The machine with this id. Not subject to the visibility delay.
+    pub(super) async fn one(&self, id: &str) -> Result<CloudListing> {
+        // Ids are UUIDs; anything else could form another path of the API.
         let machine = match uuid::Uuid::try_parse(id) {
             Ok(_) => self.api.machine(id).await?,
             Err(_) => None,
         };
-        Ok(Listed {
+        Ok(CloudListing {
             machines: machine
                 .and_then(|machine| self.show(&machine))
                 .into_iter()
@@ -280,7 +280,7 @@ impl Metal {
         })
     }
 
-    /// A machine as a node. `None`: it is not allocated, or not as a machine of this project.
+    /// Converts a machine. `None` if it is not allocated as a machine of this project.
     pub(super) fn show(&self, machine: &documents::Machine) -> Option<Machine> {
         let allocation = machine.allocation.as_ref()?;
         if allocation.project != self.settings.project || allocation.role != "machine" {
@@ -288,7 +288,7 @@ impl Metal {
         }
         let (phase, ready, message) = phase(machine, allocation);
         let mut labels = pairs(&machine.tags);
-        // The API's own are about the hardware, and differ from machine to machine.
+        // The API's own labels describe the hardware and differ between machines.
         labels.retain(|key, _| !key.starts_with("machine.metal-stack.io/"));
         Some(Machine {
             id: machine.id.clone(),
@@ -308,23 +308,23 @@ impl Metal {
         })
     }
 
-    pub(super) async fn free_machine(&self, machine: &Machine) -> Result<Removed> {
+    pub(super) async fn free_machine(&self, machine: &Machine) -> Result<CloudDeleted> {
         let is_same = |allocation: &documents::Allocation| {
             allocation.allocationuuid == machine.location
                 && allocation.project == self.settings.project
         };
         match self.api.machine(&machine.id).await? {
-            // Freed by hand, and perhaps somebody else's by now.
+            // Freed outside of Drover, and possibly allocated by someone else by now.
             Some(found) if found.allocation.as_ref().is_none_or(|now| !is_same(now)) => {
-                return Ok(Removed::Gone);
+                return Ok(CloudDeleted::Gone);
             }
             Some(found) if found.is_locked() => return Err(locked(&found)),
             Some(_) => {}
-            None => return Ok(Removed::Gone),
+            None => return Ok(CloudDeleted::Gone),
         }
         Ok(match self.api.free_machine(&machine.id).await? {
-            Some(_) => Removed::Started,
-            None => Removed::Gone,
+            Some(_) => CloudDeleted::Started,
+            None => CloudDeleted::Gone,
         })
     }
 
@@ -372,7 +372,7 @@ fn is_ours(machine: &documents::Machine, launch: &Launch) -> bool {
             .all(|(key, value)| have.get(key) == Some(value))
 }
 
-/// Whether a machine is what was asked for.
+/// Whether a machine has the requested properties.
 pub(super) fn fits(
     machine: &documents::Machine,
     size: &str,
@@ -439,8 +439,8 @@ pub(super) fn warning(id: Option<String>, message: &str) -> Warning {
     }
 }
 
-/// What the API's refusal of an allocation means. It undoes what it has begun, so its own words promise that nothing is
-/// there; whatever it does not explain stays open.
+/// Maps the refusal of an allocation. The API rolls back partial allocations, so an error in its own format guarantees
+/// that nothing exists; the outcome of any other error is unknown.
 fn refusal(error: &Error, partition: &str, fields: &Fields) -> Error {
     let known = [
         Reason::Invalid,
@@ -487,7 +487,7 @@ fn refusal(error: &Error, partition: &str, fields: &Fields) -> Error {
     error.clone()
 }
 
-/// How far a machine is, whether it works, and why.
+/// Phase, readiness and reason of a machine.
 fn phase(
     machine: &documents::Machine,
     allocation: &documents::Allocation,
@@ -551,7 +551,7 @@ fn addresses(allocation: &documents::Allocation) -> Vec<Address> {
             network.ips.iter().map(move |ip| (kind, ip))
         });
     let mut all: Vec<Address> = of_networks.map(|(kind, ip)| address(kind, ip)).collect();
-    // Private addresses first, whatever order the API has.
+    // Private addresses first, independently of the API's order.
     all.sort_by_key(|address| address.r#type);
     if !allocation.hostname.is_empty() {
         all.push(address(AddressType::Hostname, &allocation.hostname));

@@ -1,4 +1,4 @@
-//! What a group may say about its machines.
+//! The metal-stack properties of a group.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::Settings;
 use crate::cloud::Launch;
 
-/// Properties of a group, as its schema lets them through.
+/// Properties of a group, valid against the schema.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Said {
@@ -30,40 +30,36 @@ struct Said {
     filesystem_layout: String,
 }
 
-/// A machine as it is to be allocated.
-pub(super) struct Wanted {
-    /// Image at metal-stack.
+/// The desired machine.
+pub(super) struct WantedAllocation {
     pub image: String,
-    /// Size. Empty: that of the named machine.
+    /// Empty for the size of the named machine.
     pub size: String,
-    /// Partition. Empty: that of the named machine.
+    /// Empty for the partition of the named machine.
     pub partition: String,
-    /// Private network.
     pub private_network: String,
-    /// Other networks.
+    /// Additional networks.
     pub networks: Vec<String>,
-    /// Addresses that exist and are attached.
+    /// Existing addresses to attach.
     pub ips: Vec<String>,
-    /// Public keys.
     pub ssh_keys: Vec<String>,
-    /// Tags besides those of Drover.
+    /// In addition to Drover's tags.
     pub tags: BTreeMap<String, String>,
-    /// Filesystem layout.
     pub filesystem_layout: Option<String>,
 }
 
-/// What the infrastructure of this driver offers to nodes.
+/// The outputs of this driver's infrastructure for nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Offer {
     pub network: String,
     pub partition: String,
     pub public_network: String,
-    /// Address of the control plane, and the groups whose machines have it. No groups: all.
+    /// Address of the control plane, and the groups whose machines get it. Without groups, all do.
     pub endpoint: Option<(String, Vec<String>)>,
 }
 
 impl Offer {
-    /// The offer of this project among the outputs of all infrastructure of the cluster.
+    /// The outputs of this project among those of all infrastructure of the cluster.
     pub(super) fn of(outputs: &[InfrastructureOutputs], project: &str) -> Self {
         let text = |outputs: &InfrastructureOutputs, key: &str| {
             let value = outputs
@@ -108,7 +104,7 @@ impl Offer {
         }
     }
 
-    /// The address that machines of this group have, too.
+    /// The control-plane address, if machines of this group get it.
     fn address(&self, group: &str) -> Option<&str> {
         let (address, targets) = self.endpoint.as_ref()?;
         let within = |target: &String| {
@@ -120,8 +116,8 @@ impl Offer {
     }
 }
 
-impl Wanted {
-    /// What a launch asks for, as far as it can be seen without a call.
+impl WantedAllocation {
+    /// The desired machine of a launch, as far as it can be determined without a call.
     ///
     /// # Errors
     /// `Invalid` with the field of the group.
@@ -191,7 +187,7 @@ impl Wanted {
     }
 }
 
-/// Whether there will be infrastructure of which nothing is known yet. Only checks come so early.
+/// Whether infrastructure is planned whose outputs are not known yet, which is the case only for dry runs.
 pub(super) fn is_announced(outputs: &[InfrastructureOutputs]) -> bool {
     outputs
         .iter()
@@ -203,7 +199,7 @@ fn first(words: &[&str]) -> String {
     word.copied().unwrap_or_default().to_owned()
 }
 
-/// The partition: what the group says, where the network is, where the node was placed, the default.
+/// The partition: the group's, the network's, that of the placement, or the default, in this order.
 fn partition(
     launch: &Launch,
     said: &Said,
@@ -280,7 +276,7 @@ fn size(
     Ok(size)
 }
 
-/// The smallest size with this much memory.
+/// The smallest size with at least this much memory.
 fn smallest(classes: &[NodeClass], gib: f64) -> Result<String> {
     const GIB: f64 = (1_u64 << 30) as f64;
     let enough = classes.iter().filter(|class| {
@@ -299,7 +295,7 @@ fn smallest(classes: &[NodeClass], gib: f64) -> Result<String> {
         })
 }
 
-/// Public keys; those without a space are names of keys in the settings.
+/// Public keys; values without a space are names of keys in the settings.
 fn keys(said: &Said, settings: &Settings) -> Result<Vec<String>> {
     let given = [("sshKey", &said.ssh_key), ("key", &said.key)];
     let mut all: Vec<(String, &String)> = said
@@ -323,7 +319,7 @@ fn keys(said: &Said, settings: &Settings) -> Result<Vec<String>> {
 }
 
 impl Settings {
-    /// The public keys that machines get when nothing else is said.
+    /// The public keys of machines that specify none.
     pub(super) fn default_ssh_keys(&self) -> Vec<String> {
         self.default_ssh_keys
             .iter()
@@ -354,7 +350,7 @@ impl Settings {
     }
 }
 
-/// The id of a machine as people write it: bare, or as a provider id with or without the partition.
+/// Parses a machine id: bare, or as a provider id with or without the partition.
 ///
 /// # Errors
 /// `Invalid` with this field.
@@ -370,12 +366,10 @@ pub(super) fn host(field: &str, text: &str) -> Result<String> {
     }
 }
 
-/// Whether an address is a plain IP address.
 pub(super) fn is_ip(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok()
 }
 
-/// JSON Schema of properties.
 pub(super) fn schema() -> Value {
     let word =
         |description: &str| json!({ "type": "string", "minLength": 1, "description": description });
@@ -442,7 +436,6 @@ pub(super) fn schema() -> Value {
     })
 }
 
-/// Valid properties.
 pub(super) fn example() -> Value {
     json!({
         "image": "ubuntu-24.4",

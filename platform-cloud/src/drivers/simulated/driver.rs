@@ -1,4 +1,4 @@
-//! The driver over the simulated backend.
+//! The driver for the simulated backend.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,15 +27,15 @@ use drover_platform::driver::{
 };
 use drover_platform::infrastructure::Infrastructure;
 
-/// Longest time that a call may take here before it has made something or never will.
+/// Time after which a create call has taken effect or never will.
 const MAX_CREATION: Duration = Duration::from_secs(10);
-/// How long a request id is recognised beyond its nodes.
+/// How long a request id is remembered after its nodes are gone.
 const REQUEST_MEMORY: Duration = Duration::from_secs(600);
-/// Shortest interval at which it may be polled.
+/// Minimum poll interval.
 const MIN_POLL: Duration = Duration::from_secs(1);
 
 impl Simulated {
-    /// The time that a call takes, and its fault.
+    /// Draws the latency and the fault of a call.
     fn begin(&self, operation: Operation) -> (Duration, Option<Fault>) {
         let mut world = self.world.lock();
         let world = &mut *world;
@@ -50,7 +50,7 @@ impl Simulated {
         }
     }
 
-    /// Waits for the backend. Answers whether the answer is lost afterwards.
+    /// Waits for the latency of a call. Returns whether the response is lost after the call took effect.
     pub(super) async fn call(&self, operation: Operation) -> Result<bool> {
         let (latency, fault) = self.begin(operation);
         pause(latency).await;
@@ -86,19 +86,21 @@ impl Simulated {
                 Ok(data) => data,
                 Err(error) => return Outcome::not_begun(error),
             };
-            let made = seat(&world, &mut placer, slot, selector).and_then(|(domain, host)| {
-                let (identity, settings) = (batch.identity(slot), &self.settings);
-                let made = world.create(identity, storage, (domain, host), &mut shared, settings);
-                let name = domain.map_or("", |at| domains[at].name.as_str());
-                match (&made, host) {
-                    (Ok(_), Some(_)) => placer.count(name, true),
-                    (Ok(_), None) => placer.confirm(),
-                    (Err(_), Some(_)) => {}
-                    (Err(_), None) => placer.take_back(name),
-                }
-                placement::fill(&world, &mut placer);
-                made
-            });
+            let made =
+                choose_placement(&world, &mut placer, slot, selector).and_then(|(domain, host)| {
+                    let (identity, settings) = (batch.identity(slot), &self.settings);
+                    let made =
+                        world.create(identity, storage, (domain, host), &mut shared, settings);
+                    let name = domain.map_or("", |at| domains[at].name.as_str());
+                    match (&made, host) {
+                        (Ok(_), Some(_)) => placer.count(name, true),
+                        (Ok(_), None) => placer.confirm(),
+                        (Err(_), Some(_)) => {}
+                        (Err(_), None) => placer.take_back(name),
+                    }
+                    placement::fill(&world, &mut placer);
+                    made
+                });
             if let (Ok(node), Some(data)) = (&made, data)
                 && let Some(number) = number(&node.node_id)
             {
@@ -113,7 +115,7 @@ impl Simulated {
         slots.map(|(slot, data)| make(slot, data)).collect()
     }
 
-    /// The user data of the nodes to make.
+    /// The user data of the nodes to create.
     async fn user_data(&self, batch: &Batch) -> Vec<Result<Option<Vec<u8>>>> {
         if batch.request.bootstrap.is_none() {
             return batch.slots().map(|_| Ok(None)).collect();
@@ -141,15 +143,15 @@ impl Simulated {
             )),
             max_bootstrap_bytes: self.settings.max_bootstrap_bytes,
             calls_per_second: self.settings.calls_per_second,
-            // A repeat reads the nodes of its request as they really are.
+            // A retry reads the nodes of its request without the visibility delay.
             replay_delay: Some(to_duration(Duration::ZERO)),
             ..Limits::default()
         }
     }
 }
 
-/// Failure domain of the next node, and its machine if that is named or chosen by its labels.
-fn seat(
+/// Failure domain of the next node, and its host if one is named or selected by labels.
+fn choose_placement(
     world: &World,
     placer: &mut Placer<'_>,
     slot: &Slot,
@@ -172,7 +174,7 @@ fn seat(
 }
 
 async fn pause(latency: Duration) {
-    // Even a sleep of zero would wait for the next tick of the timer.
+    // Even a zero sleep would wait for the next tick of the timer.
     if !latency.is_zero() {
         tokio::time::sleep(latency).await;
     }
@@ -191,7 +193,7 @@ impl Driver for Simulated {
             Capability::Storage,
             Capability::NodeLogs,
             Capability::NodeExec,
-            // Preferred: without failure domains, as well as possible is anywhere.
+            // Preferred only: without failure domains every placement satisfies it.
             Capability::SpreadPreferred,
         ];
         if !self.settings.failure_domains.is_empty() {
@@ -389,7 +391,7 @@ impl Driver for Simulated {
                 .skip(skip)
                 .map(|line| Ok(line.into_bytes())),
         );
-        // A simulated node writes nothing more; who follows waits for it.
+        // A simulated node writes no further output; followers wait forever.
         Ok(if request.follow {
             lines.chain(stream::pending()).boxed()
         } else {
@@ -397,7 +399,8 @@ impl Driver for Simulated {
         })
     }
 
-    /// `echo` writes its arguments, `cat` its input, `false` ends with 1; everything else ends well at once.
+    /// Simulates a command: `echo` writes its arguments, `cat` its input, `false` exits with 1; everything else exits
+    /// with 0.
     async fn exec(&self, node: &Node, start: ExecStart, input: ExecInput) -> Result<ExecOutput> {
         if node.phase() != NodePhase::Running {
             return Err(drover_platform::driver::not_running(&node.node_id));

@@ -1,4 +1,4 @@
-//! What goes wrong, by chance or on demand.
+//! Faults, random or on demand.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,28 +10,28 @@ use super::settings::{ErrorRate, ErrorRates};
 /// A call to the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Lists everything, a cluster, or some nodes.
+    /// Lists all nodes, those of a cluster, or some nodes.
     List,
-    /// Makes the nodes of one request.
+    /// Creates the nodes of one request.
     Create,
     /// Deletes a node.
     Delete,
     /// Updates or adopts a node.
     Update,
-    /// Makes infrastructure.
+    /// Creates infrastructure.
     Ensure,
     /// Releases infrastructure.
     Release,
 }
 
-/// What happens to one call.
+/// The fault of one call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// It fails with this error, and nothing is done.
+    /// Fails with this error and has no effect.
     Refuse(Error),
-    /// It is done, and then fails: the answer is lost.
+    /// Takes effect and then fails: the response is lost.
     LoseAnswer,
-    /// It takes so much longer before it is done.
+    /// Takes effect after this additional delay.
     Stall(Duration),
 }
 
@@ -39,12 +39,12 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Death {
-    /// It is listed as failed until it is deleted.
+    /// Listed as failed until it is deleted.
     #[default]
     Failed,
-    /// The backend says that it has ended for good, and lists it until it is deleted.
+    /// Listed as terminated until it is deleted.
     Terminated,
-    /// It is not listed any more.
+    /// No longer listed.
     Vanished,
 }
 
@@ -66,7 +66,7 @@ impl Faults {
         self.next.push_back((operation, fault));
     }
 
-    /// What happens to the next call of this kind.
+    /// Draws the fault of the next call of this kind.
     pub(super) fn draw(
         &mut self,
         operation: Operation,
@@ -99,7 +99,7 @@ impl Faults {
     }
 }
 
-/// The error of a lost answer.
+/// The error of a lost response.
 pub(super) fn lost() -> Error {
     Error::unavailable("the simulated backend lost its answer")
 }

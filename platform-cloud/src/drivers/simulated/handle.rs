@@ -12,16 +12,16 @@ use super::{
 };
 use drover_platform::identity::Identity;
 
-/// How often a slot was made.
+/// How often nodes were created for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerEntry {
     /// Owner of the slot.
     pub owner: String,
-    /// Request of the slot.
+    /// Request id of the slot.
     pub request_id: String,
     /// Index of the slot.
     pub index: u32,
-    /// How many nodes were ever created for it. More than 1 is what must never be.
+    /// Number of nodes ever created for it. More than 1 violates idempotency.
     pub created: u32,
 }
 
@@ -46,7 +46,7 @@ impl SimulatedHandle {
         self.0.changed.send_replace(());
     }
 
-    /// Lets a node die. Answers whether there was one to die.
+    /// Kills a node. Returns whether it existed and was alive.
     pub fn kill(&self, node_id: &str, how: Death) -> bool {
         let mut world = self.0.world.lock();
         let Some(number) = number(node_id).filter(|_| world.by_node_id(node_id).is_some()) else {
@@ -56,24 +56,24 @@ impl SimulatedHandle {
         true
     }
 
-    /// Makes a running node ready or not. Answers whether it runs.
+    /// Sets the readiness of a running node. Returns whether it is running.
     pub fn set_ready(&self, node_id: &str, ready: bool) -> bool {
         number(node_id).is_some_and(|number| self.0.world.lock().set_ready(number, ready))
     }
 
-    /// The most nodes from now on. `None`: no limit. Existing ones stay.
+    /// Sets the maximum number of nodes. `None` for no limit. Existing nodes stay.
     pub fn set_capacity(&self, capacity: Option<u32>) {
         self.0.world.lock().capacity = capacity;
     }
 
-    /// The user data that a node was given, rendered if that was asked for. Secret.
+    /// The user data of a node, rendered if requested. Secret.
     #[must_use]
     pub fn user_data(&self, node_id: &str) -> Option<Vec<u8>> {
         let number = number(node_id)?;
         self.0.world.lock().user_data.get(&number).cloned()
     }
 
-    /// Gives a machine to somebody else; empty: back to nobody. Answers whether there is such a machine.
+    /// Marks a host as claimed by someone else, or as free if `by` is empty. Returns whether the host exists.
     pub fn claim_host(&self, id: &str, by: &str) -> bool {
         let mut world = self.0.world.lock();
         let host = world.hosts.iter_mut().find(|host| host.id == id);
@@ -81,14 +81,14 @@ impl SimulatedHandle {
             .is_some()
     }
 
-    /// The most nodes of a failure domain from now on. Answers whether there is such a domain.
+    /// Sets the maximum number of nodes in a failure domain. Returns whether the domain exists.
     pub fn set_domain_capacity(&self, domain: &str, capacity: Option<u32>) -> bool {
         let mut world = self.0.world.lock();
         let room = world.domains.iter_mut().find(|room| room.name == domain);
         room.map(|room| room.capacity = capacity).is_some()
     }
 
-    /// The most nodes of a class from now on. Answers whether there is such a class.
+    /// Sets the maximum number of nodes of a class. Returns whether the class exists.
     pub fn set_class_capacity(&self, class: &str, capacity: Option<u32>) -> bool {
         let mut world = self.0.world.lock();
         world
@@ -98,17 +98,18 @@ impl SimulatedHandle {
             .is_some()
     }
 
-    /// The backend says to be another one from now on, with all that it has.
+    /// Changes the uid of the backend, which keeps its nodes.
     pub fn set_uid(&self, uid: &str) {
         uid.clone_into(&mut self.0.uid.lock());
     }
 
-    /// What happens to the next call of this kind that has no fault yet. Faults on demand go before those by chance.
+    /// Sets the fault of the next call of this kind that has none yet. These take precedence over random faults.
     pub fn fail_next(&self, operation: Operation, fault: Fault) {
         self.0.world.lock().faults.add(operation, fault);
     }
 
-    /// Makes the backend unreachable, or reachable again. Its nodes go on; what happens meanwhile is seen afterwards.
+    /// Makes the backend unreachable, or reachable again. Its nodes keep running; their changes become visible
+    /// afterwards.
     pub fn pause_backend(&self, paused: bool) {
         let mut world = self.0.world.lock();
         world.paused = paused;
@@ -119,25 +120,25 @@ impl SimulatedHandle {
         }
     }
 
-    /// Every command in a node ends with 1, whatever it is, or what it should again: nodes go on, and whoever asks them
-    /// hears nothing good, as behind a network that is cut.
+    /// If set, every command in a node exits with 1, as if the nodes were behind a network partition while they keep
+    /// running.
     pub fn deafen(&self, deaf: bool) {
         self.0.world.lock().deaf = deaf;
     }
 
-    /// Lists and watches show what is there now, whatever happens, until they are thawed: an old answer that looks new.
+    /// If set, lists and watches keep showing the current state until they are thawed: stale data that looks fresh.
     pub fn freeze_visibility(&self, frozen: bool) {
         let mut world = self.0.world.lock();
         if frozen { world.freeze() } else { world.thaw() }
     }
 
-    /// How often each slot was made, by request id and index.
+    /// How often nodes were created for each slot, by request id and index.
     #[must_use]
     pub fn ledger(&self) -> BTreeMap<(String, u32), LedgerEntry> {
         self.0.world.lock().ledger.clone()
     }
 
-    /// Slots for which more than one node was ever made.
+    /// Slots for which more than one node was ever created.
     #[must_use]
     pub fn doubles(&self) -> Vec<LedgerEntry> {
         self.0
@@ -150,37 +151,36 @@ impl SimulatedHandle {
             .collect()
     }
 
-    /// Every piece of infrastructure that exists.
+    /// All existing infrastructure resources.
     #[must_use]
     pub fn infrastructure(&self) -> Vec<Resource> {
         self.0.estate.lock().resources()
     }
 
-    /// How often each piece of infrastructure was ever made, by cluster id, owner and kind.
+    /// How often each infrastructure resource was ever created, by cluster id, owner and kind.
     #[must_use]
     pub fn infrastructure_created(&self) -> BTreeMap<(String, String, String), u32> {
         self.0.estate.lock().created()
     }
 
-    /// Takes a piece of infrastructure away (network, endpoint, firewall) as somebody else would. Answers whether there
-    /// was one.
+    /// Removes an infrastructure resource (network, endpoint, firewall) out of band. Returns whether it existed.
     pub fn remove_infrastructure(&self, cluster_id: &str, kind: &str) -> bool {
         self.0.estate.lock().vanish(cluster_id, kind)
     }
 
-    /// All storage as it really is, each with the id of the node that has it, if one does.
+    /// All storage without visibility delays, each with the id of the node that has it, if any.
     #[must_use]
     pub fn storage(&self) -> Vec<(KeptStorage, Option<String>)> {
         self.0.world.lock().storage()
     }
 
-    /// Every node as it really is, whatever lists show.
+    /// All nodes without visibility delays.
     #[must_use]
     pub fn nodes(&self) -> Vec<Node> {
         self.0.world.lock().all()
     }
 
-    /// How many nodes there really are.
+    /// The number of nodes without visibility delays.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.world.lock().len()
@@ -192,7 +192,7 @@ impl SimulatedHandle {
         self.len() == 0
     }
 
-    /// Makes a node that no orchestrator asked for, in a cluster or in none (empty), as another tool would.
+    /// Creates a node out of band, in a cluster or in none (empty), as another tool would.
     ///
     /// # Errors
     /// `NoCapacity`.
@@ -205,10 +205,10 @@ impl SimulatedHandle {
         self.create_as(identity)
     }
 
-    /// Makes a node with any identity, behind the back of every idempotency.
+    /// Creates a node with any identity, bypassing idempotency.
     ///
     /// # Errors
-    /// `NoCapacity`; `Internal` when all ids were given out.
+    /// `NoCapacity`; `Internal` if all ids are used up.
     pub fn create_as(&self, identity: Identity) -> Result<Node> {
         let mut world = self.0.world.lock();
         let domain = world.domains.iter().position(|room| !room.is_full());

@@ -1,4 +1,4 @@
-//! Simulated networks, endpoints and firewalls: made one after the other, each ready after the boot delay.
+//! Simulated networks, endpoints and firewalls: created one after the other, each ready after the boot delay.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
@@ -17,17 +17,17 @@ use super::{
 };
 use drover_platform::infrastructure::{Infrastructure, Owner, Progress};
 
-/// The kinds in the order in which they are made; they are released the other way round.
+/// The kinds in creation order; they are released in reverse.
 const KINDS: [&str; 3] = ["network", "endpoint", "firewall"];
-/// Port of an endpoint whose request says none.
+/// Default port of an endpoint.
 const DEFAULT_PORT: u32 = 6443;
 
-/// Everything that was made, by cluster, owner and kind.
+/// The existing resources, by cluster, owner and kind.
 #[derive(Default)]
 pub(super) struct Estate {
     made: BTreeMap<Key, Made>,
     last: u32,
-    /// How often each was ever made.
+    /// How often each resource was ever created.
     ledger: BTreeMap<Key, u32>,
     file: Option<PathBuf>,
 }
@@ -38,7 +38,7 @@ type Key = (String, String, usize);
 struct Made {
     id: String,
     sequence: u64,
-    /// What it was made from: what must not change.
+    /// The spec that it was created from, which must not change.
     wanted: String,
     port: u32,
     #[serde(skip)]
@@ -54,7 +54,7 @@ struct Stored {
 }
 
 impl Estate {
-    /// What outlived the process in this file.
+    /// Restores the resources in this file.
     pub(super) fn open(file: Option<PathBuf>) -> std::io::Result<Self> {
         let mut estate = Self {
             file,
@@ -96,7 +96,7 @@ impl Estate {
         }
     }
 
-    /// Drops what is gone by now.
+    /// Drops resources that are gone by now.
     fn settle(&mut self) {
         let now = Instant::now();
         self.made
@@ -129,7 +129,7 @@ impl Estate {
         }
     }
 
-    /// One step: the first part that is missing, if those before it are ready.
+    /// One reconciliation step: creates the first missing resource, if those before it are ready.
     fn step(
         &mut self,
         owner: &Owner,
@@ -189,7 +189,7 @@ impl Estate {
         for kind in (0..KINDS.len()).rev() {
             if let Some(made) = self.made.get_mut(&key(owner, kind)) {
                 made.gone_at.get_or_insert(Instant::now() + delay);
-                // What is before it can only go when it is gone.
+                // Resources before it can only be released once it is gone.
                 break;
             }
         }
@@ -321,7 +321,7 @@ impl Infrastructure for Simulated {
 
 /// For tests.
 impl Estate {
-    /// Every resource that exists.
+    /// All existing resources.
     pub(super) fn resources(&mut self) -> Vec<Resource> {
         self.settle();
         self.made
@@ -330,7 +330,7 @@ impl Estate {
             .collect()
     }
 
-    /// Those of which more was made than is allowed to be: another one while one of the same slot was there.
+    /// How often each resource was ever created.
     pub(super) fn created(&self) -> BTreeMap<(String, String, String), u32> {
         self.ledger
             .iter()
@@ -343,7 +343,7 @@ impl Estate {
             .collect()
     }
 
-    /// Takes a resource away as somebody else would. Answers whether there was one.
+    /// Removes a resource out of band. Returns whether it existed.
     pub(super) fn vanish(&mut self, cluster_id: &str, kind: &str) -> bool {
         let found = self
             .made

@@ -1,4 +1,4 @@
-//! The state file: what is put and what is gone, one JSON value a line. Written again as a whole when it is opened.
+//! The state file: a log of changes, one JSON value per line. Compacted when it is opened.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use drover_platform::identity::Identity;
 #[serde(rename_all = "snake_case")]
 enum Line {
     Uid(String),
-    /// The greatest number that was given out, so that none is given out again.
+    /// The highest number that was assigned, so that no number is reused.
     Last(u32),
     Put(u32, Box<Stored>),
     Gone(u32),
@@ -24,21 +24,21 @@ enum Line {
     NoVolume(String),
 }
 
-/// A node as it is kept.
+/// The persistent form of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
     pub(super) identity: Identity,
     pub(super) domain: String,
-    /// Empty: none.
+    /// Empty for none.
     #[serde(default)]
     pub(super) host: String,
-    /// Milliseconds since 1970.
+    /// Milliseconds since the Unix epoch.
     pub(super) created: u64,
     pub(super) phase: i32,
     pub(super) message: Option<String>,
 }
 
-/// What was found in a state file.
+/// The content of a state file.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     pub(super) uid: Option<String>,
@@ -93,7 +93,7 @@ fn read(file: impl BufRead) -> io::Result<Past> {
             Ok(Line::NoVolume(id)) => {
                 past.volumes.remove(&id);
             }
-            // The last line may be half written.
+            // The last line may be incomplete after a crash.
             Err(_) if lines.peek().is_none() => {}
             Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         }
@@ -102,7 +102,7 @@ fn read(file: impl BufRead) -> io::Result<Past> {
 }
 
 fn line(line: &Line) -> String {
-    // These types have no value that JSON cannot hold.
+    // Serializing these types cannot fail.
     let mut text = serde_json::to_string(line).unwrap_or_default();
     text.push('\n');
     text

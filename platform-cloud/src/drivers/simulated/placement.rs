@@ -1,4 +1,4 @@
-//! Placement in the simulated world.
+//! Placement in the simulated backend.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use drover_proto::{
 use super::world::{Host, World};
 use crate::placement::{self, Placer};
 
-/// A placer that knows what is there.
+/// A placer that knows the existing nodes.
 pub(super) fn placer<'a>(
     world: &World,
     domains: &'a [FailureDomain],
@@ -32,27 +32,28 @@ pub(super) fn placer<'a>(
     placer
 }
 
-/// Tells the placer which domains have no room by now.
+/// Tells the placer which domains are full by now.
 pub(super) fn fill(world: &World, placer: &mut Placer<'_>) {
     for room in world.domains.iter().filter(|room| room.is_full()) {
         placer.full(&room.name);
     }
 }
 
-/// Checks that the placement can be understood by this backend.
+/// Checks that this backend supports the placement.
 pub(super) fn check(world: &World, request: &ProvisionRequest) -> Result<()> {
     placement::check(&world.failure_domains(), placement(request), &[])
 }
 
-/// The labels that the machines of a request must have. `None`: any machine, and none that is asked for.
+/// The labels that the hosts of a request must have. `None` if no host is selected by labels.
 pub(super) fn selector(request: &ProvisionRequest) -> Option<&LabelSelector> {
     placement(request)?.selector.as_ref()
 }
 
-/// The failure domain and the machine of the next node: a free one with these labels, where fewest of its group are.
+/// The failure domain and host of the next node: a free host with these labels, in the domain with the fewest nodes of
+/// its group.
 ///
 /// # Errors
-/// `NoCapacity` when none is free where the placement allows one.
+/// `NoCapacity` if the placement allows no free host.
 pub(super) fn labelled(
     world: &World,
     placer: &Placer<'_>,

@@ -1,4 +1,4 @@
-//! What the simulated backend is like.
+//! Settings of the simulated backend.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -8,70 +8,73 @@ use serde::{Deserialize, Serialize};
 
 use super::faults::Death;
 
-/// What the simulated backend is like. The default is a fast and faultless one that accepts everything.
+/// Settings of the simulated backend. By default it is fast, never fails, and accepts everything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SimulatedSettings {
     /// Suggested name of the platform. Default `simulated`.
     pub name: String,
-    /// Uid of the backend. Absent: from the name and the state file, or random at each start without one.
+    /// Uid of the backend. Absent: derived from the name and the state file, or random at each start without one.
     pub uid: Option<String>,
-    /// Seed of everything random. Absent: another one at each start.
+    /// Seed of all randomness. Absent: a different one at each start.
     pub seed: Option<u64>,
-    /// File in which nodes outlive the process. It is not synced. Absent: they do not.
+    /// File that persists nodes across restarts. Not synced. Absent: nodes are lost when the process ends.
     pub state_file: Option<PathBuf>,
-    /// All durations here are divided by this. Default 1.
+    /// Divisor of all durations here. Default 1.
     pub time_scale: f64,
-    /// Time that a call to the backend takes. Default 0.
+    /// Latency of a call to the backend. Default 0.
     #[serde(with = "duration")]
     pub latency: Duration,
-    /// Most that is added to it, by chance. Default 0.
+    /// Maximum random addition to `latency`. Default 0.
     #[serde(with = "duration")]
     pub jitter: Duration,
-    /// From created to running. Default 25 ms.
+    /// Time from created to running. Default 25 ms.
     #[serde(with = "duration")]
     pub boot_delay: Duration,
-    /// From running to ready. Default 25 ms.
+    /// Time from running to ready. Default 25 ms.
     #[serde(with = "duration")]
     pub ready_delay: Duration,
-    /// Most that is added to the delays of a node, by chance. Default 0.
+    /// Maximum random addition to `boot_delay` and `ready_delay`. Default 0.
     #[serde(with = "duration")]
     pub boot_jitter: Duration,
-    /// From deleted to gone, if the grace period allows. Default 20 ms.
+    /// Time from deleted to gone, if the grace period allows. Default 20 ms.
     #[serde(with = "duration")]
     pub stop_delay: Duration,
-    /// How long lists and watches do not show a new node. Default 0.
+    /// How long a new node is invisible to lists and watches. Default 0.
     #[serde(with = "duration")]
     pub visibility_delay: Duration,
-    /// Whether for so long a new node is in every second list, as where several replicas answer. Default false: in none.
+    /// Whether a new node appears in every second list during the visibility delay, as with several replicas. Default
+    /// false: in none.
     pub flickering: bool,
-    /// Most nodes. Absent: no limit.
+    /// Maximum number of nodes. Absent: no limit.
     pub capacity: Option<u32>,
     /// Failure domains. Default: none.
     pub failure_domains: Vec<DomainSettings>,
-    /// Most bytes of user data. Absent: no limit of its own.
+    /// Maximum size of user data in bytes. Absent: no limit of its own.
     pub max_bootstrap_bytes: Option<u32>,
-    /// Calls per second that callers are asked to keep to. Absent: no limit.
+    /// Rate of calls per second that callers are asked to respect. Absent: no limit.
     pub calls_per_second: Option<f64>,
-    /// Machines that can be asked for by name, or by labels if one has some. Default: none. Other nodes do not take them.
+    /// Hosts that can be requested by name, or by labels if they have some. Default: none. They are not used for other
+    /// nodes.
     pub hosts: Vec<HostSettings>,
-    /// Node classes. Empty: every name is accepted.
+    /// Node classes. If empty, every name is accepted.
     pub node_classes: Vec<ClassSettings>,
-    /// Share of calls that fail, by operation. Default: none.
+    /// Fraction of failing calls, by operation. Default: none.
     pub errors: ErrorRates,
-    /// Share of nodes that never run and fail instead. Default 0.
+    /// Fraction of nodes that fail instead of starting to run. Default 0.
     pub boot_failure: f64,
-    /// Deaths of each node in an hour. Default 0.
+    /// Deaths per node and hour. Default 0.
     pub deaths_per_hour: f64,
-    /// How nodes die by themselves. Default `failed`.
+    /// How nodes die on their own. Default `failed`.
     pub death: Death,
-    /// JSON Schema of properties. Absent: anything goes.
+    /// JSON Schema of properties. Absent: all properties are accepted.
     pub properties_schema: Option<serde_json::Value>,
-    /// Most slots of a request. Default 100, with which the answer stays below the largest message whatever the labels.
+    /// Maximum number of slots per request. Default 100, for which the response stays below the maximum message size
+    /// with any labels.
     pub max_batch: u32,
-    /// Whether changes are pushed. Otherwise the backend is polled. Default true.
+    /// Whether changes are pushed. If false, the backend is polled. Default true.
     pub push: bool,
-    /// Whether it is written down how often each slot was made, some 40 B each. Default true.
+    /// Whether to record how often nodes were created for each slot, about 40 B per slot. Default true.
     pub ledger: bool,
 }
 
@@ -81,23 +84,23 @@ pub struct SimulatedSettings {
 pub struct DomainSettings {
     /// Name (zone-a).
     pub name: String,
-    /// Topology key to value. Empty: `zone` with the name.
+    /// Topology keys and values. If empty, `zone` with the name.
     pub labels: BTreeMap<String, String>,
-    /// Most nodes in it. Absent: no limit.
+    /// Maximum number of nodes. Absent: no limit.
     pub capacity: Option<u32>,
 }
 
-/// A machine that can be asked for by name.
+/// A host that can be requested by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HostSettings {
-    /// Id (rack1-u7), unique.
+    /// Unique id (rack1-u7).
     pub id: String,
-    /// Failure domain that it is in. Empty: none.
+    /// Failure domain of the host. Empty for none.
     pub failure_domain: String,
-    /// Who has it, beside the nodes here. Empty: nobody.
+    /// Claimant outside of this platform. Empty if the host is free.
     pub claimed_by: String,
-    /// Labels by which it can be chosen. Default: none.
+    /// Labels by which it can be selected. Default: none.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -107,35 +110,35 @@ pub struct HostSettings {
 pub struct ClassSettings {
     /// Name (large).
     pub name: String,
-    /// CPUs.
+    /// Number of CPUs.
     pub cpus: Option<f64>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// Most nodes of it. Absent: no limit.
+    /// Maximum number of nodes. Absent: no limit.
     pub capacity: Option<u32>,
 }
 
-/// Share of calls that fail, from 0 to 1.
+/// Fractions of failing calls, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ErrorRate {
-    /// Fail before anything is done.
+    /// Fails before the call takes effect.
     pub before: f64,
-    /// Fail after it was done: the answer is lost.
+    /// Fails after the call took effect: the response is lost.
     pub after: f64,
 }
 
-/// Share of calls that fail, by operation.
+/// Fractions of failing calls, by operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ErrorRates {
-    /// Lists.
+    /// Failures of lists.
     pub list: ErrorRate,
-    /// Creations.
+    /// Failures of creations.
     pub create: ErrorRate,
-    /// Deletions.
+    /// Failures of deletions.
     pub delete: ErrorRate,
-    /// Updates and adoptions.
+    /// Failures of updates and adoptions.
     pub update: ErrorRate,
 }
 
@@ -218,12 +221,12 @@ impl SimulatedSettings {
         Ok(())
     }
 
-    /// A duration in the time of this backend.
+    /// Converts a duration to the time scale of this backend.
     pub(super) fn scaled(&self, duration: Duration) -> Duration {
         duration.div_f64(self.time_scale)
     }
 
-    /// A duration with up to `jitter` more, in the time of this backend.
+    /// Adds a random duration of up to `jitter` and converts the sum to the time scale of this backend.
     pub(super) fn jittered(
         &self,
         duration: Duration,

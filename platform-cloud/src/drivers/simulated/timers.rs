@@ -1,4 +1,4 @@
-//! One task for all timers of all nodes.
+//! A single task for the timers of all nodes.
 
 use std::{
     cmp::Reverse,
@@ -10,7 +10,7 @@ use tokio::{task::JoinHandle, time::Instant};
 
 use super::{Simulated, faults::Death};
 
-/// What becomes of a node at some time.
+/// A scheduled change of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
     Run,
@@ -20,7 +20,7 @@ pub(super) enum Event {
     Gone,
 }
 
-/// Events by time; those of the same time in the order in which they were set.
+/// Events by time; those at the same time in insertion order.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, u32, Event)>>,
@@ -45,7 +45,7 @@ impl Timers {
     }
 }
 
-/// Most events that are handled with the lock held once, so that calls are not held up.
+/// Maximum number of events that are handled per lock acquisition, so that calls are not delayed.
 const MAX_EVENTS: usize = 256;
 
 pub(super) fn spawn(simulated: &Arc<Simulated>) -> JoinHandle<()> {
@@ -76,7 +76,7 @@ pub(super) fn spawn(simulated: &Arc<Simulated>) -> JoinHandle<()> {
     })
 }
 
-/// Handles what is due. Answers when the next event is, and whether more is due already.
+/// Handles the due events. Returns the time of the next event and whether more are due already.
 fn fire(simulated: &Weak<Simulated>) -> Option<(Option<Instant>, bool)> {
     let simulated = simulated.upgrade()?;
     let mut world = simulated.world.lock();

@@ -1,4 +1,4 @@
-//! Storage of simulated nodes: nothing is in it, but it has an id, an owner and at most one node.
+//! Storage of simulated nodes: it has no content, but an id, an owner and at most one node.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use drover_platform::{
     storage::{in_use, is_meant},
 };
 
-/// Storage as it is kept in memory and in the state file.
+/// Storage, in memory and in the state file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Volume {
     pub(super) id: String,
@@ -24,16 +24,15 @@ pub(super) struct Volume {
     store_id: String,
     size_bytes: Option<u64>,
     class: String,
-    /// The node that has it.
+    /// Number of the node that has it.
     node: Option<u32>,
-    /// Whether it is kept when that node goes. A node that goes unasked leaves it.
+    /// Whether it is retained when the node is deleted. A node that vanishes on its own retains it.
     retain: bool,
-    /// Since when no node has it, in milliseconds of Unix time. 0: one has it.
+    /// When it was detached from a node, in milliseconds since the Unix epoch. 0 while a node has it.
     kept: u64,
 }
 
 impl Volume {
-    /// Whether it stays when its node goes.
     pub(super) fn is_kept(&self) -> bool {
         self.retain
     }
@@ -47,21 +46,20 @@ impl Volume {
     }
 }
 
-/// What becomes of the storage of a node that goes.
+/// The fate of the storage of a deleted node.
 pub(super) enum Left {
-    /// It is there still.
+    /// Retained.
     Kept(Volume),
-    /// It went with its node.
+    /// Deleted with its node.
     Gone(String),
 }
 
-/// All storage, by id.
 #[derive(Default)]
 pub(super) struct Volumes(BTreeMap<String, Volume>);
 
 impl Volumes {
-    /// What is kept, without what a node has that is not there any more. What a node has is its own, although the state
-    /// file may end within its adoption.
+    /// Restores storage from the state file. Storage of missing nodes is detached. The identity of an attached node is
+    /// authoritative, as the state file may end in the middle of its adoption.
     pub(super) fn restore<'a>(
         past: BTreeMap<String, Volume>,
         node: impl Fn(u32) -> Option<&'a Identity>,
@@ -83,11 +81,11 @@ impl Volumes {
                 && volume.group == identity.group
                 && volume.ordinal == identity.ordinal
         });
-        // Whoever adopts a node into a place for which something was kept has both. The one in use last has the last data.
+        // Adoption into an ordinal with retained storage leaves two. The one used last has the latest data.
         own.max_by_key(|volume| (volume.node.is_some(), volume.kept))
     }
 
-    /// Whether a node of this identity can have its storage.
+    /// Checks that a node with this identity can get its storage.
     ///
     /// # Errors
     /// `Precondition` if another node has it.
@@ -102,7 +100,7 @@ impl Volumes {
         }
     }
 
-    /// Gives a node the storage that was kept for it, or new one.
+    /// Attaches the retained storage of a node's identity, or new storage.
     pub(super) fn attach(&mut self, identity: &Identity, storage: &Storage, number: u32) -> Volume {
         let id = self
             .of(identity)
@@ -124,21 +122,22 @@ impl Volumes {
         volume
     }
 
-    /// The storage of a node becomes that of the node's new owner.
+    /// Passes the storage of an adopted node to its new owner.
     pub(super) fn hand_over(&mut self, number: u32, identity: &Identity) -> Option<Volume> {
         let volume = self.attached(number)?;
         volume.hand_to(identity);
         Some(volume.clone())
     }
 
-    /// Says what becomes of the storage of a node that is to go. Once it is to be kept, it stays so.
+    /// Sets whether the storage of a node is retained on deletion. With `again`, a repeated request cannot revoke
+    /// retention.
     pub(super) fn release(&mut self, number: u32, retain: bool, again: bool) -> Option<Volume> {
         let volume = self.attached(number)?;
         volume.retain = retain || again && volume.retain;
         Some(volume.clone())
     }
 
-    /// The node is gone.
+    /// Detaches or deletes the storage of a deleted node.
     pub(super) fn detach(&mut self, number: u32, now: u64) -> Option<Left> {
         let volume = self.attached(number)?;
         if volume.retain {
@@ -164,13 +163,13 @@ impl Volumes {
             .collect()
     }
 
-    /// What no node has.
+    /// Detached storage.
     pub(super) fn kept(&self) -> Vec<KeptStorage> {
         let free = self.0.values().filter(|volume| volume.node.is_none());
         free.map(shown).collect()
     }
 
-    /// Deletes storage if it is the one that is meant. False: there is none.
+    /// Deletes storage if it matches `meant`. Returns false if it does not exist.
     ///
     /// # Errors
     /// As the platform documents them for DeleteStorage.

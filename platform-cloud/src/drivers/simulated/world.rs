@@ -27,12 +27,12 @@ use node::{SimNode, packed, sim_node};
 pub(super) use node::{node_id, number};
 use shown::Frozen;
 
-/// In the place of a failure domain: none.
+/// Marks a node without failure domain.
 const NO_DOMAIN: u16 = u16::MAX;
-/// In the place of a named machine: none.
+/// Marks a node without named host.
 const NO_HOST: u16 = u16::MAX;
 
-/// How full a failure domain or node class is.
+/// Capacity and usage of a failure domain or node class.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Room {
     pub(super) name: String,
@@ -47,15 +47,15 @@ impl Room {
     }
 }
 
-/// A machine that can be asked for by name.
+/// A host that can be requested by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Host {
     pub(super) id: String,
     pub(super) domain: Option<usize>,
-    /// Who has it, beside the nodes here. Empty: nobody.
+    /// Claimant outside of this platform. Empty if there is none.
     pub(super) claimed_by: String,
     pub(super) labels: BTreeMap<String, String>,
-    /// The node that it is.
+    /// Number of the node on it.
     node: Option<u32>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct World {
     pub(super) timers: Timers,
     pub(super) domains: Vec<Room>,
     pub(super) hosts: Vec<Host>,
-    /// What each node was given to start with. Secret.
+    /// User data by node number. Secret.
     pub(super) user_data: HashMap<u32, Vec<u8>>,
     pub(super) classes: HashMap<String, Room>,
     pub(super) capacity: Option<u32>,
@@ -81,7 +81,7 @@ pub(super) struct World {
     volumes: Volumes,
     frozen: Option<Frozen>,
     flickering: bool,
-    /// How many lists were made.
+    /// Number of lists so far.
     lists: AtomicU32,
     changes: Option<Changes>,
     journal: Option<Journal>,
@@ -160,7 +160,7 @@ impl World {
         world
     }
 
-    /// The failure domains as the platform offers them.
+    /// The failure domains as reported by the platform.
     pub(super) fn failure_domains(&self) -> Vec<FailureDomain> {
         self.domains
             .iter()
@@ -179,7 +179,7 @@ impl World {
             .position(|room| room.name == stored.domain);
         let mut phase = NodePhase::try_from(stored.phase).unwrap_or(NodePhase::Unknown);
         if phase == NodePhase::Pending {
-            // It went on while this process was away.
+            // It has started while this process was down.
             phase = NodePhase::Running;
         }
         if phase == NodePhase::Deprovisioning {
@@ -249,7 +249,7 @@ impl World {
         }
     }
 
-    /// Makes one node. Its identity is shared where `like` is the one of a sibling.
+    /// Creates a node. Shares the identity of a sibling in `like` if possible.
     pub(super) fn create(
         &mut self,
         identity: Identity,
@@ -299,7 +299,7 @@ impl World {
             );
         }
         if settings.deaths_per_hour > 0.0 {
-            // Exponential, so that nodes die independently of their age.
+            // Exponential, so that the probability of death is independent of a node's age.
             let hours = -(1.0 - self.random.f64()).ln() / settings.deaths_per_hour;
             let life = Duration::try_from_secs_f64(hours * 3600.0)
                 .unwrap_or(Duration::from_secs(u32::MAX.into()));
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    /// The machines that belong to nobody.
+    /// Hosts that are free.
     pub(super) fn free_hosts(&self) -> impl Iterator<Item = (usize, &Host)> {
         let free = |host: &&Host| {
             let node = host.node.and_then(|number| self.nodes.get(&number));
@@ -351,7 +351,7 @@ impl World {
         self.hosts.iter().enumerate().filter(free)
     }
 
-    /// A machine that is asked for by name and belongs to nobody.
+    /// The free host with this name.
     pub(super) fn host(&self, id: &str) -> Result<usize> {
         let at = self.hosts.iter().position(|host| host.id == id);
         let at = at.ok_or_else(|| {
@@ -380,12 +380,12 @@ impl World {
         self.volumes.all()
     }
 
-    /// What no node has.
+    /// Detached storage.
     pub(super) fn kept_storage(&self) -> Vec<KeptStorage> {
         self.volumes.kept()
     }
 
-    /// Deletes kept storage.
+    /// Deletes retained storage.
     ///
     /// # Errors
     /// As the platform documents them for DeleteStorage.
@@ -404,7 +404,7 @@ impl World {
         }
     }
 
-    /// Milliseconds since 1970.
+    /// Milliseconds since the Unix epoch.
     fn now(&self) -> u64 {
         let now = self.clock.now();
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A platform over an EC2, and short ways to call it.
+//! A platform on an EC2 server, and helpers to call it.
 mod infrastructure;
 mod moto;
 
@@ -50,22 +50,22 @@ use uuid::Uuid;
 
 pub(crate) use drover_testing::platform::caller::{index, until};
 
-/// How long anything may take.
+/// Timeout of any wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const REGION: &str = "eu-central-1";
-/// An access key that every server here knows.
+/// An access key that all servers here accept.
 pub(crate) const KEY: &str = "AKIAEMULATED";
 
-/// The EC2 under a platform.
+/// The EC2 server of a platform.
 pub(crate) enum Backend {
     Emulator(Ec2),
     Moto {
-        /// Ends with the bench.
+        /// Stopped with the bench.
         _process: Moto,
     },
 }
 
-/// A platform, its cloud and its directory with the credentials.
+/// A platform, its cloud, and its directory with the credentials.
 pub(crate) struct Bench {
     pub(crate) backend: Backend,
     pub(crate) settings: Settings,
@@ -73,19 +73,19 @@ pub(crate) struct Bench {
     pub(crate) directory: TempDir,
     pub(crate) owner: Uuid,
     pub(crate) cluster: String,
-    /// Image, node class and the like of the groups here.
+    /// Default properties of the groups: image, node class and so on.
     pub(crate) properties: Mutex<Value>,
     ordinals: AtomicU32,
     sequence: AtomicU64,
 }
 
-/// A file with credentials.
+/// Writes a file with credentials.
 pub(crate) fn credentials(directory: &Path, key: &str) {
     let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n");
     std::fs::write(directory.join("credentials"), text).unwrap();
 }
 
-/// Settings for a server at this address, quick enough for tests.
+/// Settings for a server at this address, with short intervals.
 pub(crate) fn settings(url: &str, directory: &Path) -> Settings {
     let mut settings = Settings {
         region: REGION.to_owned(),
@@ -104,7 +104,7 @@ pub(crate) fn settings(url: &str, directory: &Path) -> Settings {
     settings
 }
 
-/// A server over the driver.
+/// Starts a platform server with the driver.
 pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     let cloud = aws::open(settings.clone()).await?;
     let driver = CloudDriver::new(cloud, settings.common.clone())?;
@@ -153,7 +153,7 @@ impl Bench {
             .to_owned();
         Self::over(Backend::Moto { _process: moto }, &url, |settings| {
             settings.image = image;
-            // moto makes MinCount instances and not as many as possible.
+            // moto creates MinCount instances rather than as many as possible.
             settings.partial_launches = false;
         })
         .await
@@ -189,12 +189,12 @@ impl Bench {
         matches!(self.backend, Backend::Moto { .. })
     }
 
-    /// The API itself, past the driver.
+    /// The SDK client, bypassing the driver.
     pub(crate) async fn sdk(&self) -> Client {
         sdk(&self.settings.endpoint)
     }
 
-    /// The server dies and another one starts, which knows nothing of what the first one did.
+    /// Kills the server and starts another one without any of its memory.
     pub(crate) async fn restart(&self) {
         let before = Arc::clone(&self.server.lock());
         before.shutdown().await;
@@ -229,7 +229,7 @@ impl Bench {
         }
     }
 
-    /// A valid request for new nodes, with these properties besides those of the bench.
+    /// A valid request for new nodes, with these properties in addition to those of the bench.
     pub(crate) async fn request(&self, count: usize, properties: Value) -> ProvisionRequest {
         let count = u32::try_from(count).unwrap();
         let first = self.ordinals.fetch_add(count, Ordering::Relaxed);
@@ -259,7 +259,7 @@ impl Bench {
         told(self.client().provision(request.clone()).await)
     }
 
-    /// Makes nodes, in the order of their indexes.
+    /// Creates nodes; returns them in the order of their indexes.
     pub(crate) async fn make(
         &self,
         count: usize,
@@ -270,7 +270,7 @@ impl Bench {
         (request, whole(answer, count))
     }
 
-    /// Why a request fails, which makes nothing.
+    /// The error of a request that fails and creates nothing.
     pub(crate) async fn refused(&self, request: &ProvisionRequest) -> Error {
         refusal(self.provision(request).await)
     }
@@ -319,7 +319,7 @@ impl Bench {
         text
     }
 
-    /// Removes a node until it is gone.
+    /// Deletes a node and waits until it is gone.
     pub(crate) async fn remove(&self, node: &Node) {
         until("the node is gone", || async {
             match self.deprovision(node).await {
@@ -330,7 +330,7 @@ impl Bench {
         .await;
     }
 
-    /// The nodes of the cluster, terminated ones excepted.
+    /// The nodes of the cluster, except terminated ones.
     pub(crate) async fn nodes(&self) -> Vec<Node> {
         self.discover(&self.cluster).await.unwrap()
     }
@@ -348,7 +348,7 @@ impl Bench {
             .find(|node| node.node_id == id)
     }
 
-    /// What the emulator has made for anybody and not taken back.
+    /// Resources that the emulator has created for any owner and that still exist.
     pub(crate) fn left(&self) -> Vec<(String, String)> {
         self.ec2()
             .ledger()
@@ -359,7 +359,7 @@ impl Bench {
     }
 }
 
-/// The kinds of resources with their names.
+/// The kinds and names of the resources.
 pub(crate) fn names(resources: &[Resource]) -> Vec<String> {
     let mut names: Vec<String> = resources
         .iter()
@@ -377,7 +377,7 @@ pub(crate) fn user_data(bytes: usize) -> Option<Bootstrap> {
     })
 }
 
-/// The SDK with nothing of ours.
+/// The SDK client without our configuration.
 pub(crate) fn sdk(url: &str) -> Client {
     let http = HttpBuilder::new()
         .tls_provider(Provider::Rustls(CryptoMode::Ring))
@@ -392,7 +392,7 @@ pub(crate) fn sdk(url: &str) -> Client {
     Client::from_conf(config)
 }
 
-/// Tags of an instance as the API has them.
+/// The tags of an instance as the API returns them.
 pub(crate) async fn tags_of(sdk: &Client, id: &str) -> BTreeMap<String, String> {
     let answer = sdk
         .describe_instances()

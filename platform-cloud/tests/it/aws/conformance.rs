@@ -14,7 +14,7 @@ use futures::FutureExt;
 
 use crate::aws::bench::{Backend, Bench, sdk, serve};
 
-/// Network, endpoint and a rule.
+/// A spec with network, endpoint and a rule.
 pub(crate) fn wanted() -> InfrastructureSpec {
     InfrastructureSpec {
         network: Some(NetworkSpec {
@@ -94,7 +94,7 @@ fn subject(bench: &Bench) -> Subject {
     subject
 }
 
-/// No slot was ever made twice: every instance of a request has its own row.
+/// No slot was created twice: every instance of a request has its own row.
 fn nothing_is_doubled(bench: &Bench) {
     let Backend::Emulator(ec2) = &bench.backend else {
         return;

@@ -1,4 +1,4 @@
-//! What the driver does, the same on the emulator and on moto.
+//! Behaviour of the driver that is the same on the emulator and on moto.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::aws::bench::{Bench, index, tags_of, until, user_data};
 
-/// Runs the same on both servers, each its own test.
+/// Runs each test on both servers.
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod emulator {
@@ -92,7 +92,7 @@ async fn one_call_makes_all_nodes_of_a_zone(bench: Bench) {
 
 async fn instances_are_made_as_the_group_says(bench: Bench) {
     let sdk = bench.sdk().await;
-    // Each server has only one of the ways.
+    // Each server supports only one of the two ways.
     if bench.is_moto() {
         sdk.create_key_pair().key_name("mwas").send().await.unwrap();
     } else {
@@ -175,7 +175,7 @@ async fn instances_are_made_as_the_group_says(bench: Bench) {
         Some(request.owner.as_str())
     );
     assert_eq!(volume.size(), Some(30));
-    // moto keeps neither the options of metadata nor user data by default.
+    // moto keeps neither metadata options nor user data by default.
     if !bench.is_moto() {
         let options = instance.metadata_options().unwrap();
         assert_eq!(options.http_tokens(), Some(&HttpTokensState::Required));
@@ -265,7 +265,7 @@ async fn a_request_is_recognised_after_a_restart(bench: Bench) {
     let mut before: Vec<String> = nodes.iter().map(|node| node.node_id.clone()).collect();
     ids.sort();
     before.sort();
-    // By the tag of the request: moto does not know ClientToken.
+    // Found by the request tag, as moto does not support ClientToken.
     assert_eq!(ids, before);
 }
 
@@ -286,7 +286,7 @@ async fn nodes_are_retagged(bench: Bench) {
     );
 }
 
-// moto has no text in its consoles.
+// moto's consoles have no output.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_console_of_a_node_is_its_log() {
     let bench = Bench::emulator().await;
@@ -306,7 +306,7 @@ async fn the_console_of_a_node_is_its_log() {
     );
 }
 
-// moto terminates protected instances all the same.
+// moto terminates protected instances nevertheless.
 #[tokio::test(flavor = "multi_thread")]
 async fn termination_protection_is_respected() {
     let bench = Bench::emulator().await;
@@ -474,7 +474,7 @@ async fn nodes_of_a_full_zone_go_nowhere_else_under_a_required_spread() {
         .map(|node| node.failure_domain.as_str())
         .collect();
     zones.sort_unstable();
-    // A second one in a zone would differ by two from the full one.
+    // A second node in a zone would make a skew of two to the full zone.
     assert_eq!(zones, ["eu-central-1a", "eu-central-1b"]);
     assert_eq!(answer.failures.len(), 4);
 }
@@ -513,7 +513,7 @@ async fn one_poll_reads_each_page_once() {
         .contains(&request.operation.as_str())),
         "watching reads and does nothing else"
     );
-    // Of the first thirty, whatever has come since.
+    // Pages of the first thirty nodes, regardless of later ones.
     let first_pages = requests
         .iter()
         .filter(|request| request.operation == "DescribeInstances")

@@ -1,4 +1,4 @@
-//! Every call that changes something x every fault: nothing is lost, nothing is doubled.
+//! Every mutating call with every fault: nothing is lost, nothing is created twice.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -36,7 +36,7 @@ async fn provision_whole(bench: &Bench, request: &ProvisionRequest) -> Vec<Node>
     .await
 }
 
-/// The instances of the ledger that this request made, which must be one a slot.
+/// Asserts that the ledger has exactly one instance per slot of this request.
 fn made_once(bench: &Bench, request: &ProvisionRequest, what: &str) {
     let made = bench
         .ec2()
@@ -106,7 +106,7 @@ async fn a_repeat_at_once_makes_nothing_twice_though_lists_are_behind() {
         if dies {
             bench.restart().await;
         }
-        // The list does not show them yet: only the token says that they were made.
+        // The list does not show them yet: only the token identifies them.
         let nodes = provision_whole(&bench, &request).await;
         one_each(&nodes, &request, "at once");
         made_once(&bench, &request, "at once");
@@ -182,7 +182,7 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
     let mut settings = Ec2Settings::default();
     settings.common.page_size = Some(5);
     let bench = Bench::emulated_with(settings, |settings| {
-        // The background reads would meet the faults.
+        // Background polls would consume the faults.
         settings.common.poll_interval_seconds = 3600.0;
         settings.common.pending_poll_interval_seconds = 3600.0;
     })
@@ -193,7 +193,7 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
             continue;
         }
         let control = bench.ec2().control();
-        // The first page is good, the second is not.
+        // The first page succeeds, the second one does not.
         control.fail_next("DescribeInstances", Fault::Stall(Duration::ZERO));
         control.fail_next("DescribeInstances", fault);
         let error = bench.discover(&bench.cluster).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! What a cluster needs before its nodes, from every half-made state.
+//! Infrastructure of a cluster, completed from every intermediate state.
 mod faults;
 
 use std::collections::BTreeSet;
@@ -128,7 +128,7 @@ async fn nodes_live_in_it_and_the_endpoint_follows_them(bench: Bench) {
     })
     .await;
 
-    // As long as nodes are in it, the network stays; moto lets go of it.
+    // The network cannot be deleted while nodes are in it; moto allows it.
     if !bench.is_moto() {
         let answer = bench.release().await.unwrap();
         assert!(answer.poll_after.is_some());
@@ -435,7 +435,7 @@ async fn what_is_there_twice_is_freed() {
         .iter()
         .find(|vpc| !vpc.tags().is_empty())
         .unwrap();
-    // As if an answer had been lost and nobody had waited.
+    // As if a response had been lost and the caller had not waited for the visibility delay.
     sdk.create_vpc()
         .cidr_block("10.20.0.0/20")
         .tag_specifications(

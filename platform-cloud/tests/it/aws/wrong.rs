@@ -1,4 +1,4 @@
-//! Bad input, and an account that others work in, too.
+//! Invalid input, and an account that is shared with other users.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -196,7 +196,7 @@ async fn new_keys_in_the_file_are_used_without_a_restart() {
     let bench = Bench::emulated(ec2).await;
     credentials(bench.directory.path(), "AKIAROTATED");
     bench.ec2().expire_credentials();
-    // The first refusal within the pause after the start reads nothing; a later one does.
+    // The reload interval ignores the first refusal after the start; a later one triggers a reload.
     until("the keys are read again", || async {
         let _ = bench.discover(&bench.cluster).await;
         bench.ec2().renew_credentials();
@@ -212,7 +212,7 @@ async fn a_clock_that_is_wrong_is_told_or_made_up_for() {
     let bench = Bench::emulator().await;
     let request = bench.request(1, Value::Null).await;
     bench.ec2().set_skew_ms(3_600_000);
-    // The SDK learns the difference from the answers that refuse it.
+    // The SDK learns the clock skew from the error responses.
     until("the difference is made up for", || async {
         match bench.provision(&request).await {
             Ok(answer) => (!answer.nodes.is_empty()).then_some(()),

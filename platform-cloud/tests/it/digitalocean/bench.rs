@@ -1,4 +1,4 @@
-//! A platform over the emulator, and short ways to call it.
+//! A platform on the emulator, and helpers to call it.
 
 use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
@@ -20,17 +20,17 @@ pub(crate) use drover_testing::platform::caller::{until, user_data};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A platform that can be dropped and opened again, on an emulated account.
+/// A platform on an emulated account that can be dropped and opened again.
 pub(crate) struct Bench {
     pub(crate) cloud: DigitalOcean,
     pub(crate) settings: Settings,
     pub(crate) server: Arc<PlatformServer>,
     caller: Caller,
-    /// Holds the file `token`.
+    /// Contains the file `token`.
     pub(crate) directory: Arc<TempDir>,
 }
 
-/// Settings for tests: quick, with one region and the size that the sample of Kadende asks for.
+/// Settings with short intervals, one region, and the size that the Kadende sample requests.
 pub(crate) fn settings(cloud: &DigitalOcean) -> (Settings, Arc<TempDir>) {
     let directory = tempfile::tempdir().unwrap();
     let token = directory.path().join("token");
@@ -73,7 +73,7 @@ impl Bench {
         Self::set(emulator, |_| ()).await
     }
 
-    /// With settings of the platform changed.
+    /// With changed settings of the platform.
     pub(crate) async fn set(
         emulator: DigitalOceanSettings,
         change: impl FnOnce(&mut Settings),
@@ -94,7 +94,7 @@ impl Bench {
         }
     }
 
-    /// The platform dies, and another one begins with nothing in memory.
+    /// The platform dies and another one starts with empty memory.
     pub(crate) async fn crash(&mut self) {
         self.server = Arc::new(serve(&self.settings).await.unwrap());
         self.caller.call(self.server.routes()).await;
@@ -104,12 +104,12 @@ impl Bench {
         self.request_of("db", count, to_struct(properties.as_object().unwrap()))
     }
 
-    /// What is wrong with a request.
+    /// The error of a request.
     pub(crate) async fn refusal(&self, request: &ProvisionRequest) -> drover_core::Error {
         self.provision(request).await.unwrap_err()
     }
 
-    /// As the orchestrator does it: what is unknown is sent again after `Limits.replay_delay`.
+    /// Retries like the orchestrator: unknown slots are sent again after `Limits.replay_delay`.
     pub(crate) async fn provision_until_known(
         &self,
         request: &ProvisionRequest,
@@ -125,20 +125,20 @@ impl Bench {
         .await
     }
 
-    /// The time after which what is unknown may be sent again.
+    /// Waits until unknown slots may be sent again.
     pub(crate) async fn replay_delay(&self) {
         let limits = self.platform.limits.as_ref().unwrap();
         tokio::time::sleep(limits.replay_delay.unwrap().try_into().unwrap()).await;
     }
 
-    /// Droplets that were made by requests, gone ones included.
+    /// Droplets created by requests, including deleted ones.
     pub(crate) fn made(&self) -> Vec<Made> {
         let mut made = self.cloud.ledger();
         made.retain(|made| !made.foreign);
         made
     }
 
-    /// That no slot was made twice, ever: a droplet has the tag of its request and the name of its slot.
+    /// Asserts that no slot was ever created twice: a droplet has the tag of its request and the name of its slot.
     pub(crate) fn assert_nothing_doubled(&self, what: &str) {
         let names = self.cloud.names();
         let mut seen = BTreeSet::new();
@@ -150,14 +150,14 @@ impl Bench {
         }
     }
 
-    /// Removes every node that is known, and asserts that no droplet is left.
+    /// Deletes all known nodes and asserts that no droplet is left.
     pub(crate) async fn assert_nothing_leaked(&self, what: &str) {
         self.remove_all(what, || self.made().iter().all(|made| made.gone))
             .await;
     }
 }
 
-/// A group's placement in these regions.
+/// Places a group in these regions.
 pub(crate) fn placed_in(request: &mut ProvisionRequest, regions: &[&str]) {
     let group = request.group.as_mut().unwrap();
     group.placement = Some(Placement {

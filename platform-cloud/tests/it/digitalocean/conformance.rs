@@ -1,4 +1,4 @@
-//! The conformance suite of platforms, directly and with every call checked against the published specification.
+//! The conformance suite of platforms, directly and with every call validated against the published specification.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -46,9 +46,9 @@ async fn conforms(bench: &Bench, fuzz_rounds: usize) {
     server.shutdown().await;
 }
 
-/// A droplet of somebody else in the region of the platform.
+/// A foreign droplet in the region of the platform.
 fn foreign(cloud: &DigitalOcean) -> (String, String) {
-    // One in each region.
+    // Creates one in each region.
     cloud.add_foreign(10);
     let here = cloud.machines().into_iter().rev();
     let made = here
@@ -80,7 +80,7 @@ async fn it_conforms_when_the_api_is_slow_to_make_to_show_and_to_remove() {
     conforms(&bench, 300).await;
 }
 
-/// A platform whose every call passes Prism.
+/// A platform whose calls all pass through Prism.
 async fn checked(emulator: DigitalOceanSettings) -> (Bench, Prism) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/prism");
     let published = specification(&folder, "digitalocean-v2-compute.json").unwrap();
@@ -140,7 +140,7 @@ async fn every_kind_of_call_and_refusal_fits_the_published_specification() {
         let change = bench.change(&nodes[0], change);
         bench.update(&change).await.unwrap();
     }
-    // Still being made: refused, looked into, tried again.
+    // Still being created: the deletion is refused, its actions are read, and it is retried.
     bench.deprovision(&bench.removal(&nodes[1])).await.unwrap();
     assert!(control.count("droplets.actions") > 0);
 

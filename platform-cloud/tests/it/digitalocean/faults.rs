@@ -1,5 +1,5 @@
-//! Every call that changes something meets every fault, with and without the platform dying at it: nothing is lost,
-//! nothing is doubled.
+//! Every mutating call with every fault, with and without a crash of the platform: nothing is lost, nothing is created
+//! twice.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use futures::{StreamExt, stream};
 
 use super::bench::{Bench, until};
 
-/// Time limit of a call.
+/// Timeout of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
-/// Accounts at a time.
+/// Maximum number of concurrent accounts.
 const AT_ONCE: usize = 8;
 
-/// Tries all of them, some at a time.
+/// Runs all futures, some of them concurrently.
 async fn try_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
     stream::iter(all)
         .buffer_unordered(AT_ONCE)
@@ -22,7 +22,7 @@ async fn try_all<F: Future<Output = ()>>(all: impl Iterator<Item = F>) {
         .await;
 }
 
-/// What goes wrong, and whether the platform dies then.
+/// All faults, each without and with a crash of the platform.
 fn circumstances() -> Vec<(Fault, bool)> {
     let faults = [
         Fault::refuse(422, "unprocessable_entity", "not today"),
@@ -33,7 +33,7 @@ fn circumstances() -> Vec<(Fault, bool)> {
         Fault::CutAnswer,
         Fault::Throttle { retry_after: None },
         Fault::Refused,
-        // Longer than the time limit of a call: it is done when nobody waits for it any more.
+        // Longer than the timeout of a call: it takes effect after the caller has given up.
         Fault::Stall(CALL_TIMEOUT + Duration::from_millis(500)),
     ];
     let both = |fault: Fault| [(fault.clone(), false), (fault, true)];
@@ -61,7 +61,7 @@ async fn creation(fault: Fault, dies: bool) {
     bench.replay_delay().await;
     let answer = bench.provision_until_known(&request).await;
     if final_refusal && !dies {
-        // One of two calls was refused for good. Nothing is made for its slots, however often they are asked for.
+        // One of two calls was refused permanently. Its slots stay failed, however often the request is repeated.
         let first = first.unwrap();
         assert_eq!(first.failures, answer.failures, "{what}");
         assert_eq!(answer.nodes.len() + answer.failures.len(), 12, "{what}");
@@ -72,7 +72,7 @@ async fn creation(fault: Fault, dies: bool) {
             "{what}"
         );
     }
-    // What the first attempt may still have under way is done by now.
+    // By now, pending effects of the first attempt have completed.
     tokio::time::sleep(Duration::from_millis(600)).await;
     let again = bench.provision_until_known(&request).await;
     let ids = |nodes: &[drover_proto::platform::v1::Node]| {
@@ -96,7 +96,7 @@ async fn no_fault_of_a_creation_loses_or_doubles_a_droplet() {
     .await;
 }
 
-/// Dies while the call is on its way, so that it is done after the next platform has begun.
+/// Dies while the call is in flight, so that it takes effect after the next platform has started.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_creation_that_outlives_its_platform_is_found_by_the_next_one() {
     let mut bench = Bench::with(DigitalOceanSettings {
@@ -123,7 +123,7 @@ async fn a_creation_that_outlives_its_platform_is_found_by_the_next_one() {
     bench.assert_nothing_leaked("late creation").await;
 }
 
-/// The droplets are not listed for a while; the request is sent again when they surely are.
+/// The droplets are not listed for a while; the request is retried once they are guaranteed to be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_answer_about_what_is_not_listed_yet_doubles_nothing() {
     let mut bench = Bench::with(DigitalOceanSettings {

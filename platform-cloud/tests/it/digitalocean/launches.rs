@@ -1,4 +1,4 @@
-//! What is asked for, and what becomes of it.
+//! Launch requests and their results.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -180,7 +180,7 @@ async fn what_happens_behind_our_back_is_seen() {
     let stopped = bench.until_phase(ids[1], NodePhase::Stopped).await;
     assert_eq!(stopped.message, "the droplet is powered off");
 
-    // Somebody takes its cluster away: it is nobody's any more, and is left alone.
+    // Removing the cluster tag by hand makes it foreign, and it is left alone.
     let cluster = bench.cluster.to_lowercase().replacen('c', "_43", 1);
     let tag = format!("drover:cluster:{cluster}");
     assert!(bench.cloud.retag_by_hand(ids[2], &[(&tag, None)]));
@@ -191,7 +191,7 @@ async fn what_happens_behind_our_back_is_seen() {
         .unwrap_err();
     assert_eq!(error.reason(), drover_core::Reason::NodeNotInCluster);
     assert_eq!(bench.cloud.machines().len(), 3, "nothing was deleted");
-    // And given back.
+    // The tag is restored.
     assert!(bench.cloud.retag_by_hand(ids[2], &[(&tag, Some(""))]));
     bench.until_phase(ids[2], NodePhase::Running).await;
     bench.assert_nothing_leaked("by hand").await;

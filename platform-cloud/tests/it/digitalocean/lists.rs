@@ -1,4 +1,4 @@
-//! Lists are whole, or they are errors.
+//! Lists are complete, or they are errors.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use drover_platform_cloud::{
 
 use super::bench::Bench;
 
-/// The account, read by nobody else.
+/// The account, without any other reader.
 async fn open(bench: &Bench) -> Arc<DigitalOcean> {
     bench.server.shutdown().await;
     digitalocean::open(bench.settings.clone()).await.unwrap()
@@ -39,7 +39,7 @@ async fn nodes_are_found_among_5000_droplets_of_others() {
     control.clear_requests();
     let listed = cloud.list(&Filter::All).await.unwrap();
     assert_eq!(control.count("droplets.list"), 26, "pages of 200");
-    // Each region has 500 of the others, and the platform is one region.
+    // Each region has 500 foreign droplets, and the platform is one region.
     assert_eq!(listed.machines.len(), 503);
     control.clear_requests();
     let cluster = Filter::Cluster(bench.cluster.clone());
@@ -49,7 +49,7 @@ async fn nodes_are_found_among_5000_droplets_of_others() {
     let all = bench.discover("").await.unwrap();
     assert_eq!(all.iter().filter(|node| node.slot.is_some()).count(), 3);
 
-    // None of theirs can be taken for one of ours.
+    // A foreign node cannot be mistaken for one of ours.
     let foreign = all.iter().find(|node| node.slot.is_none()).unwrap();
     let mut removal = bench.removal(&nodes[0]);
     removal.node_id.clone_from(&foreign.node_id);
@@ -81,7 +81,7 @@ async fn a_page_that_fails_makes_an_error_and_never_a_short_list() {
         assert_eq!(control.faults_left(), 0);
         assert_eq!(ids(&cloud).await, whole);
     }
-    // Throttling is no failure.
+    // Throttling is not a failure.
     let throttle = Fault::Throttle { retry_after: None };
     bench.cloud.control().fail_next("droplets.list", throttle);
     assert_eq!(ids(&cloud).await, whole);
@@ -91,7 +91,7 @@ async fn a_page_that_fails_makes_an_error_and_never_a_short_list() {
 async fn what_moves_to_another_page_while_it_is_read_is_not_lost() {
     let bench = Bench::new().await;
     bench.cloud.add_foreign(200);
-    // The first on the second page.
+    // The first item of the second page.
     let nodes = bench.make(1).await;
     bench.cloud.add_foreign(150);
     let cloud = open(&bench).await;
@@ -108,7 +108,7 @@ async fn what_moves_to_another_page_while_it_is_read_is_not_lost() {
         });
         control.wait_for("droplets.list", 2).await;
         assert!(bench.cloud.terminate_behind(&first));
-        // With another one made, the list is as long as before.
+        // With another one created, the list is as long as before.
         bench.cloud.add_foreign(also_made);
         let read = reading.await.unwrap();
         assert!(read.contains(&nodes[0].node_id), "also made: {also_made}");

@@ -1,4 +1,4 @@
-//! What people see when something is wrong names the cause and the way out.
+//! Errors name the cause and the remedy.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ async fn a_platform_that_cannot_work_does_not_open() {
     );
 
     let mut settings = bench.settings.clone();
-    // Nothing listens there.
+    // No server listens there.
     settings.endpoint = "http://127.0.0.1:1".to_owned();
     let error = fails_to_open(&settings).await;
     says(&error, Reason::Unavailable, "", &["cannot connect"]);
@@ -264,7 +264,7 @@ async fn no_capacity_and_no_quota_are_told_apart() {
     let error = bench.complaint(&bench.request(1)).await;
     says(&error, Reason::QuotaExceeded, "", &["5 droplets"]);
     assert_eq!(bench.made(), vec![]);
-    // What is sold elsewhere only is no capacity here, and is not asked for.
+    // A size that is only available elsewhere means no capacity here, and is not requested.
     bench.cloud.control().clear_requests();
     let error = bench
         .refusal(&bench.request_with(1, &json!({"instanceType": "s-8vcpu-16gb"})))
@@ -343,7 +343,7 @@ async fn calls_slow_down_before_the_hour_is_used_up() {
     )
     .await;
     let control = bench.cloud.control();
-    // A tenth is left.
+    // A tenth of the quota is left.
     control.wait_for(ANY, 37).await;
     let began = Instant::now();
     control.wait_for(ANY, 40).await;

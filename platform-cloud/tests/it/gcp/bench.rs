@@ -1,4 +1,4 @@
-//! One emulator, one platform on it, and short ways to call.
+//! An emulator, a platform on it, and helpers to call it.
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
@@ -19,10 +19,10 @@ use drover_testing::platform::caller::Caller;
 pub(crate) use drover_testing::platform::caller::until;
 use serde_json::Value;
 
-/// Longest time of a call: long enough for a busy machine, as a call that is late is a fault of its own.
+/// Timeout of a call: long enough for a busy machine, as a late call is a fault of its own.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// An emulator and a platform on it that can be dropped and opened again.
+/// An emulator, and a platform on it that can be dropped and opened again.
 pub(crate) struct Bench {
     pub(crate) gce: Gce,
     pub(crate) settings: Settings,
@@ -30,7 +30,7 @@ pub(crate) struct Bench {
     caller: Caller,
 }
 
-/// Settings for tests: quick, and for a project with three zones.
+/// Settings with short intervals, for a project with three zones.
 pub(crate) fn settings(gce: &Gce) -> Settings {
     let mut settings = Settings::emulated(gce.url());
     settings.common.calls_per_second = 2_000.0;
@@ -79,7 +79,7 @@ impl Bench {
         }
     }
 
-    /// The platform dies and another one is started: what it knew in memory is forgotten.
+    /// The platform dies and another one starts with empty memory.
     pub(crate) async fn crash(&mut self) {
         let new = serve(&self.settings).await.unwrap();
         let old = std::mem::replace(&mut self.server, Arc::new(new));
@@ -91,7 +91,7 @@ impl Bench {
         self.request_of("db", count, to_struct(properties.as_object().unwrap()))
     }
 
-    /// As the orchestrator does it: sends the request until nothing of it is unknown.
+    /// Retries like the orchestrator, until no slot is unknown.
     pub(crate) async fn provision_until_known(
         &self,
         request: &ProvisionRequest,
@@ -108,14 +108,14 @@ impl Bench {
         .await
     }
 
-    /// Machines that were made by requests, gone ones included.
+    /// Machines created by requests, including deleted ones.
     pub(crate) fn made(&self) -> Vec<Made> {
         let mut made = self.gce.ledger();
         made.retain(|made| !made.foreign);
         made
     }
 
-    /// That no slot was made twice, ever.
+    /// Asserts that no slot was ever created twice.
     pub(crate) fn assert_nothing_doubled(&self, what: &str) {
         let mut seen = std::collections::BTreeSet::new();
         for made in self.made() {
@@ -127,7 +127,7 @@ impl Bench {
         }
     }
 
-    /// Removes every node that is known, and asserts that no machine is left.
+    /// Deletes all known nodes and asserts that no machine is left.
     pub(crate) async fn assert_nothing_leaked(&self, what: &str) {
         self.remove_all(what, || self.made().iter().all(|made| made.gone))
             .await;

@@ -1,4 +1,4 @@
-//! Every call that changes something, with every fault: nothing is lost, nothing is made twice.
+//! Every mutating call with every fault: nothing is lost, nothing is created twice.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const WAIT: &str = "zoneOperations.wait";
 const DELETE: &str = "instances.delete";
 const LABELS: &str = "instances.setLabels";
 
-/// All faults that leave the outcome open or promise that nothing was done.
+/// All faults that leave the outcome open or guarantee that nothing was done.
 fn faults() -> Vec<(&'static str, Fault)> {
     vec![
         (
@@ -51,7 +51,7 @@ fn faults() -> Vec<(&'static str, Fault)> {
     ]
 }
 
-/// A few cases at a time, as each has an API and a platform of its own.
+/// Runs a few cases concurrently; each has its own API and platform.
 async fn all<F: Future<Output = ()>>(cases: impl IntoIterator<Item = F>) {
     stream::iter(cases)
         .buffer_unordered(4)
@@ -59,7 +59,7 @@ async fn all<F: Future<Output = ()>>(cases: impl IntoIterator<Item = F>) {
         .await;
 }
 
-/// What is made is invisible to lists for a while, as that is the harder case.
+/// New machines are invisible to lists for a while, which is the harder case.
 async fn bench() -> Bench {
     Bench::with(GceSettings {
         common: Common {
@@ -117,7 +117,7 @@ async fn a_look_at_an_operation_that_meets_any_fault_makes_each_machine_once() {
     all(cases).await;
 }
 
-/// The process is killed while a call is under way: its tasks end where they are.
+/// The process is killed while a call is in flight: its tasks end where they are.
 async fn killed(operation: &'static str, fault: Option<Fault>, what: &str) {
     let gce = Gce::start(GceSettings {
         common: Common {

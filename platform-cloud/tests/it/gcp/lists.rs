@@ -1,4 +1,4 @@
-//! Lists are whole or an error, and cost no more than they must.
+//! Lists are complete or an error, and cost no more calls than necessary.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ async fn every_machine_of_every_page_and_zone_is_listed() {
     let cloud = gcp::open(settings(&gce)).await.unwrap();
     gce.control().clear_requests();
     let listed = cloud.list(&Filter::All).await.unwrap();
-    // 6 zones in two regions: half of them are this platform's.
+    // 6 zones in two regions: half of the machines belong to this platform.
     assert_eq!(listed.machines.len(), 75);
     assert_eq!(
         gce.control().count(LIST),
@@ -70,7 +70,7 @@ async fn a_page_that_fails_half_way_is_an_error_and_never_a_short_list() {
     ];
     for fault in faults {
         for good in [0, 3, 7] {
-            // A stall of no time is no fault.
+            // A stall of zero duration has no effect.
             for _ in 0..good {
                 gce.control().fail_next(LIST, Fault::Stall(Duration::ZERO));
             }
@@ -143,7 +143,7 @@ async fn while_nothing_changes_each_poll_is_one_list_of_the_region() {
         .watch_nodes(drover_proto::platform::v1::WatchNodesRequest::default())
         .await;
     assert!(watch.is_ok());
-    // What was just made is looked at more often for a while; then all is quiet.
+    // New machines are polled more often for a while; then it is quiet.
     tokio::time::sleep(Duration::from_millis(500)).await;
     bench.gce.control().clear_requests();
     let began = tokio::time::Instant::now();

@@ -1,4 +1,4 @@
-//! What is wrong is said with its cause and the way out, and changes nothing.
+//! Errors name the cause and the remedy, and change nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -222,7 +222,7 @@ async fn everything_that_can_be_said_of_a_machine_reaches_it() {
     assert_eq!(node.labels["team.example/One"], "A_b.1");
 }
 
-/// The error of a request that must not reach an insert, checked only and for real.
+/// The error of a request that must not reach an insert, as a dry run and for real.
 async fn refused_before_any_insert(bench: &Bench, request: ProvisionRequest) -> Error {
     let dry = ProvisionRequest {
         validate_only: true,
@@ -305,7 +305,7 @@ async fn wrong_properties_are_refused_with_their_field_and_the_way_out() {
     let error = refused_before_any_insert(&bench, request).await;
     assert!(error.message().contains("262144"), "{error}");
 
-    // Networks are looked at by the insert alone.
+    // Networks are only validated by the insert.
     let request = bench.request_with(1, &json!({ "network": "nowhere" }));
     let error = bench.provision(&request).await.unwrap_err();
     assert_eq!(error.fields()[0].field, "group.properties.network");
@@ -421,7 +421,7 @@ async fn what_others_do_to_machines_is_seen() {
         drover_proto::platform::v1::DeprovisionState::Gone
     );
 
-    // Without its labels it is nobody's, so it is not ours to remove any more.
+    // Without its labels it is foreign, so we must not delete it.
     assert!(
         bench
             .gce
@@ -464,7 +464,7 @@ async fn another_clusters_node_is_left_alone() {
     removal.node_id.clone_from(&theirs.node_id);
     let error = bench.deprovision(&removal).await.unwrap_err();
     assert_eq!(error.reason(), Reason::NodeNotInCluster);
-    // The names of machines are no node ids.
+    // Machine names are not node ids.
     removal.node_id = bench.gce.instance(&theirs.node_id).unwrap()["name"]
         .as_str()
         .unwrap()

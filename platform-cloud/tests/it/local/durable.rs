@@ -1,4 +1,4 @@
-//! What outlives a platform, or a node: processes, removals, storage, records.
+//! State that outlives a platform or a node: processes, removals, storage, records.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -151,7 +151,7 @@ async fn retained_storage_is_attached_again_and_other_storage_goes_with_its_node
 
     let node = world.start(&with_storage("r3")).await.remove(0);
     let get = ["sh", "-c", "redis-cli -p $DROVER_PORT_CLIENT get key"];
-    // Its port is open before its data is read.
+    // Redis listens before it has loaded its data.
     until("the data is loaded", async || {
         let (answer, _) = exec(&world, &node, &get, &[]).await;
         !answer.starts_with("LOADING")
@@ -177,7 +177,7 @@ async fn storage_of_an_adopted_node_is_its_new_owner_s_for_good() {
     let error = refused(world.create(&stored("owner-2", "r2", 5)).await.remove(0));
     let in_use = format!("in use by node {}", node.node_id);
     assert!(error.message().contains(&in_use), "{error}");
-    // The former owner begins anew beside it.
+    // The former owner gets new, separate storage.
     let theirs = world.start(&stored("owner-1", "r3", 0)).await.remove(0);
     let key = world.retire(&node).await;
     let data = world.state().join("storage").join(&key).join("data");
@@ -206,7 +206,7 @@ async fn whoever_adopts_into_a_place_with_kept_storage_has_both_and_goes_on_with
     let node = world.start(&stored("owner-1", "r2", 0)).await.remove(0);
     let change = adoption("owner-2", 5);
     let node = world.driver.update(&target(&node), &change).await.unwrap();
-    // Not the earlier one either, while a node of that place is there.
+    // Not the earlier storage either, while a node with that ordinal exists.
     let error = refused(world.create(&stored("owner-2", "r3", 5)).await.remove(0));
     assert!(error.message().contains("in use by node"), "{error}");
     let adopted = world.retire(&node).await;
@@ -230,7 +230,7 @@ async fn storage_follows_its_adopted_node_although_that_could_not_be_written_at_
     fs::write(&volume, "{").unwrap();
     let change = adoption("owner-2", 5);
     let node = world.driver.update(&target(&node), &change).await.unwrap();
-    // Nothing is made beside what may be its own.
+    // No new storage is created while the existing one may belong to it.
     let error = refused(world.create(&stored("owner-2", "r2", 5)).await.remove(0));
     assert!(error.message().contains("volumes/db-0-"), "{error}");
     fs::write(&volume, before).unwrap();

@@ -1,4 +1,4 @@
-//! Commands beside a node, and its log.
+//! Commands in a node, and its log.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! How a node becomes ready, dies and is removed.
+//! Readiness, death and deletion of nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -124,7 +124,7 @@ async fn a_node_is_ready_when_it_says_so_and_hears_who_comes_changes_and_goes() 
     })
     .await;
 
-    // What changes while the platform is away is told when it is back.
+    // Changes during the platform's downtime are reported once it is back.
     let second = world.wait(&second.node_id, "running", running).await;
     let world = {
         let directory = world.stopped().await;
@@ -176,7 +176,7 @@ async fn a_killed_node_is_failed_within_moments_leaves_no_zombie_and_is_not_star
     .await;
     assert!(
         world
-            .news
+            .recorder
             .0
             .lock()
             .iter()
@@ -223,7 +223,7 @@ async fn deprovision_asks_first_and_leaves_nothing_behind() {
     assert!(!lives(pid(&nodes[0])) && !world.node_directory(&nodes[0]).exists());
     let confirmed = (nodes[0].node_id.clone(), Some(RemovalEvidence::Confirmed));
     until("the removal is told", async || {
-        world.news.0.lock().contains(&confirmed)
+        world.recorder.0.lock().contains(&confirmed)
     })
     .await;
     assert!(lives(pid(&nodes[1])));

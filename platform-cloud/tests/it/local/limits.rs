@@ -1,4 +1,4 @@
-//! What the nodes of a cluster take together. It is tried by root only, with the control groups of the kernel.
+//! Resource limits of a cluster. Only runs as root, with the kernel's control groups.
 
 use drover_platform_cloud::drivers::local::{ClusterLimits, Isolation, LocalDriver, Settings};
 use drover_proto::platform::v1::NodePhase;
@@ -21,7 +21,7 @@ fn limited(settings: &mut Settings) {
     };
 }
 
-/// The directories of the groups that a process is in and that are ours, as the kernel says.
+/// The directories of Drover's groups that a process is in, as reported by the kernel.
 fn groups(pid: u32) -> Vec<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let paths = text.lines().filter_map(|line| {
@@ -45,14 +45,14 @@ async fn what_one_cluster_takes_leaves_enough_to_the_others() {
         .start(&of("modest", request("sleeper", "r2", 1)))
         .await
         .remove(0);
-    // The nodes of a cluster are in one group, those of another one in another.
+    // Nodes of one cluster share a group, those of another cluster have another one.
     assert_eq!(groups(pid(&greedy[0])), groups(pid(&greedy[1])));
     assert_ne!(groups(pid(&greedy[0])), groups(pid(&other)));
 
     let many = "i=0; while [ $i -lt 100 ]; do sleep 60 & i=$((i+1)); done; wait";
     let (said, _) = shell(&world, &greedy[0], many).await;
     assert!(said.to_lowercase().contains("fork"), "{said}");
-    // Nor is there any by way of another node.
+    // Another node of the cluster cannot exceed the limit either.
     let (said, code) = shell(&world, &greedy[1], &format!("sleep 0 & {many}")).await;
     assert!(code != 0 || said.to_lowercase().contains("fork"), "{said}");
     let much = "head -c 300m /dev/zero | tail -c 200m | wc -c";

@@ -1,4 +1,4 @@
-//! What is made of a request, and what is refused before anything is made.
+//! Creation of nodes from requests, and refusals before anything is created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +47,7 @@ async fn a_program_that_a_script_needs_is_missed_before_anything_is_made() {
     assert!(world.nodes().await.is_empty());
 }
 
-/// What is said of a Redis at this address with these user data. `None`: it would be made.
+/// The refusal of a Redis with this listen address and user data. `None` if it would be created.
 async fn refusal_of_redis(host: &str, user_data: Option<&str>) -> Option<String> {
     let world = World::with(|settings| {
         settings.host = host.parse().unwrap();
@@ -78,7 +78,7 @@ async fn a_redis_that_others_reach_needs_a_password_and_what_is_none_is_refused(
     let said = refusal_of_redis("0.0.0.0", None).await.unwrap();
     assert!(said.contains("give the password of Redis"), "{said}");
     let odd = "is empty or has control characters";
-    // What is said depends on no content: why is told where any other one of its kind would be refused, too.
+    // The message does not depend on secret content: the reason is only given where every value of its kind is refused.
     let other = "its template fails because of what its secrets or its user data hold";
     for (user_data, why) in [
         ("", odd),
@@ -261,7 +261,7 @@ async fn a_process_gets_its_files_and_variables_and_none_of_the_platforms_own() 
             "{line} in {environment}"
         );
     }
-    // Cargo gives the test, and so the platform, many.
+    // Cargo sets many of them for the test, and thereby for the platform.
     assert!(!environment.contains("CARGO"), "{environment}");
     let settings = work.join("settings.conf");
     assert_eq!(fs::read_to_string(&settings).unwrap(), "secret hunter2");

@@ -1,4 +1,4 @@
-//! Clusters that share a machine, and must not reach each other. What needs root is tried by root only.
+//! Isolation between clusters that share a machine. Tests that need root are skipped otherwise.
 
 use std::{
     collections::BTreeMap,
@@ -43,7 +43,7 @@ pub(super) fn of(cluster: &str, mut request: ProvisionRequest) -> ProvisionReque
     request
 }
 
-/// What `/proc` says of a process.
+/// The fields of `/proc/PID/status`.
 fn status(pid: u32) -> BTreeMap<String, String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -87,10 +87,10 @@ async fn a_cluster_neither_reads_nor_ends_what_belongs_to_another() {
     let storage = storage.map(|entry| entry.unwrap().path()).next().unwrap();
     fs::write(storage.join("rows"), "let-me-in").unwrap();
 
-    // Inside, it does what it likes.
+    // Inside its own directory it may do anything.
     let (said, code) = shell(&world, &ours, "echo x > own && cat own && id -u").await;
     assert_eq!((said, code), (format!("x\n{}\n", uid(pid(&ours))), 0));
-    // Outside, nothing.
+    // Outside, it may do nothing.
     for path in [
         other.join("spec.json"),
         other.join("node.json"),
@@ -149,7 +149,7 @@ async fn neither_a_node_nor_a_command_in_it_has_a_capability_or_a_way_to_one() {
         assert_eq!(status["Groups"], "", "none of the platform's");
         assert_eq!(status["Uid"], held["Uid"]);
     }
-    // Of what means the platform's user, it is told nothing.
+    // It does not get the variables that refer to the platform's user.
     let (said, _) = shell(&world, &node, "echo $HOME; echo $USER").await;
     let home = world.node_directory(&node).join("data");
     assert_eq!(said, format!("{}\n\n", home.display()));
@@ -163,7 +163,7 @@ async fn variables_of_a_group_reach_no_program_of_the_platform() {
         return;
     }
     let world = separate();
-    // A library that is loaded writes a file, if it may.
+    // A preloaded library that writes a file, if it has the permission.
     let bait = open_directory();
     fs::set_permissions(bait.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let proof = bait.path().join("proof");
@@ -189,7 +189,7 @@ async fn variables_of_a_group_reach_no_program_of_the_platform() {
     });
     let node = world.start(&request).await.remove(0);
     let (said, _) = exec(&world, &node, &["sh"], &[]).await;
-    // The loader says that it cannot preload it: once, for the command, and never for what starts it.
+    // The loader fails to preload it once, for the command, and never for the launcher.
     let loaded = said.matches("no-library.so").count();
     assert_eq!(
         fs::read_to_string(&proof).unwrap(),
@@ -296,7 +296,7 @@ async fn a_platform_whose_clusters_share_a_user_says_so_or_does_not_start() {
     }
 }
 
-/// The process of a server that has another user than this one.
+/// A server process that runs as another user.
 struct Server(std::process::Child);
 
 impl Drop for Server {

@@ -1,4 +1,4 @@
-//! A local driver over a temporary state directory, and a look at the processes of this machine.
+//! A local driver with a temporary state directory, and inspection of the machine's processes.
 
 #![allow(
     dead_code,
@@ -38,10 +38,10 @@ use tokio::time::{Instant, sleep};
 /// The program that launches nodes.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_drover-platform-cloud");
 
-/// How long a condition may take on a busy machine.
+/// Timeout of a condition, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Processes for tests, beside the shipped ones.
+/// Templates for tests, in addition to the shipped ones.
 const TEST_CATALOGUE: &[EmbeddedFile] = &[
     EmbeddedFile {
         name: "index.yaml",
@@ -127,19 +127,19 @@ stopSignal: SIGINT
     },
 ];
 
-/// A driver over a temporary directory. Whatever it started is killed at the end, also when the test fails.
+/// A driver with a temporary directory. Its processes are killed at the end, even if the test fails.
 pub(crate) struct World {
     pub(crate) directory: Arc<TempDir>,
     pub(crate) driver: Arc<LocalDriver>,
     pub(crate) templates: Templates,
-    pub(crate) news: Arc<News>,
+    pub(crate) recorder: Arc<ChangeRecorder>,
 }
 
-/// What the driver told.
+/// Records the changes that the driver reports.
 #[derive(Default)]
-pub(crate) struct News(pub(crate) Mutex<Vec<(String, Option<RemovalEvidence>)>>);
+pub(crate) struct ChangeRecorder(pub(crate) Mutex<Vec<(String, Option<RemovalEvidence>)>>);
 
-impl Listener for News {
+impl Listener for ChangeRecorder {
     fn changed(&self, _: &str, node_id: &str) {
         self.0.lock().push((node_id.to_owned(), None));
     }
@@ -162,31 +162,31 @@ impl World {
         let mut settings = settings(directory.path());
         change(&mut settings);
         let driver = Arc::new(LocalDriver::open(settings).unwrap());
-        let news = Arc::new(News::default());
+        let recorder = Arc::new(ChangeRecorder::default());
         driver
             .live()
             .unwrap()
-            .connect(Changes::new(Arc::clone(&news) as Arc<dyn Listener>));
+            .connect(Changes::new(Arc::clone(&recorder) as Arc<dyn Listener>));
         Self {
             directory,
             driver,
             templates: test_templates(),
-            news,
+            recorder,
         }
     }
 
-    /// What a new platform process sees; the old one is gone.
+    /// Ends the platform and starts a new one on the same directory.
     pub(crate) async fn restarted(self) -> Self {
         Self::over(self.stopped().await, |_| {})
     }
 
-    /// Ends the platform; its nodes live on.
+    /// Ends the platform; its nodes keep running.
     pub(crate) async fn stopped(self) -> Arc<TempDir> {
         let directory = Arc::clone(&self.directory);
         let lock = self.state().join("lock");
         self.driver.shutdown().await;
         drop(self);
-        // Another test of this process may be starting a child, which holds a copy of the lock for a moment.
+        // Another test of this process may be forking a child, which holds a copy of the lock for a moment.
         let free = || {
             std::process::Command::new("flock")
                 .arg("-n")
@@ -213,7 +213,7 @@ impl World {
         self.driver.create(&batch).await
     }
 
-    /// Makes the nodes of a request and waits until each is ready.
+    /// Creates the nodes of a request and waits until each is ready.
     pub(crate) async fn start(&self, request: &ProvisionRequest) -> Vec<Node> {
         let mut nodes = Vec::new();
         for outcome in self.create(request).await {
@@ -272,13 +272,13 @@ impl World {
         self.driver.delete(&target(node), &options).await.unwrap()
     }
 
-    /// Removes a node and waits until it is gone.
+    /// Deletes a node and waits until it is gone.
     pub(crate) async fn remove(&self, node: &Node) {
         self.delete(node, Deletion::default()).await;
         self.gone(&node.node_id).await;
     }
 
-    /// Removes a node and keeps its storage. Answers the key of that.
+    /// Deletes a node and retains its storage. Returns the storage key.
     pub(crate) async fn retire(&self, node: &Node) -> String {
         let retain = Deletion {
             retain_storage: true,
@@ -299,10 +299,10 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Only the last one: a restarted platform has the same directory.
+        // Only the last user cleans up: a restarted platform has the same directory.
         if Arc::strong_count(&self.directory) == 1 {
             let state = self.state();
-            // Launchers may be on their way. Without their directory they leave.
+            // Launchers may be in progress. Without their directory they exit.
             let _ = fs::remove_dir_all(&state);
             for _ in 0..3 {
                 for pid in processes_of(&state).into_keys() {
@@ -310,7 +310,7 @@ impl Drop for World {
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // What limits clusters goes with their last process.
+            // The control groups of clusters are removed with their last process.
             for group in ["/sys/fs/cgroup/drover", "/sys/fs/cgroup/*/drover"] {
                 let empty = format!("rmdir {group}/* 2>/dev/null");
                 let _ = std::process::Command::new("sh")
@@ -327,8 +327,8 @@ pub(crate) fn settings(directory: &Path) -> Settings {
     settings
 }
 
-/// The program in a place that users of nodes may enter if they may enter this directory: a target directory may be below
-/// somebody's home.
+/// A copy of the program in a directory that node users can enter: the target directory may be below a private home
+/// directory.
 pub(crate) fn program_in(directory: &Path) -> PathBuf {
     let there = directory.join("drover-platform-cloud");
     if !there.exists() && fs::hard_link(PROGRAM, &there).is_err() {
@@ -394,7 +394,7 @@ pub(crate) fn stored(owner: &str, request_id: &str, ordinal: u32) -> ProvisionRe
     request
 }
 
-/// What makes a node that of another owner, in the same cluster and group.
+/// The change that passes a node to another owner, in the same cluster and group.
 pub(crate) fn adoption(owner: &str, ordinal: u32) -> Change {
     Change::Adopt(Box::new(Identity {
         owner: owner.to_owned(),
@@ -455,7 +455,7 @@ pub(crate) fn pid(node: &Node) -> u32 {
 }
 
 pub(crate) fn kill(pid: u32, signal: &str) {
-    // It may have gone by itself.
+    // It may have exited by itself.
     let _ = std::process::Command::new("kill")
         .args([&format!("-{signal}"), &pid.to_string()])
         .status();
@@ -466,7 +466,7 @@ pub(crate) async fn kill_off(pid: u32) {
     kill(pid, "KILL");
     until("a process that was killed is dead", async || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // Its state follows its name. A zombie only waits for its parent.
+        // The state follows the name. A zombie only waits for its parent.
         stat.rsplit_once(") ")
             .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
     })
@@ -477,7 +477,7 @@ pub(crate) fn phase(node: &Node) -> NodePhase {
     node.phase()
 }
 
-/// Removes what a test leaves in a directory, after its drivers are gone.
+/// Removes the state of a test from a directory, after its drivers are gone.
 pub(crate) fn clean(directory: &Path) {
     remove_all(&state(directory)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! A platform over the emulator, and short ways to call it.
+//! A platform on the emulator, and helpers to call it.
 
 use std::{collections::BTreeSet, ops::Deref, sync::Arc};
 
@@ -34,17 +34,17 @@ pub(crate) const SMALL: &str = "v1-small-x86";
 pub(crate) const NAMED_FIREWALL: &str = "2294c949-88f6-5390-8154-fa53d93a3313";
 pub(crate) const NAMED_MACHINE: &str = "e0ab02d2-27cd-5a5e-8efc-080ba80cf258";
 
-/// A platform that can be dropped and opened again, on an emulated metal-stack.
+/// A platform on an emulated metal-stack that can be dropped and opened again.
 pub(crate) struct Bench {
     pub(crate) metal: Metal,
     pub(crate) settings: Settings,
     pub(crate) server: Arc<PlatformServer>,
     caller: Caller,
-    /// Holds the token.
+    /// Contains the token.
     pub(crate) directory: Arc<TempDir>,
 }
 
-/// Settings for tests: quick, in one partition.
+/// Settings with short intervals, in one partition.
 pub(crate) fn settings(metal: &Metal) -> (Settings, Arc<TempDir>) {
     let directory = tempfile::tempdir().unwrap();
     let token = directory.path().join("token");
@@ -78,7 +78,7 @@ pub(crate) async fn serve(settings: &Settings) -> Result<PlatformServer> {
     PlatformServer::with_driver(Arc::new(driver), Templates::Anything)
 }
 
-/// Network, endpoint and firewall, as the CAPM sample asks for them but for the named machine.
+/// Network, endpoint and firewall as in the CAPM sample, but without the named machine.
 pub(crate) fn whole() -> InfrastructureSpec {
     InfrastructureSpec {
         network: Some(NetworkSpec::default()),
@@ -108,7 +108,7 @@ impl Bench {
         Self::set(emulator, |_| ()).await
     }
 
-    /// With settings of the platform changed.
+    /// With changed settings of the platform.
     pub(crate) async fn set(emulator: MetalSettings, change: impl FnOnce(&mut Settings)) -> Self {
         let metal = Metal::start(emulator).await.unwrap();
         let (mut settings, directory) = settings(&metal);
@@ -125,7 +125,7 @@ impl Bench {
         }
     }
 
-    /// The platform dies, and another one begins with nothing in memory.
+    /// The platform dies and another one starts with empty memory.
     pub(crate) async fn crash(&mut self) {
         self.server = Arc::new(serve(&self.settings).await.unwrap());
         self.caller.call(self.server.routes()).await;
@@ -155,7 +155,7 @@ impl Bench {
         request
     }
 
-    /// What is wrong with a request: it is refused as a whole, or its first slot fails.
+    /// The error of a request: it is refused as a whole, or its first slot fails.
     pub(crate) async fn refusal(&self, request: &ProvisionRequest) -> Error {
         match self.provision(request).await {
             Err(error) => error,
@@ -171,7 +171,7 @@ impl Bench {
         }
     }
 
-    /// As the orchestrator does it: what is unknown is sent again.
+    /// Retries like the orchestrator, until no slot is unknown.
     pub(crate) async fn provision_until_known(
         &self,
         request: &ProvisionRequest,
@@ -206,14 +206,14 @@ impl Bench {
         )
     }
 
-    /// What is wrong with infrastructure that is only checked.
+    /// The error of a dry run for infrastructure.
     pub(crate) async fn objection(&self, spec: &InfrastructureSpec) -> Error {
         let mut request = self.ensuring(spec);
         request.validate_only = true;
         told(self.infrastructure().ensure_infrastructure(request).await).unwrap_err()
     }
 
-    /// Ensures until it is ready, errors or not, as the orchestrator does.
+    /// Repeats ensure until it is ready, ignoring errors, as the orchestrator does.
     pub(crate) async fn ensure_whole(&self, spec: &InfrastructureSpec) -> InfrastructureState {
         until("the infrastructure is ready", || async {
             let answer = self.ensure(spec).await.ok()?;
@@ -233,7 +233,7 @@ impl Bench {
         told(self.infrastructure().release_infrastructure(request).await)
     }
 
-    /// Releases until nothing is left, errors or not.
+    /// Repeats release until nothing is left, ignoring errors.
     pub(crate) async fn release_whole(&self) {
         until("the infrastructure is gone", || async {
             let answer = self.release().await.ok()?;
@@ -250,21 +250,21 @@ impl Bench {
             .resources
     }
 
-    /// What was made by requests, gone things included.
+    /// Resources created by requests, including deleted ones.
     pub(crate) fn made(&self) -> Vec<Made> {
         let mut made = self.metal.ledger();
         made.retain(|made| !made.foreign && made.id != self.settings.private_network);
         made
     }
 
-    /// What was made of a kind and is still there.
+    /// Existing resources of a kind.
     pub(crate) fn living(&self, kind: &str) -> Vec<Made> {
         let mut made = self.made();
         made.retain(|made| !made.gone && made.kind == kind);
         made
     }
 
-    /// That no slot of a request and no resource of an owner was made twice, ever.
+    /// Asserts that no slot of a request and no resource of an owner was ever created twice.
     pub(crate) fn assert_nothing_doubled(&self, what: &str) {
         let mut seen = BTreeSet::new();
         for made in self.made() {
@@ -279,10 +279,10 @@ impl Bench {
         }
     }
 
-    /// That nothing is allocated any more, addresses included.
+    /// Asserts that nothing is allocated any more, including addresses.
     pub(crate) async fn assert_all_gone(&self, what: &str) {
         until(what, || async {
-            // Addresses go with time, which the API computes when it is asked.
+            // Addresses expire, which the emulator evaluates only when it is called.
             let _ = self.resources().await;
             let left: Vec<Made> = self.made().into_iter().filter(|made| !made.gone).collect();
             (left.is_empty() && self.metal.things().is_empty()).then_some(())
@@ -290,13 +290,13 @@ impl Bench {
         .await;
     }
 
-    /// Removes every node that is known, and asserts that nothing is left.
+    /// Deletes all known nodes and asserts that nothing is left.
     pub(crate) async fn assert_nothing_leaked(&self, what: &str) {
         self.assert_no_machine_leaked(what).await;
         self.assert_all_gone(what).await;
     }
 
-    /// Removes every node that is known, and asserts that no machine is left.
+    /// Deletes all known nodes and asserts that no machine is left.
     pub(crate) async fn assert_no_machine_leaked(&self, what: &str) {
         self.remove_all(what, || self.living("machine").is_empty())
             .await;

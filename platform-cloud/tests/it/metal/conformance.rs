@@ -1,4 +1,4 @@
-//! The conformance suite of platforms, directly and with every call checked against the published specification.
+//! The conformance suite of platforms, directly and with every call validated against the published specification.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -81,7 +81,7 @@ async fn it_conforms_with_an_hmac() {
     conforms(&bench, 50).await;
 }
 
-/// A platform whose every call passes Prism. `None`: `tests/run` has said that the specification is not here.
+/// A platform whose calls all pass through Prism. `None` if `tests/run` has reported that the specification is missing.
 async fn checked(emulator: MetalSettings) -> Option<(Bench, Prism)> {
     if std::env::var_os("DROVER_WITHOUT_METAL_SPEC").is_some() {
         return None;

@@ -1,5 +1,4 @@
-//! The defects of the metal-stack provider for Cluster API, by their numbers in our study of it, and that they are
-//! absent here.
+//! Known defects of the metal-stack provider for Cluster API, numbered as in our study of it; none of them exists here.
 
 use std::time::Duration;
 
@@ -97,7 +96,7 @@ async fn defect_4_addresses_and_networks_are_allocated_once_and_freed() {
 #[tokio::test]
 async fn defect_5_nothing_is_ever_searched_for_without_the_owner() {
     let bench = Bench::new().await;
-    // The only private network of the project is somebody else's.
+    // The only private network of the project belongs to another owner.
     bench.release_whole().await;
     bench.ensure_whole(&whole()).await;
     bench.release_whole().await;
@@ -135,7 +134,7 @@ async fn defect_5_nothing_is_ever_searched_for_without_the_owner() {
 async fn defect_6_a_firewall_can_be_freed_whatever_is_gone_already() {
     let bench = Bench::new().await;
     let state = bench.ensure_whole(&whole()).await;
-    // The address went by hand; nothing of it is needed to find the rest.
+    // The address was deleted by hand; the other resources are found without it.
     let endpoint = state
         .resources
         .iter()
@@ -172,7 +171,7 @@ async fn defect_7_an_error_of_any_call_is_an_error_and_no_panic() {
         assert!(bench.ensure(&whole()).await.is_err(), "{fault:?}");
         assert!(bench.release().await.is_err(), "{fault:?}");
         let removed = bench.deprovision(&bench.removal(&node)).await;
-        // Only the API's own 404 says that it is gone; it does not come from anything else.
+        // Only the API's own 404 means that it is gone; any other 404 does not.
         assert!(
             removed.is_err() || fault == Fault::refuse(404, "", ""),
             "{fault:?}"

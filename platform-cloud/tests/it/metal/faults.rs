@@ -1,4 +1,4 @@
-//! Every call that changes a machine, and every way in which it can fail: nothing is lost, nothing doubled.
+//! Every mutating call on a machine with every fault: nothing is lost, nothing is created twice.
 
 use drover_emulators::{Fault, Settings as Common, metal::MetalSettings};
 use drover_proto::platform::v1::{NodeChange, NodeRole};

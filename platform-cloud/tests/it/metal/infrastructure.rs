@@ -1,4 +1,4 @@
-//! Network, address and firewall of a cluster: made once and freed whole from every half-made state.
+//! Network, address and firewall of a cluster: created once, and released completely from every intermediate state.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use drover_proto::platform::v1::{
 
 use super::bench::{Bench, INTERNET, NAMED_FIREWALL, PARTITION, PROJECT, whole};
 
-/// The calls that change something, in the order in which Ensure and Release make them.
+/// The mutating calls, in the order in which Ensure and Release make them.
 const MAKING: [&str; 3] = ["network.allocate", "ip.allocate", "firewall.allocate"];
 const FREEING: [&str; 3] = ["machine.free", "ip.free", "network.free"];
 
@@ -130,11 +130,11 @@ async fn whatever_call_fails_and_however_it_ends_up_made_once_and_freed_whole() 
     }
 }
 
-/// After this many calls of any kind the API is gone, for as long as the platform lives.
+/// The API becomes unreachable after this many calls of any kind, for the lifetime of the platform.
 async fn killed_after(bench: &Bench, calls: usize, last: Option<Fault>) {
     let control = bench.metal.control();
     for _ in 0..calls {
-        // A stall of no time is no fault.
+        // A stall of zero duration has no effect.
         control.fail_next(drover_emulators::ANY, Fault::Stall(Duration::ZERO));
     }
     if let Some(last) = last {
@@ -265,7 +265,7 @@ async fn a_release_right_after_a_lost_answer_waits_until_nothing_can_be_hidden()
     }
 }
 
-/// Until the platform makes things at once.
+/// Waits until the platform creates things without delay.
 async fn until_settled(bench: &Bench) {
     super::bench::until("the platform has settled", || async {
         let state = bench.release().await.ok()?;

@@ -1,4 +1,4 @@
-//! What a machine is as a node: where it is, what it has, and what it becomes.
+//! Machines as nodes: placement, attributes and lifecycle.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a user sees when something is wrong: the cause, and the way out.
+//! Errors name the cause and the remedy.
 
 use drover_core::Reason;
 use drover_emulators::{
@@ -274,7 +274,7 @@ async fn no_room_and_no_quota_are_told_apart() {
 async fn what_somebody_does_behind_our_back_is_seen_and_nothing_of_others_is_freed() {
     let bench = Bench::new().await;
     let nodes = bench.make(3).await;
-    // Freed by hand, and allocated by somebody else at once.
+    // Freed by hand, and immediately allocated by another project.
     bench.metal.terminate_behind(&nodes[0].node_id);
     let taken = bench.metal.add_foreign(PROJECT, 300);
     assert!(taken.contains(&nodes[0].node_id));
@@ -309,7 +309,7 @@ async fn what_somebody_does_behind_our_back_is_seen_and_nothing_of_others_is_fre
             .iter()
             .any(|machine| machine.id == nodes[1].node_id)
     );
-    // Another cluster's node.
+    // The node of another cluster.
     let mut removal = bench.removal(&nodes[2]);
     removal.cluster_id = "another".to_owned();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What the specification says that a platform does.
+//! Behaviour of a platform required by the specification.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ fn ordinals(nodes: &[Node]) -> Vec<u32> {
     ordinals
 }
 
-/// A node of an orchestrator.
+/// The identity of a node with an orchestrator.
 fn managed(cluster: &str) -> Identity {
     Identity {
         owner: Uuid::new_v4().to_string(),
@@ -117,7 +117,7 @@ async fn the_written_specification_and_the_sdk_mean_the_same() {
     let hashes: HashSet<_> = nodes.iter().map(|node| &node.spec_hash).collect();
     assert_eq!((nodes.len(), hashes.len()), (3, 1));
     assert!(nodes.iter().all(|node| node.version == "4.2.1"));
-    // Without a version of its own, a group has that of the cluster.
+    // A group without a version uses that of the cluster.
     site.provision(&SPECIFICATION.replace(r#", "version": "4.2.1""#, ""))
         .await
         .made();
@@ -159,7 +159,7 @@ async fn discovery_lists_every_node_of_every_owner_and_health() {
     assert_eq!(foreign["node_id"], legacy.node_id);
     assert_eq!(foreign["node_class"], "", "the SDK requires it");
     assert!(foreign.get("node_group").is_none(), "{foreign}");
-    // Clients look for a transport in front of the first colon.
+    // Clients expect a transport before the first colon.
     assert_eq!(foreign["agent_address"], "http://address-unknown.invalid");
 
     site.simulated().kill(&ids[1], Death::Terminated);

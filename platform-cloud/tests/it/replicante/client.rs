@@ -1,4 +1,4 @@
-//! A server, and a client that knows nothing but HTTP.
+//! A server, and a plain HTTP client.
 
 pub(crate) use drover_testing::wait::holds as until;
 
@@ -16,7 +16,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A request as the SDK of Replicante sends it.
+/// A request as sent by Replicante's SDK.
 pub(crate) const SDK: &str = r#"{
   "cluster": {
     "attributes": {"mode": "replica-set", "tier": {"disk": "ssd", "size": 3}},
@@ -36,7 +36,7 @@ pub(crate) const SDK: &str = r#"{
   "provision": {"count": 2, "node_group_id": "data"}
 }"#;
 
-/// A request as the written specification has it.
+/// A request as in the written specification.
 pub(crate) const SPECIFICATION: &str = r#"{
   "cluster": {
     "attributes": {},
@@ -105,7 +105,7 @@ impl Site {
         self.server.simulated().unwrap()
     }
 
-    /// One request over HTTP/1.1.
+    /// Sends one request over HTTP/1.1.
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -125,7 +125,7 @@ impl Site {
         self.post("/provision", body).await
     }
 
-    /// Provisions under an idempotency key.
+    /// Provisions with an idempotency key.
     pub(crate) async fn keyed(&self, key: &str, body: &str) -> Answer {
         let headers = [
             ("content-type", "application/json; charset=utf-8"),
@@ -175,7 +175,7 @@ impl Answer {
         ids
     }
 
-    /// The body of an error, decoded as the SDK does it.
+    /// The body of an error, decoded as by the SDK.
     #[track_caller]
     pub(crate) fn refused(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.body);
@@ -207,7 +207,7 @@ pub(crate) async fn send(
     }
     head.push_str("\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
-    // A server that refuses what is too large need not read it to its end.
+    // A server that refuses a body for its size need not read it completely.
     let _ = stream.write_all(body).await;
     let mut answer = Vec::new();
     let end = stream.read_to_end(&mut answer).await;

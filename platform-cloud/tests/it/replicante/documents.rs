@@ -1,4 +1,4 @@
-//! Documents and requests that are wrong: what is wrong with them is said in the body that clients decode.
+//! Invalid documents and requests: the error is in the body that clients decode.
 
 use drover_platform::ReplicanteSettings;
 use drover_platform_cloud::{DriverSettings, Settings, drivers::simulated::SimulatedSettings};
@@ -119,7 +119,7 @@ async fn http_is_spoken_as_it_is() {
         answer.refused(405);
         assert!(answer.headers["allow"].contains(allow), "{path}");
     }
-    // A page of another origin can send these without asking.
+    // A page of another origin can send these without a CORS preflight.
     for kind in [
         None,
         Some("text/plain"),
@@ -187,7 +187,7 @@ async fn templates_are_chosen_by_store_version_and_merged_attributes() {
         })
         .to_string()
     };
-    // The attributes of the group extend and override those of the cluster, and take them away.
+    // The attributes of the group extend, override and remove those of the cluster.
     let sharded = json!({"mode": "sharded", "extra": "off"});
     let on = document("3.4", sharded.clone(), json!({"extra": "on"}));
     site.provision(&on).await.made();
@@ -197,7 +197,7 @@ async fn templates_are_chosen_by_store_version_and_merged_attributes() {
         body["error_cause"].as_str().unwrap().contains("3.4"),
         "{body}"
     );
-    // The first rule does not win by itself, and a template that does not go with the request is no server error.
+    // The first rule does not win by default, and a template that does not match the request is not a server error.
     let set = document("3.4", json!({"mode": "replica-set"}), json!({}));
     let body = site.provision(&set).await.refused(422);
     assert!(
@@ -207,7 +207,7 @@ async fn templates_are_chosen_by_store_version_and_merged_attributes() {
             .contains("no_such_attribute"),
         "{body}"
     );
-    // A missing template is said, not turned into an address that is not there.
+    // A missing template is reported, not turned into an address that does not exist.
     let unknown = document("5.0.1", sharded.clone(), json!({}));
     let body = site.provision(&unknown).await.refused(422);
     assert!(
@@ -220,7 +220,7 @@ async fn templates_are_chosen_by_store_version_and_merged_attributes() {
     assert_eq!(site.simulated().len(), 1);
 }
 
-/// Changes one place of a document.
+/// Changes a random place of a document.
 fn mutate(random: &mut fastrand::Rng, value: &mut Value) {
     let junk = [
         json!(null),

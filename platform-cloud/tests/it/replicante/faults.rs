@@ -1,4 +1,4 @@
-//! Backends that fail, and clients that repeat.
+//! Failing backends and retrying clients.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ async fn what_cannot_be_read_whole_is_an_error_and_no_short_list() {
     );
     site.send("GET", "/discover", &[], b"").await.refused(502);
     assert_eq!(site.discovered("orders").await.len(), 2);
-    // Without a look at what is there, nothing is made.
+    // Nothing is created if the existing nodes cannot be listed.
     backend.fail_next(
         Operation::List,
         Fault::Refuse(Error::unavailable("on fire")),
@@ -47,7 +47,7 @@ async fn what_cannot_be_read_whole_is_an_error_and_no_short_list() {
     assert_eq!(backend.len(), 2);
 }
 
-/// A backend that could not read something.
+/// A backend that could not read some items.
 struct Unreadable {
     inner: Arc<Simulated>,
     warning: Warning,
@@ -160,7 +160,7 @@ async fn a_request_with_a_key_can_be_repeated() {
         site.keyed(key, SDK).await.refused(400);
     }
 
-    // A node that was removed is not made again.
+    // A deleted node is not created again.
     let id = site.keyed("once", SDK).await.made();
     for id in &id {
         assert_eq!(site.deprovision("orders", id).await.status, 204);

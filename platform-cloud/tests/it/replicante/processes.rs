@@ -7,7 +7,7 @@ use crate::replicante::{
     local_support::{clean, processes_of, settings, state},
 };
 
-/// The built-in agent, which is what a cluster without a store runs.
+/// The built-in agent, which clusters without a store run.
 const AGENTS: &str = r#"{
   "cluster": {
     "cluster_id": "hello", "store": "", "store_version": "",

@@ -1,4 +1,4 @@
-//! What lists and watches show, and at what price.
+//! Contents and cost of lists and watches.
 
 use std::time::Duration;
 
@@ -183,7 +183,7 @@ async fn page_tokens_expire_and_pages_end_at_a_mebibyte() {
     );
 }
 
-/// Real time: 100,000 nodes through one watch.
+/// In real time: 100,000 nodes through one watch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_shows_all_of_many_nodes() {
     const CLUSTERS: u32 = 2_000;

@@ -1,4 +1,4 @@
-//! A server over simulated nodes, and what is asked of it.
+//! A server with simulated nodes, and helpers to call it.
 
 use std::{collections::BTreeMap, time::Duration};
 

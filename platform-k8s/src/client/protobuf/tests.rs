@@ -19,7 +19,7 @@ fn pod(name: &str) -> Vec<u8> {
     let (mut meta, mut pod) = (Vec::new(), Vec::new());
     put(&mut meta, 1, name.as_bytes());
     put(&mut meta, 11, b"\x0a\x01k\x12\x01v");
-    // A field that nobody reads.
+    // A field that is not decoded.
     put(&mut meta, 15, b"x");
     put(&mut pod, 1, &meta);
     pod
@@ -75,7 +75,7 @@ fn an_error_says_what_the_api_server_said() {
     put(&mut status, 3, b"too old");
     put(&mut status, 4, b"Expired");
     put(&mut status, 5, b"\x0a\x04db-1\x1a\x04pods\x28\x05");
-    // 410.
+    // Field `code`: 410.
     status.extend([6 << 3, 0x9a, 0x03]);
     let status: Status = object::<WireStatus>(wrapped(&status)).unwrap().into();
     assert_eq!((status.code, &*status.reason), (410, "Expired"));
@@ -98,7 +98,7 @@ fn bytes_that_are_no_objects_are_errors() {
         }
         body.truncate(random.usize(..=body.len()));
         let body = Bytes::from(body);
-        // Whatever comes of it.
+        // Any result is fine, as long as nothing panics.
         let _ = object::<<Pod as Readable>::Wire>(body.clone()).map(Pod::from);
         let _ = list::<Object>(body.clone());
         let _ = event(body);

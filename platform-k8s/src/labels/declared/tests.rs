@@ -161,7 +161,7 @@ fn a_change_touches_no_label_that_is_not_recorded() {
         ("drover.dev/label.team", None),
         ("drover.dev/label.app", set("door")),
         ("drover.dev/label.old", None),
-        // It was allowed when it was put there, and is not any more.
+        // It was allowed when it was set, but is not any more.
         ("tier", None),
         ("drover.dev/label.tier", set("2")),
     ]

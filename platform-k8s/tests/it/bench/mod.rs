@@ -1,4 +1,4 @@
-//! A platform over the rig, in a namespace of its own and behind a proxy of its own, and short ways to call it.
+//! A platform over the rig, in its own namespace and behind its own proxy, with helpers to call it.
 #![allow(dead_code, reason = "every test binary uses its own part of it")]
 
 use std::{
@@ -42,7 +42,7 @@ fn catalogue() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/bench/catalogue")
 }
 
-/// A platform with everything below it.
+/// A platform, with the API server and the proxy below it.
 pub(crate) struct Bench {
     pub(crate) rig: &'static Rig,
     pub(crate) namespace: Namespace,
@@ -56,7 +56,6 @@ pub(crate) struct Bench {
     sequence: AtomicU64,
 }
 
-/// Settings for one namespace.
 pub(crate) fn settings(namespace: &str) -> Settings {
     Settings {
         namespaces: vec![namespace.to_owned()],
@@ -114,7 +113,7 @@ impl Bench {
         bench
     }
 
-    /// Waits until every watch runs, so that what follows is about what follows.
+    /// Waits until every watch is running, so that a test sees only its own changes.
     async fn settled(&self) {
         self.proxy().watches().until_running("pods").await;
         until("the platform lists", || async {
@@ -131,7 +130,7 @@ impl Bench {
         Arc::clone(&self.server.lock())
     }
 
-    /// A platform that died is followed by another one over the same API server. Nothing of the one before reaches it
+    /// Replaces a platform that died by another one over the same API server. Nothing of the old one reaches the server
     /// any more.
     pub(crate) async fn reborn(&self) {
         self.proxy().die();
@@ -142,7 +141,7 @@ impl Bench {
         self.settled().await;
     }
 
-    /// After a fault: no more faults, and a new platform if this one died.
+    /// After a fault: removes all faults, and starts a new platform if this one died.
     pub(crate) async fn recover(&self, fault: &Fault) {
         self.proxy().heal();
         if fault.kills() {
@@ -167,7 +166,7 @@ impl Bench {
         }
     }
 
-    /// A request for nodes of a store of the catalogue here.
+    /// A request for nodes of a store in the test catalogue.
     pub(crate) async fn request(&self, store: &str, count: u32) -> ProvisionRequest {
         let first = self.ordinals.fetch_add(count, Ordering::Relaxed);
         let mut request = requests::provision(
@@ -190,7 +189,7 @@ impl Bench {
         told(self.client().provision(request.clone()).await)
     }
 
-    /// Makes nodes, in the order of their indexes.
+    /// Creates nodes, and returns them in the order of their indexes.
     pub(crate) async fn make(&self, store: &str, count: u32) -> (ProvisionRequest, Vec<Node>) {
         let request = self.request(store, count).await;
         let answer = self.provision(&request).await.unwrap();
@@ -228,7 +227,7 @@ impl Bench {
         }
     }
 
-    /// Why a request fails, which makes nothing.
+    /// The error of a request that creates nothing.
     pub(crate) async fn refused(&self, request: &ProvisionRequest) -> Error {
         refusal(self.provision(request).await)
     }
@@ -239,12 +238,11 @@ impl Bench {
         told(self.client().deprovision(request).await)
     }
 
-    /// Changes a node, and answers it.
     pub(crate) async fn update(&self, request: &UpdateNodeRequest) -> Result<Node> {
         updated(self.client(), request).await
     }
 
-    /// Asks until the node is gone, whatever fails on the way.
+    /// Repeats the removal until the node is gone, whatever fails on the way.
     pub(crate) async fn remove(&self, node: &Node, what: &str) {
         let end = tokio::time::Instant::now() + PATIENCE;
         loop {
@@ -263,7 +261,7 @@ impl Bench {
         }
     }
 
-    /// Removes every node of ours that is listed, and waits until nothing at all is left in the namespace.
+    /// Removes every node of ours that is listed, and waits until the namespace is empty.
     pub(crate) async fn clean(&self, what: &str) {
         let nodes = self.nodes().await;
         join_all(nodes.iter().map(|node| self.remove(node, what))).await;
@@ -271,7 +269,7 @@ impl Bench {
         assert_eq!(self.nodes().await, vec![], "{what}");
     }
 
-    /// The nodes of the cluster, terminated ones excepted.
+    /// The nodes of the cluster, except terminated ones.
     pub(crate) async fn nodes(&self) -> Vec<Node> {
         self.list(&self.cluster).await.unwrap().0
     }
@@ -281,14 +279,14 @@ impl Bench {
         nodes.into_iter().find(|node| node.node_id == id)
     }
 
-    /// Nodes (of all clusters if there is no name) and warnings.
+    /// Nodes and warnings. An empty name selects all clusters.
     pub(crate) async fn list(&self, cluster: &str) -> Result<(Vec<Node>, Vec<Warning>)> {
         let (mut nodes, warnings) = list(self.client(), cluster).await?;
         nodes.retain(|node| node.phase() != NodePhase::Terminated);
         Ok((nodes, warnings))
     }
 
-    /// Waits until all nodes of the cluster run.
+    /// Waits until all nodes of the cluster are running.
     pub(crate) async fn until_running(&self) -> Vec<Node> {
         until("the nodes run", || async {
             let nodes = self.nodes().await;
@@ -315,7 +313,7 @@ impl Bench {
     }
 }
 
-/// How many things there are of each kind, those that controllers make of others excepted.
+/// Number of objects by kind, except those that controllers derive from others.
 pub(crate) fn kinds(things: &[Thing]) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for thing in things {
@@ -331,7 +329,7 @@ pub(crate) fn kinds(things: &[Thing]) -> BTreeMap<String, usize> {
     kinds
 }
 
-/// Asserts that every slot has one node.
+/// Asserts that every slot has exactly one node.
 pub(crate) fn one_each(nodes: &[Node], request: &ProvisionRequest, what: &str) {
     let made = |node: &&Node| {
         let slot = node.slot.as_ref();
@@ -344,7 +342,7 @@ pub(crate) fn one_each(nodes: &[Node], request: &ProvisionRequest, what: &str) {
     assert_eq!(indexes.len(), distinct.len(), "{what}: no slot has two");
 }
 
-/// Attributes of a group.
+/// Sets the attributes of a group.
 pub(crate) fn attributes(request: &mut ProvisionRequest, value: Value) {
     let Value::Object(value) = value else {
         panic!("attributes are an object")

@@ -1,4 +1,4 @@
-//! Making and removing without the server around it, behind a proxy that counts and fails.
+//! Creation and removal without the server layer, behind a proxy that counts calls and injects faults.
 #![allow(dead_code, reason = "every test binary uses its own part of it")]
 
 use std::{path::Path, sync::Arc};
@@ -30,7 +30,7 @@ pub(crate) fn rig() -> &'static Rig {
     Rig::shared(Options::kwok(3))
 }
 
-/// Remembers nothing, so that everything is read.
+/// Caches nothing, so that everything is read.
 struct Nobody;
 
 impl Nodes for Nobody {
@@ -69,7 +69,7 @@ impl Direct {
         Self::over(rig(), change).await
     }
 
-    /// What exists, but for what controllers derive from services: that comes and goes a moment later.
+    /// All objects, except those that controllers derive from services, which appear and disappear with a delay.
     pub(crate) async fn everything(&self) -> Vec<Thing> {
         let mut things = self.namespace.everything().await;
         things.retain(|it| !it.resource.starts_with("endpoint"));
@@ -139,13 +139,13 @@ impl Direct {
         }
     }
 
-    /// Makes all slots of a request by a template.
+    /// Creates all slots of a request from a template.
     pub(crate) async fn make(&self, request: &ProvisionRequest, template: &str) -> Vec<Outcome> {
         let (batch, _caller) = batch(request, &of_text(template));
         self.creator.create(&batch).await
     }
 
-    /// Makes one node.
+    /// Creates one node.
     pub(crate) async fn one(&self, template: &str) -> Node {
         let request = self.request(1);
         made(self.make(&request, template).await).remove(0)
@@ -182,7 +182,7 @@ impl Direct {
         Ok(deleted.state)
     }
 
-    /// Asks until it is gone, and expects nothing to be left in the namespace.
+    /// Deletes the node until it is gone, and expects an empty namespace.
     pub(crate) async fn gone(&self, node: &Node) {
         until("the node is gone", || async {
             let state = self.delete(node).await.unwrap();
@@ -191,7 +191,7 @@ impl Direct {
         .await;
     }
 
-    /// Names of what exists of a resource.
+    /// Names of the objects of a resource.
     pub(crate) async fn names(&self, resource: &str) -> Vec<String> {
         let all = self.namespace.list(resource).await;
         all.iter()
@@ -223,7 +223,7 @@ pub(crate) fn batch(request: &ProvisionRequest, templates: &Templates) -> (Batch
     (batch, caller)
 }
 
-/// A catalogue of one template.
+/// A catalogue with a single template.
 pub(crate) fn of_text(template: &str) -> Templates {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
@@ -248,7 +248,7 @@ pub(crate) fn target(node: &Node) -> Target {
     }
 }
 
-/// The nodes, if all were made.
+/// The nodes; panics unless all were created.
 pub(crate) fn made(outcomes: Vec<Outcome>) -> Vec<Node> {
     outcomes
         .into_iter()
@@ -267,7 +267,7 @@ pub(crate) fn failed(mut outcomes: Vec<Outcome>) -> drover_core::Error {
     }
 }
 
-/// The error of the only slot, of which nothing is known.
+/// The error of the only slot, whose outcome is unknown.
 pub(crate) fn unknown(mut outcomes: Vec<Outcome>) -> drover_core::Error {
     match outcomes.remove(0) {
         Outcome::Unknown(error) => error,
@@ -284,7 +284,7 @@ spec:
   containers: [{name: main, image: "example.invalid/main:1"}]
 "#;
 
-/// A pod before what it refers to, of four kinds.
+/// A pod listed before the objects that it refers to, of four kinds.
 pub(crate) const SET: &str = r#"
 apiVersion: v1
 kind: Pod

@@ -1,4 +1,4 @@
-//! An admission webhook: a small HTTPS server that allows, refuses or says nothing.
+//! An admission webhook: a small HTTPS server that allows, denies or never answers.
 
 use std::{
     convert::Infallible,
@@ -20,24 +20,24 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 use drover_testing::kubernetes::{Namespace, until};
 
-/// What it says of everything.
+/// Its response to every review.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict {
     Allow,
     Deny(&'static str),
-    /// Dry runs are allowed.
+    /// Denies creations, but allows dry runs.
     DenyKept(&'static str),
     Silence,
 }
 
 pub(crate) struct Webhook {
-    state: Arc<State>,
+    state: Arc<WebhookState>,
     certificate: String,
     port: u16,
     task: JoinHandle<()>,
 }
 
-struct State {
+struct WebhookState {
     verdict: Mutex<Verdict>,
     asked: AtomicUsize,
 }
@@ -60,7 +60,7 @@ impl Webhook {
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let state = Arc::new(State {
+        let state = Arc::new(WebhookState {
             verdict: Mutex::new(verdict),
             asked: AtomicUsize::new(0),
         });
@@ -74,7 +74,7 @@ impl Webhook {
                         return;
                     };
                     let answers = service_fn(move |request| answer(Arc::clone(&state), request));
-                    // How it ends is the API server's affair.
+                    // The API server handles failed connections.
                     let _ = http1::Builder::new()
                         .serve_connection(TokioIo::new(stream), answers)
                         .await;
@@ -94,12 +94,12 @@ impl Webhook {
         *self.state.verdict.lock() = verdict;
     }
 
-    /// How often it was asked.
+    /// Number of reviews.
     pub(crate) fn asked(&self) -> usize {
         self.state.asked.load(Ordering::Relaxed)
     }
 
-    /// Has the API server ask it before it makes pods in a namespace. Waits until it does.
+    /// Registers it for the creation of pods in a namespace. Waits until the API server calls it.
     pub(crate) async fn register(&self, namespace: &Namespace) {
         let bundle = k8s_openapi::ByteString(self.certificate.clone().into_bytes());
         let url = format!("https://127.0.0.1:{}/validate", self.port);
@@ -122,7 +122,7 @@ impl Webhook {
         });
         let path = format!("{}?dryRun=All", namespace.path("pods"));
         until("the webhook is asked", || async {
-            // What it says is its own affair.
+            // The verdict does not matter here.
             let _ = namespace.raw.create(&path, &probe).await;
             (self.asked() > 0).then_some(())
         })
@@ -131,7 +131,7 @@ impl Webhook {
 }
 
 async fn answer(
-    state: Arc<State>,
+    state: Arc<WebhookState>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request

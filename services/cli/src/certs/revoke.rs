@@ -1,4 +1,4 @@
-//! Certificates that are revoked: an index beside the authority, and the list (CRL) that servers read.
+//! Revoked certificates: an index beside the authority, and the list (CRL) that servers read.
 
 use std::{
     fs,
@@ -19,13 +19,13 @@ use crate::{
     output,
 };
 
-/// File with what is revoked, a line each: serial number, time in seconds since 1970, what the certificate said.
+/// File with the revoked certificates, one per line: serial number, time in seconds since 1970, identity.
 const INDEX: &str = "revoked.txt";
-/// File with the list.
+/// File with the CRL.
 pub(super) const LIST: &str = "crl.pem";
 const HEAD: &str = "# Revoked certificates: serial number, seconds since 1970, whose it was. drover certs writes it.\n";
 
-/// What is revoked.
+/// The revoked certificates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index(Vec<Entry>);
 
@@ -37,7 +37,7 @@ struct Entry {
 }
 
 impl Index {
-    /// The index in a directory; empty if it has none.
+    /// Reads the index in a directory; empty if there is none.
     fn read(directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(INDEX);
         let text = match fs::read_to_string(&path) {
@@ -52,7 +52,7 @@ impl Index {
         let lines = text.lines().enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let entries = lines.map(|(at, line)| {
-            // A line that is left out would let somebody in again.
+            // Skipping a line would admit a revoked certificate again.
             Entry::parse(line).with_context(|| {
                 format!(
                     "line {} of {} cannot be read; expected SERIAL TIME NAME",
@@ -64,7 +64,7 @@ impl Index {
         Ok(Self(entries.collect::<anyhow::Result<_>>()?))
     }
 
-    /// The index beside a certificate, or in a directory of them.
+    /// Reads the index beside a certificate, or in a directory of certificates.
     pub(super) fn beside(path: &Path) -> anyhow::Result<Self> {
         let parent = path.parent().unwrap_or(Path::new("."));
         Self::read(if path.is_dir() { path } else { parent })
@@ -74,7 +74,6 @@ impl Index {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// Whether a certificate is revoked.
     pub(super) fn holds(&self, certificate: &Certificate) -> bool {
         self.0
             .iter()
@@ -115,7 +114,7 @@ impl Entry {
     }
 }
 
-/// Writes certificates down as revoked, and makes a new list.
+/// Records certificates as revoked, and writes a new list.
 pub(super) fn revoke(certificates: &[String], args: &CertsListArgs) -> Outcome {
     let issuer = issuer(&args.dir)?;
     let authority = Certificate::read_file(&args.dir.join("ca.pem"))
@@ -145,18 +144,18 @@ pub(super) fn revoke(certificates: &[String], args: &CertsListArgs) -> Outcome {
             index.0.push(Entry {
                 serial: certificate.serial.clone(),
                 time: now(),
-                // One line, whatever a certificate says.
+                // A single line, whatever the certificate contains.
                 whose: whose.chars().filter(|c| !c.is_control()).collect(),
             });
         }
         output::line(&format!("revoked {}   {whose}", path.display()))?;
     }
-    // First what cannot be had again.
+    // The index goes first, as it cannot be restored.
     index.write(&args.dir)?;
     sign(&index, &issuer, args)
 }
 
-/// Makes a new list of what is revoked.
+/// Writes a new list of the revoked certificates.
 pub(super) fn list(args: &CertsListArgs) -> Outcome {
     let issuer = issuer(&args.dir)?;
     sign(&Index::read(&args.dir)?, &issuer, args)
@@ -171,7 +170,7 @@ fn issuer(directory: &Path) -> anyhow::Result<Issuer<'static, KeyPair>> {
     })
 }
 
-/// A name of a certificate in the directory, or a file.
+/// Resolves the name of a certificate in the directory, or a file.
 fn file_of(name: &str, directory: &Path) -> Result<PathBuf, Failure> {
     let path = PathBuf::from(name);
     let there = directory.join(format!("{name}.pem"));
@@ -200,7 +199,7 @@ fn sign(index: &Index, issuer: &Issuer<'static, KeyPair>, args: &CertsListArgs) 
     let params = CertificateRevocationListParams {
         this_update: (now - BEFORE).into(),
         next_update: end.into(),
-        // Rises from list to list.
+        // Increases from list to list.
         crl_number: SerialNumber::from(u64::try_from(since(now).as_millis()).unwrap_or(u64::MAX)),
         issuing_distribution_point: None,
         revoked_certs: revoked.collect(),
@@ -222,7 +221,7 @@ fn sign(index: &Index, issuer: &Issuer<'static, KeyPair>, args: &CertsListArgs) 
     Ok(Exit::Done)
 }
 
-/// Puts a file in place at once: servers read it at any time.
+/// Replaces a file atomically: servers read it at any time.
 fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");

@@ -1,4 +1,4 @@
-//! What the command line accepts and refuses.
+//! Command lines that are accepted and rejected.
 
 use std::time::Duration;
 

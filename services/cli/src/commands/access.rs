@@ -1,4 +1,4 @@
-//! `logs` and `exec`: into a node, through its platform.
+//! `logs` and `exec`: access to a node through its platform.
 
 use std::{
     io::{IsTerminal, Read, Write, stderr, stdin, stdout},
@@ -24,9 +24,9 @@ use crate::{
     output::Visible,
 };
 
-/// Largest piece of a stream, as the contract says.
+/// Maximum size of a chunk, as the API defines it.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Pieces of input that may wait to be sent.
+/// Maximum number of input chunks waiting to be sent.
 const INPUT_QUEUE: usize = 4;
 
 pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
@@ -56,7 +56,7 @@ pub(crate) async fn logs(client: &Client, args: LogsArgs) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// Where what a node says goes: as it is to files and programs, without what a terminal would obey to people.
+/// Writes the output of a node: unchanged to files and programs, without control sequences to a terminal.
 struct Output<W> {
     out: W,
     visible: Option<Visible>,
@@ -70,7 +70,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    /// Whether there is still somebody who reads.
+    /// Returns whether the output is still open.
     fn write(&mut self, chunk: Option<Chunk>) -> Outcome<bool> {
         let bytes = match chunk.and_then(|chunk| chunk.content) {
             Some(chunk::Content::Data(data)) => data,
@@ -86,7 +86,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    /// What was held back because more might have come.
+    /// Writes the text that was held back because it might have been incomplete.
     fn finish(&mut self) -> Outcome<bool> {
         let rest = self.visible.as_mut().map(Visible::finish);
         self.put(rest.unwrap_or_default().as_bytes())
@@ -101,7 +101,7 @@ impl<W: Write> Output<W> {
     }
 }
 
-/// Runs a command inside a node. The exit code is the command's own.
+/// Runs a command inside a node. Returns the exit code of the command.
 pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Failure> {
     let (cluster, id) = target::node(&args.node)?;
     let tty = args.tty && stdin().is_terminal();
@@ -129,7 +129,7 @@ pub(crate) async fn exec(client: &Client, args: ExecArgs) -> Result<ExitCode, Fa
         let sender = sender.clone();
         std::thread::spawn(move || send_input(&sender));
     }
-    // The sender stays open without input, so that the server decides when the call ends.
+    // Without input the sender stays open, so that the server decides when the call ends.
     let result = receive(client, receiver, tty).await;
     drop(sender);
     drop(raw);
@@ -148,7 +148,7 @@ async fn receive(
                 .exec_node(ReceiverStream::new(receiver), CALL_TIMEOUT),
         )
         .await?;
-    // Who asks for a terminal gets all that the program does with it.
+    // With -t the control sequences of the program are passed on.
     let mut out = Output::new(stdout(), stdout().is_terminal() && !tty);
     let mut err = Output::new(stderr(), stderr().is_terminal() && !tty);
     while let Some(output) = stream.next().await {
@@ -172,7 +172,7 @@ async fn receive(
     ))
 }
 
-/// Sends standard input. Blocks in reading, so it has a thread of its own that the process does not wait for.
+/// Sends standard input. Reading blocks, so it runs on a thread of its own, which the process does not wait for.
 fn send_input(sender: &mpsc::Sender<ExecNodeRequest>) {
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
@@ -203,7 +203,7 @@ fn terminal_size() -> Option<TerminalSize> {
     })
 }
 
-/// A terminal that passes everything on; as before when dropped.
+/// A terminal in raw mode. Dropping it restores the previous mode.
 struct RawTerminal(Termios);
 
 impl RawTerminal {
@@ -218,7 +218,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that is gone.
+        // Fails only if the terminal is gone.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
     }
 }

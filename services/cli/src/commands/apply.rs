@@ -1,4 +1,5 @@
-//! `apply` and what `dev` and `plan` share with it: everything is checked first, nothing is applied unless all is right.
+//! `apply`, and the parts that it shares with `dev` and `plan`: all documents are checked first, and nothing is applied
+//! unless all are valid.
 
 use std::{
     io::{self, BufRead, IsTerminal, Write},
@@ -20,7 +21,6 @@ use crate::{
     output,
 };
 
-/// How documents are applied.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) expect_generation: Option<u64>,
@@ -54,7 +54,7 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
                 &answer.warnings,
             );
             let plan = answer.plan.as_ref();
-            // What is taken over or goes is read before it happens.
+            // Adoptions and removals are shown before they happen.
             if let Some(plan) = plan.filter(|plan| args.adopt || report::Tally::of(plan).removes())
             {
                 output::print(&report::plan(plan, &[], SystemTime::now()))?;
@@ -87,7 +87,7 @@ pub(crate) async fn run(client: &Client, args: ApplyArgs) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// Reads and decodes files. Every error is printed; the orchestrator is asked for its platforms, if it answers.
+/// Reads and decodes files, and prints all diagnostics. Platform names are checked if the orchestrator answers.
 pub(crate) async fn read(client: &Client, filenames: &[String]) -> Outcome<Objects> {
     let manifests = Manifests::read(filenames)?;
     let registered = client.list_platforms().await;
@@ -121,8 +121,8 @@ fn secret_is_coming(error: &Error, objects: &Objects) -> bool {
         })
 }
 
-/// Checks every document with the orchestrator and stores nothing. Answers what would become of each cluster; nothing
-/// for one whose secret is only in the file.
+/// Checks every document with the orchestrator without storing anything. Returns the outcome for each cluster; `None`
+/// for a cluster whose secret only exists in the files.
 pub(crate) async fn check(
     client: &Client,
     objects: &Objects,
@@ -166,12 +166,12 @@ pub(crate) async fn check(
     Ok(planned)
 }
 
-/// What the orchestrator objects to.
+/// Problems that the orchestrator reports.
 #[derive(Debug, Default)]
 struct Problems(crate::manifest::diagnostic::Diagnostics);
 
 impl Problems {
-    /// Keeps an objection for later. What is no objection to a document ends the command.
+    /// Collects a problem. An error that does not concern the document ends the command.
     fn keep<A, T>(
         &mut self,
         answer: Result<A, Error>,
@@ -215,7 +215,7 @@ fn request(cluster: &Cluster, options: &Options) -> ApplyClusterRequest {
     }
 }
 
-/// Says what would become of secrets and platforms, one line for each. Answers whether any would change.
+/// Prints the outcome for each secret and platform, one line each. Returns whether any would change.
 pub(crate) async fn preview(client: &Client, objects: &Objects) -> Outcome<bool> {
     let mut changes = false;
     for document in &objects.secrets {
@@ -245,7 +245,6 @@ pub(crate) async fn preview(client: &Client, objects: &Objects) -> Outcome<bool>
     Ok(changes)
 }
 
-/// Registers a platform, or changes its registration.
 pub(crate) async fn register(
     client: &Client,
     platform: Platform,
@@ -261,7 +260,7 @@ pub(crate) async fn register(
         .await
 }
 
-/// Applies what was checked: secrets, platforms, clusters. Prints one line for each.
+/// Applies documents that were checked: secrets, platforms, clusters. Prints one line for each.
 pub(crate) async fn apply(
     client: &Client,
     objects: &Objects,
@@ -331,7 +330,7 @@ pub(crate) fn outcome_word(outcome: ApplyOutcome) -> &'static str {
     }
 }
 
-/// `cluster/hello created (generation 1): 3 nodes on local`.
+/// One line for a cluster: `cluster/hello created (generation 1): 3 nodes on local`.
 pub(crate) fn outcome_line(document: &Cluster, answer: Option<&ApplyClusterResponse>) -> String {
     let name = &document.name;
     let Some(answer) = answer else {
@@ -355,7 +354,7 @@ pub(crate) fn outcome_line(document: &Cluster, answer: Option<&ApplyClusterRespo
     line
 }
 
-/// Asks on a terminal where nodes would be deleted or replaced.
+/// Asks for confirmation on a terminal if nodes would be deleted or replaced.
 fn confirm(planned: &[Option<ApplyClusterResponse>]) -> Outcome<bool> {
     let mut question = String::new();
     for answer in planned.iter().flatten() {
@@ -377,7 +376,7 @@ fn confirm(planned: &[Option<ApplyClusterResponse>]) -> Outcome<bool> {
     }
 }
 
-/// Asks a question on a terminal; without one the answer is yes, since nobody is there to ask.
+/// Asks a question on a terminal. Without one the answer is yes, as nobody can be asked.
 pub(crate) fn ask(question: &str) -> Outcome<bool> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Ok(true);
@@ -389,7 +388,7 @@ pub(crate) fn ask(question: &str) -> Outcome<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Time left of a timeout that began at `start`.
+/// Remaining time of a timeout that began at `start`.
 pub(crate) fn left(start: tokio::time::Instant, timeout: Duration) -> Duration {
     timeout.saturating_sub(start.elapsed())
 }

@@ -1,4 +1,4 @@
-//! `drover audit`: whether an audit log is as it was written, and what its digests are of.
+//! `audit`: verifies audit logs, and computes the digests in them.
 
 use std::{io, path::Path};
 

@@ -1,5 +1,5 @@
-//! What a person decides about a platform: that it is the same under another uid, that it will never answer again, that
-//! what vanished is gone.
+//! Decisions of operators about a platform: that it is the same backend under another uid, that it will never answer
+//! again, that vanished nodes are gone.
 
 use drover_proto::orchestrator::v1::{
     AbandonPlatformRequest, ConfirmNodeLossRequest, GetPlatformRequest, Platform,
@@ -13,7 +13,7 @@ use crate::{
     output,
 };
 
-/// Gives up what is recorded of a cluster on a platform.
+/// Gives up the nodes recorded for a cluster on a platform.
 pub(crate) async fn abandon(
     client: &Client,
     cluster: &str,
@@ -53,7 +53,7 @@ pub(crate) async fn abandon(
     Ok(Exit::Done)
 }
 
-/// Says that a platform is the same backend under another uid.
+/// Confirms that a platform is the same backend under another uid.
 pub(crate) async fn rebind(client: &Client, name: &str, uid: &str, yes: bool) -> Outcome {
     let request = GetPlatformRequest {
         name: name.to_owned(),
@@ -87,7 +87,7 @@ pub(crate) async fn rebind(client: &Client, name: &str, uid: &str, yes: bool) ->
     Ok(Exit::Done)
 }
 
-/// Says that nodes which vanished at once are gone.
+/// Confirms that nodes which vanished at once are gone.
 pub(crate) async fn confirm_loss(client: &Client, name: &str, count: u32) -> Outcome {
     let request = ConfirmNodeLossRequest {
         platform: name.to_owned(),

@@ -1,4 +1,4 @@
-//! `describe` and `status`: what is wanted, what is there, what is being done and what is waited for.
+//! `describe` and `status`: desired state, actual state, current actions and waits.
 
 use std::{
     collections::BTreeMap,
@@ -84,13 +84,13 @@ async fn cluster(client: &Client, name: &str, all: bool) -> Outcome<()> {
     Ok(output::print(&warnings(client, &cluster, now).await?)?)
 }
 
-/// The last warnings about a cluster: what went wrong a moment ago and is no state that lasts.
+/// The latest warnings about a cluster: recent failures that are not part of its state.
 async fn warnings(client: &Client, cluster: &Cluster, now: SystemTime) -> Outcome<String> {
-    /// Longest time for which one is shown.
+    /// Maximum age of a warning.
     const RECENT: Duration = Duration::from_secs(600);
-    /// Most that are shown.
+    /// Maximum number of warnings.
     const MOST: usize = 5;
-    /// Events that are looked through.
+    /// Number of events that are searched.
     const LOOK: u64 = 100;
     let last = cluster
         .status
@@ -103,7 +103,7 @@ async fn warnings(client: &Client, cluster: &Cluster, now: SystemTime) -> Outcom
     };
     let call = client.api.list_events(request, CALL_TIMEOUT);
     let Ok(answer) = client.call(call).await else {
-        // All else is shown already; those events may not be kept any more.
+        // Everything else has been printed, and the events may no longer be kept.
         return Ok(String::new());
     };
     let events = answer.events;
@@ -261,7 +261,7 @@ async fn platform(client: &Client, name: &str) -> Outcome<()> {
     ])
 }
 
-/// Name and value, one a line; what is empty is left out.
+/// Prints names and values, one per line, without empty values.
 fn fields(fields: &[(&str, String)]) -> Outcome<()> {
     let width = fields
         .iter()
@@ -275,7 +275,7 @@ fn fields(fields: &[(&str, String)]) -> Outcome<()> {
     Ok(output::print(&out)?)
 }
 
-/// Platforms, clusters that are not ready, the oldest wait.
+/// Prints platforms, clusters that are not ready, and the oldest wait.
 pub(crate) async fn status(client: &Client) -> Outcome {
     let now = SystemTime::now();
     let platforms = client.list_platforms().await?.platforms;

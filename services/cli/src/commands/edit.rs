@@ -1,4 +1,4 @@
-//! Commands that change one thing: `scale`, `replace`, `pause`, `resume`, `reconcile`, `delete`.
+//! Commands that change one object: `scale`, `replace`, `pause`, `resume`, `reconcile`, `delete`.
 
 use drover_core::Error;
 use drover_proto::orchestrator::v1::{
@@ -30,7 +30,7 @@ pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
         size: args.size,
         standby: args.standby,
         expected_generation: args.expect_generation,
-        // A node of this cluster, however it is written.
+        // The node of this cluster, with or without the name of the cluster.
         remove_nodes: args
             .remove
             .iter()
@@ -67,7 +67,7 @@ pub(crate) async fn scale(client: &Client, args: ScaleArgs) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// The generation of a cluster, for saying afterwards whether anything has changed. Who may not read it is told less.
+/// The generation of a cluster, to tell afterwards whether anything has changed. `None` if the caller may not read it.
 async fn generation(client: &Client, cluster: &str) -> Option<u64> {
     let request = GetClusterRequest {
         name: cluster.to_owned(),
@@ -226,7 +226,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     for (kind, name) in &things {
         match delete_one(client, *kind, name).await {
             Ok(()) => {}
-            // What a file describes is taken down to its end, also the second time.
+            // Deleting the content of files continues, so that it can be repeated.
             Err(failure) if failure.exit == Exit::NotFound => {
                 if !args.ignore_not_found {
                     complain!("{failure}");
@@ -236,7 +236,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
             }
             Err(failure) => return Err(failure),
         }
-        // What a file describes is taken down from the top: its platforms only when nothing is on them any more.
+        // The content of files is deleted from the top: platforms only when nothing is left on them.
         let then_more =
             !args.filenames.is_empty() && things.iter().any(|(kind, _)| *kind != Kind::Cluster);
         if *kind == Kind::Cluster && (args.wait || then_more) {
@@ -247,7 +247,7 @@ pub(crate) async fn delete(client: &Client, args: DeleteArgs) -> Outcome {
     Ok(if missing { Exit::NotFound } else { Exit::Done })
 }
 
-/// What is to be deleted, in the order in which it is: clusters, platforms, secrets.
+/// The objects to delete, in order: clusters, platforms, secrets.
 async fn chosen(client: &Client, args: &DeleteArgs) -> Outcome<Vec<(Kind, String)>> {
     if !args.filenames.is_empty() {
         let objects = Manifests::read(&args.filenames)?.decode(None);
@@ -321,7 +321,7 @@ async fn delete_one(client: &Client, kind: Kind, name: &str) -> Outcome<()> {
             output::line(&format!("platform/{name} deleted"))?;
         }
         _ => {
-            // Deleting one that is not there is no error of the API.
+            // The API does not report a missing secret as an error.
             let request = ListSecretsRequest {
                 name: Some(name.to_owned()),
                 ..Default::default()

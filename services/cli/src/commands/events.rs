@@ -1,4 +1,4 @@
-//! `events`: what happened to a cluster.
+//! `events`: the events of a cluster.
 
 use std::{
     ops::ControlFlow,
@@ -19,10 +19,9 @@ use crate::{
     output::{self, Format, age, json, rows},
 };
 
-/// Widths of the columns of events that come one by one.
+/// Column widths of events that are printed one by one.
 const COLUMN_WIDTHS: [usize; 6] = [3, 9, 7, 20, 20, 0];
 
-/// Which events are shown.
 struct Filter {
     since: Option<Duration>,
     types: Vec<EventSeverity>,
@@ -96,7 +95,7 @@ pub(crate) async fn run(client: &Client, args: EventsArgs) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// All events of a cluster after one.
+/// All events of a cluster after a sequence number.
 async fn list(client: &Client, cluster: &str, after: u64) -> Result<ListEventsResponse> {
     let mut all = ListEventsResponse::default();
     loop {
@@ -150,7 +149,7 @@ fn print(answer: &ListEventsResponse, args: &EventsArgs, now: SystemTime) -> Out
     Ok(())
 }
 
-/// Prints events as they come, without gap and without repetition, until the cluster is gone.
+/// Prints events as they arrive, without gaps and duplicates, until the cluster is gone.
 async fn watch(
     client: &Client,
     cluster: &str,
@@ -191,7 +190,7 @@ async fn watch(
     }
 }
 
-/// A row that comes alone, in columns wide enough for most.
+/// A row that is printed on its own, in columns that are wide enough for most values.
 fn columns(row: &[String]) -> String {
     let cells = row.iter().zip(COLUMN_WIDTHS);
     let line: Vec<String> = cells
@@ -200,7 +199,7 @@ fn columns(row: &[String]) -> String {
     line.join("   ").trim_end().to_owned()
 }
 
-/// Shows every event after one until `see` has what it wants, or nothing when the cluster is gone.
+/// Passes every event after a sequence number to `see` until it breaks, or until the cluster is gone.
 async fn follow<T>(
     client: &Client,
     cluster: &str,

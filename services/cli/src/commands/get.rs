@@ -1,4 +1,4 @@
-//! `get`: lists, and what is in them as it changes.
+//! `get`: lists objects, and follows their changes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -75,7 +75,7 @@ pub(crate) async fn run(client: &Client, args: GetArgs) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// How a list is printed.
+/// Output options of a list.
 #[derive(Clone, Copy, Debug)]
 struct View {
     format: Format,
@@ -87,7 +87,7 @@ impl View {
         self.format == Format::Wide
     }
 
-    /// Prints an answer. `names` and `table` are only made where they are needed.
+    /// Prints a response. `names` and `table` are only called if needed.
     fn print<A: Message + Name>(
         self,
         answer: &A,
@@ -167,7 +167,8 @@ async fn clusters(
     view.print(&answer.unwrap_or_default(), names, table)
 }
 
-/// Groups as they come, and in each the nodes by ordinal: a replacement stands where the node before it stood.
+/// Groups in their order of appearance, and the nodes of each by ordinal: a replacement takes the place of its
+/// predecessor.
 fn in_order(nodes: &[Node]) -> Vec<&Node> {
     let mut first = HashMap::new();
     for (index, node) in nodes.iter().enumerate() {
@@ -379,12 +380,12 @@ async fn secrets(client: &Client, name: Option<String>, view: View) -> Outcome<(
     })
 }
 
-/// Prints rows as they change: first all that is there as one table, then one row for each change.
+/// Prints rows as they change: first one table with all rows, then one row for each change.
 struct Follower {
     view: View,
     table: Table,
     shown: BTreeMap<String, Vec<String>>,
-    /// Widths of the columns of the first table, once it is complete.
+    /// Column widths of the first table, once it is complete.
     widths: Option<Vec<usize>>,
 }
 
@@ -398,7 +399,7 @@ impl Follower {
         }
     }
 
-    /// Columns that change by themselves say nothing new: only the age, the last of the narrow ones.
+    /// Ignores columns that change by themselves: only the age, the last of the narrow columns.
     fn changed(&mut self, key: &str, row: &[String]) -> bool {
         let age = self
             .table

@@ -1,4 +1,4 @@
-//! The infrastructure of a cluster, resource by resource.
+//! Infrastructure of a cluster, by resource.
 
 use drover_proto::{
     orchestrator::v1::{Cluster, InfrastructureStatus},
@@ -7,7 +7,8 @@ use drover_proto::{
 
 use crate::output::{Table, rows};
 
-/// A section of `describe`: what each platform made or is about to make. No rows: the cluster asks for none.
+/// A section of `describe`: resources that platforms have created or are about to create. Has no rows if the cluster
+/// requests none.
 pub(super) fn table(cluster: &Cluster) -> Table {
     let mut table = Table::new(&[
         "INFRASTRUCTURE",
@@ -45,7 +46,7 @@ fn row(entry: &InfrastructureStatus, resource: &Resource) -> Vec<String> {
     ]
 }
 
-/// A platform that shows no resource yet, or needs none.
+/// The row of a platform that reports no resource yet, or needs none.
 fn nothing(entry: &InfrastructureStatus) -> Vec<String> {
     let phase = entry
         .state

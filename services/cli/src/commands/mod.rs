@@ -1,4 +1,4 @@
-//! The commands, and where each of them is.
+//! The subcommands, and their dispatch.
 
 mod access;
 pub(crate) mod apply;
@@ -30,7 +30,7 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// Runs a command that needs a runtime.
+/// Runs a subcommand that needs an async runtime.
 pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, Failure> {
     let client = || -> Outcome<Client> { Ok(Client::connect(&context::place(global)?.target()?)) };
     let exit = match command {
@@ -79,7 +79,7 @@ pub(crate) async fn run(global: &Global, command: Command) -> Result<ExitCode, F
         Command::Context(command) => context::run(global, command),
         Command::Certs(command) => certs::run(command),
         Command::Audit(command) => audit::run(command),
-        // Each has a runtime of its own, or none.
+        // These have a runtime of their own, or none.
         Command::Agent(_) | Command::Launch { .. } => {
             Err(Failure::failed("not a command of the client"))
         }

@@ -1,4 +1,4 @@
-//! Commands that need no orchestrator: `init`, `validate`, `explain`, `schema`, `convert`, `completion`.
+//! Subcommands that need no orchestrator: `init`, `validate`, `explain`, `schema`, `convert`, `completion`.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -10,7 +10,7 @@ use crate::{
     output::{self, count},
 };
 
-/// Manifests to start from; the same that are shipped as examples.
+/// Manifests to start from, which are also shipped as examples.
 const HELLO: &str = include_str!("../../../../deploy/examples/hello.yaml");
 const REDIS: &str = include_str!("../../../../deploy/examples/redis.yaml");
 const ETCD: &str = include_str!("../../../../deploy/examples/etcd.yaml");
@@ -51,7 +51,7 @@ pub(crate) fn validate(filenames: &[String]) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// Prints what was read as our own manifests. Secrets are left out: they are not ours to repeat.
+/// Prints the documents as Drover manifests. Secrets are left out, so that they are not repeated.
 pub(crate) fn convert(filenames: &[String]) -> Outcome {
     let objects = decode(filenames, ", nothing converted")?;
     for document in &objects.secrets {

@@ -1,4 +1,4 @@
-//! `plan`: what would be done, and why.
+//! `plan`: pending actions, with their reasons.
 
 use std::time::SystemTime;
 
@@ -134,7 +134,7 @@ pub(crate) fn summary(plan: &Plan) -> String {
     line
 }
 
-/// The cluster as it is now, if it is there.
+/// The current cluster, if it exists.
 async fn existing(client: &Client, name: &str) -> Outcome<Option<Cluster>> {
     let request = GetClusterRequest {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! `health` and `version`: what a server says of itself.
+//! `health` and `version`: status and versions of servers.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::{
     output,
 };
 
-/// How long a server may take to say how it is.
+/// Timeout of a request to a server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks grpc.health.v1. Exit code 0: serving, 1: not, 3: unknown service, 5: not reachable.
+/// Calls grpc.health.v1. Exit code 0: serving, 1: not serving, 3: unknown service, 5: unreachable.
 pub(crate) async fn health(global: &Global, address: &str, service: &str) -> Outcome {
     let secure = Security::of(&global.secure);
-    // Who names authorities wants to see them.
+    // Authorities imply TLS.
     let target = probe::target(address, secure.ca.is_some())?;
     let target = if target.is_encrypted() {
         secure.apply(target)?
@@ -35,7 +35,7 @@ pub(crate) async fn health(global: &Global, address: &str, service: &str) -> Out
     Ok(exit)
 }
 
-/// Version of this program, and of every platform that the orchestrator knows.
+/// Prints the version of this program, and of every platform that the orchestrator knows.
 pub(crate) async fn version(client: &Client) -> Outcome {
     output::line(&format!("drover {}", env!("CARGO_PKG_VERSION")))?;
     let answer = tokio::time::timeout(TIMEOUT, client.list_platforms()).await;

@@ -1,4 +1,4 @@
-//! Plans in words: how many nodes come and go, and what happens to each.
+//! Plans as text: numbers of created and removed nodes, and the actions on each.
 
 use drover_proto::orchestrator::v1::{
     Action, ActionKind, Cluster, GroupRenewal, GroupSpec, NodeRenewal, Plan, PlanActivity,
@@ -10,12 +10,12 @@ use crate::{
     output::{age, count, one_line, rows},
 };
 
-/// Reasons of a removal after which another node comes.
+/// Reasons for the removal of a node that is then replaced.
 const REPLACING: [&str; 8] = [
     "Dead", "Sick", "Outdated", "Lifetime", "User", "Replace", "Update", "Standby",
 ];
 
-/// How many nodes a plan makes, replaces and deletes.
+/// Numbers of nodes that a plan creates, replaces and deletes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) create: u32,
@@ -48,7 +48,7 @@ impl Tally {
         tally
     }
 
-    /// Whether nodes go for good or for others.
+    /// Whether nodes are deleted or replaced.
     pub(crate) fn removes(self) -> bool {
         self.replace + self.delete > 0
     }
@@ -61,7 +61,7 @@ impl Tally {
     }
 }
 
-/// Whether an action of now removes a node that the renewal counts too.
+/// Whether a current action removes a node that the renewal also counts.
 fn is_removal_of(action: &Action, renewal: &GroupRenewal) -> bool {
     action.kind() == ActionKind::Deprovision
         && renewal
@@ -70,7 +70,7 @@ fn is_removal_of(action: &Action, renewal: &GroupRenewal) -> bool {
             .any(|node| action.node.as_deref() == Some(&node.node))
 }
 
-/// Within which limits nodes of a group are replaced: `db: at most 4 nodes, at least 3 available, at most 51m`.
+/// Limits for the replacement of nodes in a group: `db: at most 4 nodes, at least 3 available, at most 51m`.
 pub(crate) fn budget(renewal: &GroupRenewal) -> String {
     let most = renewal.size + renewal.max_surge;
     let least = renewal.size.saturating_sub(renewal.max_unavailable);
@@ -88,7 +88,7 @@ pub(crate) fn budget(renewal: &GroupRenewal) -> String {
     words
 }
 
-/// Nodes that a cluster wants, and where: `3 nodes on local`.
+/// Desired nodes of a cluster, and their platforms: `3 nodes on local`.
 pub(crate) fn wanted(cluster: &Cluster) -> String {
     fn nodes(groups: &[GroupSpec]) -> usize {
         let one = |group: &GroupSpec| match group.groups.as_slice() {
@@ -107,7 +107,7 @@ pub(crate) fn wanted(cluster: &Cluster) -> String {
     }
 }
 
-/// The difference between two specs, field by field: path, before, after.
+/// The differences between two specs, by field: path, before, after.
 pub(crate) fn differences(
     before: &Cluster,
     after: &Cluster,
@@ -184,7 +184,7 @@ fn symbol(action: &Action) -> (&'static str, &'static str) {
     }
 }
 
-/// What an action is about, for people.
+/// Subject of an action, for people.
 pub(crate) fn subject(action: &Action) -> String {
     match (&action.node_name, &action.node) {
         (Some(name), _) => name.clone(),
@@ -201,7 +201,7 @@ pub(crate) fn subject(action: &Action) -> String {
     }
 }
 
-/// One action in a few words: `create 3 nodes in web on local`.
+/// Summary of an action: `create 3 nodes in web on local`.
 pub(crate) fn action(action: &Action) -> String {
     let (_, verb) = symbol(action);
     let mut out = format!("{verb} {}", subject(action));
@@ -211,7 +211,7 @@ pub(crate) fn action(action: &Action) -> String {
     out
 }
 
-/// Every line of a plan: changed fields, actions, what waits.
+/// All lines of a plan: changed fields, actions, waits.
 pub(crate) fn plan(
     plan: &Plan,
     differences: &[(String, String, String)],
@@ -251,7 +251,7 @@ pub(crate) fn plan(
         .report
         .iter()
         .filter(|note| note.activity() == PlanActivity::Waiting)
-        // Said with the node already, in the order in which they go.
+        // Already listed with the node, in the order of replacement.
         .filter(|note| !(note.reason == "Budget" && is_renewed(plan, note.node.as_deref())))
     {
         let who = note.node.clone().unwrap_or_else(|| {
@@ -296,10 +296,10 @@ pub(crate) fn plan(
     out
 }
 
-/// Most nodes of a group that a plan for people names.
+/// Maximum number of nodes per group that a plan lists.
 const MAX_NAMED: usize = 30;
 
-/// The nodes of a group that are replaced later, in the order in which they go.
+/// Appends the nodes of a group that are replaced later, in the order of replacement.
 fn renewed(plan: &Plan, renewal: &GroupRenewal, lines: &mut Vec<[String; 4]>) {
     let begun = |node: &&NodeRenewal| {
         let of_node = |action: &Action| {

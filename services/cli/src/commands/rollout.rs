@@ -1,4 +1,4 @@
-//! `rollout`: how far an update is, the specs that a cluster had, going back to one, replacing all nodes.
+//! `rollout`: progress of an update, earlier specs of a cluster, going back to one, replacing all nodes.
 
 use std::{ops::ControlFlow, time::SystemTime};
 
@@ -16,7 +16,7 @@ use crate::{
     output::{self, Format, Table, age, json, rows::or_dash},
 };
 
-/// Reasons of a blocked update that time alone does not mend.
+/// Reasons of a blocked update that do not go away with time.
 const STUCK: [&str; 3] = ["ProgressDeadline", "Rejected", "Failed"];
 
 pub(crate) async fn run(client: &Client, command: RolloutCommand) -> Outcome {
@@ -32,7 +32,7 @@ pub(crate) async fn run(client: &Client, command: RolloutCommand) -> Outcome {
     }
 }
 
-/// How far an update is.
+/// Progress of an update.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Complete,
@@ -136,7 +136,7 @@ fn is_stuck(progress: &Progress) -> bool {
     matches!(progress, Progress::Blocked(reason, _) if STUCK.contains(&reason.as_str()))
 }
 
-/// Waits until all that is asked about is as wanted, or stuck.
+/// Waits until the cluster or group is up to date, or stuck.
 async fn wait(
     client: &Client,
     cluster: Cluster,
@@ -207,7 +207,7 @@ async fn history(client: &Client, cluster: &str, format: Format) -> Outcome {
             }
         }
         Format::Table | Format::Wide => {
-            // Where nobody has to say who they are, there is nothing to show.
+            // Without authentication there are no authors to show.
             let known = answer.revisions.iter().any(|one| !one.author.is_empty());
             let mut table = Table::new(if known {
                 &["REVISION", "AGE", "BY", "CHANGES"]
@@ -305,7 +305,7 @@ async fn restart(client: &Client, target: &str, dry: bool, format: Format) -> Ou
     Ok(Exit::Done)
 }
 
-/// Shows what a change would do.
+/// Prints the effects of a change.
 pub(crate) async fn dry_run(
     client: &Client,
     name: &str,
@@ -358,7 +358,7 @@ async fn get(client: &Client, name: &str) -> Outcome<Cluster> {
     Ok(answer.cluster.unwrap_or_default())
 }
 
-/// `orders/data/hot`: the cluster, and the path of a group.
+/// Splits `orders/data/hot` into the cluster and the path of a group.
 fn split(target: &str) -> (&str, Option<&str>) {
     let target = target::cluster(target);
     match target.split_once('/') {

@@ -1,4 +1,4 @@
-//! What would become of secrets: which keys, by their digests. Nothing that they hold is shown.
+//! Changes to secrets, by key and digest. Values are never shown.
 
 use drover_proto::orchestrator::v1::{
     ApplyOutcome, ApplySecretResponse, ListSecretsRequest, Secret,
@@ -13,7 +13,7 @@ use crate::{
 /// Digits of a digest that are enough to tell two apart.
 const DIGITS: usize = 12;
 
-/// One line for what a dry run answered, and one for each key that differs from what is stored.
+/// One line for the result of a dry run, and one for each key that differs from the stored value.
 pub(crate) async fn changes(client: &Client, answer: &ApplySecretResponse) -> Outcome<String> {
     let Some(wanted) = &answer.secret else {
         return Ok(String::new());

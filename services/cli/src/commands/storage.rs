@@ -15,7 +15,7 @@ use crate::{
     output::{self, rows},
 };
 
-/// All kept storage, or that with this name: an id, with or without `PLATFORM/` before it.
+/// All kept storage, or the one with this id, with or without the prefix `PLATFORM/`.
 pub(crate) async fn list(client: &Client, name: Option<&str>) -> Outcome<ListStorageResponse> {
     let mut all = read(client, None).await?;
     if let Some(name) = name {
@@ -27,7 +27,8 @@ pub(crate) async fn list(client: &Client, name: Option<&str>) -> Outcome<ListSto
     Ok(all)
 }
 
-/// What is kept for the next nodes of a cluster. Empty also for who may not list storage: it is beside what was asked.
+/// Storage kept for the next nodes of a cluster. Also empty if the caller may not list storage, as it is only
+/// supplementary.
 pub(crate) async fn of_cluster(client: &Client, cluster: &str) -> Vec<KeptStorage> {
     let all = read(client, Some(cluster)).await;
     let mut kept = all.map(|all| all.storage).unwrap_or_default();
@@ -64,7 +65,7 @@ fn is_named(one: &KeptStorage, name: &str) -> bool {
             .is_some_and(|(platform, rest)| platform == one.platform && rest == id)
 }
 
-/// Whether it was kept for the name of this node.
+/// Whether storage was kept for the name of this node.
 pub(crate) fn is_of(one: &KeptStorage, node: &Node) -> bool {
     let storage = one.storage.as_ref();
     storage.is_some_and(|kept| {
@@ -72,14 +73,14 @@ pub(crate) fn is_of(one: &KeptStorage, node: &Node) -> bool {
     })
 }
 
-/// The backend's id of it.
+/// Id of the storage in its backend.
 pub(crate) fn id(one: &KeptStorage) -> &str {
     one.storage
         .as_ref()
         .map_or("", |storage| storage.id.as_str())
 }
 
-/// Deletes what has this name, once a person has said so.
+/// Deletes the storage of this name, after confirmation.
 pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Outcome {
     let mut found = list(client, Some(name)).await?.storage;
     let one = match (found.pop(), found.is_empty()) {
@@ -136,7 +137,6 @@ pub(crate) async fn delete(client: &Client, name: &str, args: &DeleteArgs) -> Ou
     Ok(Exit::Done)
 }
 
-/// The table of kept storage.
 pub(crate) fn table(all: &[KeptStorage]) -> output::Table {
     let now = SystemTime::now();
     output::Table {

@@ -1,4 +1,4 @@
-//! Names of things as people type them: `KIND NAME`, `KIND/NAME`, singular or plural, `CLUSTER/NODE`.
+//! Parses the names of objects as people type them: `KIND NAME`, `KIND/NAME`, singular or plural, `CLUSTER/NODE`.
 
 use drover_proto::common::v1::{LabelOperator, LabelRequirement, LabelSelector};
 
@@ -7,7 +7,6 @@ use crate::{
     manifest::schema::closest,
 };
 
-/// Kinds of things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Cluster,
@@ -58,7 +57,7 @@ impl Kind {
     }
 }
 
-/// A kind, and the name of one thing where one is meant.
+/// A kind, and the name of an object if one is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) kind: Kind,
@@ -92,7 +91,7 @@ impl Target {
         }
     }
 
-    /// Several of them: `KIND NAME NAME…`, `KIND/NAME KIND/NAME…`.
+    /// Parses several targets: `KIND NAME NAME…`, `KIND/NAME KIND/NAME…`.
     pub(crate) fn several(words: &[String]) -> Outcome<Vec<Self>> {
         match words {
             [first, ..] if first.contains('/') => words
@@ -107,7 +106,7 @@ impl Target {
         }
     }
 
-    /// The name, where one must be given.
+    /// The name, or an error if it is missing.
     pub(crate) fn name(&self) -> Outcome<&str> {
         self.name.as_deref().ok_or_else(|| {
             Failure::usage(match self.kind {
@@ -125,13 +124,13 @@ pub(crate) fn cluster(text: &str) -> &str {
         .unwrap_or(text)
 }
 
-/// Cluster and node of `CLUSTER/NODE`, with or without `node/`.
+/// Splits `CLUSTER/NODE`, with or without `node/`.
 pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
     let text = match text
         .strip_prefix("node/")
         .or_else(|| text.strip_prefix("nodes/"))
     {
-        // A cluster may be called `node`.
+        // A cluster may be named `node`.
         Some(rest) if rest.contains('/') => rest,
         _ => text,
     };
@@ -145,7 +144,7 @@ pub(crate) fn node(text: &str) -> Outcome<(String, String)> {
     }
 }
 
-/// Reads `a=b,c!=d,e,!f,g in (x,y),h notin (z)`.
+/// Parses a label selector: `a=b,c!=d,e,!f,g in (x,y),h notin (z)`.
 pub(crate) fn selector(text: &str) -> Outcome<LabelSelector> {
     let mut selector = LabelSelector::default();
     for part in split_outside_parentheses(text) {

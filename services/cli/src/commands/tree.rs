@@ -1,4 +1,4 @@
-//! A cluster as a tree that hides what is fine, and what is being done about the rest.
+//! A cluster as a tree that collapses its healthy parts, and the activity on the other ones.
 
 use std::time::SystemTime;
 
@@ -14,10 +14,10 @@ use crate::output::{
     rows::{self, Readiness},
 };
 
-/// Names that are listed where nodes are summed up.
+/// Maximum number of names listed for collapsed nodes.
 const MAX_NAMES: usize = 6;
 
-/// Who wanted something, if that is known.
+/// The author of a change, if known.
 fn by(author: &str) -> String {
     if author.is_empty() {
         String::new()
@@ -26,7 +26,7 @@ fn by(author: &str) -> String {
     }
 }
 
-/// The cluster, its groups and its nodes. What is fine is summed up.
+/// The cluster, its groups and its nodes. Healthy parts are collapsed.
 pub(super) fn tree(cluster: &Cluster, nodes: &[Node], all: bool, now: SystemTime) -> Table {
     let mut table = Table::new(&["NAME", "STATUS", "READY", "REASON", "SINCE", "MESSAGE"]);
     let status = cluster.status.clone().unwrap_or_default();
@@ -164,7 +164,7 @@ fn group_row(branch: &str, group: &GroupStatus, nodes: &[&Node], now: SystemTime
     }
     about.push(format!(
         "up to date {} of {}",
-        // While nodes are replaced there are more than wanted.
+        // During a replacement there are more nodes than desired.
         group.updated.min(group.size + group.standby),
         group.size + group.standby
     ));
@@ -196,7 +196,7 @@ fn group_row(branch: &str, group: &GroupStatus, nodes: &[&Node], now: SystemTime
 
 fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: SystemTime) {
     let is_fine = |node: &&&Node| {
-        // One that works and has something to say is listed: it says it to be read.
+        // A healthy node with a message is listed, so that the message is seen.
         node.state() == NodeState::Ready
             && !node.outdated
             && !node.marked
@@ -266,9 +266,9 @@ fn node_rows(table: &mut Table, indent: &str, nodes: &[&Node], all: bool, now: S
     }
 }
 
-/// Conditions that are troubles when they hold; the others are troubles when they do not.
+/// Conditions that indicate trouble when true; all others indicate trouble when false.
 const BAD_WHEN_TRUE: [&str; 19] = [
-    // Before what it is about.
+    // Before the condition that it explains.
     "DeletionBlocked",
     "Deleting",
     "Paused",
@@ -290,7 +290,7 @@ const BAD_WHEN_TRUE: [&str; 19] = [
     "ScalingDown",
 ];
 
-/// The condition that says most about what is wrong.
+/// The condition that best explains the trouble.
 pub(super) fn worst(conditions: &[Condition]) -> Option<&Condition> {
     let named = |name: &&str| {
         conditions
@@ -304,7 +304,8 @@ pub(super) fn worst(conditions: &[Condition]) -> Option<&Condition> {
     })
 }
 
-/// What the worst condition says, and what each other trouble does. What only says that it goes on has no message.
+/// The messages of the worst condition and of all other troubles. A condition that only reports progress has no
+/// message.
 fn troubles(conditions: &[Condition]) -> Vec<String> {
     let worst = worst(conditions);
     let first = worst.map(|condition| condition.message.clone());
@@ -336,7 +337,7 @@ pub(super) fn since(
     age::since(time, now)
 }
 
-/// What is being done, and what comes next.
+/// Current and next actions.
 pub(super) fn activity(cluster: &Cluster, nodes: &[Node], plan: &Plan, now: SystemTime) -> String {
     let mut out = String::new();
     for action in &plan.actions {
@@ -380,7 +381,7 @@ pub(super) fn activity(cluster: &Cluster, nodes: &[Node], plan: &Plan, now: Syst
     out
 }
 
-/// Nodes that are on their way, for which nothing is to be done but wait.
+/// Nodes that are starting, for which nothing can be done but wait.
 fn coming(nodes: &[Node], now: SystemTime) -> String {
     let on_the_way = nodes.iter().filter(|node| {
         matches!(

@@ -1,4 +1,4 @@
-//! `wait`, and waiting after `apply` and `delete`.
+//! `wait`, and the waiting of `apply` and `delete`.
 
 use std::{
     io::{IsTerminal, stderr},
@@ -17,10 +17,9 @@ use crate::{
     output::{self, rows},
 };
 
-/// Time between two pictures of the spinner.
+/// Interval between two frames of the spinner.
 const SPIN: Duration = Duration::from_millis(120);
 
-/// What is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Goal {
     Ready,
@@ -51,7 +50,7 @@ impl Goal {
         }
     }
 
-    /// Whether it is reached. What the status says of an earlier generation is not about the present spec.
+    /// Whether the goal is reached. A status of an earlier generation says nothing about the current spec.
     fn reached(&self, cluster: &Cluster) -> bool {
         let Some(status) = &cluster.status else {
             return false;
@@ -134,7 +133,7 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
             Exit::NotFound,
             format!("error: there is no cluster {name:?}\nhint: drover get clusters"),
         )),
-        // Some orchestrators answer a watch of a missing cluster so.
+        // Some orchestrators answer a watch of a missing cluster with this error.
         Ok(Err(error))
             if error.reason() == drover_core::Reason::NotFound && *goal == Goal::Gone =>
         {
@@ -155,7 +154,7 @@ async fn until(client: &Client, name: &str, goal: &Goal, timeout: Duration) -> O
     }
 }
 
-/// `cluster/orders Progressing 1 of 3 ready`, and the first thing in the way.
+/// Status line such as `cluster/orders Progressing 1 of 3 ready`, with the first obstacle.
 fn line(cluster: &Cluster) -> String {
     let ready = format!("{} ready", rows::Readiness::of(cluster).words());
     let mut line = format!(
@@ -175,7 +174,7 @@ fn line(cluster: &Cluster) -> String {
     output::one_line(&line)
 }
 
-/// What happens meanwhile: a spinner on a terminal, else one line for each change. On standard error.
+/// Shows progress on standard error: a spinner on a terminal, otherwise one line for each change.
 struct Progress {
     bar: Option<ProgressBar>,
     last: String,

@@ -1,4 +1,4 @@
-//! Parts of manifests that point at the lines that they came from.
+//! Builds parts of manifests that refer to the lines that they came from.
 
 use crate::manifest::tree::{Entry, Node, Span, Value};
 
@@ -10,12 +10,12 @@ pub(super) fn entry(key: &str, span: Span, value: Node) -> Entry {
     }
 }
 
-/// An entry as it stands, under another key.
+/// An unchanged entry under another key.
 pub(super) fn renamed(key: &str, from: &Entry) -> Entry {
     entry(key, from.span, from.value.clone())
 }
 
-/// An entry that points at its value.
+/// An entry that refers to its value.
 pub(super) fn field(key: &str, value: Node) -> Entry {
     entry(key, value.span, value)
 }

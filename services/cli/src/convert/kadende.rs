@@ -1,6 +1,6 @@
 //! Kadende cluster configurations (`version`, `name`, `groups`, optional `id`).
 //!
-//! Tree to tree: what comes out is one of our manifests whose parts still point at the lines that they came from.
+//! Converts a tree to a tree: the result is a Drover manifest whose parts still refer to the lines that they came from.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,15 @@ use crate::manifest::{
     tree::{Entry, Node, Span, Value},
 };
 
-/// What a configuration becomes.
+/// Result of a conversion.
 pub(crate) struct Converted {
-    /// The cluster, as one of our manifests.
+    /// The cluster as a Drover manifest.
     pub(crate) cluster: Node,
-    /// Platforms that plugin addresses name: name and endpoint.
+    /// Platforms in the addresses of plugins: endpoints by name.
     pub(crate) platforms: BTreeMap<String, String>,
-    /// Plugins that are no registered platform, each reported already.
+    /// Plugins that are not a registered platform, each already reported.
     pub(crate) unresolved: BTreeSet<String>,
-    /// What may surprise, each a sentence.
+    /// Warnings, each a sentence.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ const PLUGIN_FIELDS: [(&str, &str); 3] = [
     ("url", "a text"),
 ];
 
-/// Plugins that mean the same platform; the other name is tried only where the exact one is not registered.
+/// Plugins that mean the same platform; the alias is only tried if the exact name is not registered.
 const ALIASES: [(&str, &str); 2] = [("gcd", "gcp"), ("gcp", "gcd")];
 
 pub(super) fn convert(
@@ -158,7 +158,7 @@ impl Converter<'_, '_> {
         );
     }
 
-    /// A text that is kept as a label, if labels can hold it.
+    /// A text that is kept as a label, if it is a valid label value.
     fn label(&mut self, key: &str, value: &Entry) -> Option<Entry> {
         let text = self.decoder.text(&value.value, &value.key, "a text")?;
         if !is_label_value(&text) {
@@ -286,7 +286,7 @@ impl Converter<'_, '_> {
         map(node.span, fields)
     }
 
-    /// `platforms`, from a plugin.
+    /// `platforms` for a plugin.
     fn plugin(&mut self, plugin: &Entry, path: &str) -> Option<Entry> {
         let entries = self
             .decoder
@@ -326,7 +326,7 @@ impl Converter<'_, '_> {
         ))
     }
 
-    /// The name of the platform that stands for a plugin.
+    /// The name of the platform for a plugin.
     fn platform(&mut self, plugin: &str, url: Option<(Span, String)>, path: &str) -> String {
         let registered = |name: &str| self.registered.is_none_or(|names| names.contains(name));
         if let Some((span, url)) = url {
@@ -378,8 +378,8 @@ impl Converter<'_, '_> {
         plugin.to_owned()
     }
 
-    /// A plugin's version as a requirement on the platform server. A bare number is the lowest one that will do: it is
-    /// the version of the plugin that the configuration was written for.
+    /// The version of a plugin as a requirement on the platform server. A bare number is the minimum: the version of
+    /// the plugin that the configuration was written for.
     fn requirement(&mut self, version: &Entry, path: &str) -> Option<String> {
         let text = self
             .decoder
@@ -393,7 +393,7 @@ impl Converter<'_, '_> {
     }
 }
 
-/// Whether it is a group rather than a misspelt field.
+/// Whether an entry is a group, and not a misspelt field.
 fn is_group(node: &Node, depth: usize) -> bool {
     let Some(entries) = node.map() else {
         return false;
@@ -407,7 +407,7 @@ fn is_group(node: &Node, depth: usize) -> bool {
                 .any(|entry| is_group(&entry.value, depth + 1)))
 }
 
-/// The endpoint of a platform, if the URL is the address of a server and no file to load.
+/// The endpoint of a platform, if the URL is the address of a server and not a file to load.
 fn endpoint(url: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     let scheme = match scheme {

@@ -1,4 +1,4 @@
-//! Documents of other tools, recognised by their own shape.
+//! Conversion of documents of other tools, which are recognised by their structure.
 
 mod build;
 pub(crate) mod capm;
@@ -12,21 +12,21 @@ pub(crate) use kadende::Converted;
 
 use crate::manifest::{decode::Decoder, tree::Node};
 
-/// What a document is.
+/// Origin of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// One of ours, or one that nobody knows.
+    /// A Drover manifest, or an unknown document.
     Drover,
     Kadende,
-    /// One of the Cluster API or of its metal-stack provider: several together are a cluster.
+    /// A document of the Cluster API or of its metal-stack provider: several together describe a cluster.
     ClusterApi,
-    /// One of Kubernetes itself, which means something only beside those.
+    /// An object of Kubernetes itself, which only has a meaning beside those.
     Kubernetes,
-    /// Known and not supported: what it is called.
+    /// Name of a known document that is not supported.
     Unsupported(String),
 }
 
-/// Whose document it is.
+/// Determines the origin of a document.
 pub(crate) fn recognise(root: &Node) -> Origin {
     let word = |key: &str| root.get(key).and_then(Node::text).unwrap_or_default();
     let (api, kind) = (word("apiVersion"), word("kind"));
@@ -71,7 +71,7 @@ pub(crate) fn recognise(root: &Node) -> Origin {
     Origin::Drover
 }
 
-/// Converts a Kadende cluster configuration. `registered` are the platforms that will be there, if that is known.
+/// Converts a Kadende cluster configuration. `registered` are the platforms that will exist, if known.
 pub(crate) fn kadende(
     decoder: &mut Decoder<'_>,
     root: &Node,

@@ -1,4 +1,4 @@
-//! Documents of other tools.
+//! Conversion of documents of other tools.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The data directory of `drover dev`: what is in it, and how it is removed.
+//! The data directory of `drover dev`: its content and its removal.
 
 use std::{
     fs,
@@ -10,21 +10,21 @@ use std::{
 use anyhow::{Context, bail};
 use drover_platform_cloud::drivers::local;
 
-/// Marks a directory as ours; only such a one is ever removed. Keeps it out of repositories, too.
+/// Marks a directory as ours; no other directory is ever removed. Also keeps it out of repositories.
 const MARK: &str = "# Data of `drover dev`. Remove it with: drover dev --clean\n*\n";
 const MARK_FILE: &str = ".gitignore";
-/// How the state files of simulated platforms begin; the name follows.
+/// Prefix of the state files of simulated platforms, before the name.
 const SIMULATED: &str = "simulated-";
 
-/// The directory in which everything is kept between runs.
+/// The directory with all data that are kept between runs.
 #[derive(Clone, Debug)]
 pub(super) struct DataDir {
     root: PathBuf,
-    /// Whether it was made just now.
+    /// Whether it was just created.
     pub(super) new: bool,
 }
 
-/// What was removed.
+/// Numbers of removed processes and files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Removed {
     pub(super) processes: usize,
@@ -32,7 +32,7 @@ pub(super) struct Removed {
 }
 
 impl DataDir {
-    /// Makes the directory if it is not there.
+    /// Creates the directory if it does not exist.
     pub(super) fn open(root: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot use {}", root.display());
         let new = !root.join(MARK_FILE).exists();
@@ -60,7 +60,7 @@ impl DataDir {
         self.root.join("local")
     }
 
-    /// The file with the key of the store, made if it is not there.
+    /// The file with the key of the store, which is created if missing.
     pub(super) fn keys(&self) -> anyhow::Result<PathBuf> {
         let path = self.root.join("secrets.key");
         let failed = || format!("cannot make {}", path.display());
@@ -68,7 +68,7 @@ impl DataDir {
             return Ok(path);
         }
         let line = drover_orchestrator::new_key()?;
-        // Whole or not at all: half a key would be none, and would stay.
+        // Created atomically: a truncated key would be useless, and would stay.
         let made = self.root.join("secrets.key.new");
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
@@ -83,13 +83,13 @@ impl DataDir {
         self.root.join(format!("{SIMULATED}{name}.json"))
     }
 
-    /// Credentials for an emulated cloud.
+    /// Credentials file for an emulated cloud.
     #[cfg(feature = "emulate")]
     pub(super) fn emulated(&self, name: &str) -> PathBuf {
         self.root.join(format!("emulated-{name}"))
     }
 
-    /// Names of the simulated platforms of earlier runs: their nodes are still wanted.
+    /// Names of the simulated platforms of earlier runs, whose nodes are still wanted.
     pub(super) fn known_simulated(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(&self.root) else {
             return Vec::new();
@@ -121,7 +121,7 @@ fn check_mark(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Kills all nodes and removes everything. A directory that is not there has nothing to remove.
+/// Kills all nodes and removes everything. Does nothing if the directory does not exist.
 pub(super) fn clean(root: &Path) -> anyhow::Result<Removed> {
     if !root.join(MARK_FILE).exists() {
         if root.exists() {
@@ -133,7 +133,7 @@ pub(super) fn clean(root: &Path) -> anyhow::Result<Removed> {
         return Ok(Removed::default());
     }
     check_mark(root)?;
-    // Also refuses while a `drover dev` uses it.
+    // Also fails while a `drover dev` uses it.
     let nodes = local::remove_all(&root.join("local"))?;
     let mut removed = Removed {
         processes: nodes.processes,

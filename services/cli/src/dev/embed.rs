@@ -1,4 +1,4 @@
-//! The servers that `drover dev` runs in this process, each on a port of its own on loopback.
+//! The servers that `drover dev` runs in this process, each on a loopback port of its own.
 
 use std::{
     collections::BTreeMap,
@@ -21,17 +21,17 @@ use super::{
     emulate::{Emulated, Emulators},
 };
 
-/// Orchestrator and platforms.
 pub(super) struct Servers {
     orchestrator: Orchestrator,
     api: Running,
     platforms: Vec<(PlatformServer, Running)>,
     emulators: Emulators,
-    /// Endpoints of the platforms, by name: those of servers that listen on a socket are `unix:PATH`.
+    /// Endpoints of the platforms by name; `unix:PATH` for a server on a socket.
     pub(super) endpoints: BTreeMap<String, String>,
 }
 
-/// Takes the port or the socket of the API. Before anything else starts, so that a second `drover dev` disturbs nothing.
+/// Binds the port or the socket of the API. Called before anything else starts, so that a second `drover dev` disturbs
+/// nothing.
 pub(super) async fn listen(
     address: SocketAddr,
     socket: Option<&Path>,
@@ -42,7 +42,7 @@ pub(super) async fn listen(
     }
 }
 
-/// Where a platform listens: on any free port, or beside the socket of the API.
+/// Binds a platform to any free port, or to a socket beside that of the API.
 async fn listen_beside(api: &Place, platform: &str) -> Result<Listener, StartError> {
     match api {
         Place::Port(_) => Ok(drover_server::listen(&ephemeral()).await?.into()),
@@ -58,7 +58,8 @@ async fn listen_beside(api: &Place, platform: &str) -> Result<Listener, StartErr
 /// Prefix of endpoints that are sockets.
 const SOCKET: &str = "unix:";
 
-/// Reaches the platforms of this process on their sockets. Nobody else's socket is a platform, whatever is registered.
+/// Connects to the platforms of this process through their sockets. No other socket is a platform, whatever is
+/// registered.
 fn through(own: Vec<String>, usual: Connector) -> Connector {
     Arc::new(move |spec, identity| {
         let socket = own
@@ -79,13 +80,13 @@ fn settings(listen: SocketAddr) -> ServerSettings {
     }
 }
 
-/// Any free port on loopback.
+/// Settings for any free loopback port.
 fn ephemeral() -> ServerSettings {
     ServerSettings::on_port(0)
 }
 
 impl Servers {
-    /// Starts the local platform, the simulated and the emulated ones and the orchestrator.
+    /// Starts the local platform, the simulated and emulated ones, and the orchestrator.
     pub(super) async fn start(
         data: &DataDir,
         simulated: &[String],
@@ -144,17 +145,17 @@ impl Servers {
         })
     }
 
-    /// Names of platforms on emulated clouds, and where those are.
+    /// Names of the platforms on emulated clouds, and URLs of the emulators.
     pub(super) fn emulators(&self) -> &[(String, String)] {
         self.emulators.urls()
     }
 
-    /// Where the API is.
+    /// Address of the API.
     pub(super) fn place(&self) -> &Place {
         self.api.place()
     }
 
-    /// How the API is called.
+    /// Client target of the API.
     pub(super) fn target(&self) -> anyhow::Result<Target> {
         Ok(match self.api.place() {
             Place::Port(address) => format!("http://{address}").parse()?,
@@ -162,7 +163,7 @@ impl Servers {
         })
     }
 
-    /// Ends everything but the nodes: first who calls, then who is called.
+    /// Stops everything except the nodes: callers before the servers that they call.
     pub(super) async fn shutdown(self) {
         self.api.shutdown().await;
         self.orchestrator.shutdown().await;

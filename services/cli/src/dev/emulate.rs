@@ -13,7 +13,7 @@ pub(super) enum Cloud {
     Metal,
 }
 
-/// What clouds are called, those who say it in another way included. A platform is named as it was called.
+/// Names of clouds, including aliases. A platform gets the name that was given.
 const CLOUDS: [(&str, Cloud); 6] = [
     ("aws", Cloud::Aws),
     ("gcp", Cloud::Gcp),
@@ -30,7 +30,7 @@ pub(super) struct Emulated {
     pub(super) cloud: Cloud,
 }
 
-/// Reads `CLOUD` and `NAME=CLOUD`. `taken` are names of other platforms.
+/// Parses `CLOUD` and `NAME=CLOUD`. `taken` are the names of other platforms.
 pub(super) fn parse(words: &[String], taken: &[String]) -> Outcome<Vec<Emulated>> {
     let mut names: BTreeSet<&str> = taken.iter().map(String::as_str).collect();
     let mut emulated = Vec::new();
@@ -66,7 +66,7 @@ pub(super) use absent::Emulators;
 #[cfg(feature = "emulate")]
 pub(super) use present::Emulators;
 
-/// Nothing to emulate with: [`parse`] lets no cloud through.
+/// Without the feature there is nothing to start: [`parse`] accepts no cloud.
 #[cfg(not(feature = "emulate"))]
 mod absent {
     use super::{super::data::DataDir, Emulated};

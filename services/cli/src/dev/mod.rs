@@ -1,4 +1,4 @@
-//! `drover dev`: everything in one process, for this machine only.
+//! `drover dev`: everything in one process, only for this machine.
 
 mod data;
 mod embed;
@@ -22,7 +22,7 @@ use crate::{
     output::{self, count},
 };
 
-/// Nodes that are named when the program ends.
+/// Maximum number of nodes listed at the end.
 const MAX_NAMED: usize = 5;
 
 pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
@@ -33,13 +33,13 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
         drover_server::telemetry::init(drover_server::settings::LogFormat::Auto);
     }
     let elsewhere = elsewhere(&args.platform)?;
-    // Before anything is made, since most of it needs no data.
+    // Arguments are checked before anything is created.
     if args.simulate.iter().any(|name| name.trim() == "local") {
         return Err(Failure::usage(
             "`local` is the platform of this machine; give the simulated one another name",
         ));
     }
-    // Said before anything starts. Not read yet: what is a pipe can be read only once.
+    // Checked before anything starts, but not read yet: a pipe can only be read once.
     for file in args.filenames.iter().filter(|name| *name != "-") {
         std::fs::metadata(file)
             .map_err(|error| Failure::failed(format!("cannot read {file}: {error}")))?;
@@ -64,7 +64,7 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
         };
         Servers::start(&data, &simulated, &emulated, listener, tls).await?
     };
-    // Whatever goes wrong from here on, the servers are ended in order.
+    // Whatever fails from here on, the servers are shut down in order.
     let result = serve(&args, &servers, &data, elsewhere).await;
     servers.shutdown().await;
     let lines = result?;
@@ -76,7 +76,7 @@ pub(crate) async fn run(global: &Global, args: DevArgs) -> Outcome {
     Ok(Exit::Done)
 }
 
-/// Names and addresses of `--platform NAME=URL`.
+/// Parses `--platform NAME=URL`.
 fn elsewhere(words: &[String]) -> Outcome<Vec<(String, String)>> {
     let parse = |word: &String| match word.split_once('=') {
         Some((name, url)) if !name.is_empty() && url.contains("://") => {
@@ -89,7 +89,7 @@ fn elsewhere(words: &[String]) -> Outcome<Vec<(String, String)>> {
     words.iter().map(parse).collect()
 }
 
-/// Names that no emulated cloud may have.
+/// Names that an emulated cloud must not have.
 fn taken(simulated: &[String], elsewhere: &[(String, String)]) -> Vec<String> {
     std::iter::once("local".to_owned())
         .chain(simulated.iter().cloned())
@@ -97,7 +97,7 @@ fn taken(simulated: &[String], elsewhere: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// Names of the simulated platforms, the one that is always there first.
+/// Names of the simulated platforms, starting with the one that always exists.
 fn simulated(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = BTreeSet::from(["local".to_owned()]);
     std::iter::once("simulated".to_owned())
@@ -197,13 +197,13 @@ async fn serve(
     watches.spawn(watch_nodes(client.clone(), lines.clone(), hint.clone()));
     watches.spawn(watch_clusters(client, lines.clone(), hint.clone()));
     if applied.is_empty() {
-        // In the order in which the watches take them.
+        // The watches acquire the locks in the same order.
         let lines = lines.lock();
         hint.lock().show(&lines);
     }
     tokio::select! {
         signal = drover_server::shutdown_signal() => signal?,
-        // A watch of servers in the same process ends only when something is badly wrong.
+        // A watch of servers in the same process only ends after a serious failure.
         Some(ended) = watches.join_next() => {
             if let Ok(Err(failure)) = ended {
                 return Err(failure);
@@ -214,7 +214,7 @@ async fn serve(
     Ok(lines)
 }
 
-/// A path as people type it.
+/// A path in the form in which people type it.
 fn shown(path: &Path) -> String {
     if path.is_relative() && !path.starts_with(".") && !path.starts_with("..") {
         format!("./{}", path.display())
@@ -273,17 +273,17 @@ fn say(line: Option<String>) -> ControlFlow<Failure> {
     }
 }
 
-/// What to type next, said once.
+/// Suggests the next commands, once.
 struct Hint {
-    /// What has to be said of where the API is. None: nothing.
+    /// Address of the API, if commands have to name it.
     server: Option<String>,
-    /// Clusters that have to be ready first.
+    /// Number of clusters that have to be ready first.
     expected: usize,
     shown: bool,
 }
 
 impl Hint {
-    /// Shows it when all that was applied is ready.
+    /// Shows the hint once all applied clusters are ready.
     fn offer(&mut self, lines: &Lines) {
         let ready = lines.all_ready().unwrap_or(0);
         if self.expected > 0 && ready >= self.expected {
@@ -318,7 +318,7 @@ impl Hint {
                 commands.push("drover get platforms".into());
             }
         }
-        // Nothing is lost with a hint that nobody reads.
+        // A hint that cannot be printed is not a failure.
         let _ = output::line(&format!(
             "Next, in another terminal:  {}",
             commands.join(" · ")
@@ -326,7 +326,7 @@ impl Hint {
     }
 }
 
-/// Which nodes keep running, and how to remove them.
+/// Lists the nodes that keep running, and how to remove them.
 fn farewell(lines: &Mutex<Lines>, directory: &Path) -> String {
     let lines = lines.lock();
     let running: Vec<String> = lines

@@ -1,4 +1,4 @@
-//! What happens, line by line, as `drover dev` shows it.
+//! The lines about changes that `drover dev` prints.
 
 use std::{
     collections::BTreeMap,
@@ -10,19 +10,19 @@ use tokio::time::Instant;
 
 use crate::output::{age, one_line, paint, rows};
 
-/// Width of names, so that what follows stands in columns for most of them.
+/// Width of the name column, which fits most names.
 const NAME_WIDTH: usize = 12;
-/// Width of states.
+/// Width of the state column.
 const STATE_WIDTH: usize = 8;
 
-/// States of a cluster that is on its way to what is wanted.
+/// States of a cluster on its way to the desired state.
 const QUIET: [&str; 3] = ["Progressing", "ScalingUp", "ScalingDown"];
 
-/// What was shown so far.
+/// Everything that was shown so far.
 pub(super) struct Lines {
     nodes: BTreeMap<String, Node>,
     clusters: BTreeMap<String, Shown>,
-    /// Ready clusters of which nodes have yet to be shown: they and their clusters come from different watches.
+    /// Ready clusters some of whose nodes were not shown yet: nodes and clusters come from different watches.
     held: BTreeMap<String, (Cluster, Instant)>,
     colours: bool,
 }
@@ -30,7 +30,7 @@ pub(super) struct Lines {
 #[derive(Debug)]
 struct Shown {
     status: String,
-    /// Since when it is not ready.
+    /// Since when it has not been ready.
     waiting: Option<Instant>,
 }
 
@@ -44,12 +44,12 @@ impl Lines {
         }
     }
 
-    /// Nodes that are there now.
+    /// The nodes that exist now.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()
     }
 
-    /// Whether every cluster that was shown is ready, and how many there are.
+    /// Number of clusters shown, if all of them are ready.
     pub(super) fn all_ready(&self) -> Option<usize> {
         self.clusters
             .values()
@@ -57,7 +57,7 @@ impl Lines {
             .then_some(self.clusters.len())
     }
 
-    /// The line for a change of a node. Nothing for a step on the way.
+    /// The line for a change of a node. `None` for an intermediate step.
     pub(super) fn node(&mut self, node: &Node) -> Option<String> {
         let before = self
             .nodes
@@ -76,7 +76,7 @@ impl Lines {
                 about.extend(rows::pid(node).map(|pid| format!("pid {pid}")));
                 about.extend(took(node));
             }
-            // On the way, and nothing to say but that.
+            // An intermediate step without anything else to report.
             NodeState::Requested | NodeState::Provisioning | NodeState::Starting
                 if node.reason.is_empty() =>
             {
@@ -123,7 +123,7 @@ impl Lines {
         self.cluster(&cluster, at)
     }
 
-    /// Whether as many nodes were shown to be ready as the cluster counts.
+    /// Whether the number of nodes shown as ready matches the count of the cluster.
     fn shows_all(&self, cluster: &Cluster) -> bool {
         let counted = rows::Readiness::of(cluster);
         let shown = self
@@ -134,7 +134,7 @@ impl Lines {
         shown >= (counted.ready + counted.standby_ready) as usize
     }
 
-    /// The line for a change of a cluster. Nothing yet if it became ready and some of its nodes have not been shown so.
+    /// The line for a change of a cluster. `None` if it became ready but some of its nodes were not shown as ready yet.
     pub(super) fn cluster(&mut self, cluster: &Cluster, now: Instant) -> Option<String> {
         self.held.remove(&cluster.name);
         let current = cluster
@@ -168,7 +168,7 @@ impl Lines {
         let since = before.as_ref().and_then(|shown| shown.waiting);
         let unchanged = before.as_ref().is_some_and(|shown| shown.status == status);
         let was_ready = before.as_ref().is_some_and(|shown| shown.waiting.is_none());
-        // Steps on the way say nothing, unless it was there already.
+        // Intermediate steps are not shown, unless the cluster was ready before.
         let on_the_way = !ready && !was_ready && QUIET.contains(&status.as_str());
         self.clusters.insert(
             cluster.name.clone(),
@@ -220,14 +220,14 @@ fn not_ready(cluster: &Cluster) -> String {
     }
 }
 
-/// How long it took a node to become ready.
+/// The time that a node took to become ready.
 fn took(node: &Node) -> Option<String> {
     let created = SystemTime::try_from(node.create_time?).ok()?;
     let ready = SystemTime::try_from(node.state_time?).ok()?;
     Some(seconds(ready.duration_since(created).ok()?))
 }
 
-/// `0.19 s`, `12 s`.
+/// Formats a duration: `0.19 s`, `12 s`.
 fn seconds(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     if seconds < 1.0 {
@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Without the time of day, which depends on where the test runs.
+    /// Without the time of day, which depends on the time zone of the test.
     fn rest(line: Option<String>) -> String {
         line.unwrap()[12..].to_owned()
     }

@@ -1,4 +1,4 @@
-//! Content that a manifest names rather than holds: files beside it, and keys of secrets.
+//! Content that a manifest refers to: files beside it, and keys of secrets.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -6,7 +6,7 @@ use prost_reflect::{DynamicMessage, Kind, ReflectMessage, Value as Dynamic};
 
 use super::{decode::Decoder, path::join, tree::Node};
 
-/// Largest file that a manifest may name: a spec is at most this large.
+/// Maximum size of a file that a manifest names, which is the maximum size of a spec.
 const MAX_INCLUDED_BYTES: u64 = 512 * 1024;
 
 impl Decoder<'_> {
@@ -56,7 +56,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// The content of the file that `{file: PATH}` names.
+    /// The content of the file in `{file: PATH}`.
     pub(super) fn file(&mut self, node: &Node, path: &str) -> Option<Vec<u8>> {
         let entries = self.map(node, path, "a map {file: PATH}");
         for entry in entries.iter().filter(|entry| entry.key != "file") {
@@ -90,7 +90,7 @@ impl Decoder<'_> {
     }
 }
 
-/// Reads a file that may not be larger than `limit`.
+/// Reads a file of at most `limit` bytes.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
     let file = File::open(path)?;
     if file.metadata()?.is_dir() {
@@ -99,7 +99,7 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> 
     read_stream(file, limit)
 }
 
-/// Reads a stream that may not be longer than `limit`.
+/// Reads a stream of at most `limit` bytes.
 pub(crate) fn read_stream(stream: impl Read, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut content = Vec::new();
     stream.take(limit + 1).read_to_end(&mut content)?;

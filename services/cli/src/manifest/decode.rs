@@ -1,4 +1,4 @@
-//! Trees to messages, field by field as the schema says, with every error of a document at once.
+//! Decodes trees to messages, field by field according to the schema, and reports all errors of a document at once.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -14,28 +14,28 @@ use super::{
     tree::{Entry, Node, Scalar, Source, Span, Value},
 };
 
-/// Most keys that are listed where an unknown one resembles none.
+/// Maximum number of keys that are listed if an unknown one resembles none.
 const MAX_LISTED_KEYS: usize = 12;
 
-/// Decodes one document.
+/// Decoder of one document.
 pub(crate) struct Decoder<'a> {
     pub(crate) source: &'a Arc<Source>,
-    /// Files that parts of the document stand in besides, as [`Span::file`] counts them.
+    /// Further files with parts of the document, as [`Span::file`] counts them.
     pub(crate) files: &'a [Arc<Source>],
-    /// Directory that files are relative to.
+    /// Directory for relative paths.
     pub(crate) base: PathBuf,
     pub(crate) diagnostics: &'a mut Diagnostics,
-    /// The kind as `drover explain` calls it. Nothing where it cannot explain the document.
+    /// Kind for `drover explain`. `None` if it cannot explain the document.
     pub(crate) kind: Option<&'static str>,
 }
 
 impl<'a> Decoder<'a> {
-    /// The file that something stands in.
+    /// The file of a span.
     pub(crate) fn source_of(&self, span: Span) -> &'a Arc<Source> {
         file(self.source, self.files, span)
     }
 
-    /// From here on no line of it is shown.
+    /// From here on no diagnostic shows its lines.
     pub(crate) fn hide(&mut self, node: &Node) {
         self.diagnostics
             .hide(self.source_of(node.span), node.lines());
@@ -46,7 +46,7 @@ impl<'a> Decoder<'a> {
         self.diagnostics.is_secret(source, node.span.line)
     }
 
-    /// What stands there instead of what was expected.
+    /// Description of the value that was found instead of the expected one.
     fn found(&self, node: &Node) -> String {
         if self.is_hidden(node) {
             "something that is not shown".into()
@@ -80,10 +80,10 @@ impl<'a> Decoder<'a> {
         );
     }
 
-    /// Reports every key that is not known.
+    /// Reports an unknown key.
     pub(crate) fn unknown(&mut self, entry: &Entry, path: &str, known: &[(&str, String)]) {
         let suggestion = schema::closest(&entry.key, known.iter().map(|(key, _)| *key));
-        // In a damaged file a part of a content may have become the beginning of its name.
+        // In a damaged file a part of a value may have become the beginning of its key.
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let shown = entry.key.chars().all(is_name) || !is_secret_key(&entry.key);
         let path = if shown {
@@ -124,7 +124,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// A map, or an error.
+    /// The entries of a map. Anything else is reported.
     pub(crate) fn map<'n>(&mut self, node: &'n Node, path: &str, expected: &str) -> &'n [Entry] {
         match &node.value {
             Value::Map(entries) => entries,
@@ -135,7 +135,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// A message from a map of its fields.
+    /// Decodes a message from a map of its fields.
     pub(crate) fn message(
         &mut self,
         descriptor: &MessageDescriptor,
@@ -165,7 +165,7 @@ impl<'a> Decoder<'a> {
                 continue;
             };
             let path = join(path, &entry.key);
-            // Two ways to write one field, or two members of a oneof.
+            // Two notations of one field, or two members of a oneof.
             let choice = field
                 .descriptor
                 .containing_oneof()
@@ -315,12 +315,12 @@ impl<'a> Decoder<'a> {
                 });
                 Some(Dynamic::List(values.map(Dynamic::Message).collect()))
             }
-            // Handled by `field`, which has the message that they belong to.
+            // Handled by `field`, which has the message that contains them.
             Shape::PlatformName | Shape::File | Shape::FileOrSecret => None,
         }
     }
 
-    /// An element of a list: as the field itself, but without its default.
+    /// Decodes an element of a list: like the field itself, but without its default.
     fn item(&mut self, shape: &Shape, field: &Field, node: &Node, path: &str) -> Option<Dynamic> {
         match shape {
             Shape::Text => self.text(node, path, "a text").map(Dynamic::String),
@@ -333,7 +333,7 @@ impl<'a> Decoder<'a> {
         let mut groups = Vec::new();
         for entry in self.map(node, path, "a map of groups by name") {
             let path = join(path, &entry.key);
-            // `web:` alone is a group of which everything is inherited.
+            // `web:` alone is a group that inherits everything.
             let entries = if entry.value.is_null() {
                 &[]
             } else {
@@ -351,8 +351,7 @@ impl<'a> Decoder<'a> {
         None
     }
 
-    /// A text that is a text beyond doubt: a bare number or truth value is refused, because what YAML makes of it is
-    /// not what was written.
+    /// An unambiguous text: a bare number or boolean is refused, because YAML does not preserve it as written.
     pub(crate) fn text(&mut self, node: &Node, path: &str, expected: &str) -> Option<String> {
         let advice = match node.scalar() {
             Some(Scalar::Text(text)) => return Some(text.to_owned()),
@@ -450,7 +449,7 @@ impl<'a> Decoder<'a> {
         Some(Dynamic::Message(message))
     }
 
-    /// A free-form map.
+    /// Decodes a free-form map.
     pub(crate) fn free_map(&mut self, node: &Node, path: &str) -> Struct {
         let entries = self.map(node, path, "a map of free-form values");
         let mut fields = BTreeMap::new();
@@ -515,7 +514,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// The file that something stands in: the document's own, or one of `files`.
+/// The file of a span: the document's own, or one of `files`.
 pub(crate) fn file<'a>(
     own: &'a Arc<Source>,
     files: &'a [Arc<Source>],
@@ -525,7 +524,7 @@ pub(crate) fn file<'a>(
     other.unwrap_or(own)
 }
 
-/// User data on one line with other fields would be shown with the errors about those.
+/// User data on one line with other fields would be shown with the errors about those fields.
 fn is_bootstrap(shape: &Shape) -> bool {
     matches!(shape, Shape::Message(message) if message.name() == "BootstrapSource")
 }

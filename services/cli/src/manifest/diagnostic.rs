@@ -1,4 +1,4 @@
-//! What is wrong with a manifest, and how it is printed.
+//! Diagnostics of manifests, and their output.
 
 use std::{fmt::Write, ops::RangeInclusive, sync::Arc};
 
@@ -7,24 +7,24 @@ use super::{
     tree::{Node, Source, Span, Value},
 };
 
-/// Most errors of a file that are shown. Who has more than that fixes these first.
+/// Maximum number of errors shown per file; the others can wait until these are fixed.
 pub(crate) const MAX_DIAGNOSTICS: usize = 20;
-/// Longest source line that is shown; a longer one (minified JSON) says nothing.
+/// Maximum length of a source line that is shown; a longer one (minified JSON) does not help.
 const MAX_LINE: usize = 200;
 
-/// One thing that is wrong, and where.
+/// An error and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Diagnostic {
     pub(crate) source: Arc<Source>,
     pub(crate) span: Span,
-    /// Path of the field, empty for what is about no field.
+    /// Path of the field. Empty if it is not about a field.
     pub(crate) path: String,
     pub(crate) message: String,
-    /// What stands under the source line.
+    /// Text below the source line.
     pub(crate) expected: Option<String>,
-    /// Kind of the document, where `drover explain` knows it.
+    /// Kind of the document, if `drover explain` knows it.
     pub(crate) kind: Option<&'static str>,
-    /// Whether the line holds a secret and is not shown.
+    /// Whether the line contains a secret and is not shown.
     secret: bool,
 }
 
@@ -70,7 +70,7 @@ impl Diagnostic {
     }
 }
 
-/// Keys whose values are secret, as [`plain`] has them: those of manifests, and those that hands write who have it wrong.
+/// Keys whose values are secret, in the form of [`plain`]: those of manifests, and likely mistakes.
 const SECRET_KEYS: [&str; 16] = [
     "stringdata",
     "userdata",
@@ -90,13 +90,13 @@ const SECRET_KEYS: [&str; 16] = [
     "token",
 ];
 
-/// A key however it is written.
+/// A key without case and punctuation.
 fn plain(key: &str) -> String {
     let letters = key.chars().filter(|c| c.is_alphanumeric());
     letters.flat_map(char::to_lowercase).collect()
 }
 
-/// In a damaged file one key may be the end of another one.
+/// In a damaged file a key may be the end of another one.
 pub(crate) fn is_secret_key(key: &str) -> bool {
     names_secret(key) || SECRET_KEYS.contains(&&*plain(key))
 }
@@ -109,17 +109,17 @@ fn names_secret(line: &str) -> bool {
         .any(|key| line.contains(key))
 }
 
-/// All that is wrong with the manifests of one command.
+/// All diagnostics of the manifests of a command.
 #[derive(Debug, Default)]
 pub(crate) struct Diagnostics {
     items: Vec<Diagnostic>,
-    /// How many there were beyond [`MAX_DIAGNOSTICS`] in a file.
+    /// Number of errors beyond [`MAX_DIAGNOSTICS`] in a file.
     omitted: usize,
-    /// Lines that hold secrets; they are never printed.
+    /// Lines with secrets, which are never printed.
     hidden: Vec<Hidden>,
 }
 
-/// Lines of a file that hold secrets.
+/// Lines of a file with secrets.
 pub(crate) type Hidden = (Arc<Source>, RangeInclusive<usize>);
 
 impl Diagnostics {
@@ -140,8 +140,7 @@ impl Diagnostics {
         self.hidden.push((source.clone(), lines));
     }
 
-    /// Hides what has the name of something secret, wherever it stands: a damaged document may have it where no secret
-    /// is expected.
+    /// Hides the values of secret keys wherever they are: a damaged document may have them where no secret is expected.
     pub(crate) fn hide_secrets(&mut self, source: &Arc<Source>, node: &Node) {
         match &node.value {
             Value::Scalar { .. } => {}
@@ -160,7 +159,7 @@ impl Diagnostics {
         }
     }
 
-    /// All that was hidden.
+    /// All hidden lines.
     pub(crate) fn hidden(&self) -> &[Hidden] {
         &self.hidden
     }
@@ -171,7 +170,7 @@ impl Diagnostics {
             .any(|(hidden, lines)| Arc::ptr_eq(hidden, source) && lines.contains(&line))
     }
 
-    /// How many there are, shown or not.
+    /// Number of errors, shown or not.
     pub(crate) fn count(&self) -> usize {
         self.items.len() + self.omitted
     }
@@ -190,10 +189,10 @@ impl Diagnostics {
             || !diagnostic.path_is_readable()
     }
 
-    /// All of them as text, in the order of the files and their lines. A source line is shown once.
+    /// Renders all errors as text, in the order of the files and their lines. A source line is shown once.
     pub(crate) fn render(&self, outcome: &str) -> String {
         let mut items: Vec<&Diagnostic> = self.items.iter().collect();
-        // Stable, so that the files keep the order in which they were given.
+        // The stable sort keeps the order in which the files were given.
         items.sort_by(|a, b| {
             if Arc::ptr_eq(&a.source, &b.source) {
                 (a.span.line, a.span.column).cmp(&(b.span.line, b.span.column))
@@ -264,7 +263,7 @@ fn snippet(out: &mut String, item: &Diagnostic, line: &str) {
         width = number.len() + 1
     );
     let _ = writeln!(out, " {number} | {line}");
-    // Tabs stay tabs, so that the carets stand below what they mean.
+    // Tabs are kept, so that the carets are aligned.
     let indent: String = line
         .chars()
         .take(item.span.column.saturating_sub(1))
@@ -290,7 +289,7 @@ fn snippet(out: &mut String, item: &Diagnostic, line: &str) {
 }
 
 impl Diagnostic {
-    /// Values of secrets have no line of their own to show when the file could not be read at all.
+    /// If a file with secrets could not be parsed, it is unknown which lines contain their values.
     fn path_is_readable(&self) -> bool {
         !(self.path.is_empty()
             && ["kind: Secret", "stringData", "userData", "\"Secret\""]
@@ -298,7 +297,7 @@ impl Diagnostic {
                 .any(|mark| self.source.text.contains(mark)))
     }
 
-    /// Where the fields beside an unknown one are explained: its path without names and positions.
+    /// Argument of `drover explain` for the fields beside an unknown one: its path without names and positions.
     fn explain(&self) -> Option<String> {
         if !self.message.starts_with("unknown field") {
             return None;

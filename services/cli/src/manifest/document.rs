@@ -1,4 +1,4 @@
-//! What a document of ours is, and the parts that all of them have.
+//! Drover documents, and the parts that all of them have.
 
 use drover_core::name;
 use drover_proto::orchestrator::v1::{
@@ -18,7 +18,7 @@ use super::{
 /// Kinds of manifests.
 const KINDS: [&str; 3] = ["Cluster", "Platform", "Secret"];
 
-/// The kind of one of our documents.
+/// The kind of a Drover document.
 pub(super) fn kind(decoder: &mut Decoder<'_>, root: &Node) -> Option<&'static str> {
     if root.map().is_none() {
         decoder.mismatch(root, "", "a map with apiVersion, kind and metadata");
@@ -70,7 +70,7 @@ pub(super) fn kind(decoder: &mut Decoder<'_>, root: &Node) -> Option<&'static st
     Some(kind)
 }
 
-/// Name and labels; the other keys of the document are checked against `keys`.
+/// Reads name and labels; the other keys of the document are checked against `keys`.
 fn metadata(
     decoder: &mut Decoder<'_>,
     root: &Node,
@@ -217,7 +217,7 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
             continue;
         };
         for entry in decoder.map(values, section, expected) {
-            // A content without a key stands where its key should.
+            // A value without a key is found in the place of the key.
             let is_key =
                 !matches!(&entry.value.value, Value::Scalar { .. }) || entry.value.text().is_some();
             let key = name::shown_secret_key(&entry.key).filter(|_| is_key);
@@ -247,7 +247,7 @@ pub(super) fn secret(decoder: &mut Decoder<'_>, root: &Node) -> Option<ApplySecr
     Some(secret)
 }
 
-/// What a secret may be for, in words.
+/// Purposes of a secret, for messages.
 const PURPOSES: &str = "workload, probe or platform";
 
 fn purpose(word: &str) -> Option<SecretPurpose> {
@@ -259,7 +259,7 @@ fn purpose(word: &str) -> Option<SecretPurpose> {
     })
 }
 
-/// One value of a secret. What it says appears in no message.
+/// One value of a secret. No message contains its content.
 fn secret_value(
     decoder: &mut Decoder<'_>,
     section: &str,

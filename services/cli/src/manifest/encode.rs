@@ -1,4 +1,4 @@
-//! Messages to manifests: the way back of `decode`.
+//! Encodes messages as manifests, the inverse of `decode`.
 
 use drover_proto::orchestrator::v1::{Cluster, Platform};
 use prost::Message;
@@ -11,7 +11,7 @@ use super::{
     yaml::Yaml,
 };
 
-/// The manifest of a cluster: what the user wants, without what the server added.
+/// The manifest of a cluster: the desired state, without fields that the server added.
 pub(crate) fn cluster(cluster: &Cluster) -> anyhow::Result<Yaml> {
     let mut metadata = vec![("name".to_owned(), Yaml::text(&cluster.name))];
     if !cluster.labels.is_empty() {
@@ -63,7 +63,7 @@ fn document(
 fn message(descriptor: &MessageDescriptor, message: &DynamicMessage) -> Yaml {
     let mut entries = Vec::new();
     for field in schema::fields(descriptor) {
-        // The long form is written by the field itself.
+        // The field itself writes the long form.
         if matches!(
             field.shape,
             Shape::PlatformName | Shape::File | Shape::FileOrSecret
@@ -173,7 +173,7 @@ fn free_map(fields: &Struct) -> Yaml {
     )
 }
 
-/// A free-form value.
+/// Encodes a free-form value.
 pub(crate) fn free(value: &Free) -> Yaml {
     match &value.kind {
         None | Some(FreeKind::NullValue(_)) => Yaml::Null,
@@ -185,13 +185,13 @@ pub(crate) fn free(value: &Free) -> Yaml {
     }
 }
 
-/// A number as it would be written: whole numbers without fraction.
+/// Formats a number; whole numbers have no fraction.
 fn format_number(number: f64) -> String {
     if number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0 {
         return format!("{number:.0}");
     }
     let text = format!("{number:?}");
-    // A reader of YAML takes `1e300` for a text.
+    // YAML readers take `1e300` for text.
     if text.contains('e') && !text.contains('.') {
         text.replacen('e', ".0e", 1)
     } else {

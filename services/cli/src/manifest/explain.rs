@@ -1,11 +1,11 @@
-//! What fields mean: `drover explain` and the JSON Schema, both from the comments in the protos.
+//! Documentation of fields: `drover explain` and the JSON Schema, both from the comments in the protos.
 
 use prost_reflect::MessageDescriptor;
 use serde_json::{Map, Value, json};
 
 use super::schema::{self, Field, Shape};
 
-/// Kinds that can be explained, and the message behind the spec of each.
+/// Kinds that can be explained, with the message of their spec.
 const KINDS: [(&str, &str, &str); 2] = [
     ("cluster", "Cluster", "drover.orchestrator.v1.ClusterSpec"),
     (
@@ -15,10 +15,10 @@ const KINDS: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Widest line of an explanation.
+/// Maximum line width of an explanation.
 const WIDTH: usize = 110;
 
-/// Explains `cluster.spec.groups.health`. The error says what does not exist.
+/// Explains a path such as `cluster.spec.groups.health`. The error names the part that does not exist.
 pub(crate) fn explain(path: &str) -> Result<String, String> {
     let mut words = path.split('.').filter(|word| !word.is_empty());
     let kind = words.next().unwrap_or("cluster").to_lowercase();
@@ -55,7 +55,7 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
     let mut group = false;
     let mut words = words.peekable();
     while let Some(word) = words.next() {
-        // As messages and plans write it: `cluster.spec.groups.web.size`, `platforms[0].name`.
+        // Notation of messages and plans: `cluster.spec.groups.web.size`, `platforms[0].name`.
         let word = word.split('[').next().unwrap_or(word);
         let named = std::mem::take(&mut group);
         let fields = schema::fields(&message);
@@ -95,7 +95,7 @@ pub(crate) fn explain(path: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// What no proto describes: the kind Secret.
+/// Explains the kind Secret, which has no proto.
 fn other(kind: &str, field: Option<&str>) -> Result<String, String> {
     if !["secret", "secrets"].contains(&kind) {
         return Err(format!(
@@ -151,7 +151,7 @@ fn listing(path: &str, message: &MessageDescriptor) -> String {
     out
 }
 
-/// The comment of the protos, without what only concerns the wire.
+/// The comment in the proto, without the parts that only concern the wire.
 fn about(field: &Field) -> String {
     match field.shape {
         Shape::PlatformName => "The only platform; short for platforms with one name.".into(),
@@ -186,7 +186,7 @@ fn wrap(text: &str, indent: &str) -> String {
     out
 }
 
-/// The message behind a shape, for the fields inside.
+/// The message with the fields of a shape.
 fn inner(shape: &Shape) -> Option<MessageDescriptor> {
     match shape {
         Shape::Message(message) | Shape::Groups(message) | Shape::Platforms(message) => {

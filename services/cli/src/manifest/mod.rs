@@ -1,4 +1,4 @@
-//! Manifests: YAML or JSON from files, directories and standard input, as requests for the orchestrator.
+//! Manifests: reads YAML or JSON from files, directories and standard input as requests for the orchestrator.
 
 mod content;
 pub(crate) mod decode;
@@ -35,10 +35,10 @@ use self::{
 };
 use crate::convert::{self, Origin, capm};
 
-/// The version that every manifest names.
+/// `apiVersion` of all manifests.
 pub(crate) const API_VERSION: &str = "drover.dev/v1";
 
-/// A document that was read but not yet decoded.
+/// A document that is parsed but not yet decoded.
 #[derive(Debug)]
 struct Raw {
     source: Arc<Source>,
@@ -58,23 +58,23 @@ pub(crate) struct Manifests {
 pub(crate) struct Document<T> {
     pub(crate) object: T,
     source: Arc<Source>,
-    /// Files that parts of it stand in besides, as [`tree::Span::file`] counts them.
+    /// Further files with parts of it, as [`tree::Span::file`] counts them.
     files: Arc<[Arc<Source>]>,
     root: Node,
-    /// Lines that no objection of the server may show.
+    /// Lines that must not be shown with problems that the server reports.
     hidden: Vec<Hidden>,
 }
 
-/// All documents, by the order in which they are applied.
+/// All documents, in the order in which they are applied.
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
     pub(crate) secrets: Vec<Document<ApplySecretRequest>>,
     pub(crate) platforms: Vec<Document<Platform>>,
     pub(crate) clusters: Vec<Document<Cluster>>,
-    /// What was converted and may surprise, each a sentence.
+    /// Warnings about converted documents, each a sentence.
     pub(crate) warnings: Vec<String>,
     pub(crate) diagnostics: Diagnostics,
-    /// Plugins of converted documents that are no platforms; reported already.
+    /// Plugins of converted documents that are not platforms; already reported.
     unresolved: BTreeSet<String>,
 }
 
@@ -106,7 +106,7 @@ impl Manifests {
                 manifests.add_file(path)?;
             }
         }
-        // Nothing at all is a pipe that broke, or the wrong file.
+        // Empty input means that a pipe broke, or that it is the wrong file.
         if manifests.raw.is_empty() && manifests.unreadable.is_empty() {
             bail!("no document in {}", inputs.join(", "));
         }
@@ -121,7 +121,7 @@ impl Manifests {
     }
 
     fn add(&mut self, name: &str, base: PathBuf, content: Vec<u8>) -> anyhow::Result<()> {
-        // Half of the bytes of a text in UTF-16 are nothing, and its mark is no UTF-8.
+        // UTF-16 contains NUL bytes, and its byte order mark is not UTF-8.
         let wide = content.starts_with(&[0xff, 0xfe])
             || content.starts_with(&[0xfe, 0xff])
             || content.contains(&0);
@@ -151,7 +151,7 @@ impl Manifests {
         self.unreadable.extend(diagnostics.items().iter().cloned());
     }
 
-    /// Decodes all documents. `registered` are the platforms that the orchestrator has, if it could be asked.
+    /// Decodes all documents. `registered` are the platforms of the orchestrator, if it answered.
     pub(crate) fn decode(&self, registered: Option<&[String]>) -> Objects {
         let mut objects = Objects::default();
         for diagnostic in &self.unreadable {
@@ -180,7 +180,7 @@ impl Manifests {
         }
         for raw in &self.raw {
             let origin = convert::recognise(&raw.root);
-            // A Secret of Kubernetes means something only beside documents that name it.
+            // A Kubernetes Secret only has a meaning beside documents that refer to it.
             let taken = origin == Origin::Kubernetes && !bundle.is_empty();
             if taken {
                 bundle.add(&raw.source, &raw.root);
@@ -222,7 +222,7 @@ impl Raw {
     }
 }
 
-/// The manifests in a directory, by name.
+/// The manifests in a directory, sorted by name.
 fn manifest_files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -303,7 +303,7 @@ impl Objects {
         }
     }
 
-    /// The clusters that documents of the Cluster API describe together.
+    /// Adds the clusters that documents of the Cluster API describe together.
     fn add_bundle(&mut self, bundle: capm::Bundle, registered: Option<&BTreeSet<String>>) {
         let converted = bundle.convert(&mut self.diagnostics, registered);
         let Some(first) = converted.files.first() else {
@@ -332,7 +332,7 @@ impl Objects {
         self.unresolved.extend(converted.unresolved);
     }
 
-    /// What no message shows now, none shows later either.
+    /// Lines that are hidden now stay hidden in later diagnostics.
     fn hide(&mut self) {
         let hidden = self.diagnostics.hidden();
         for document in &mut self.clusters {
@@ -343,7 +343,7 @@ impl Objects {
         }
     }
 
-    /// Two documents for one object would leave the winner to chance.
+    /// Refuses two documents for one object: which of them wins would be arbitrary.
     fn check_names(&mut self) {
         let mut seen = BTreeSet::new();
         let mut twice = Vec::new();
@@ -371,7 +371,7 @@ impl Objects {
             .for_each(|diagnostic| self.diagnostics.push(diagnostic));
     }
 
-    /// Whether every platform that a cluster names will be there.
+    /// Checks that all platforms of the clusters will exist.
     fn check_platforms(&mut self, mut registered: BTreeSet<String>) {
         registered.extend(
             self.platforms
@@ -402,10 +402,10 @@ impl Objects {
 }
 
 impl<T> Document<T> {
-    /// What the server objects to, at the place in the manifest that it is about.
+    /// A problem that the server reports, at its position in the manifest.
     pub(crate) fn violation(&self, violation: &Violation) -> Diagnostic {
         let words = &violation.description;
-        // Words about a name follow it, unless they repeat it.
+        // A message about a name follows the name, unless it repeats it.
         let is_name = violation.field.rsplit('.').next() == Some("name");
         let message = if is_name && words.starts_with("is ") {
             format!("the name {words}")
@@ -415,7 +415,7 @@ impl<T> Document<T> {
         self.at(&violation.field, message)
     }
 
-    /// Something that is about one of its fields.
+    /// A diagnostic about one of its fields.
     fn at(&self, field: &str, message: String) -> Diagnostic {
         let (span, path) = path::locate(&self.root, field);
         let source = file(&self.source, &self.files, span);
@@ -428,20 +428,20 @@ impl<T> Document<T> {
             .any(|(hidden, lines)| Arc::ptr_eq(hidden, source) && lines.contains(&span.line))
     }
 
-    /// Something that is about the document as a whole.
+    /// A diagnostic about the whole document.
     pub(crate) fn refusal(&self, message: impl Into<String>) -> Diagnostic {
         let (span, _) = path::locate(&self.root, "metadata.name");
         let source = file(&self.source, &self.files, span);
         Diagnostic::new(source, span, "", message).secret(self.is_secret(source, span))
     }
 
-    /// Where it came from.
+    /// Name of its source.
     pub(crate) fn origin(&self) -> &str {
         &self.source.name
     }
 }
 
-/// Every platform that a cluster names, with the path that names it.
+/// All platforms in a cluster, with the paths of their names.
 fn platform_names(cluster: &Cluster) -> Vec<(String, String)> {
     let mut names = Vec::new();
     let Some(spec) = &cluster.spec else {

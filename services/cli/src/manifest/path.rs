@@ -1,4 +1,4 @@
-//! Field paths (`spec.groups.db.platforms[0].name`): how they are written, and where they lead in a manifest.
+//! Field paths (`spec.groups.db.platforms[0].name`): their notation, and their position in a manifest.
 
 use super::tree::{Entry, Node, Span, Value};
 
@@ -9,7 +9,7 @@ pub(crate) enum Segment {
     Index(usize),
 }
 
-/// The path of a key below `path`. Keys that are no plain words are quoted.
+/// The path of a key below `path`. Keys other than plain words are quoted.
 pub(crate) fn join(path: &str, key: &str) -> String {
     let plain = !key.is_empty()
         && key
@@ -27,7 +27,7 @@ pub(crate) fn index(path: &str, position: usize) -> String {
     format!("{path}[{position}]")
 }
 
-/// Takes a path apart. What is not well formed becomes a key, since paths come from servers too.
+/// Splits a path. Malformed parts become keys, since paths also come from servers.
 pub(crate) fn parse(path: &str) -> Vec<Segment> {
     let mut segments = Vec::new();
     let mut rest = path;
@@ -54,7 +54,7 @@ pub(crate) fn parse(path: &str) -> Vec<Segment> {
     segments
 }
 
-/// `node_class` as manifests write it: `nodeClass`.
+/// `node_class` in the notation of manifests: `nodeClass`.
 pub(crate) fn camel(key: &str) -> String {
     let mut out = String::with_capacity(key.len());
     let mut upper = false;
@@ -71,8 +71,8 @@ pub(crate) fn camel(key: &str) -> String {
     out
 }
 
-/// Where a path leads in a manifest, as far as it can be followed, and how the manifest writes it. Both spellings of
-/// groups are understood: `spec.groups[0]` and `spec.groups.db`.
+/// The position of a path in a manifest, as far as it can be followed, and the path in the notation of the manifest.
+/// Both notations of groups are understood: `spec.groups[0]` and `spec.groups.db`.
 pub(crate) fn locate(root: &Node, path: &str) -> (Span, String) {
     let mut segments = parse(path);
     if segments.first() == Some(&Segment::Key("cluster".into())) {
@@ -92,7 +92,7 @@ pub(crate) fn locate(root: &Node, path: &str) -> (Span, String) {
         let Some(step) = step(node, &segments[at..]) else {
             break;
         };
-        // Values are pointed at where they are scalars, else their keys.
+        // The position of a scalar is its value, that of other values their key.
         span = match step.node.value {
             Value::Scalar { .. } => step.node.span,
             Value::List(_) | Value::Map(_) => step.span,
@@ -113,14 +113,14 @@ fn append(path: &str, segment: &Segment) -> String {
     }
 }
 
-/// Where a document begins.
+/// The beginning of a document.
 pub(crate) fn first_line(node: &Node) -> Span {
     node.map()
         .and_then(|entries| entries.first())
         .map_or(node.span, |entry| entry.span)
 }
 
-/// Fields that a manifest writes under other names than servers do.
+/// Fields that have other names in manifests than on servers.
 const ALIASES: &[(&str, &[&str])] = &[
     ("text", &["userData", "userDataFrom"]),
     ("binary", &["userDataBase64", "userDataFrom"]),
@@ -133,7 +133,7 @@ const ALIASES: &[(&str, &[&str])] = &[
 struct Step<'a> {
     span: Span,
     node: &'a Node,
-    /// Segments of the path that it takes.
+    /// Number of path segments that it consumes.
     used: usize,
     written: Segment,
 }
@@ -194,7 +194,7 @@ fn step<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
     }
 }
 
-/// A name with dots in it that the server did not quote.
+/// A name with dots that the server did not quote.
 fn dotted<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
     let mut name = String::new();
     for (used, segment) in segments.iter().enumerate() {
@@ -214,7 +214,7 @@ fn dotted<'a>(node: &'a Node, segments: &[Segment]) -> Option<Step<'a>> {
     None
 }
 
-/// The path of a group (`data/hot`).
+/// Follows the path of a group (`data/hot`).
 fn nested<'a>(groups: &'a Node, path: &str) -> Option<Step<'a>> {
     let mut parts = path.split('/');
     let mut entry = groups.entry(parts.next()?)?;

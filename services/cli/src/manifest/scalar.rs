@@ -1,11 +1,11 @@
-//! Values that are written in a form of their own: durations, free-form values, base64.
+//! Values with a notation of their own: durations, free-form values, base64.
 
 use prost_types::{Duration, ListValue, Value as Free, value::Kind};
 
-/// Largest whole number that a free-form value may hold: beyond it a double loses digits.
+/// Largest integer in a free-form value: beyond it a double loses precision.
 pub(crate) const MAX_SAFE_INTEGER: i128 = 1 << 53;
 
-/// Reads `30s`, `1h30m`, `1.5s`, `500ms`, `30d`.
+/// Parses `30s`, `1h30m`, `1.5s`, `500ms`, `30d`.
 pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     let mut nanos: u128 = 0;
     let mut rest = text;
@@ -28,7 +28,7 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
             "ms" => 1_000_000,
             _ => return None,
         };
-        // Each unit once, from large to small.
+        // Each unit at most once, from large to small.
         if scale >= smallest {
             return None;
         }
@@ -45,7 +45,7 @@ pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
     })
 }
 
-/// What `google.protobuf.Duration` allows: about 10,000 years.
+/// Limit of `google.protobuf.Duration`: about 10,000 years.
 const MAX_SECONDS: i64 = 315_576_000_000;
 
 fn scaled(number: &str, scale: u128) -> Option<u128> {
@@ -66,7 +66,7 @@ fn scaled(number: &str, scale: u128) -> Option<u128> {
     (part % power == 0).then(|| whole + part / power)
 }
 
-/// Writes a duration so that [`parse_duration`] reads the same one.
+/// Formats a duration so that [`parse_duration`] reads the same one.
 pub(crate) fn format_duration(duration: &Duration) -> String {
     let (seconds, nanos) = (duration.seconds.max(0), duration.nanos.max(0));
     if nanos != 0 && nanos % 1_000_000 == 0 && seconds == 0 {
@@ -104,19 +104,17 @@ pub(crate) fn is_quantity(text: &str) -> bool {
     well_formed && units.contains(&unit)
 }
 
-/// A free-form value of some kind.
 pub(crate) fn free(kind: Kind) -> Free {
     Free { kind: Some(kind) }
 }
 
-/// A free-form list.
 pub(crate) fn free_list(values: Vec<Free>) -> Free {
     free(Kind::ListValue(ListValue { values }))
 }
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Bytes as base64, padded.
+/// Encodes bytes as padded base64.
 pub(crate) fn to_base64(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
@@ -136,7 +134,7 @@ pub(crate) fn to_base64(bytes: &[u8]) -> String {
     out
 }
 
-/// Base64 as bytes; white space is skipped, as it stands in folded texts.
+/// Decodes base64; whitespace, as in folded texts, is skipped.
 pub(crate) fn from_base64(text: &str) -> Option<Vec<u8>> {
     let clean: Vec<u8> = text
         .bytes()

@@ -1,5 +1,5 @@
-//! How the messages of the protos are written in a manifest. The protos say which fields there are and what they
-//! mean; here stands only what is written differently.
+//! Notation of proto messages in manifests. The protos define the fields and their meaning; this module only defines
+//! the differences in notation.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ pub(crate) fn message(name: &str) -> anyhow::Result<MessageDescriptor> {
         .ok_or_else(|| anyhow::anyhow!("the protos have no message {name}"))
 }
 
-/// How a value is written.
+/// Notation of a value.
 #[derive(Clone, Debug)]
 pub(crate) enum Shape {
     Text,
@@ -24,15 +24,15 @@ pub(crate) enum Shape {
     Integer {
         max: u64,
     },
-    /// `30s`, `1h30m`.
+    /// For example `30s`, `1h30m`.
     Duration,
-    /// Anything at all (`google.protobuf.Struct`).
+    /// Any value (`google.protobuf.Struct`).
     Free,
     /// A number, or `40%`.
     Amount,
     /// A port number, or the name of an endpoint.
     Port,
-    /// `50Gi`.
+    /// For example `50Gi`.
     Quantity,
     /// Bytes as base64.
     Base64,
@@ -46,13 +46,13 @@ pub(crate) enum Shape {
     Platforms(MessageDescriptor),
     /// The short form of `platforms`: one name.
     PlatformName,
-    /// `{file: PATH}`, read by this program.
+    /// `{file: PATH}`, which this program reads.
     File,
     /// `{file: PATH}` or `{secretKeyRef: …}`.
     FileOrSecret,
 }
 
-/// A field as a manifest writes it.
+/// A field in the notation of manifests.
 #[derive(Clone, Debug)]
 pub(crate) struct Field {
     pub(crate) key: String,
@@ -60,7 +60,7 @@ pub(crate) struct Field {
     pub(crate) shape: Shape,
 }
 
-/// Fields that are written under another name.
+/// Fields with another name in manifests.
 const RENAMED: &[(&str, &str)] = &[
     ("drover.orchestrator.v1.BootstrapSource.text", "userData"),
     (
@@ -78,10 +78,10 @@ const RENAMED: &[(&str, &str)] = &[
     ("drover.orchestrator.v1.PlatformTls.ca_pem", "ca"),
 ];
 
-/// Enum values that are written in another way than their name in the protos.
+/// Enum values with another name in manifests than in the protos.
 const RENAMED_VALUES: &[(&str, &str)] = &[("UPDATE_STRATEGY_ROLLING", "RollingUpdate")];
 
-/// Ranges and defaults, as a person should see them.
+/// Ranges and defaults as shown to people.
 const LIMITS: &[(&str, u64, u64, &str)] = &[
     ("GroupSpec.size", 0, 10_000, "1"),
     ("GroupSpec.standby", 0, 10_000, "0"),
@@ -138,7 +138,7 @@ const DEFAULTS: &[(&str, &str)] = &[
 pub(crate) fn fields(message: &MessageDescriptor) -> Vec<Field> {
     let mut fields = Vec::new();
     for descriptor in message.fields() {
-        // Given by the name in the metadata or in the map of groups.
+        // Given by the metadata, or by the key in the map of groups.
         if message.full_name() == "drover.orchestrator.v1.GroupSpec" && descriptor.name() == "name"
         {
             continue;
@@ -211,7 +211,7 @@ fn shape(field: &FieldDescriptor) -> Shape {
     }
 }
 
-/// The values of an enum as manifests write them, with their numbers.
+/// The values of an enum in the notation of manifests, with their numbers.
 pub(crate) fn enum_values(descriptor: &EnumDescriptor) -> Vec<(String, i32)> {
     let prefix = upper_snake(descriptor.name());
     descriptor
@@ -230,7 +230,7 @@ pub(crate) fn enum_values(descriptor: &EnumDescriptor) -> Vec<(String, i32)> {
         .collect()
 }
 
-/// `RETAIN` of `STORAGE_RETENTION_RETAIN`, as people write it: `Retain`.
+/// `RETAIN` of `STORAGE_RETENTION_RETAIN` in the notation of manifests: `Retain`.
 pub(crate) fn pascal(name: &str) -> String {
     name.split('_')
         .filter(|word| !word.is_empty())
@@ -257,7 +257,7 @@ fn short_name(field: &FieldDescriptor) -> String {
     format!("{}.{}", field.parent_message().name(), field.name())
 }
 
-/// Smallest and largest value of a number.
+/// Minimum and maximum of a number.
 pub(crate) fn range(field: &Field) -> Option<(u64, u64)> {
     let name = short_name(&field.descriptor);
     LIMITS
@@ -266,7 +266,7 @@ pub(crate) fn range(field: &Field) -> Option<(u64, u64)> {
         .map(|(_, min, max, _)| (*min, *max))
 }
 
-/// Value that is meant when the field is absent. Nothing where it depends.
+/// Value of an absent field. `None` if it depends on something else.
 pub(crate) fn default(field: &Field) -> Option<&'static str> {
     let name = short_name(&field.descriptor);
     let limits = LIMITS
@@ -283,7 +283,7 @@ pub(crate) fn default(field: &Field) -> Option<&'static str> {
         .filter(|d| !d.is_empty())
 }
 
-/// What is expected of a field, as text that follows "expected".
+/// Description of the expected value, to follow "expected".
 pub(crate) fn expectation(field: &Field) -> String {
     let mut text = describe(&field.shape);
     if let Some((min, max)) = range(field) {
@@ -295,7 +295,7 @@ pub(crate) fn expectation(field: &Field) -> String {
     text
 }
 
-/// A shape in words.
+/// Description of a shape, for messages.
 pub(crate) fn describe(shape: &Shape) -> String {
     match shape {
         Shape::Text => "a text".into(),
@@ -331,7 +331,7 @@ pub(crate) fn describe(shape: &Shape) -> String {
     }
 }
 
-/// `one of A, B, C`.
+/// Lists alternatives: `one of A, B, C`.
 pub(crate) fn one_of(names: &[String]) -> String {
     match names {
         [one] => one.clone(),
@@ -340,7 +340,7 @@ pub(crate) fn one_of(names: &[String]) -> String {
     }
 }
 
-/// The comment of the protos about something at `path` in its file.
+/// The comment in a proto file about the element at `path`.
 pub(crate) fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> String {
     let info = file.file_descriptor_proto().source_code_info.as_ref();
     let location =
@@ -351,7 +351,7 @@ pub(crate) fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Str
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
-/// The closest of some names, if it is close enough to be meant.
+/// The most similar name, if it is similar enough to be intended.
 pub(crate) fn closest<'a>(
     wrong: &str,
     names: impl IntoIterator<Item = &'a str>,

@@ -1,4 +1,4 @@
-//! What manifests mean, what is refused and how it is said.
+//! Meaning of manifests, and diagnostics of invalid ones.
 
 mod contents;
 mod random;
@@ -40,7 +40,7 @@ fn errors(text: &str) -> String {
     decode(text).diagnostics.render("")
 }
 
-/// A cluster with one group whose fields are given.
+/// A cluster with one group that has these fields.
 fn group(fields: &str) -> String {
     format!(
         "apiVersion: drover.dev/v1\nkind: Cluster\nmetadata: {{name: x}}\nspec:\n  groups:\n    db: {{{fields}}}\n"
@@ -374,5 +374,3 @@ fn manifests_are_valid_by_the_schema_that_is_printed() {
         assert!(!errors(&golden.replace(from, to)).is_empty(), "{to}");
     }
 }
-
-// Random specs.

@@ -1,4 +1,4 @@
-//! YAML and JSON as a tree that knows where everything stands.
+//! YAML and JSON as a tree with positions.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -10,19 +10,20 @@ use granit_parser::{Event, Parser, ScalarStyle, ScanError};
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 
-/// Largest file that is read. A spec is 512 KiB at most; this leaves room for several in one file.
+/// Maximum size of a file. A spec has at most 512 KiB; this leaves room for several in one file.
 pub(crate) const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
-/// Deepest nesting. Groups nest 8 deep; the rest is for free-form values.
+/// Maximum nesting. Groups nest 8 deep; the rest is for free-form values.
 const MAX_DEPTH: usize = 64;
-/// Most values in a file, those that aliases repeat included, so that a small file cannot grow without bounds.
+/// Maximum number of values in a file, including those that aliases repeat, so that a small file cannot grow without
+/// bounds.
 const MAX_NODES: usize = 200_000;
-/// Most documents in a file.
+/// Maximum number of documents in a file.
 const MAX_DOCUMENTS: usize = 1_000;
 
-/// A file, or what came from standard input.
+/// A file, or standard input.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// As messages show it.
+    /// Name in messages.
     pub(crate) name: String,
     pub(crate) text: String,
 }
@@ -40,25 +41,25 @@ impl Source {
     }
 }
 
-/// Where something stands: line and column from 1, length in characters on its first line.
+/// A position: line and column from 1, length in characters on its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Span {
     pub(crate) line: usize,
     pub(crate) column: usize,
     pub(crate) length: usize,
     pub(crate) last_line: usize,
-    /// Which file: 0 is the document's own, others count from 1 ([`Document`](super::Document) knows them).
+    /// Index of the file: 0 is the document's own, others count from 1 (see [`Document`](super::Document)).
     pub(crate) file: usize,
 }
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) span: Span,
     pub(crate) value: Value,
 }
 
-/// A value, not yet interpreted: what a plain scalar means depends on what is expected.
+/// A value before its interpretation: the meaning of a plain scalar depends on what is expected.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Scalar { text: String, plain: bool },
@@ -66,7 +67,7 @@ pub(crate) enum Value {
     Map(Vec<Entry>),
 }
 
-/// One key of a map and its value.
+/// A key of a map and its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: String,
@@ -74,14 +75,14 @@ pub(crate) struct Entry {
     pub(crate) value: Node,
 }
 
-/// What a plain scalar says by the core schema of YAML 1.2.
+/// A plain scalar, interpreted by the core schema of YAML 1.2.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Scalar<'a> {
     Null,
     Bool(bool),
     Integer(i128),
     Float(f64),
-    /// yes, no, on, off: text in YAML 1.2 and a truth value in YAML 1.1, so nobody can know what was meant.
+    /// yes, no, on, off: text in YAML 1.2 but a boolean in YAML 1.1, so the intention is unknown.
     Ambiguous(&'a str),
     Text(&'a str),
 }
@@ -110,7 +111,7 @@ impl Node {
         }
     }
 
-    /// The text of a scalar that is text beyond doubt.
+    /// The text of a scalar that is unambiguously text.
     pub(crate) fn text(&self) -> Option<&str> {
         match self.scalar() {
             Some(Scalar::Text(text)) => Some(text),
@@ -122,7 +123,7 @@ impl Node {
         self.scalar() == Some(Scalar::Null)
     }
 
-    /// Says that all of it stands in another file than the document's own.
+    /// Marks all of it as part of another file than the document's own.
     pub(crate) fn in_file(&mut self, file: usize) {
         self.span.file = file;
         match &mut self.value {
@@ -141,7 +142,7 @@ impl Node {
         self.span.line..=self.span.last_line
     }
 
-    /// What it is, for a message.
+    /// Description for a message.
     pub(crate) fn describe(&self) -> String {
         match &self.value {
             Value::List(_) => "a list".into(),
@@ -150,7 +151,7 @@ impl Node {
                 Some(Scalar::Null) => "nothing".into(),
                 Some(Scalar::Bool(_)) => format!("the truth value {text}"),
                 Some(Scalar::Integer(_) | Scalar::Float(_)) => format!("the number {text}"),
-                // In quotes it is a text, and looks like what was expected.
+                // A text because of its quotes, although it looks like the expected value.
                 Some(Scalar::Text(_)) if !matches!(resolve(text), Scalar::Text(_)) => {
                     format!("the text \"{text}\"")
                 }
@@ -161,7 +162,7 @@ impl Node {
     }
 }
 
-/// Interprets a plain scalar.
+/// Interprets a plain scalar by the core schema of YAML 1.2.
 pub(crate) fn resolve(text: &str) -> Scalar<'_> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Scalar::Null,
@@ -215,7 +216,7 @@ pub(crate) fn resolve(text: &str) -> Scalar<'_> {
     Scalar::Text(text)
 }
 
-/// Reads all documents of a source. What cannot be read as YAML is one diagnostic, since nothing after it means much.
+/// Parses all documents of a source. Invalid YAML is a single diagnostic, since errors after it mean little.
 pub(crate) fn parse(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Vec<Node> {
     match (Reader {
         parser: Parser::new_from_str(&source.text),
@@ -424,7 +425,7 @@ fn extend(mut span: Span, last: Option<&Node>) -> Span {
     span
 }
 
-/// Whether the tag says that it is a text. Other tags than the plain ones of YAML mean nothing here.
+/// Whether the tag marks a text. Only the standard tags of YAML are supported.
 fn check_tag(tag: Option<&granit_parser::Tag>, span: Span, own: &str) -> Result<bool, Stop> {
     let Some(tag) = tag else { return Ok(false) };
     let name = tag.to_string();
@@ -444,7 +445,7 @@ fn to_span(span: &granit_parser::Span) -> Span {
     } else {
         1
     };
-    // A block collection ends where the next thing begins; only what it contains counts.
+    // A block collection ends where the next token begins; only its content counts.
     let last_line = if end.col() == 0 && end.line() > start.line() {
         end.line() - 1
     } else {
@@ -462,7 +463,7 @@ fn to_span(span: &granit_parser::Span) -> Span {
 fn syntax(error: &ScanError) -> Stop {
     let mark = error.marker();
     let text = error.to_string();
-    // The place is said where all places are said.
+    // The position is reported with the diagnostic.
     let mut message = text;
     for mark in [" at byte ", " at char "] {
         message = message.split(mark).next().unwrap_or_default().to_owned();

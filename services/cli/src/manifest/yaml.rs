@@ -1,21 +1,20 @@
-//! Writes YAML: block style, short lists of words on one line, everything quoted that any reader could take for
-//! something else.
+//! Writes YAML: block style, short lists of words on one line, and quotes around everything that a reader could
+//! misinterpret.
 
 use super::tree::{Scalar, resolve};
 
-/// A value to write.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Yaml {
     Null,
     Bool(bool),
-    /// A number, written already.
+    /// A number that is already formatted.
     Number(String),
     Text(String),
     List(Vec<Yaml>),
     Map(Vec<(String, Yaml)>),
 }
 
-/// Longest list that is written on one line, in characters.
+/// Maximum length of a list on one line, in characters.
 const MAX_FLOW: usize = 80;
 
 impl Yaml {
@@ -27,7 +26,7 @@ impl Yaml {
         !matches!(self, Self::List(_) | Self::Map(_))
     }
 
-    /// The value on one line, if that is how it is written.
+    /// The value on one line, if it is written that way.
     fn inline(&self) -> Option<String> {
         match self {
             Self::Null => Some("null".into()),
@@ -46,7 +45,7 @@ impl Yaml {
     }
 }
 
-/// A document, with a line break at its end.
+/// Writes a document, with a newline at its end.
 pub(crate) fn write(value: &Yaml) -> String {
     let mut out = String::new();
     match value.inline() {
@@ -63,7 +62,7 @@ fn block(out: &mut String, value: &Yaml, indent: usize) {
     match value {
         Yaml::Map(entries) => {
             for (position, (key, value)) in entries.iter().enumerate() {
-                // The first key of a map in a list stands behind the hyphen.
+                // The first key of a map in a list follows the hyphen.
                 if position > 0 || !out.ends_with("- ") {
                     pad(out, indent);
                 }
@@ -130,7 +129,7 @@ fn pad(out: &mut String, indent: usize) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-/// Whether a text is written as a literal block: several lines that read the same way back.
+/// Whether a text is written as a literal block: several lines that read back unchanged.
 fn is_block(text: &str) -> bool {
     text.trim_end_matches('\n').contains('\n')
         && text.ends_with('\n')
@@ -140,7 +139,7 @@ fn is_block(text: &str) -> bool {
         && text.lines().all(|line| !line.ends_with(' '))
 }
 
-/// A text on one line, quoted where it must be.
+/// A text on one line, with quotes if necessary.
 fn quote(text: &str) -> String {
     let plain = text
         .starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '.'))
@@ -155,7 +154,7 @@ fn quote(text: &str) -> String {
     if plain { text.to_owned() } else { escape(text) }
 }
 
-/// What other readers of YAML take for a number, a date or a truth value.
+/// Whether other YAML readers take a text for a number, a date or a boolean.
 fn looks_special(text: &str) -> bool {
     let numeric = text
         .chars()

@@ -1,27 +1,27 @@
-//! Times as people read them: `41s`, `5m`, `3d`.
+//! Times in short form: `41s`, `5m`, `3d`.
 
 use std::time::{Duration, SystemTime};
 
 use prost_types::Timestamp;
 
-/// How long ago something was.
+/// Time since an event, in short form.
 pub(crate) fn since(time: Option<&Timestamp>, now: SystemTime) -> String {
     elapsed(time, now).map(short).unwrap_or_default()
 }
 
-/// How long ago something was; in the future is now.
+/// Time since an event; zero if it is in the future.
 pub(crate) fn elapsed(time: Option<&Timestamp>, now: SystemTime) -> Option<Duration> {
     let time = SystemTime::try_from(*time?).ok()?;
     Some(now.duration_since(time).unwrap_or_default())
 }
 
-/// How long until something is.
+/// Time until an event, in short form.
 pub(crate) fn until(time: Option<&Timestamp>, now: SystemTime) -> Option<String> {
     let time = SystemTime::try_from(*time?).ok()?;
     time.duration_since(now).ok().map(short)
 }
 
-/// A span in one unit, or two where that says more.
+/// A duration in one unit, or in two if that tells more.
 pub(crate) fn short(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -37,7 +37,7 @@ pub(crate) fn short(duration: Duration) -> String {
     }
 }
 
-/// A time of day of this machine, with milliseconds.
+/// Local time of day, with milliseconds.
 pub(crate) fn clock(time: SystemTime) -> String {
     jiff::Timestamp::try_from(time)
         .map(|time| {
@@ -48,7 +48,7 @@ pub(crate) fn clock(time: SystemTime) -> String {
         .unwrap_or_default()
 }
 
-/// A time of a message as RFC 3339.
+/// A protobuf timestamp as RFC 3339.
 pub(crate) fn rfc3339(time: Option<&Timestamp>) -> String {
     time.map(ToString::to_string).unwrap_or_default()
 }

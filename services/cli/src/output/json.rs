@@ -1,4 +1,4 @@
-//! The canonical protobuf JSON, with default values and empty lists.
+//! Canonical protobuf JSON, including default values and empty lists.
 
 use prost::{Message, Name};
 use prost_reflect::{DynamicMessage, SerializeOptions};
@@ -14,7 +14,7 @@ pub(crate) fn value<M: Message + Name>(message: &M) -> anyhow::Result<Value> {
     Ok(dynamic.serialize_with_options(serde_json::value::Serializer, &options)?)
 }
 
-/// A message as JSON text, for people and programs.
+/// A message as indented JSON text.
 pub(crate) fn pretty<M: Message + Name>(message: &M) -> anyhow::Result<String> {
     Ok(format!(
         "{}\n",

@@ -1,4 +1,4 @@
-//! How results are printed: tables, JSON, YAML, names; colours only for people.
+//! Prints results: tables, JSON, YAML, names; colours only on a terminal.
 
 pub(crate) mod age;
 pub(crate) mod json;
@@ -14,7 +14,7 @@ use comfy_table::{Table as Layout, presets};
 
 pub(crate) use self::visible::{Visible, one_line, visible};
 
-/// Prints a line to standard error. What others wrote in it is shown, and nothing else.
+/// Prints a line to standard error. Control characters in foreign text are shown as escapes.
 macro_rules! complain {
     ($($part:tt)*) => {
         eprintln!("{}", $crate::output::visible(&format!($($part)*)))
@@ -47,14 +47,13 @@ pub(crate) enum ReportFormat {
     Json,
 }
 
-/// A table: its columns and its rows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     pub(crate) header: Vec<&'static str>,
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// Columns whose content is a state, to be coloured.
+/// Columns with a state, which is coloured.
 const STATE_COLUMNS: [&str; 2] = ["STATUS", "TYPE"];
 
 impl Table {
@@ -65,7 +64,7 @@ impl Table {
         }
     }
 
-    /// The table as text: no borders, three spaces between columns, none at the ends of lines.
+    /// The table as text: no borders, three spaces between columns, no trailing spaces.
     pub(crate) fn render(&self, header: bool, colours: bool) -> String {
         if self.rows.is_empty() && !header {
             return String::new();
@@ -78,7 +77,7 @@ impl Table {
                 .map(ToString::to_string)
                 .collect::<Vec<_>>(),
         );
-        // A cell is one line; messages of platforms may be several.
+        // A cell has one line; messages of platforms may have several.
         let rows: Vec<Vec<String>> = self
             .rows
             .iter()
@@ -114,7 +113,7 @@ impl Table {
             })
     }
 
-    /// How wide the columns are, in characters.
+    /// Column widths in characters.
     pub(crate) fn widths(&self) -> Vec<usize> {
         let width = |(position, name): (usize, &&str)| {
             let cells = self.rows.iter().filter_map(|row| row.get(position));
@@ -124,7 +123,7 @@ impl Table {
         self.header.iter().enumerate().map(width).collect()
     }
 
-    /// Its rows alone, below a table that was printed before with these widths.
+    /// Only the rows, for a table that was printed before with these widths.
     pub(crate) fn below(&self, widths: &[usize], colours: bool) -> String {
         let mut out = String::new();
         for row in &self.rows {
@@ -147,7 +146,7 @@ impl Table {
 
     fn coloured(&self, line: &str, row: &[String], widths: &[u16]) -> String {
         let mut line = line.to_owned();
-        // From the right, so that what is inserted moves nothing that is still to come.
+        // From the right, so that insertions do not move the cells that are still to come.
         for (position, name) in self.header.iter().enumerate().rev() {
             let Some(cell) = row.get(position) else {
                 continue;
@@ -189,12 +188,12 @@ pub(crate) fn colours() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Prints to standard output, control characters as escapes. A reader that has gone away (`| head`) is no failure.
+/// Prints to standard output, with control characters as escapes. A closed pipe (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     print_painted(&visible(text))
 }
 
-/// The same with the colours of a table, whose cells are shown already.
+/// Like `print`, with the colours of a table, whose cells are already escaped.
 pub(crate) fn print_painted(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -203,12 +202,12 @@ pub(crate) fn print_painted(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints what never ends by itself. Errors: also a reader that has gone away, which ends it.
+/// Prints a part of endless output. A closed pipe is an error, which ends the output.
 pub(crate) fn print_on(text: &str) -> io::Result<()> {
     print_painted_on(&visible(text))
 }
 
-/// The same with the colours of a table.
+/// Like `print_on`, with the colours of a table.
 pub(crate) fn print_painted_on(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush())
@@ -219,7 +218,7 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// `1 node`, `2 nodes`.
+/// A number with its noun: `1 node`, `2 nodes`.
 pub(crate) fn count(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }

@@ -1,4 +1,4 @@
-//! One row for every kind of thing.
+//! Table rows for all kinds of objects.
 
 use std::{collections::BTreeSet, time::SystemTime};
 
@@ -15,17 +15,16 @@ use drover_proto::{
 use super::{Table, age};
 use crate::manifest::schema::pascal;
 
-/// The last words of the name of an enum value (`NODE_STATE_READY`): `Ready`.
+/// The last words of the name of an enum value: `Ready` for `NODE_STATE_READY`.
 pub(crate) fn word(name: &str, prefix: &str) -> String {
     pascal(name.strip_prefix(prefix).unwrap_or(name))
 }
 
-/// State of a node.
 pub(crate) fn node_state(state: NodeState) -> String {
     word(state.as_str_name(), "NODE_STATE_")
 }
 
-/// What the status column says of a node: the reason where it is not Ready.
+/// Status column of a node: the reason if it is not Ready.
 pub(crate) fn node_status(node: &Node) -> String {
     if node.state() == NodeState::Ready || node.reason.is_empty() {
         node_state(node.state())
@@ -34,7 +33,7 @@ pub(crate) fn node_status(node: &Node) -> String {
     }
 }
 
-/// Conditions that say more than the phase, the gravest first.
+/// Conditions that tell more than the phase, the most severe first.
 const TELLING: [&str; 10] = [
     "Deleting",
     "Paused",
@@ -74,7 +73,7 @@ pub(crate) fn cluster_status(cluster: &Cluster) -> String {
     }
 }
 
-/// Wanted and ready nodes: active and standby.
+/// Desired and ready nodes, active and standby.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
     pub(crate) size: u32,
@@ -94,7 +93,7 @@ impl Readiness {
         })
     }
 
-    /// `1/1 +2/2`: active, standby.
+    /// Active and standby nodes: `1/1 +2/2`.
     pub(crate) fn short(self) -> String {
         if self.standby == 0 && self.standby_ready == 0 {
             format!("{}/{}", self.ready, self.size)
@@ -106,7 +105,7 @@ impl Readiness {
         }
     }
 
-    /// `2 of 3`, standby included.
+    /// All nodes, including standby ones: `2 of 3`.
     pub(crate) fn words(self) -> String {
         format!(
             "{} of {}",
@@ -116,7 +115,7 @@ impl Readiness {
     }
 }
 
-/// Names of the platforms in a spec, in order and once each.
+/// Names of the platforms in a spec, in order and without duplicates.
 pub(crate) fn platforms(spec: &ClusterSpec) -> Vec<String> {
     fn walk<'a>(groups: &'a [GroupSpec], names: &mut Vec<&'a str>) {
         for group in groups {
@@ -196,7 +195,7 @@ pub(crate) fn role(node: &Node) -> &'static str {
     }
 }
 
-/// Where a node is reached: its agent, or the first of its ports.
+/// Address of a node: that of its agent, or its first endpoint.
 pub(crate) fn address(node: &Node) -> String {
     let agent = node
         .agent_address
@@ -288,7 +287,7 @@ pub(crate) fn events() -> Table {
     Table::new(&["SEQ", "LAST-SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"])
 }
 
-/// How serious an event is, in one word.
+/// Severity of an event in one word.
 pub(crate) fn severity(event: &Event) -> &'static str {
     match event.severity() {
         EventSeverity::Warning => "Warning",
@@ -296,7 +295,7 @@ pub(crate) fn severity(event: &Event) -> &'static str {
     }
 }
 
-/// What an event is about.
+/// The object of an event.
 pub(crate) fn event_object(event: &Event) -> String {
     match (&event.node, &event.group) {
         (Some(node), _) => format!("node/{node}"),
@@ -402,10 +401,10 @@ pub(crate) fn secret(secret: &Secret, now: SystemTime) -> Vec<String> {
     ]
 }
 
-/// What a secret is for, as manifests say it.
+/// The purpose of a secret, in the notation of manifests.
 pub(crate) fn purpose(purpose: SecretPurpose) -> &'static str {
     match purpose {
-        // Servers that know no purposes answer none.
+        // Servers that do not support purposes return none.
         SecretPurpose::Unspecified => "-",
         SecretPurpose::Workload => "workload",
         SecretPurpose::Probe => "probe",

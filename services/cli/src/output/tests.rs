@@ -1,4 +1,4 @@
-//! How results look.
+//! Format of results.
 
 use std::time::{Duration, SystemTime};
 
@@ -104,7 +104,7 @@ fn a_cell_gives_a_terminal_nothing_to_obey() {
         let row = text.lines().last().unwrap();
         assert_eq!(row, format!("{shown}   {shown}   {shown}"));
     }
-    // Its own colours are all that is left.
+    // Only the colours of the table are left.
     for text in [table.render(true, true), table.below(&widths, true)] {
         let row = text.lines().last().unwrap();
         let state = format!("\x1b[31m{shown}\x1b[0m");

@@ -1,10 +1,10 @@
-//! Text of others on a terminal: a platform, a node or an event must not move the cursor, rename the window or turn a line
-//! around.
+//! Foreign text on a terminal: a platform, a node or an event must not move the cursor, rename the window or reverse a
+//! line.
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// A text whose control characters are shown as escapes, but for the ends of lines and tabs. `\u001b` is what JSON and
-/// quoted YAML take for the same character.
+/// Replaces control characters with escapes, except newlines and tabs. JSON and quoted YAML read `\u001b` as the same
+/// character.
 pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_hidden) {
         return Cow::Borrowed(text);
@@ -12,7 +12,7 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     let mut out = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         if is_hidden(c) {
-            // A String takes everything.
+            // Writing to a string cannot fail.
             let _ = write!(out, "\\u{:04x}", u32::from(c));
         } else {
             out.push(c);
@@ -21,13 +21,13 @@ pub(crate) fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The same on one line.
+/// Like `visible`, on one line.
 pub(crate) fn one_line(text: &str) -> String {
     visible(&text.replace(['\n', '\r', '\t'], " ")).into_owned()
 }
 
-/// Whether a terminal obeys a character instead of showing it: controls (C0, C1), ends of lines that no program counts,
-/// and marks that change the direction of what follows.
+/// Whether a terminal obeys a character instead of showing it: controls (C0, C1), line separators that programs do not
+/// count, and marks that change the direction of text.
 fn is_hidden(c: char) -> bool {
     match c {
         '\n' | '\t' => false,
@@ -38,14 +38,15 @@ fn is_hidden(c: char) -> bool {
     }
 }
 
-/// A stream of bytes as text for a terminal, whose pieces may end within a character.
+/// Makes a stream of bytes visible on a terminal; chunks may end within a character.
 #[derive(Debug, Default)]
 pub(crate) struct Visible {
     rest: Vec<u8>,
 }
 
 impl Visible {
-    /// What can be shown of it now. The end of a line may be that of another system.
+    /// Returns the text that can be shown now. Holds back a `\r` at the end, which may be the first half of a line
+    /// ending.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> String {
         self.rest.extend_from_slice(bytes);
         let whole = self.rest.len() - open(&self.rest);
@@ -53,7 +54,7 @@ impl Visible {
         show(&std::mem::replace(&mut self.rest, rest))
     }
 
-    /// What is left at the end.
+    /// Returns the rest at the end.
     pub(crate) fn finish(&mut self) -> String {
         show(&std::mem::take(&mut self.rest))
     }
@@ -64,7 +65,7 @@ fn show(bytes: &[u8]) -> String {
     visible(&text).into_owned()
 }
 
-/// How many of the last bytes may belong to what comes next.
+/// Number of bytes at the end that may belong to the next chunk.
 fn open(bytes: &[u8]) -> usize {
     if bytes.ends_with(b"\r") {
         return 1;
@@ -86,7 +87,7 @@ fn open(bytes: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Every way that is known to make a terminal do something.
+    /// All known ways to make a terminal do something.
     const EVIL: &str = "a\x1b[31mb\x1b]0;title\x07c\u{9b}2Jd\x08e\x7ff\rg\u{202e}h\u{85}i\0";
 
     #[test]

@@ -1,4 +1,4 @@
-//! `drover audit` over the log of a server.
+//! `drover audit` with the log of a server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! `drover dev --emulate`: the real drivers on emulated clouds, as a person starts them.
+//! `drover dev --emulate`: the real drivers on emulated clouds, started as by a user.
 #![cfg(feature = "emulate")]
 #![allow(
     missing_docs,
@@ -23,7 +23,7 @@ use drover_testing::processes::program;
 use serde_json::Value;
 use tokio::time::Instant;
 
-/// How long anything may take on a busy machine.
+/// Timeout for anything, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Dev {
@@ -66,7 +66,7 @@ impl Dev {
         }
     }
 
-    /// Waits for a line with all of these words, and answers it.
+    /// Waits for a line with all of these words, and returns it.
     fn line(&mut self, words: &[&str]) -> String {
         let began = Instant::now();
         loop {
@@ -84,7 +84,7 @@ impl Dev {
         }
     }
 
-    /// Addresses of the emulators, by the names of their platforms.
+    /// Addresses of the emulators by platform.
     fn emulators(&mut self) -> BTreeMap<String, String> {
         let line = self.line(&["  emulators "]);
         let (_, list) = line.split_once("emulators ").unwrap();
@@ -131,7 +131,7 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// What was made at an emulator and is still there.
+/// Objects that were created at an emulator and still exist.
 fn left(emulator: &str) -> Vec<Value> {
     let mut ledger = ask(emulator, "ledger");
     ledger.retain(|made| made["gone"] == false && made["foreign"] == false);
@@ -157,7 +157,7 @@ fn kinds(left: &[Value]) -> BTreeMap<&str, usize> {
     kinds
 }
 
-/// Waits until nothing is left: what was removed may need a moment to be gone.
+/// Waits until nothing is left: removals may take a moment.
 fn until_empty(emulator: &str) {
     let began = Instant::now();
     while !left(emulator).is_empty() {

@@ -1,5 +1,5 @@
-//! What somebody meets who types the first commands: wrong names, wrong files, wrong addresses. Every one of them ends with
-//! a way out and the exit code that the documentation lists.
+//! First commands of a new user: wrong names, wrong files, wrong addresses. Each of them ends with advice and the
+//! documented exit code.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -73,10 +73,10 @@ async fn drover(directory: &Path, server: &str, line: &str, input: &'static str)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // Not on a thread that serves.
+    // Not on a thread that runs the server.
     let run = move || {
         let mut child = command.spawn().unwrap();
-        // It may have ended without reading.
+        // The process may have ended without reading.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         child.wait_with_output().unwrap()
     };
@@ -120,7 +120,7 @@ async fn what_is_wrong_is_said_with_a_way_out() {
         assert_eq!(found, code, "{line}: {text}");
         assert!(text.contains(words), "{line}: {text}");
     }
-    // The address without a scheme was understood: it was this server that answered.
+    // An address without a scheme works: this server has answered.
     let (code, text) = place.run("get clusters").await;
     assert_eq!((code, text.as_str()), (0, "nothing found\n"));
     place.running.shutdown().await;

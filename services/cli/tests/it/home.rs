@@ -1,4 +1,4 @@
-//! A directory in which `drover dev` runs on a socket, as a person starts it.
+//! A directory in which `drover dev` runs on a socket, started as by a user.
 
 use std::{
     fs,
@@ -56,7 +56,7 @@ impl Home {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Starts `drover dev` and waits until it says what to do next.
+    /// Starts `drover dev` and waits until it suggests the next commands.
     pub(crate) fn dev(&self) -> Dev {
         let child = self
             .drover("dev --socket api.sock --data-dir data")
@@ -74,7 +74,7 @@ impl Home {
         panic!("it ended: {:?}", dev.said);
     }
 
-    /// Sockets that are there.
+    /// Existing sockets.
     pub(crate) fn sockets(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.0.path()).unwrap().flatten();
         let is_socket = |path: &PathBuf| {
@@ -93,12 +93,12 @@ pub(crate) struct Dev {
 }
 
 impl Dev {
-    /// Inodes of the TCP sockets on which it listens.
+    /// Inodes of its listening TCP sockets.
     pub(crate) fn listening(&self) -> Vec<String> {
         let tables = ["tcp", "tcp6"].map(|table| {
             fs::read_to_string(format!("/proc/{}/net/{table}", self.child.id())).unwrap_or_default()
         });
-        // 0A: it listens.
+        // State 0A: listening.
         let inodes: Vec<String> = tables
             .iter()
             .flat_map(|table| table.lines().skip(1))
@@ -124,7 +124,7 @@ impl Dev {
 
 impl Drop for Dev {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The command line as a user starts it.
+//! Tests of the command line, started as by a user.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

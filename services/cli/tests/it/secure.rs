@@ -1,4 +1,4 @@
-//! The command line against an orchestrator with mutual TLS, with the certificates that it makes itself.
+//! The command line with an orchestrator over mutual TLS, using the certificates that it creates itself.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -18,7 +18,7 @@ pub(crate) async fn drover(directory: &Path, arguments: &[&str]) -> (i32, String
         .args(arguments)
         .current_dir(directory)
         .env("XDG_CONFIG_HOME", directory.join("config"));
-    // Not on a thread that serves.
+    // Not on a thread that runs the server.
     let output: Output = tokio::task::spawn_blocking(move || command.output())
         .await
         .unwrap()
@@ -72,7 +72,7 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("a client certificate"), "{text}");
 
-    // A context keeps the files, wherever the command is run.
+    // A context works in any directory, as it has absolute paths.
     let set = [
         "context",
         "set",
@@ -109,7 +109,7 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
     let (code, text) = drover(here, &["pause", "orders"]).await;
     assert_eq!(code, 3, "{text}");
 
-    // What cannot be meant is said before anything is sent.
+    // Invalid combinations are refused before anything is sent.
     let (code, text) = drover(here, &["get", "clusters", "--cert", "certs/vera.pem"]).await;
     assert_eq!(code, 64, "{text}");
     let plain = [
@@ -129,7 +129,7 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
     let (code, text) = drover(here, &missing).await;
     assert!(code == 1 && text.contains("missing.pem"), "{text}");
 
-    // A certificate that is revoked, by its name, is refused once the server has read the new list.
+    // A revoked certificate, given by its name, is refused once the server has read the new list.
     let (code, text) = drover(here, &["certs", "revoke", "vera"]).await;
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("spiffe://drover/viewer/vera"), "{text}");
@@ -165,7 +165,7 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
         let (code, text) = drover(here, &["certs", "revoke", wrong]).await;
         assert!(code == 1 && text.contains(words), "{text}");
     }
-    // Nor what another authority has made, which is told from ours by its name, too.
+    // Nor a certificate of another authority, whose name is different too.
     let (code, text) = drover(here, &["certs", "init", "--dir", "other"]).await;
     assert_eq!(code, 0, "{text}");
     let (code, text) = drover(here, &["certs", "revoke", "other/admin.pem"]).await;
@@ -179,13 +179,13 @@ async fn the_certificates_that_it_makes_are_enough_for_mutual_tls() {
             .issuer
     });
     assert_ne!(ours, theirs);
-    // Once more changes nothing, and a new list says the same.
+    // Repeating it changes nothing, and a new list has the same content.
     let (_, text) = drover(here, &["certs", "revoke", "certs/vera.pem"]).await;
     assert!(text.contains("1 revoked"), "{text}");
     let (_, text) = drover(here, &["certs", "crl", "--days", "30"]).await;
     assert!(text.contains("1 revoked"), "{text}");
 
-    // The key of a platform, which is for the same host names, makes no orchestrator.
+    // A platform's certificate, although valid for the same host names, is not that of an orchestrator.
     let settings = ServerSettings {
         tls: TlsSettings {
             cert: file("platform-cloud.pem"),

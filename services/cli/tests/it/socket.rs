@@ -1,4 +1,4 @@
-//! `drover dev --socket`: for the user who starts it, and nobody else on the machine.
+//! `drover dev --socket`: only for the user who starts it, nobody else on the machine.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ fn the_api_is_on_a_socket_of_its_owner_and_nothing_is_on_a_port() {
     }
     assert!(dev.listening().is_empty(), "{:?}", dev.listening());
     home.succeeds(&format!("apply -f quiet.yaml --wait --server {server}"));
-    // From the directory in which it is, and by a context from anywhere.
+    // With a path relative to its directory, and with a context from anywhere.
     let nodes = home.succeeds("get nodes quiet -o name --server unix:api.sock");
     assert_eq!(nodes.lines().count(), 2, "{nodes}");
     home.succeeds("context set mine unix:api.sock");
@@ -57,7 +57,7 @@ fn a_socket_of_the_dead_is_replaced_and_one_of_the_living_is_not() {
     assert!(text.contains("another process listens there"), "{text}");
     assert!(!home.path().join("other").exists(), "nothing was made");
     home.succeeds("get platforms --server unix:api.sock");
-    // Its end cannot clean up.
+    // A killed process cannot clean up.
     dev.child.kill().unwrap();
     dev.child.wait().unwrap();
     assert!(!home.sockets().is_empty());

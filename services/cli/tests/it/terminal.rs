@@ -1,10 +1,10 @@
-//! What others write reaches a terminal as text.
+//! Foreign text reaches a terminal as plain text.
 
 use serde_json::Value;
 
 use crate::home::Home;
 
-/// Moves the cursor, names the window, turns the line around.
+/// Moves the cursor, renames the window, reverses the line.
 const EVIL: &str = "swap\x1b[31m\x1b]0;owned\x07\u{9b}2J\u{202e}done\x7f\rx\ncluster/quiet Ready";
 
 fn is_obeyed(c: char) -> bool {
@@ -53,12 +53,12 @@ fn what_others_wrote_is_shown_and_never_obeyed() {
         }
     }
     assert!(seen >= 2, "only {seen} commands show the reason");
-    // Programs read what was written.
+    // Programs get the original text.
     let text = home.succeeds(&format!("get clusters -o json {here}"));
     let answer: Value = serde_json::from_str(&text).unwrap();
     let reason = answer["clusters"][0]["status"]["pause"]["reason"].as_str();
     assert_eq!(reason, Some(EVIL));
-    // Names that somebody types are said again in errors.
+    // Errors repeat names that the user typed.
     for what in ["get cluster", "describe cluster", "get nodes"] {
         let output = home
             .drover(&format!("{what} {here}"))

@@ -1,4 +1,4 @@
-//! Which states are the same.
+//! Equality of states.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::model::{Model, OLD};
 
 impl Model {
-    /// The state without what makes no difference: names, counters, words, and how long ago what is long ago was.
+    /// Hash of the state without irrelevant details: names, counters, messages, and the exact age of what is long past.
     pub(super) fn key(&self) -> u64 {
         let ago = |time: Millis| match time {
             0 => i64::MIN,

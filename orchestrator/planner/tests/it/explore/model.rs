@@ -1,4 +1,4 @@
-//! A group, its platforms and what may happen to them: the states of the exploration.
+//! States of the exploration: a group, its platforms and what may happen to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::world::build::view;
 
 use super::MAX_PASSES;
 
-/// Older than this is all the same: beyond every deadline of these worlds.
+/// Age in ms beyond which all times are the same: longer than every deadline of these worlds.
 pub(super) const OLD: i64 = 4_000_000;
 
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Thing {
     pub(super) phase: Phase,
     pub(super) ready: bool,
     pub(super) leaving: bool,
-    /// Does the work of its group.
+    /// Whether it is active.
     pub(super) acts: bool,
 }
 
@@ -38,7 +38,7 @@ impl Thing {
     }
 }
 
-/// One world: the record, what there really is, and what may still go wrong.
+/// One world: the record, the actual state, and the faults that may still happen.
 #[derive(Clone)]
 pub(super) struct Model {
     pub(super) now: Millis,
@@ -47,20 +47,19 @@ pub(super) struct Model {
     pub(super) group: Group,
     pub(super) views: BTreeMap<Sym, PlatformView>,
     pub(super) things: BTreeMap<(Uuid, u32), Thing>,
-    /// Reads under way, each with its beginning.
+    /// Reads in flight, each with its start.
     pub(super) reads: BTreeMap<Sym, Millis>,
-    /// When to plan again.
     pub(super) wake: Option<Millis>,
-    /// The most that there may be, as long as calls of before the last change are under way.
+    /// The most nodes that may exist while calls from before the last change are in flight.
     pub(super) most: usize,
-    /// The same of those that do the work.
+    /// The same for active nodes.
     pub(super) most_acting: usize,
     pub(super) faults: u32,
     pub(super) wishes: u32,
     ids: u64,
 }
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     Made(Uuid),
@@ -83,7 +82,7 @@ pub(super) enum Step {
     TurnRefused(u64),
     Read,
     Restart,
-    /// The platform that is the n-th by name.
+    /// The platform at this position by name.
     Unreachable(usize),
     Reachable,
     Tick,
@@ -109,13 +108,13 @@ impl Step {
             | Self::TurnRefused(_)
             | Self::Restart
             | Self::Unreachable(_) => true,
-            // To take long while something is under way.
+            // Delays while something is in flight.
             Self::Tick => !quiet,
             _ => false,
         }
     }
 
-    /// Something that was set going comes to its end, and nothing has to go wrong for it.
+    /// Whether something in flight ends without a fault.
     pub(super) fn is_progress(self) -> bool {
         matches!(
             self,
@@ -179,7 +178,7 @@ impl Model {
         }
     }
 
-    /// Plans until nothing is left to be done. Answers the worlds in which the process dies on the way, after a plan was
+    /// Plans until nothing is left to do. Returns the worlds in which the process crashes on the way, after a plan was
     /// durable and before any call was made.
     pub(super) fn settle(&mut self) -> Vec<Self> {
         let mut deaths = Vec::new();
@@ -249,7 +248,7 @@ impl Model {
             let staying = self.state.nodes.iter();
             let staying = staying.filter(|node| !leaving.contains(&node.slot) && up(node));
             let floor = self.group.total() - self.group.budget().unavailable;
-            // Too many active ones while standby nodes are lacking: those that act have to be enough.
+            // Surplus active nodes while standby nodes are missing: the active ones that stay have to be enough.
             let acts = self.group.standby > 0 && node.role.may_act();
             let (left, floor) = if acts && *reason == RemovalReason::Surplus {
                 let acting = staying.filter(|node| node.role == Role::Active);
@@ -290,7 +289,7 @@ impl Model {
         }
     }
 
-    /// What can happen now.
+    /// Possible next steps.
     pub(super) fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         for (id, request) in self.state.requests.iter() {
@@ -312,7 +311,7 @@ impl Model {
         }
         for (&(id, index), thing) in &self.things {
             if !self.views[&thing.platform].visible {
-                // What nobody sees happens all the same.
+                // Things that are not visible can die too.
                 if thing.phase != Phase::Failed {
                     steps.extend([Step::Dies(id, index), Step::Vanishes(id, index)]);
                 }
@@ -379,7 +378,7 @@ impl Model {
         steps
     }
 
-    /// Whether all is as wanted.
+    /// Whether the actual state is the desired one.
     pub(super) fn is_as_wanted(&self) -> bool {
         let group = &self.group;
         let right = |node: &drover_core::Node| {

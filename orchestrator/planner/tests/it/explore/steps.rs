@@ -1,4 +1,4 @@
-//! What each step does to a state.
+//! Effects of the steps on a state.
 
 use std::collections::BTreeSet;
 
@@ -109,7 +109,7 @@ impl Model {
             }
             Step::Template(digest) => {
                 self.group = of_template(self.group.clone(), digest);
-                // The spec is the same.
+                // The spec is unchanged.
                 self.most = self.most.max(self.ceiling());
             }
             Step::Scale(size) => {
@@ -145,7 +145,7 @@ impl Model {
         self.most_acting = self.most_acting.max(self.acting_ceiling());
     }
 
-    /// The change of a role ends: it happened or not, and its answer is good, lost or a refusal.
+    /// A role change ends: it took effect or not, and the response is a success, lost or a refusal.
     pub(super) fn change_role(&mut self, slot: u64, happens: bool, failure: Option<bool>) {
         let now = self.now;
         let Some(node) = self.state.node_mut(slot) else {
@@ -171,7 +171,7 @@ impl Model {
         nodes.find(|node| (node.request, node.index) == (request, index))
     }
 
-    /// It is not shown any more.
+    /// A thing is no longer listed.
     fn unlisted(&mut self, request: Uuid, index: u32) {
         let now = self.now;
         if let Some(node) = self.node_of(request, index) {
@@ -204,7 +204,7 @@ impl Model {
         outcomes
     }
 
-    /// The platform says that it has made all from the template of now.
+    /// The platform reports to have created all nodes from its present template.
     fn render(&mut self, id: Uuid) {
         let template = self.group.choices[0].template.as_ref();
         let digest = template.map(|template| template.digest.clone());
@@ -223,7 +223,7 @@ impl Model {
         }
     }
 
-    /// What platforms show of what there is.
+    /// Platforms report the actual state.
     pub(super) fn show(&mut self) {
         let now = self.now;
         for (&(id, index), thing) in &self.things.clone() {
@@ -263,7 +263,7 @@ impl Model {
     }
 
     pub(super) fn restart(&mut self, begun: bool) {
-        // What was under way is done, and nobody hears of it.
+        // Calls in flight take effect, and their responses are lost.
         let under_way: Vec<Uuid> = self
             .state
             .requests
@@ -305,7 +305,7 @@ impl Model {
         self.show();
     }
 
-    /// Time passes until the planner has something to do; what is called ends by its deadline.
+    /// Time passes until the planner has something to do; calls end by their deadlines.
     fn tick(&mut self) {
         let Some(wake) = self.wake else { return };
         self.now = self.now.max(wake);
@@ -327,7 +327,7 @@ impl Model {
                 node.hook = Some(Box::new(Err("late".into())));
             }
         }
-        // What goes on to be shown has been seen a moment ago.
+        // Things that are still visible were observed just now.
         self.show();
     }
 }

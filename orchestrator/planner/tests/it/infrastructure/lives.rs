@@ -1,4 +1,4 @@
-//! Whole lives, with crashes and faults: whatever goes wrong, nothing is left.
+//! Whole lifecycles with crashes and faults: whatever goes wrong, nothing is left behind.
 
 use drover_planner::ConditionKind;
 
@@ -10,7 +10,7 @@ use crate::infrastructure::{
     },
 };
 
-/// Runs a life with crashes at these passes. Answers how many passes it took.
+/// Runs a lifecycle with crashes at the given passes. Returns the number of passes.
 fn life(seed: u64, crashes: &[(usize, Crash)], faults: SiteFaults, hurry: Option<usize>) -> usize {
     let mut world = fresh(seed, vec![wanted("a", ALL), wanted("b", "network")], 2);
     for platform in ["a", "b"] {

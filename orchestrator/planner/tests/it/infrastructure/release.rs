@@ -1,4 +1,4 @@
-//! Freed after the nodes, and only then gone.
+//! Infrastructure is released after the nodes, and its record goes only once it is gone.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn a_removed_entry_is_released_when_no_node_is_left_on_its_platform() {
     assert!(world.state.infrastructure.is_empty() && world.state.nodes.is_empty());
     let now = world.now;
     assert_eq!(world.site("a").present(now), [""; 0]);
-    // Wanted again, it is made again.
+    // Wanted again, it is created again.
     world.want_below(vec![wanted("a", "network")]);
     world.want(vec![group("data", 1, &["a"])]);
     world.run_for(Duration::from_secs(120));

@@ -1,4 +1,4 @@
-//! What failures, sickness and death lead to, and what not.
+//! Consequences of failures, sickness and death.
 
 use drover_core::{
     Error, Millis, Phase,

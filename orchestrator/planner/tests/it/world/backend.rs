@@ -24,15 +24,15 @@ pub struct Thing {
     pub other_cluster: bool,
     pub spec_hash: Sym,
     pub group: Sym,
-    /// Named machine that it is. Empty: none.
+    /// Named host. Empty if none.
     pub host: Sym,
-    /// Whether it has storage, that of its group and ordinal.
+    /// Whether it has the storage of its group and ordinal.
     pub storage: bool,
     pub phase: Phase,
     pub ready: bool,
-    /// Does the work of its group.
+    /// Whether it is active.
     pub acts: bool,
-    /// Not listed before then.
+    /// Not listed before this time.
     pub hidden_until: Millis,
 }
 
@@ -42,32 +42,32 @@ impl Thing {
     }
 }
 
-/// Percentages of calls that go wrong.
+/// Percentages of calls that fail.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     pub provision: u64,
     pub deprovision: u64,
     pub role_change: u64,
     pub adopt: u64,
-    /// Time until listed is up to the contract's limit.
+    /// Whether the time until things are listed is up to the contract's limit.
     pub hidden: bool,
 }
 
 pub struct Backend {
     pub uid: String,
     pub things: BTreeMap<String, Thing>,
-    /// Slots that were ever made.
+    /// Slots that were ever created.
     pub made: BTreeSet<(Uuid, u32)>,
-    /// Slots whose creation has begun or will.
+    /// Slots whose creation has started or will start.
     pub begun: BTreeSet<(Uuid, u32)>,
     pub reachable: bool,
     pub capacity: usize,
     pub faults: Faults,
-    /// Ids that a removal was asked for.
+    /// Ids whose removal was requested.
     pub asked: BTreeSet<String>,
-    /// Every Provision fails with this.
+    /// Error of every Provision call.
     pub refuses: Option<Error>,
-    /// Machines that belong to somebody else.
+    /// Hosts that belong to another owner.
     pub claimed: BTreeSet<Sym>,
 }
 
@@ -87,7 +87,7 @@ impl Backend {
         }
     }
 
-    /// What a complete read shows.
+    /// Result of a complete read.
     pub fn list(&self, now: Millis) -> Vec<Thing> {
         let listed = |thing: &&Thing| thing.hidden_until <= now;
         self.things.values().filter(listed).cloned().collect()
@@ -161,7 +161,7 @@ impl World {
         self.fail_provision(&platform, request, things, deadline);
     }
 
-    /// Makes those whose machines belong to nobody.
+    /// Creates the nodes whose hosts belong to no other owner.
     fn provision_unclaimed(&mut self, platform: &Sym, request: Uuid, things: Vec<Thing>) {
         let backend = self.platforms.get_mut(platform).unwrap();
         let mut outcomes = Vec::new();
@@ -191,12 +191,12 @@ impl World {
         let epoch = self.epoch;
         let after = self.rng.u64(1..(deadline - self.now));
         match self.rng.u8(0..6) {
-            // Nothing made, and the caller does not know it.
+            // Nothing is created, and the caller does not know it.
             0 => {
                 let error = Error::unavailable("broken");
                 self.at(after, Event::Answered(epoch, request, Err(error)));
             }
-            // Made, now or as late as may be, and the answer is lost; the call may arrive twice.
+            // Created, now or as late as possible, and the response is lost; the call may arrive twice.
             1 | 2 => {
                 let copies = self.rng.u8(1..=2);
                 let slots = things.iter().map(|t| (t.request, t.index));
@@ -212,7 +212,7 @@ impl World {
                     Event::Answered(epoch, request, Err(error)),
                 );
             }
-            // Some made, some never, some nobody knows of.
+            // Some are created, some never, and the outcome of some is not known.
             3 => {
                 let mut outcomes = Vec::new();
                 let after = after.min(5_000);
@@ -339,7 +339,7 @@ impl World {
         self.at(took, Event::Deprovisioned(epoch, slot, good));
     }
 
-    /// A platform is asked to hand a foreign node over.
+    /// Handles the request to hand over a foreign node.
     pub(super) fn adopt(&mut self, slot: u64) {
         let node = self.state.node_mut(slot).unwrap();
         assert!(!node.call.in_flight, "one adoption call at a time");
@@ -352,7 +352,7 @@ impl World {
         let backend = &self.platforms[&node.platform];
         let (faults, reachable) = (backend.faults.adopt, backend.reachable);
         let fails = self.chance(faults);
-        // More than all: none of them gets there.
+        // More than 100 %: no call reaches it.
         let does = reachable && (!fails || faults <= 100 && self.rng.bool());
         let backend = self.platforms.get_mut(&node.platform).unwrap();
         let mut gone = None;
@@ -373,7 +373,7 @@ impl World {
         self.at(took, Event::Adopted(epoch, slot, told));
     }
 
-    /// Something of ours dies: failed, terminated, or simply not there any more.
+    /// A thing of ours dies: failed, terminated, or simply gone.
     pub fn kill(&mut self, platform: &Sym, id: &str) {
         let backend = self.platforms.get_mut(platform).unwrap();
         let Some(thing) = backend.things.get_mut(id).filter(|t| !t.is_dead()) else {
@@ -395,7 +395,6 @@ impl World {
         self.show(platform, id);
     }
 
-    /// The platform's own readiness of a thing changes.
     pub fn set_ready(&mut self, platform: &Sym, id: &str, ready: bool) {
         let backend = self.platforms.get_mut(platform).unwrap();
         if let Some(thing) = backend.things.get_mut(id) {
@@ -404,7 +403,7 @@ impl World {
         self.show(platform, id);
     }
 
-    /// A thing is not listed for a while, though it is there; shorter than the contract's limit.
+    /// A thing that exists is not listed for a while, shorter than the contract's limit.
     pub fn flicker(&mut self, platform: &Sym, id: &str) {
         let span = self.rng.u64(1_000..build::HIDDEN - 1_000);
         let backend = self.platforms.get_mut(platform).unwrap();
@@ -419,7 +418,7 @@ impl World {
         self.at(span, Event::Appear(platform.clone(), id.to_owned()));
     }
 
-    /// Ids of what exists, with their platforms.
+    /// Ids of existing things, with their platforms.
     pub fn ids(&self) -> Vec<(Sym, String)> {
         self.platforms
             .iter()

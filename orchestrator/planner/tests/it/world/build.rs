@@ -14,9 +14,9 @@ use drover_planner::{Limits, PlatformView};
 
 /// Deadline of Provision calls.
 pub const CALL: Millis = 60_000;
-/// Longest creation.
+/// Maximum creation time.
 pub const CREATION: Millis = 30_000;
-/// Longest invisibility.
+/// Maximum visibility delay.
 pub const HIDDEN: Millis = 20_000;
 
 pub fn view(name: &str) -> PlatformView {
@@ -76,7 +76,7 @@ pub fn group(path: &str, size: u32, platforms: &[&str]) -> Group {
     }
 }
 
-/// A group whose nodes have storage, of which this becomes.
+/// A group whose nodes have storage with this policy.
 pub fn stored(mut group: Group, policy: Policy) -> Group {
     group.storage = Some(Storage {
         policy,
@@ -115,7 +115,7 @@ pub fn rolling(surge: u32, unavailable: u32) -> Update {
     }
 }
 
-/// A group of which every choice makes this version.
+/// The group with this version in every choice.
 pub fn at_version(mut group: Group, version: &str) -> Group {
     for one in &mut group.choices {
         *one = choice(&one.platform, version);
@@ -123,7 +123,7 @@ pub fn at_version(mut group: Group, version: &str) -> Group {
     group
 }
 
-/// The same group, now that its platforms have this template.
+/// The group after its platforms changed to this template.
 pub fn of_template(mut group: Group, digest: &str) -> Group {
     for choice in &mut group.choices {
         choice.template = Some(Template {
@@ -134,7 +134,7 @@ pub fn of_template(mut group: Group, digest: &str) -> Group {
     group
 }
 
-/// A hook that may take so many seconds before a node goes.
+/// A pre-stop hook with this timeout.
 pub fn pre_stop(seconds: u64) -> Lifecycle {
     let hook = Hook {
         exec: vec!["leave".to_owned()],
@@ -150,7 +150,7 @@ pub fn sym(text: &str) -> Sym {
     text.into()
 }
 
-/// A shortage of everything, everywhere on a platform.
+/// A shortage of all pools in all failure domains of a platform.
 pub fn shortage(until: Millis) -> drover_planner::Shortage {
     drover_planner::Shortage {
         pool: "".into(),

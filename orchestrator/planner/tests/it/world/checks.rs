@@ -1,4 +1,4 @@
-//! What must hold whatever happens, and what must hold in the end.
+//! Invariants that always hold, and those that hold in the end.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use drover_planner::{Call, Op, Plan};
 use super::{World, backend::Thing, build};
 
 impl World {
-    /// Our living things of a group, on all platforms that were not given up with them.
+    /// Our living things of a group, on all platforms that were not abandoned with them.
     pub fn living(&self, group: &str) -> Vec<&Thing> {
         self.platforms
             .values()
@@ -22,7 +22,7 @@ impl World {
             .collect()
     }
 
-    /// Everything of ours that is still there, dead or alive.
+    /// Everything of ours that still exists, dead or alive.
     pub fn leftovers(&self) -> usize {
         let things = self.platforms.values().flat_map(|b| b.things.values());
         things
@@ -30,7 +30,7 @@ impl World {
             .count()
     }
 
-    /// The largest number that a group may have while calls from before a change may still do something.
+    /// The most nodes that a group may have while calls from before a change may still take effect.
     fn ceiling(&self, group: &str) -> usize {
         let from = self
             .now
@@ -50,7 +50,7 @@ impl World {
         most.max(last)
     }
 
-    /// After something came into being: never more than wanted, never two in one place.
+    /// After something was created: never more than wanted, never two in one place.
     pub fn check_ceiling(&self, group: &str) {
         let living = self.living(group);
         assert!(
@@ -95,7 +95,7 @@ impl World {
                         .all(|n| {
                             n.state != NodeState::Requested && n.state != NodeState::Provisioning
                         });
-                    // Those who stand by may not become Ready without one that acts: its place is filled first.
+                    // Standby nodes may not become Ready without an active one, so its place is filled first.
                     let acts = |to: &BTreeSet<u32>| to.contains(&ordinal);
                     let acts = self.state.vacated.get(&group.path).is_some_and(acts)
                         || planned.ops.iter().any(|op| {
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// What no plan may do.
+    /// Invariants of every plan.
     pub(super) fn check(&self, planned: &Plan) {
         self.check_order(planned);
         let mut leaving: BTreeSet<u64> = self
@@ -183,7 +183,7 @@ impl World {
                     .filter(|n| n.group == node.group && !leaving.contains(&n.slot))
                     .filter(|n| self.is_up(n))
                     .count();
-                // Too many active ones while standby nodes are lacking: those that act have to be enough.
+                // Surplus active nodes while standby nodes are missing: the active ones that stay have to be enough.
                 let acts = *reason == RemovalReason::Surplus && group.standby > 0;
                 let acts = acts && node.role.may_act();
                 let staying = self.state.nodes.iter().filter(|n| {
@@ -198,7 +198,7 @@ impl World {
                     (left, group.total() as usize)
                 };
                 let fewer = match reason {
-                    // It makes room for a place below the size, whose storage waits.
+                    // It makes room for an ordinal below the size, whose storage waits.
                     RemovalReason::Surplus
                         if group.hands_on_storage() && Some(node.ordinal) >= group.size =>
                     {
@@ -223,7 +223,7 @@ impl World {
         }
     }
 
-    /// Whether a node is truly up, whatever the record says.
+    /// Whether a node really runs, whatever the record says.
     fn is_up(&self, node: &drover_core::Node) -> bool {
         let things = &self.platforms[&node.platform].things;
         let own = |t: &&Thing| (t.request, t.index) == (node.request, node.index);
@@ -233,7 +233,7 @@ impl World {
             .is_some_and(|t| t.phase == Phase::Running && t.ready)
     }
 
-    /// As many as wanted live, nothing else is there or recorded, and nothing more is planned.
+    /// As many nodes as wanted are alive, nothing else exists or is recorded, and nothing more is planned.
     pub fn assert_converged(&mut self) {
         self.check_scaled();
         let mut wanted = 0;

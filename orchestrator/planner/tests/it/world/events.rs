@@ -1,4 +1,4 @@
-//! What events do to the world, and what reads bring to the record.
+//! Effects of events on the world, and of reads on the record.
 
 use std::collections::BTreeSet;
 
@@ -120,7 +120,7 @@ impl World {
             dice if dice >= faults => (self.rng.u64(1..=left), Some(true)),
             dice if dice % 3 == 0 => (self.rng.u64(1..=left), Some(false)),
             dice if dice % 3 == 1 => (1, None),
-            // It hangs, until its call is ended.
+            // It hangs until its call is ended.
             _ => (left, Some(false)),
         };
         self.at(after, Event::Drained(self.epoch, slot, how));
@@ -168,7 +168,7 @@ impl World {
         for thing in &shown {
             self.take_in(platform, thing, begun);
         }
-        // What changed while it was read.
+        // Changes during the read.
         let listed = self.platforms[platform].list(self.now);
         for thing in shown {
             if listed.iter().all(|t| t.id != thing.id) {
@@ -199,7 +199,7 @@ impl World {
             return;
         }
         let key: (Sym, Box<str>) = (platform.clone(), thing.id.as_str().into());
-        // Of another cluster: no list of ours shows it.
+        // A thing of another cluster, which none of our lists shows.
         if thing.id == "of-somebody-else" {
             return;
         }

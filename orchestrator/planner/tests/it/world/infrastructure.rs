@@ -13,23 +13,23 @@ use drover_planner::{BackendKey, Plan};
 
 use super::{Event, World, backend::Thing, build::CREATION};
 
-/// What goes wrong with calls about infrastructure, each as one in so many; 0: never.
+/// Faults of infrastructure calls, each as one in so many; 0 for never.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SiteFaults {
-    /// The answer is lost; what was asked for happens later.
+    /// The response is lost; the effect happens later.
     pub lost: u32,
-    /// Refused before anything is done.
+    /// Refused before any effect.
     pub failed: u32,
-    /// Answered after half of it is made.
+    /// Answered after half of it was created.
     pub half: u32,
 }
 
-/// One resource as it really is.
+/// The actual state of a resource.
 #[derive(Clone, Debug)]
 struct Real {
     sequence: u64,
     ready_at: Millis,
-    /// From when on it is gone, once its release has begun.
+    /// When it is gone, once its release has started.
     gone_at: Option<Millis>,
 }
 
@@ -38,29 +38,29 @@ struct Real {
 pub struct Site {
     things: BTreeMap<String, Real>,
     pub faults: SiteFaults,
-    /// What every Ensure is refused with.
+    /// Error of every Ensure call.
     pub refuses: Option<Error>,
-    /// Resources that were made, in order.
+    /// Resources that were created, in order.
     pub made: Vec<String>,
     pub ensures: usize,
     pub reads: usize,
     pub releases: usize,
 }
 
-/// Asks for these parts, by name.
+/// Desired infrastructure with these parts, by name.
 pub fn wanted(platform: &str, parts: &str) -> Wanted {
     Wanted::new(platform, parts.as_bytes())
 }
 
 impl Site {
-    /// Kinds that are there, half-made and half-removed ones too.
+    /// Kinds that exist, including partially created and partially removed ones.
     pub fn present(&mut self, now: Millis) -> Vec<String> {
         self.things
             .retain(|_, real| real.gone_at.is_none_or(|at| now < at));
         self.things.keys().cloned().collect()
     }
 
-    /// Somebody removes a resource behind everybody's back.
+    /// Removes a resource without our knowledge.
     pub fn lose(&mut self, kind: &str) {
         self.things.remove(kind).unwrap();
     }
@@ -92,7 +92,7 @@ impl Site {
         self.observe(now, 0)
     }
 
-    /// What is there, of so many that are wanted.
+    /// What exists, out of `parts` desired resources.
     pub fn observe(&mut self, now: Millis, parts: usize) -> Observed {
         self.present(now);
         let resources: Vec<Resource> = self
@@ -136,7 +136,7 @@ impl Site {
     }
 }
 
-/// A call under way.
+/// A call in flight.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub epoch: u64,
@@ -146,12 +146,12 @@ pub struct Ask {
     body: Arc<[u8]>,
     sequence: u64,
     half: bool,
-    /// When it is answered. None: the answer is lost.
+    /// When it is answered. `None` if the response is lost.
     answer: Option<Millis>,
 }
 
 impl World {
-    /// Wants this infrastructure from now on.
+    /// Changes the desired infrastructure.
     pub fn want_below(&mut self, infrastructure: Vec<Wanted>) {
         self.infrastructure = infrastructure;
         self.state.generation += 1;
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// No node is asked for before what it needs is there, and nothing is freed that a node stands on.
+    /// No node is requested before its infrastructure exists, and no infrastructure is released while a node uses it.
     pub(super) fn check_below(&mut self, planned: &Plan) {
         use drover_planner::{Call, Op};
         let now = self.now;
@@ -248,7 +248,7 @@ impl World {
             let error = refused.unwrap_or_else(|| Error::new(Reason::Unavailable, "not now"));
             self.at(took, Event::Told(ask, Err(error)));
         } else if one_in(&mut self.rng, faults.lost) && asked != Asked::Read {
-            // It happens at any time until its deadline, and what it has begun at that may take longer still.
+            // It takes effect at any time until its deadline, and what it starts then may take even longer.
             let late = match asked {
                 Asked::Ensure => CREATION,
                 Asked::Read | Asked::Release => 0,
@@ -301,7 +301,7 @@ impl World {
         });
     }
 
-    /// Lets everything happen that is still under way, without another plan.
+    /// Lets everything in flight happen, without another plan.
     pub fn drain(&mut self) {
         while let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = self.now.max(at);

@@ -1,4 +1,4 @@
-//! A world of simulated platforms in virtual time, and an executor that carries plans out as they are.
+//! A world of simulated platforms in virtual time, and an executor that carries plans out literally.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -30,13 +30,13 @@ use drover_core::{
 use drover_planner::{Call, Input, Leaving, Op, Plan, PlatformView, State, apply, plan};
 use uuid::Uuid;
 
-/// Passes without an event or a wake in between, before a plan counts as going round in circles.
+/// Consecutive passes without an event or a wake-up from which on the planner counts as looping.
 const MAX_ROUNDS: usize = 200;
 
-/// Sequences that a process has for itself.
+/// Size of the range of sequence numbers of a process.
 const EPOCH: u64 = 1_000_000;
 
-/// What a plan removes, and why.
+/// Slots that a plan removes, with the cause.
 pub fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
     let ops = planned.ops.iter();
     ops.filter_map(|op| match op {
@@ -46,15 +46,15 @@ pub fn removals(planned: &Plan) -> Vec<(u64, RemovalReason)> {
     .collect()
 }
 
-/// What will happen at a platform, or reach the orchestrator.
+/// A future event at a platform or in the orchestrator.
 pub enum Event {
-    /// Things come into being unless they are there.
+    /// Things are created, unless they exist.
     Make(Sym, Vec<Thing>),
-    /// A thing moves on.
+    /// A thing changes its phase.
     Phase(Sym, String, Phase),
-    /// A thing can be listed from now on.
+    /// A thing is listed from now on.
     Appear(Sym, String),
-    /// A thing is gone for good; the watch says so with proof, without, or not at all.
+    /// A thing is gone for good; the watch reports that with proof, without proof, or not at all.
     Gone(Sym, String, Option<bool>),
     /// A Provision call ends.
     Answered(u64, Uuid, Result<Vec<Outcome>, Error>),
@@ -64,19 +64,19 @@ pub enum Event {
     Deprovisioned(u64, u64, bool),
     /// A node takes a role.
     RoleChange(u64, Role),
-    /// A call that changes a role ends: well, or refused, or with an unknown outcome.
+    /// A call for a role change ends: with success, a refusal, or an unknown outcome.
     Turned(u64, u64, Role, Result<(), bool>),
-    /// A call about infrastructure does what it asks for.
+    /// An infrastructure call takes effect.
     Effect(infrastructure::Ask),
-    /// A call about infrastructure ends.
+    /// An infrastructure call ends.
     Told(infrastructure::Ask, Result<Observed, Error>),
-    /// A call to adopt ends. Some(true): the node is somebody else's.
+    /// An adoption call ends. `Some(true)` if the node is another owner's.
     Adopted(u64, u64, Option<bool>),
     /// A complete read ends.
     Read(u64, Sym, Millis, Option<Vec<Thing>>),
 }
 
-/// Where the orchestrator dies.
+/// Crash points of the orchestrator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Crash {
     BeforeCommit,
@@ -84,7 +84,7 @@ pub enum Crash {
     AfterCalls,
 }
 
-/// The same number of bytes for each request.
+/// The same size in bytes for every request.
 pub struct Fixed(pub usize);
 
 impl drover_planner::Sizes for Fixed {
@@ -102,35 +102,33 @@ pub struct World {
     pub rng: fastrand::Rng,
     pub groups: Vec<Group>,
     pub infrastructure: Vec<Wanted>,
-    /// Groups that are wanted no more.
+    /// Groups that are no longer wanted.
     pub leaving: Vec<Leaving>,
-    /// Slots in which a hook was run to its end.
+    /// Slots in which a hook ran to its end.
     pub drained: Vec<u64>,
-    /// The infrastructure that really is there, by platform.
+    /// The infrastructure that really exists, by platform.
     pub sites: BTreeMap<Sym, infrastructure::Site>,
     pub state: State,
-    /// What the store has.
+    /// The state in the store, which survives crashes.
     pub durable: State,
     pub platforms: BTreeMap<Sym, Backend>,
     pub views: BTreeMap<Sym, PlatformView>,
     pub orphan_hold: bool,
     pub orphans: OrphanPolicy,
-    /// The next pass ends in a crash there.
+    /// Crash point of the next pass.
     pub crash: Option<Crash>,
     pub finished: bool,
-    /// What each request takes in the store.
     pub sizes_of_requests: Fixed,
-    /// Things on platforms that were given up.
+    /// Things on abandoned platforms.
     pub given_up: BTreeSet<String>,
     pub passes: usize,
-    /// Requests that were recorded, each with its time.
+    /// Times at which requests were recorded.
     pub requested: Vec<Millis>,
-    /// The most nodes that each group might have, and since when.
-    /// With what is replaced by name alone, and without.
+    /// The most nodes that each group may have, and since when: without and with the surge for marked nodes.
     sizes: Vec<(Millis, Sym, usize, usize)>,
-    /// The most active nodes that each group might have, and since when.
+    /// The most active nodes that each group may have, and since when.
     pub actives: Vec<(Millis, Sym, usize)>,
-    /// Nodes of this group on its way to Ready die after so long.
+    /// How long nodes live that are about to become Ready. `None` for no limit.
     pub lifetime: Option<Millis>,
     asked: storage::Asked,
     queue: BTreeMap<(Millis, u64), Event>,
@@ -188,7 +186,7 @@ impl World {
         world
     }
 
-    /// Wants these groups from now on.
+    /// Changes the desired groups.
     pub fn want(&mut self, groups: Vec<Group>) {
         if std::env::var_os("PLANNER_TRACE").is_some() {
             for g in &groups {
@@ -247,7 +245,7 @@ impl World {
         self.durable.deleting = true;
     }
 
-    /// Gives a platform up, with or without what it shows after all.
+    /// Abandons a platform. With `keep`, what it may still show is left alone.
     pub fn abandon(&mut self, platform: &Sym, keep: bool) {
         let uid = self.views[platform].uid.clone();
         let left = self.platforms[platform].things.keys().cloned();
@@ -287,7 +285,7 @@ impl World {
         }
     }
 
-    /// What a platform that was given up shows is swept after all.
+    /// Allows what an abandoned platform shows to be swept after all.
     pub fn sweep(&mut self, platform: &Sym) {
         let op = Op::Sweep {
             uid: self.views[platform].uid.clone(),
@@ -298,7 +296,7 @@ impl World {
         }
     }
 
-    /// What is shown of the cluster and has no record is to be taken in.
+    /// Orders the adoption of what platforms show of the cluster and has no record.
     pub fn order_adoption(&mut self) {
         for state in [&mut self.state, &mut self.durable] {
             state.adopt += 1;
@@ -313,7 +311,7 @@ impl World {
         }
     }
 
-    /// Names a node as one that goes because its group gets smaller.
+    /// Names a node that is to go because its group is scaled down.
     pub fn scale_away(&mut self, slot: u64) {
         self.mark(slot);
         self.state.scaled_away.insert(slot);
@@ -367,7 +365,7 @@ impl World {
         self.plan_at(self.now, true)
     }
 
-    /// The process ends and another begins with what the store has.
+    /// Ends the process; another one starts with the state in the store.
     pub fn restart(&mut self) {
         self.epoch += 1;
         self.state = self.durable.clone();
@@ -404,7 +402,6 @@ impl World {
         }
     }
 
-    /// A platform cannot be reached any more, or again.
     pub fn set_reachable(&mut self, platform: &Sym, reachable: bool) {
         let backend = self.platforms.get_mut(platform).unwrap();
         if backend.reachable == reachable {
@@ -428,7 +425,7 @@ impl World {
         );
     }
 
-    /// One pass: plans, checks, makes it durable, calls. Answers the plan.
+    /// One pass: plans, checks, makes the plan durable, makes its calls. Returns the plan.
     pub fn pass(&mut self) -> Plan {
         self.passes += 1;
         let planned = self.plan_at(self.now, false);
@@ -471,7 +468,7 @@ impl World {
         planned
     }
 
-    /// Prints what happens, to find out why a seed fails.
+    /// Prints what happens, for the analysis of a failing seed.
     fn trace(&self, planned: &Plan) {
         if std::env::var_os("PLANNER_TRACE").is_none() || planned.is_empty() {
             return;
@@ -516,7 +513,7 @@ impl World {
         }
     }
 
-    /// Runs until nothing is left to happen or `until` has come. Answers whether nothing is left.
+    /// Runs until nothing is left to happen or `until` is reached. Returns whether nothing is left.
     pub fn run_until(&mut self, until: Millis) -> bool {
         let mut rounds = 0;
         loop {
@@ -551,13 +548,13 @@ impl World {
         }
     }
 
-    /// Whether nothing is left to be done or to happen.
+    /// Whether nothing is left to do or to happen.
     pub fn is_quiet(&self) -> bool {
         let planned = self.plan_at(self.now, false);
         self.queue.is_empty() && planned.is_empty() && planned.wake.is_none()
     }
 
-    /// One pass, and then on to when something happens next.
+    /// One pass, then moves on to the next event.
     pub fn run_one(&mut self) {
         let planned = self.pass();
         if self.finished || planned.again {

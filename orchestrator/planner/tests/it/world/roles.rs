@@ -1,4 +1,4 @@
-//! Changes of roles: what nodes take of them, and what is heard of it.
+//! Role changes: their effect on nodes, and how they are reported.
 
 use drover_core::node::Role;
 
@@ -31,7 +31,7 @@ impl World {
         } else if !reachable {
             (false, Err(false))
         } else {
-            // Refused before or after the platform took it; lost on the way there or back.
+            // Refused before or after it took effect; lost as a request or as a response.
             let happens = self.rng.bool();
             (happens, Err(self.rng.bool()))
         };
@@ -41,7 +41,7 @@ impl World {
         self.at(took + 1, Event::Turned(epoch, slot, role, outcome));
     }
 
-    /// What really runs takes the role, if it still does.
+    /// A node that still runs takes the role.
     pub(super) fn take_role(&mut self, slot: u64, role: Role) {
         let Some(node) = self.durable.node(slot) else {
             return;
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// After one became active: never more than wanted.
+    /// After a node became active: never more than wanted.
     pub fn check_acting(&self, group: &str) {
         let from = self
             .now

@@ -1,4 +1,4 @@
-//! One plan at a time, in a world in which nothing happens by itself.
+//! Single plans, in a world in which nothing happens by itself.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::World;
 
-/// A world that wants these groups; its platforms `a` and `b` can be seen.
+/// A world with these desired groups; its platforms `a` and `b` are visible.
 pub fn still(groups: Vec<Group>) -> World {
     let mut world = World::new(1, &["a", "b"]);
     world.run_for(Duration::from_secs(10));
@@ -21,7 +21,7 @@ pub fn still(groups: Vec<Group>) -> World {
 }
 
 impl World {
-    /// Plans and makes it durable, without any call.
+    /// Plans, and makes the plan durable, without making any calls.
     pub fn step(&mut self) -> Plan {
         let planned = self.plan();
         apply(&mut self.state, &planned.ops, self.now);
@@ -29,7 +29,6 @@ impl World {
         planned
     }
 
-    /// A request is answered.
     pub fn answer(&mut self, request: Uuid, outcome: Result<Vec<Outcome>, Error>) {
         let at = self.now;
         let request = self.state.requests.get_mut(&request).unwrap();
@@ -41,7 +40,7 @@ impl World {
         });
     }
 
-    /// All requests of a plan are answered: every node was made.
+    /// Answers all requests of a plan: every node was created.
     pub fn answer_all(&mut self, planned: &Plan) {
         for call in &planned.calls {
             if let Call::Provision { request, .. } = call {
@@ -53,7 +52,7 @@ impl World {
         }
     }
 
-    /// All nodes are seen now, those that were made since as running and ready.
+    /// Shows all nodes as of now, and new ones as running and ready.
     pub fn show_all(&mut self) {
         for node in &mut self.state.nodes {
             if node.seen.phase == Phase::Unseen {

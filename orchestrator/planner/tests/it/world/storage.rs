@@ -1,5 +1,5 @@
-//! What has to become of storage, from what users said alone: whoever is renewed, sick or dead is replaced; whoever is
-//! too many because a group got smaller is scaled away; what a group has that is wanted no more is deleted.
+//! What has to become of storage, derived only from what users requested: outdated, sick and dead nodes are replaced;
+//! surplus nodes of a group that is scaled down are scaled away; nodes of a group that is no longer wanted are deleted.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use drover_planner::{Op, Plan};
 
 use super::World;
 
-/// How many of a group were asked to go without a successor.
+/// How many nodes of a group had to go without a replacement.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shrinks {
-    /// At most so many still have to: where what went for certain was scaled away.
+    /// Upper bound of those that have still to go: reduced only by nodes that were certainly scaled away.
     most: usize,
-    /// At least so many: where it may have been.
+    /// Lower bound: reduced by all nodes that may have been scaled away.
     least: usize,
-    /// Whether any ever had to.
+    /// Whether there were ever any.
     ever: bool,
 }
 
-/// What users asked of the sizes of groups.
+/// The sizes of groups that users requested.
 #[derive(Debug, Default)]
 pub struct Asked {
     sizes: BTreeMap<Sym, (u32, u32)>,
@@ -27,7 +27,7 @@ pub struct Asked {
 }
 
 impl World {
-    /// A group is wanted so from now on.
+    /// Records the desired size of a group.
     pub(super) fn ask_size(&mut self, group: &Group) {
         let now = (group.size.unwrap_or(1), group.standby);
         let Some(before) = self.asked.sizes.insert(group.path.clone(), now) else {
@@ -40,7 +40,7 @@ impl World {
         let more = now.0.saturating_sub(before.0) + now.1.saturating_sub(before.1);
         let shrinks = self.asked.shrinks.entry(group.path.clone()).or_default();
         shrinks.ever |= less > 0;
-        // Fewer active ones go also where more stand by.
+        // If fewer active nodes are wanted, some go even if more standby nodes are wanted.
         shrinks.most = match less {
             0 => shrinks.most.saturating_sub(more as usize),
             less => shrinks.most + less as usize,
@@ -50,7 +50,7 @@ impl World {
             .min(beyond);
     }
 
-    /// Storage is kept as its group says, or said last.
+    /// Checks that storage is retained according to the policy of its group, as specified now or last.
     pub(super) fn check_storage(&self, node: &Node, retain: bool) {
         let wanted = self.groups.iter().find(|g| g.path == node.group);
         let said = self.state.storage.get(&node.group).copied();
@@ -70,7 +70,7 @@ impl World {
         let replaced = policy.replaced == Retention::Retain;
         let scaled = policy.scaled == Retention::Retain;
         if retain {
-            // While some have to go rather one too many is kept than one too few.
+            // While some have to go, it is better to retain one too many than one too few.
             let total = wanted.map_or(0, Group::total) as usize;
             let fewer = named || shrinks.ever || self.living(&node.group).len() > total;
             assert!(
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Takes note of what a plan that is carried out removes.
+    /// Records what an executed plan removes.
     pub(super) fn note_storage(&mut self, planned: &Plan) {
         for op in &planned.ops {
             let (slot, retain) = match op {
@@ -106,7 +106,7 @@ impl World {
                 continue;
             };
             match (retain, policy) {
-                // It went before anybody could say what becomes of its storage, or had none.
+                // It went before a policy could be applied to its storage, or had none.
                 (None, _) if node.removal.is_none() => {
                     shrinks.least = shrinks.least.saturating_sub(1);
                 }
@@ -124,7 +124,8 @@ impl World {
         }
     }
 
-    /// When a group is as wanted, all who had to be scaled away were, and what was to be kept of them is.
+    /// When a group is in its desired state, all nodes that had to be scaled away were, with their storage retained as
+    /// required.
     pub(super) fn check_scaled(&mut self) {
         for group in &self.groups {
             let shrinks = self.asked.shrinks.get_mut(&group.path);

@@ -1,8 +1,7 @@
-//! Ranges of IPv4 addresses.
+//! IPv4 address ranges.
 
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
-/// A range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cidr {
     network: u32,
@@ -10,7 +9,7 @@ pub(super) struct Cidr {
 }
 
 impl Cidr {
-    /// The range of this length that an address is in.
+    /// The range of this prefix length that contains the address.
     pub(super) fn new(address: Ipv4Addr, length: u32) -> Option<Self> {
         (length <= 32).then(|| Self {
             network: u32::from(address) & mask(length),
@@ -31,7 +30,7 @@ impl Cidr {
         self.length <= other.length && self.overlaps(other)
     }
 
-    /// The ranges of this length in it, in order.
+    /// Splits the range into ranges of this prefix length, in order.
     pub(super) fn split(self, length: u32) -> impl Iterator<Item = Self> {
         let count = if length < self.length {
             0

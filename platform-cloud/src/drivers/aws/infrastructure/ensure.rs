@@ -1,4 +1,4 @@
-//! Making what is missing, one step after the other.
+//! Creates the missing resources step by step.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use drover_proto::platform::v1::{InfrastructureState, Resource, ResourcePhase};
 
 use super::{
     super::{Aws, NAME, errors, launch::tagged},
-    BORROWED, CLUSTER, Kind, OWNER, PORT, SOON, Seen, Source, TARGETS, Wanted, outputs, resources,
+    BORROWED, CLUSTER, Kind, OWNER, PORT, SOON, Seen, Source, TARGETS, WantedInfrastructure,
+    outputs, resources,
     seen::{Address, KIND, RESOURCE, SEQUENCE, Thing},
     wanted::Endpoint,
 };
@@ -17,16 +18,16 @@ use drover_platform::infrastructure::{Owner, Progress};
 mod firewall;
 mod network;
 
-/// Names of the resources there is one of.
+/// Names of resources of which there is exactly one.
 const MAIN: &str = "main";
 const CONTROL_PLANE: &str = "control-plane";
 
-/// One pass over everything that is wanted.
+/// One reconciliation pass.
 pub(super) struct Work<'a> {
     aws: &'a Aws,
     owner: &'a Owner,
     sequence: u64,
-    wanted: &'a Wanted,
+    wanted: &'a WantedInfrastructure,
     seen: Seen,
     waiting: Vec<Resource>,
     endpoint: Option<(ResourcePhase, String)>,
@@ -37,7 +38,7 @@ impl<'a> Work<'a> {
         aws: &'a Aws,
         owner: &'a Owner,
         sequence: u64,
-        wanted: &'a Wanted,
+        wanted: &'a WantedInfrastructure,
         seen: Seen,
     ) -> Self {
         Self {
@@ -51,10 +52,10 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Goes as far as possible.
+    /// Goes as far as possible in this pass.
     pub(super) async fn run(&mut self) -> Result<()> {
         match self.steps().await {
-            // What was made a moment ago is not known everywhere at EC2.
+            // A resource created a moment ago is not known everywhere in EC2 yet.
             Err(error)
                 if errors::is_absent(&error) && !self.aws.recent.of(self.owner).is_empty() =>
             {
@@ -101,7 +102,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// The elastic address, and what it shall lead to.
+    /// Ensures the elastic IP address and its targets.
     async fn address(&mut self, endpoint: &Endpoint) -> Result<()> {
         let about = BTreeMap::from([
             (TARGETS.to_owned(), endpoint.targets.join(",")),
@@ -115,7 +116,7 @@ impl<'a> Work<'a> {
         if let Some(host) = endpoint.host {
             let mut address = self.aws.free_address_of(host, self.owner).await?;
             tags.insert(BORROWED.to_owned(), "true".to_owned());
-            // The name is the user's.
+            // The name belongs to the user.
             tags.remove(NAME);
             retag(self.aws, &mut address.thing, tags).await?;
             self.seen.addresses.push(address);
@@ -167,7 +168,7 @@ impl<'a> Work<'a> {
         .into()
     }
 
-    /// Whether something may be made now. Otherwise it may exist already and has to show first.
+    /// Whether a resource may be created now. Otherwise it may already exist and has to become visible first.
     fn begin(&mut self, kind: Kind, name: &str) -> bool {
         let recent = self.aws.recent.of(self.owner);
         if recent
@@ -185,7 +186,7 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Notes what became of it.
+    /// Records the outcome of a create attempt.
     fn end(&self, kind: Kind, name: &str, outcome: Result<Option<String>>) -> Result<String> {
         let recent = &self.aws.recent;
         match outcome {
@@ -220,7 +221,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Something that was made just now.
+/// A resource that was just created.
 fn thing(id: &str, tags: BTreeMap<String, String>) -> Thing {
     Thing {
         id: id.to_owned(),

@@ -1,4 +1,4 @@
-//! The elastic address follows the nodes that it leads to.
+//! Keeps the elastic IP address pointed at a running target node.
 
 use drover_core::{Class, Result};
 use drover_proto::platform::v1::{NodePhase, NodeRole, ResourcePhase};
@@ -11,8 +11,8 @@ use crate::cloud::{Filter, Machine};
 use drover_platform::{identity::Identity, infrastructure::Owner};
 
 impl Aws {
-    /// Leads the address to a node that runs, if it does not already. Answers phase and message of the endpoint; `None`:
-    /// there is none.
+    /// Points the address to a running node, if it does not point to one already. Returns phase and message of the
+    /// endpoint; `None` if there is none.
     pub(super) async fn follow(
         &self,
         owner: &Owner,
@@ -56,7 +56,7 @@ impl Aws {
         })
     }
 
-    /// The nodes that an address may lead to, the best first.
+    /// The nodes that the address may point to, best first.
     async fn target(&self, owner: &Owner, targets: &str) -> Result<Vec<Machine>> {
         let machines =
             machines::list(&self.api, &Filter::Cluster(owner.cluster_id.clone())).await?;
@@ -75,7 +75,7 @@ impl Aws {
     }
 }
 
-/// Whether a group is one of these, or inside of one. None are named: every group is.
+/// Whether a group is one of the targets or nested in one. Without targets, every group is.
 fn is_target(group: &str, targets: &str) -> bool {
     targets.is_empty()
         || targets.split(',').any(|target| {

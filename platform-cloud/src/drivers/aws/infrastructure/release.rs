@@ -1,4 +1,4 @@
-//! Freeing what was made, in the order in which EC2 lets go of it.
+//! Releases the resources in the order that EC2's dependencies require.
 
 use aws_sdk_ec2::types::Tag;
 use drover_core::{Error, Result};
@@ -11,15 +11,15 @@ use super::{
 };
 use drover_platform::infrastructure::{Owner, Progress};
 
-/// What is left after an attempt to free everything.
+/// The remaining resources after an attempt to release everything.
 pub(super) struct Left {
     pub resources: Vec<Resource>,
-    /// Something waits for something else.
+    /// Whether a resource waits for another one.
     pub blocked: bool,
 }
 
 impl Left {
-    /// Takes in what became of one thing. Freed ones are shown until EC2 does not show them any more.
+    /// Records the outcome of one resource. Released ones are reported until EC2 no longer shows them.
     fn settle(&mut self, kind: Kind, thing: &Thing, outcome: Result<()>) -> Result<bool> {
         let releasing = |message: &str| thing.resource(kind, ResourcePhase::Releasing, message);
         match outcome {
@@ -38,7 +38,7 @@ impl Left {
         }
     }
 
-    /// Something that is not tried, as something else is in it.
+    /// Records a resource that is not attempted because another one is still inside it.
     fn wait(&mut self, kind: Kind, thing: &Thing) {
         self.resources.push(thing.resource(
             kind,
@@ -50,7 +50,7 @@ impl Left {
 }
 
 impl Aws {
-    /// Frees whatever an owner has.
+    /// Releases everything that an owner has.
     pub(super) async fn release_all(&self, owner: &Owner) -> Result<Progress> {
         let seen = Seen::of(&self.api, owner).await?;
         let visibility = self.settings.common.visibility_delay();
@@ -60,7 +60,7 @@ impl Aws {
             left.resources.push(unseen(owner, kind, &name, id));
         }
         if left.resources.is_empty() && self.recent.opened.elapsed() < visibility {
-            // What a server before this one has made last may not be shown yet.
+            // The last creations of a previous server process may not be visible yet.
             left.resources
                 .push(unseen(owner, Kind::Network, "main", None));
         }
@@ -79,7 +79,7 @@ impl Aws {
         })
     }
 
-    /// Frees what can be freed now.
+    /// Releases the resources that can be released now.
     pub(super) async fn free(&self, seen: &Seen) -> Result<Left> {
         let mut left = Left {
             resources: Vec::new(),
@@ -152,7 +152,7 @@ async fn free_address(api: &Api, address: &Address) -> Result<()> {
         .await
         .map(drop)
     } else {
-        // The user's own: given back as it came.
+        // The address belongs to the user: it is returned in its original state.
         let tags = [
             OWNER, CLUSTER, SEQUENCE, KIND, RESOURCE, TARGETS, PORT, BORROWED,
         ]
@@ -191,7 +191,7 @@ async fn free_gateway(api: &Api, gateway: &Gateway) -> Result<()> {
     .map(drop)
 }
 
-/// Something that may exist although EC2 does not show it.
+/// A resource that may exist although EC2 does not show it.
 fn unseen(owner: &Owner, kind: Kind, name: &str, id: Option<String>) -> Resource {
     let error = Error::unavailable("EC2 may not show yet what was made a short while ago");
     Resource {

@@ -1,4 +1,4 @@
-//! Rules of security groups, flat and comparable.
+//! Rules of security groups in a flat, comparable form.
 
 use std::net::Ipv6Addr;
 
@@ -9,7 +9,7 @@ use super::cidr::Cidr;
 /// All protocols.
 const ANY: &str = "-1";
 
-/// One rule with one far end.
+/// A rule with a single peer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rule {
     pub egress: bool,
@@ -19,7 +19,7 @@ pub(super) struct Rule {
     comment: String,
 }
 
-/// A far end.
+/// The remote side of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     V4(String),
@@ -57,17 +57,17 @@ impl Rule {
         }
     }
 
-    /// Everything may go out, as security groups have it from the beginning.
+    /// Allows all outgoing traffic, the default of new security groups.
     pub(super) fn everywhere() -> Self {
         Self::new(true, ANY, None, Peer::world())
     }
 
-    /// Everything within the cluster, in one direction.
+    /// Allows all traffic within the cluster, in one direction.
     pub(super) fn within(egress: bool, group: &str) -> Self {
         Self::new(egress, ANY, None, Peer::Group(group.to_owned()))
     }
 
-    /// With a comment, of the characters that EC2 takes.
+    /// Adds a description, reduced to the characters that EC2 accepts.
     pub(super) fn comment(mut self, comment: &str) -> Self {
         self.comment = comment
             .chars()
@@ -77,7 +77,7 @@ impl Rule {
         self
     }
 
-    /// Whether TCP to a port goes through it.
+    /// Whether the rule lets TCP traffic to this port through.
     pub(super) fn covers(&self, port: u32) -> bool {
         (self.protocol == "tcp" || self.protocol == ANY)
             && self
@@ -85,13 +85,13 @@ impl Rule {
                 .is_none_or(|(first, last)| (first..=last).contains(&port))
     }
 
-    /// Whether two rules let the same through, whatever is said about them.
+    /// Whether two rules allow the same traffic, regardless of their descriptions.
     pub(super) fn same(&self, other: &Self) -> bool {
         (self.egress, &self.protocol, self.ports, &self.peer)
             == (other.egress, &other.protocol, other.ports, &other.peer)
     }
 
-    /// The rules of an API's permission.
+    /// The rules of an `IpPermission`.
     pub(super) fn of(egress: bool, permission: &IpPermission) -> Vec<Self> {
         let protocol = permission.ip_protocol().unwrap_or(ANY);
         let port = |port: Option<i32>| port.and_then(|port| u32::try_from(port).ok());
@@ -114,7 +114,6 @@ impl Rule {
             .collect()
     }
 
-    /// As the API wants it.
     pub(super) fn permission(&self) -> IpPermission {
         let number = |port: u32| i32::try_from(port).unwrap_or_default();
         let comment = (!self.comment.is_empty()).then(|| self.comment.clone());

@@ -1,4 +1,4 @@
-//! What exists of infrastructure, read from EC2.
+//! The existing infrastructure as read from EC2.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +18,15 @@ pub(super) const CLUSTER: &str = "drover.dev/cluster";
 pub(super) const SEQUENCE: &str = "drover.dev/sequence";
 pub(super) const KIND: &str = "drover.dev/kind";
 pub(super) const RESOURCE: &str = "drover.dev/name";
-/// On the address: groups whose nodes it leads to.
+/// On the address: the groups whose nodes it points to.
 pub(super) const TARGETS: &str = "drover.dev/targets";
 /// On the address: port of the endpoint.
 pub(super) const PORT: &str = "drover.dev/port";
-/// On an address that the user brought: it is never released.
+/// On an address that the user provided: it is never released.
 pub(super) const BORROWED: &str = "drover.dev/borrowed";
-/// On the security group of a network that the user brought: its subnets.
+/// On the security group of a network that the user provided: its subnets.
 pub(super) const SUBNETS: &str = "drover.dev/subnets";
 
-/// Kinds of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Kind {
     Network,
@@ -49,12 +48,12 @@ impl Kind {
     }
 }
 
-/// What everything has.
+/// Attributes that all resources have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Thing {
     pub id: String,
     pub tags: BTreeMap<String, String>,
-    /// Not yet usable.
+    /// Not usable yet.
     pub pending: bool,
 }
 
@@ -92,11 +91,10 @@ pub(super) struct Address {
     pub ip: String,
     pub association: Option<String>,
     pub instance: Option<String>,
-    /// Another network interface has it.
+    /// Attached to another network interface.
     pub in_use: bool,
 }
 
-/// Everything that was found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Seen {
     pub vpcs: Vec<Vpc>,
@@ -122,7 +120,7 @@ macro_rules! pages {
                 .await?;
             found.extend(page.$items().iter().filter_map($read));
             match page.next_token {
-                // A page that comes again is no complete list.
+                // A repeated page token means that the list is incomplete.
                 Some(next) if token.as_ref() == Some(&next) => {
                     return Err(Error::unavailable(concat!(
                         $operation,
@@ -138,7 +136,7 @@ macro_rules! pages {
 }
 
 impl Seen {
-    /// What an owner has.
+    /// The resources of an owner.
     pub(super) async fn of(api: &Api, owner: &Owner) -> Result<Self> {
         let tag = |key: &str, value: &str| filter(&format!("tag:{key}"), [escape(value)]);
         Self::read(
@@ -150,7 +148,7 @@ impl Seen {
         )
         .await
         .map(|mut seen| {
-            // A server that does not know the filter would show what is not ours.
+            // A server that does not support the filter would return foreign resources.
             seen.retain(|thing| {
                 thing.tag(OWNER) == owner.owner && thing.tag(CLUSTER) == owner.cluster_id
             });
@@ -158,7 +156,7 @@ impl Seen {
         })
     }
 
-    /// What exists at all.
+    /// All resources of all owners.
     pub(super) async fn all(api: &Api) -> Result<Self> {
         Self::read(api, None).await
     }
@@ -195,7 +193,7 @@ impl Seen {
         self.addresses.retain(|address| keep(&address.thing));
     }
 
-    /// Everything with its kind, in the order in which it is made.
+    /// All resources with their kind, in creation order.
     pub(super) fn things(&self) -> impl Iterator<Item = (Kind, &Thing)> {
         let vpcs = self.vpcs.iter().map(|vpc| (Kind::Network, &vpc.thing));
         let gateways = self
@@ -224,12 +222,12 @@ impl Seen {
         self.things().next().is_none()
     }
 
-    /// Takes out what there is too much of, as somebody was not told that it was made: one of each name is kept.
+    /// Removes and returns the duplicates, which result from creations with an unknown outcome; one per name is kept.
     pub(super) fn take_surplus(&mut self) -> Self {
         let mut surplus = Self::default();
         self.vpcs
             .sort_by_key(|vpc| (vpc.thing.pending, vpc.thing.id.clone()));
-        // The one that more is in already.
+        // Prefer the network that already contains more resources.
         let used = |vpc: &Vpc| {
             let id = &vpc.thing.id;
             self.subnets
@@ -261,7 +259,7 @@ impl Seen {
     }
 }
 
-/// Keeps the first of each name, those that are `worse` last.
+/// Keeps the first of each name; items that are `worse` come last.
 fn split<T>(all: &mut Vec<T>, thing: impl Fn(&T) -> &Thing, worse: impl Fn(&T) -> bool) -> Vec<T> {
     all.sort_by_key(|item| (worse(item), thing(item).id.clone()));
     let mut names: Vec<String> = Vec::new();
@@ -279,7 +277,7 @@ fn split<T>(all: &mut Vec<T>, thing: impl Fn(&T) -> &Thing, worse: impl Fn(&T) -
     surplus
 }
 
-/// Subnets that the filters let through.
+/// Subnets that match the filters.
 pub(super) async fn subnets(api: &Api, filters: Option<Vec<Filter>>) -> Result<Vec<Subnet>> {
     Ok(pages!(
         api,
@@ -291,7 +289,7 @@ pub(super) async fn subnets(api: &Api, filters: Option<Vec<Filter>>) -> Result<V
     ))
 }
 
-/// Addresses that the filters let through. They come in one page.
+/// Addresses that match the filters. The API returns them in a single page.
 pub(super) async fn addresses(api: &Api, filters: Option<Vec<Filter>>) -> Result<Vec<Address>> {
     let answer = api
         .send("DescribeAddresses", |ec2| {
@@ -322,7 +320,6 @@ impl Thing {
         self.tags.get(key).map_or("", String::as_str)
     }
 
-    /// As it is shown.
     pub(super) fn resource(&self, kind: Kind, phase: ResourcePhase, message: &str) -> Resource {
         let named = match self.tag(RESOURCE) {
             "" => self.tag(NAME),

@@ -1,4 +1,4 @@
-//! What a spec asks for, in the words of EC2.
+//! The desired infrastructure of a spec in EC2 terms.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -15,45 +15,44 @@ use super::{
 };
 use crate::drivers::aws::settings;
 
-/// The range of a network if nobody says one.
+/// Default range of a network.
 const DEFAULT_NETWORK: (Ipv4Addr, u32) = (Ipv4Addr::new(10, 0, 0, 0), 16);
-/// Sizes of networks and subnets that EC2 takes
+/// Prefix lengths of networks and subnets that EC2 accepts
 /// (<https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html>).
 const LARGEST: u32 = 16;
 const SMALLEST: u32 = 28;
-/// The only network that leads outside.
+/// The only supported external network.
 const INTERNET: &str = "internet";
-/// Port of an endpoint if nobody says one.
+/// Default port of an endpoint.
 const DEFAULT_PORT: u32 = 6443;
-/// Longest value of a tag, where targets and subnets are remembered.
+/// Maximum length of a tag value; targets and subnets are stored in tags.
 const MAX_TAG: usize = 256;
 
-/// What is wanted.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Wanted {
+pub(super) struct WantedInfrastructure {
     pub network: Option<Network>,
     pub endpoint: Option<Endpoint>,
-    /// Traffic that the security group lets through, besides that within the cluster. Only with a network.
+    /// Traffic that the security group allows in addition to that within the cluster. Only with a network.
     pub rules: Vec<Rule>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Network {
     pub source: Source,
-    /// Whether a range was asked for. Otherwise any will do that exists already.
+    /// Whether a range was requested. Otherwise any existing range is accepted.
     pub said: bool,
     /// Whether nodes get public addresses.
     pub public: bool,
-    /// Whether it leads outside at all.
+    /// Whether the network has outside connectivity at all.
     pub gateway: bool,
     pub zones: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Source {
-    /// Made with this range, split into subnets of this length.
+    /// Created with this range, split into subnets of this prefix length.
     Made { cidr: Cidr, subnet_length: u32 },
-    /// The user's, with subnets of his and others to be made in it.
+    /// Provided by the user, with existing subnets and others to create in it.
     Given {
         id: String,
         subnets: BTreeMap<String, String>,
@@ -71,16 +70,16 @@ pub(super) struct Endpoint {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Properties {
-    /// Zones that get a subnet. Empty: all.
+    /// Zones that get a subnet. Empty for all.
     zones: Vec<String>,
-    /// Subnets of a given network to use, by zone.
+    /// Existing subnets of a provided network, by zone.
     subnets: BTreeMap<String, String>,
-    /// Subnets to make in a given network: ranges by zone.
+    /// Ranges of subnets to create in a provided network, by zone.
     subnet_cidrs: BTreeMap<String, String>,
 }
 
-impl Wanted {
-    /// Reads a spec. `all`: the zones of the platform.
+impl WantedInfrastructure {
+    /// Parses a spec. `all` is the list of zones of the platform.
     pub(super) fn read(spec: &InfrastructureSpec, all: &[String]) -> Result<Self> {
         let said = match &spec.properties {
             Some(said) => drover_convert::value::object("spec.properties", said)?,
@@ -186,7 +185,7 @@ fn network(
         source,
         said: !spec.cidr.is_empty() || spec.prefix_length.is_some(),
         public,
-        // Without a way outside no elastic address can be associated.
+        // An elastic IP address can only be associated if the network has a gateway.
         gateway: public || endpoint,
         zones,
     })
@@ -212,7 +211,7 @@ fn made(spec: &NetworkSpec, wanted: usize, all: usize) -> Result<Source> {
                 format!("expected an IPv4 range from /{LARGEST} to /{SMALLEST}"),
             )
         })?;
-    // Room for every zone of the region, so that more can be added later.
+    // Leave room for every zone of the region, so that zones can be added later.
     let parts = all.max(4).next_power_of_two().trailing_zeros();
     let subnet_length = (cidr.length() + parts).min(SMALLEST);
     if cidr.split(subnet_length).count() < wanted {
@@ -362,7 +361,7 @@ fn rules(spec: &InfrastructureSpec, endpoint: Option<&Endpoint>) -> Result<Vec<R
     }
     if let Some(endpoint) = endpoint {
         let port = endpoint.port;
-        // Whoever has rules for the port wants those and not the whole world.
+        // Explicit rules for the port replace the default of opening it to the world.
         if !rules.iter().any(|rule| !rule.egress && rule.covers(port)) {
             let world = Peer::world();
             rules.push(Rule::new(false, "tcp", Some((port, port)), world).comment("endpoint"));
@@ -373,7 +372,7 @@ fn rules(spec: &InfrastructureSpec, endpoint: Option<&Endpoint>) -> Result<Vec<R
     Ok(rules)
 }
 
-/// Zone and id pairs as the value of a tag.
+/// Encodes zone and id pairs as a tag value.
 pub(super) fn to_tag(subnets: &BTreeMap<String, String>) -> String {
     let parts: Vec<String> = subnets
         .iter()
@@ -382,7 +381,7 @@ pub(super) fn to_tag(subnets: &BTreeMap<String, String>) -> String {
     parts.join(",")
 }
 
-/// What [`to_tag`] has made.
+/// Decodes the output of [`to_tag`].
 pub(super) fn from_tag(value: &str) -> BTreeMap<String, String> {
     value
         .split(',')
@@ -414,7 +413,7 @@ mod tests {
             network: Some(spec),
             ..InfrastructureSpec::default()
         };
-        Wanted::read(&spec, &all()).map(|wanted| wanted.network.unwrap())
+        WantedInfrastructure::read(&spec, &all()).map(|wanted| wanted.network.unwrap())
     }
 
     #[test]
@@ -456,14 +455,14 @@ mod tests {
             }),
             properties: None,
         };
-        let open = Wanted::read(&spec(Vec::new()), &all()).unwrap();
+        let open = WantedInfrastructure::read(&spec(Vec::new()), &all()).unwrap();
         assert!(
             open.network.unwrap().gateway,
             "an elastic address needs a way outside"
         );
         let ingress: Vec<&Rule> = open.rules.iter().filter(|rule| !rule.egress).collect();
         assert!(ingress.len() == 1 && ingress[0].covers(6443), "{ingress:?}");
-        let narrow = Wanted::read(
+        let narrow = WantedInfrastructure::read(
             &spec(vec![FirewallRule {
                 direction: FirewallDirection::Ingress.into(),
                 cidrs: vec!["203.0.113.0/24".to_owned()],
@@ -487,7 +486,9 @@ mod tests {
     #[test]
     fn what_ec2_does_not_have_is_refused() {
         let refused = |spec: InfrastructureSpec| {
-            Wanted::read(&spec, &all()).unwrap_err().fields()[0]
+            WantedInfrastructure::read(&spec, &all())
+                .unwrap_err()
+                .fields()[0]
                 .field
                 .clone()
         };

@@ -1,4 +1,4 @@
-//! Where instances are attached: subnet and security groups.
+//! Network attachment of instances: subnet and security groups.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
     drivers::aws::{api::Api, catalogue::Catalogue, properties::Properties, settings::Settings},
 };
 
-/// Where instances are attached.
+/// Network attachment of an instance.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Network {
     pub(super) subnet: Option<String>,
@@ -87,7 +87,7 @@ async fn subnet(
     })
 }
 
-/// Nothing can be placed in a zone, perhaps in another one.
+/// No instance can be placed in this zone, but perhaps in another one.
 fn elsewhere(zone: &str, why: &str) -> Error {
     Error::new(
         Reason::NoCapacity,
@@ -96,7 +96,7 @@ fn elsewhere(zone: &str, why: &str) -> Error {
     .with_metadata("failure_domain", zone)
 }
 
-/// What the infrastructure of a cluster offers to its instances.
+/// The network resources that the infrastructure of a cluster offers to its instances.
 #[derive(Debug, Default)]
 struct Offered {
     subnets: BTreeMap<String, String>,
@@ -104,7 +104,7 @@ struct Offered {
 }
 
 impl Offered {
-    /// That of the first one that is of this kind of cloud.
+    /// Reads the first outputs that belong to this kind of cloud.
     fn of(infrastructure: &[InfrastructureOutputs]) -> Self {
         let Some(properties) = infrastructure
             .iter()

@@ -6,7 +6,7 @@ const SOME: ClusterLimits = ClusterLimits {
     cpus: Some(1.5),
 };
 
-/// A root as a kernel shows it, but that files are only written.
+/// A fake cgroup root with the files of a kernel, which only stores what is written.
 fn root(version: Version) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for controller in CONTROLLERS {
@@ -61,7 +61,7 @@ fn of_version_1_each_controller_has_a_group_and_of_version_2_one_group_has_all()
         for (file, value) in files {
             assert_eq!(read(root.path(), file), *value, "{file}");
         }
-        // Who made it died before it had limits.
+        // The creator died before it set the limits.
         for part in &group.parts {
             fs::remove_dir_all(&part.path).unwrap();
             fs::create_dir(&part.path).unwrap();
@@ -178,10 +178,10 @@ fn a_death_of_want_of_memory_is_told_once() {
         let said = groups.death(&group);
         assert_eq!(said.is_some_and(|said| said.contains("67108864")), told);
     }
-    // The group went, and came again.
+    // The group was removed and created again.
     killed(1);
     assert_eq!(groups.death(&group), None);
-    // The whole machine had none.
+    // The machine as a whole ran out of memory.
     full.set(0);
     killed(2);
     let said = groups.death(&group).unwrap();

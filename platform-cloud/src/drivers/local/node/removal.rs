@@ -1,4 +1,4 @@
-//! The end of a node: its process stops, what it left is killed, and everything of it is removed.
+//! Removal of a node: stops the process, kills its descendants and deletes its files.
 
 use std::{
     io,
@@ -24,17 +24,17 @@ use super::super::{
 
 use super::{Node, RETRY, blocking, unix_millis};
 
-/// Wait between two looks whether killed processes are gone, at first and at most. Killing takes milliseconds, unless a
+/// Initial and maximum interval between checks whether killed processes are gone. Killing takes milliseconds, unless a
 /// process hangs in the kernel.
 const KILL_POLL: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
 pub(super) async fn removal_requested(node: &Node) {
     let mut changes = node.removal.subscribe();
-    // The sender lives in the node.
+    // The sender lives as long as the node.
     let _ = changes.wait_for(Option::is_some).await;
 }
 
-/// Asks the process to stop, waits until the deadline, and kills whatever is left of its session.
+/// Asks the process to stop, waits until the deadline, and kills the rest of its session.
 pub(super) async fn stop(node: &Node, process: &Process) {
     let signal = Signal::from_named_raw(node.record().stop_signal).unwrap_or(Signal::TERM);
     if let Err(error) = process.signal_group(signal) {
@@ -63,7 +63,7 @@ pub(super) async fn stop(node: &Node, process: &Process) {
     crash::point(Point::Stopped);
 }
 
-/// Kills a session until none of it is left.
+/// Kills a session until no member is left.
 pub(super) async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
     let mut wait = KILL_POLL.0;
     loop {
@@ -78,13 +78,13 @@ pub(super) async fn kill_all(id: &ProcessId, leader: Option<&Process>) {
     }
 }
 
-/// Removes everything of a node.
+/// Removes all files of a node.
 pub(super) async fn clear(shared: &Arc<Shared>, node: &Arc<Node>) {
     let mut said = String::new();
     while let Err(error) = try_clear(shared, node).await {
         if error.kind() != io::ErrorKind::WouldBlock {
             let error = error.to_string();
-            // What lasts is said once, not once an attempt.
+            // A persistent error is logged once, not once per attempt.
             if said != error {
                 warn!(node = %node.directory.display(), error, "a removed node leaves something behind; trying again");
                 said = error;
@@ -108,14 +108,14 @@ async fn try_clear(shared: &Shared, node: &Arc<Node>) -> io::Result<()> {
     let state = &shared.state;
     let (directory, record) = (node.directory.clone(), node.record());
     let lock = blocking(move || lock_out_launchers(&directory)).await?;
-    // Once a record is there, or no launcher can write one any more, what is recorded is all that there is.
+    // Once a record exists, or no launcher can write one any more, the record is complete.
     if let Some(id) = files::read_json::<ProcessId>(&node.directory.join(PROCESS))? {
         let process = id.hold()?;
         kill_all(&id, process.as_ref()).await;
     }
     let retain = node.removal().is_some_and(|removal| removal.retain_storage);
     if retain && let Some(key) = record.storage.clone() {
-        // Its owner does not change between reading and writing it.
+        // The owner must not change between reading and writing it.
         let _writing = node.writing.lock().await;
         let (state, identity) = (Arc::clone(state), node.record().identity);
         let now = unix_millis(SystemTime::now());
@@ -139,8 +139,8 @@ async fn try_clear(shared: &Shared, node: &Arc<Node>) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes sure that no launcher, perhaps one of a platform that was killed, starts the node from now on: there is a
-/// record, or its lock is ours. `WouldBlock`: one is on its way.
+/// Ensures that no launcher, not even one of a killed platform, starts the node from now on: either its process is
+/// recorded, or its lock is ours. Returns `WouldBlock` while a launcher is in progress.
 pub(in crate::drivers::local) fn lock_out_launchers(
     directory: &Path,
 ) -> io::Result<Option<OwnedFd>> {
@@ -149,14 +149,14 @@ pub(in crate::drivers::local) fn lock_out_launchers(
         return Ok(None);
     }
     let lock = files::lock(&directory.join(LOCK), false)?;
-    // A launcher may have recorded itself in between; its lock ends with it.
+    // A launcher may have recorded itself in between; its lock is released with it.
     if lock.is_none() && !std::fs::exists(&record)? {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     Ok(lock)
 }
 
-/// Writes down that a node is being removed.
+/// Records that a node is being removed.
 pub(in crate::drivers::local) async fn write_removal(
     node: &Node,
     removal: Removal,

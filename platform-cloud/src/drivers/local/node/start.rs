@@ -1,4 +1,4 @@
-//! The process of a node: how it is found or started, and how it ended.
+//! Finds or starts the process of a node and records its exit.
 
 use std::{
     io,
@@ -29,17 +29,17 @@ use drover_telemetry::Span;
 use super::removal::kill_all;
 use super::{Node, RETRY, Stage, blocking};
 
-/// Longest time for which a launcher may be silent. It needs milliseconds; a machine that swaps may need seconds.
+/// How long a launcher may be silent. It needs milliseconds, but a machine that swaps may need seconds.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct Begun {
-    /// `None`: it is to be removed before it was started.
+    /// `None` if the node is to be removed before it was started.
     pub(super) process: Option<Arc<Process>>,
-    /// Set if this platform started it.
+    /// Set if this platform process started it.
     pub(super) child: Option<Child>,
 }
 
-/// Finds the process of a node, or starts it. The error says why it will never run.
+/// Finds the process of a node or starts it. The error says why it will never run.
 pub(super) async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String> {
     let (exit, found) = loop {
         let exit = files::read_json::<Exit>(&node.directory.join(EXIT));
@@ -69,7 +69,7 @@ pub(super) async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String>
             let mut span = Span::internal("start process");
             let begun = start(shared, node).await;
             if let (Some(span), Err(_)) = (&mut span, &begun) {
-                // Why names the program, which a template may have made of a secret.
+                // The reason names the program, which a template may have derived from a secret.
                 span.fail("failed", "");
             }
             begun
@@ -77,9 +77,9 @@ pub(super) async fn begin(shared: &Shared, node: &Node) -> Result<Begun, String>
     }
 }
 
-/// What is known of the process of a node.
+/// Recorded state of a node's process.
 enum Recorded {
-    /// None was recorded.
+    /// No process was recorded.
     Nothing,
     Dead,
     Alive(Arc<Process>),
@@ -100,7 +100,7 @@ fn find(directory: &Path) -> io::Result<Recorded> {
     Ok(process.map_or(Recorded::Dead, |process| Recorded::Alive(Arc::new(process))))
 }
 
-/// Starts the launcher and hears from it until it has become the node's program.
+/// Starts the launcher and reads its report until it has become the node's program.
 async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
     let launcher = &shared.settings.launcher;
     let path = node.directory.join(SPEC);
@@ -119,10 +119,10 @@ async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
     crash::point(Point::LauncherSpawned);
     let mut said = Vec::new();
     if let Some(report) = child.stdout.take() {
-        // The pipe is closed when the launcher becomes the program, or ends.
+        // The pipe is closed when the launcher becomes the program, or exits.
         let heard = timeout(LAUNCH_TIMEOUT, report.take(4096).read_to_end(&mut said)).await;
         if heard.is_err() {
-            // Without its record it has not become the program, and it never will when it is dead.
+            // Without a record it has not become the program, and once it is dead it never will.
             let _ = child.kill().await;
         }
     }
@@ -136,7 +136,7 @@ async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
                 });
             }
             if let Err(error) = found {
-                // It cannot be watched, so it must not run: nobody would see it end.
+                // A process that cannot be watched must not run: its exit would go unnoticed.
                 warn!(node = %node.directory.display(), %error, "a new process cannot be watched and is killed");
                 let _ = child.start_kill();
             }
@@ -149,7 +149,7 @@ async fn start(shared: &Shared, node: &Node) -> Result<Begun, String> {
                 String::from_utf8_lossy(why)
             ))
         }
-        // Another launcher, of a platform that was killed, was quicker; or this one died without a word.
+        // Another launcher, of a killed platform, was faster; or this one died without a report.
         _ => {
             let status = child.wait().await;
             match find(&node.directory) {
@@ -178,7 +178,7 @@ pub(super) async fn how_it_ended(
             process.id().pid
         ),
     };
-    // A shell says of what it has started that it was killed.
+    // A shell reports a killed child by its exit code.
     let killed = ["killed by signal 9", "exited with code 137"];
     if !killed.iter().any(|how| message.ends_with(how)) {
         return message;
@@ -189,7 +189,7 @@ pub(super) async fn how_it_ended(
     }
 }
 
-/// Why the kernel has killed it, if want of memory is why.
+/// The reason for the kill, if it was an OOM kill.
 async fn died_of(shared: &Shared, node: &Node) -> Option<String> {
     let path = node.directory.join(SPEC);
     let spec = blocking(move || files::read_json::<ProcessSpec>(&path)).await;
@@ -215,7 +215,7 @@ fn describe(status: io::Result<ExitStatus>) -> String {
     }
 }
 
-/// Remembers how a process ended, and ends what it left behind.
+/// Records how a process ended, and kills its descendants.
 pub(super) async fn end(shared: &Shared, node: &Node, id: Option<ProcessId>, message: String) {
     let pid = id.as_ref().map(|id| id.pid);
     info!(node = %node.directory.display(), %message, "the process of a node has ended");

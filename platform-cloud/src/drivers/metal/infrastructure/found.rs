@@ -1,4 +1,4 @@
-//! What exists of one owner, found by tags and by nothing else.
+//! The existing resources of an owner, identified by tags only.
 
 use std::collections::BTreeMap;
 
@@ -23,9 +23,9 @@ use drover_platform::infrastructure::Owner;
 
 pub(super) const OWNER: &str = "drover.dev/owner";
 pub(super) const SEQUENCE: &str = "drover.dev/sequence";
-/// Which resource it is.
+/// Kind of the resource.
 pub(super) const RESOURCE: &str = "drover.dev/resource";
-/// The network that the user has.
+/// Id of a network that the user provided.
 pub(super) const GIVEN: &str = "drover.dev/network";
 pub(super) const PROJECT: &str = "drover.dev/project";
 pub(super) const PARTITION: &str = "drover.dev/partition";
@@ -34,10 +34,10 @@ pub(super) const PORT: &str = "drover.dev/endpoint-port";
 pub(super) const TARGETS: &str = "drover.dev/endpoint-targets";
 pub(super) const RULES: &str = "drover.dev/firewall-rules";
 
-/// The tag of an address that belongs to a machine.
+/// Tag of an address that is attached to a machine.
 const MACHINE: &str = "metal.metal-stack.io/machineid";
 
-/// What exists of one owner, the oldest of each kind first.
+/// The existing resources of an owner, oldest of each kind first.
 #[derive(Default)]
 pub(super) struct Found {
     pub networks: Vec<Network>,
@@ -45,7 +45,7 @@ pub(super) struct Found {
     pub firewalls: Vec<Machine>,
 }
 
-/// The tags that say whose something is. Without them nothing is searched for.
+/// The tags that identify the owner. Every search includes them.
 fn identity(owner: &Owner) -> BTreeMap<String, String> {
     BTreeMap::from([
         (CLUSTER.to_owned(), owner.cluster_id.clone()),
@@ -53,7 +53,7 @@ fn identity(owner: &Owner) -> BTreeMap<String, String> {
     ])
 }
 
-/// Whether tags say that something is this resource of this owner.
+/// Whether the tags identify this resource of this owner.
 pub(super) fn is_owned(tags: &BTreeMap<String, String>, owner: &Owner, kind: &str) -> bool {
     identity(owner)
         .iter()
@@ -62,14 +62,14 @@ pub(super) fn is_owned(tags: &BTreeMap<String, String>, owner: &Owner, kind: &st
 }
 
 impl Metal {
-    /// What exists of one owner.
+    /// The existing resources of an owner.
     pub(super) async fn found(&self, owner: &Owner) -> Result<Found> {
         let project = &self.settings.project;
         let tags: Vec<String> = super::super::documents::tags(&identity(owner));
         let mut found = Found::default();
         let query = json!({ "projectid": project, "labels": identity(owner) });
         found.networks = whole(self.api.networks(&query).await?)?;
-        // What the API answers is not taken on trust: all of this may be freed.
+        // The results are checked against the filter, as everything returned here may be freed.
         found.networks.retain(|network| {
             network.projectid == *project && is_owned(&network.labels, owner, NETWORK)
         });
@@ -101,7 +101,7 @@ impl Metal {
         Ok(found)
     }
 
-    /// Everything of the kinds that are made here in the project.
+    /// All resources of the managed kinds in the project.
     pub(super) async fn all(&self) -> Result<(Vec<Resource>, Vec<Warning>)> {
         let project = &self.settings.project;
         let mut resources = Vec::new();
@@ -122,7 +122,7 @@ impl Metal {
         }
         for entry in self.api.ips(&json!({ "projectid": project })).await? {
             match entry {
-                // A part of its machine, and gone with it.
+                // An ephemeral address is part of its machine and is freed with it.
                 Entry::Read(ip) if ip.kind == "ephemeral" && ip.machines().next().is_some() => {}
                 Entry::Read(ip) => resources.push(of_ip(&ip)),
                 Entry::Unreadable { id, message } => unreadable(ENDPOINT, id, message),
@@ -147,7 +147,7 @@ pub(super) fn is_firewall(machine: &Machine, project: &str, owner: &Owner) -> bo
 }
 
 impl Ip {
-    /// Ids of the machines that have it.
+    /// Ids of the machines that it is attached to.
     pub(super) fn machines(&self) -> impl Iterator<Item = &str> {
         self.tags
             .iter()
@@ -160,7 +160,7 @@ impl Found {
         self.networks.is_empty() && self.ips.is_empty() && self.firewalls.is_empty()
     }
 
-    /// The value of a tag that stands on everything that was made.
+    /// The value of a tag that all resources of the owner have.
     fn tag(&self, key: &str) -> String {
         let firewall = self.firewalls.first().map(|machine| pairs(&machine.tags));
         let ip = self.ips.first().map(|ip| pairs(&ip.tags));
@@ -177,7 +177,7 @@ impl Found {
         self.tag(RULES)
     }
 
-    /// Id of the private network. Empty: there is none yet.
+    /// Id of the private network. Empty if there is none yet.
     pub(super) fn network_id(&self) -> String {
         match self.networks.first() {
             Some(network) => network.id.clone(),
@@ -185,7 +185,7 @@ impl Found {
         }
     }
 
-    /// The state of every resource, and what nodes need to know.
+    /// The state of every resource, and the outputs for nodes.
     pub(super) fn state(&self, plan: Option<&Plan>) -> InfrastructureState {
         let mut resources: Vec<Resource> = self.networks.iter().map(of_network).collect();
         resources.extend(self.ips.iter().map(of_ip));
@@ -287,7 +287,7 @@ fn resource(kind: &str, id: &str, tags: &BTreeMap<String, String>, created: &str
     }
 }
 
-/// Every owner has one of a kind.
+/// The resource name of a kind, of which each owner has one.
 pub(super) fn name(kind: &str) -> &'static str {
     match kind {
         NETWORK => "private",
@@ -331,7 +331,7 @@ pub(super) fn of_firewall(machine: &Machine) -> Resource {
     made
 }
 
-/// Something that may be there although nothing shows it yet.
+/// A resource that may exist although the API does not show it yet.
 pub(super) fn perhaps(owner: &Owner, kind: &str, phase: ResourcePhase, sequence: u64) -> Resource {
     Resource {
         cluster_id: owner.cluster_id.clone(),

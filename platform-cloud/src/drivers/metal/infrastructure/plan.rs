@@ -1,4 +1,4 @@
-//! What is wanted, checked and with the platform's defaults.
+//! The desired infrastructure, validated and with the platform's defaults.
 
 use drover_core::{Error, Reason, Result};
 use drover_proto::platform::v1::{
@@ -19,31 +19,30 @@ use super::{
 };
 use drover_platform::identity::hex;
 
-/// Most ports that the ranges of one rule may stand for: the API takes single ports only.
+/// Maximum number of ports that the ranges of one rule may expand to: the API only accepts single ports.
 const MAX_PORTS: usize = 256;
-/// Port of the control plane where none is said.
+/// Default port of the control plane.
 const API_PORT: u32 = 6443;
 
-/// What is wanted.
 pub(super) struct Plan {
     pub project: String,
     pub partition: String,
     pub network: Option<NetworkPlan>,
-    /// Network that leads outside. Empty: none.
+    /// Id of the public network. Empty for none.
     pub public: String,
     pub endpoint: Option<EndpointPlan>,
     pub firewall: Option<FirewallPlan>,
 }
 
 pub(super) enum NetworkPlan {
-    /// One that the user has.
+    /// Provided by the user.
     Given(String),
-    /// One of this length; `None`: as the partition has it.
+    /// To be created with this prefix length. `None` for the partition's default.
     New(Option<u32>),
 }
 
 pub(super) struct EndpointPlan {
-    /// Empty: any.
+    /// Empty for any address.
     pub host: String,
     pub port: u32,
     pub targets: Vec<String>,
@@ -52,15 +51,15 @@ pub(super) struct EndpointPlan {
 pub(super) struct FirewallPlan {
     pub image: String,
     pub size: String,
-    /// Id of the machine. `None`: any.
+    /// Id of the machine. `None` for any.
     pub host: Option<String>,
     pub rules: Option<Rules>,
-    /// Hash of the rules as they were written. Empty: none were.
+    /// Hash of the rules as specified. Empty if none were.
     pub rules_hash: String,
 }
 
 impl Metal {
-    /// What a spec asks for, as far as it can be seen without a call beside that for a network of the user's.
+    /// The plan for a spec. Makes no calls, except to read a network that the user provided.
     pub(super) async fn plan(&self, spec: &InfrastructureSpec) -> Result<Plan> {
         let mut partition = self.properties(spec)?;
         let network = spec.network.as_ref();
@@ -128,7 +127,7 @@ impl Metal {
     }
 
     fn partition(&self, partition: String) -> Result<String> {
-        let domains = &self.facts.failure_domains;
+        let domains = &self.info.failure_domains;
         let partition = match (partition.is_empty(), domains.as_slice()) {
             (true, [only]) => only.name.clone(),
             _ => partition,
@@ -144,7 +143,7 @@ impl Metal {
         Ok(partition)
     }
 
-    /// The partition that the properties or the settings say.
+    /// The partition from the properties or the settings.
     fn properties(&self, spec: &InfrastructureSpec) -> Result<String> {
         let mut partition = self.settings.partition.clone();
         for (key, value) in spec.properties.iter().flat_map(|said| &said.fields) {
@@ -253,7 +252,7 @@ impl Metal {
         })
     }
 
-    /// A network that the user has, if it can be used.
+    /// A network that the user provided, if it can be used.
     async fn given(&self, id: &str) -> Result<Network> {
         let Some(network) = self.api.network(id).await? else {
             return Err(Error::invalid(
@@ -276,7 +275,7 @@ impl Metal {
         Ok(network)
     }
 
-    /// Asks the API for what a plan names.
+    /// Checks that the resources that a plan refers to exist.
     pub(super) async fn check_plan(&self, plan: &Plan) -> Result<()> {
         if !plan.public.is_empty() && self.api.network(&plan.public).await?.is_none() {
             return Err(Error::invalid(
@@ -293,7 +292,7 @@ impl Metal {
 }
 
 impl Plan {
-    /// Whether what exists can be what is wanted.
+    /// Checks that the existing resources match the plan.
     ///
     /// # Errors
     /// `Immutable` with the field.
@@ -369,7 +368,7 @@ impl Plan {
     }
 }
 
-/// Rules as the API takes them. `None`: there are none, and metal-stack's own apply.
+/// The rules in the API's form. `None` if there are none, in which case metal-stack's defaults apply.
 fn rules(rules: &[FirewallRule]) -> Result<Option<Rules>> {
     if rules.is_empty() {
         return Ok(None);
@@ -420,7 +419,7 @@ fn rules(rules: &[FirewallRule]) -> Result<Option<Rules>> {
     Ok(Some(all))
 }
 
-/// A comment with the characters that the API takes, at most 100.
+/// A comment reduced to the characters that the API accepts, at most 100.
 fn comment(text: &str) -> String {
     let fits = |c: char| {
         if c.is_ascii_alphabetic() || c == '_' {

@@ -1,4 +1,4 @@
-//! What becomes of nodes: they start, become ready, die, change and go.
+//! The lifecycle of nodes: they start, become ready, die, change and are deleted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use super::World;
 use super::node::{SimNode, number, sim_node};
 
 impl World {
-    /// Begins to remove a node. Answers the storage that is kept; `None`: it is not there.
+    /// Starts the deletion of a node. Returns the storage that is retained; `None` if the node does not exist.
     pub(in crate::drivers::simulated) fn delete(
         &mut self,
         target: &Target,
@@ -117,7 +117,7 @@ impl World {
         }
         self.nodes.insert(number, next);
         if moved {
-            // It is only not in that cluster any more.
+            // The node still exists, only not in its former cluster.
             self.tell_removed(number, &before, RemovalEvidence::NotListed);
         }
         self.write(number);
@@ -202,7 +202,7 @@ impl World {
         self.write(number);
     }
 
-    /// Takes a node out of existence.
+    /// Removes a node from the backend.
     pub(in crate::drivers::simulated) fn gone(&mut self, number: u32, how: Death) {
         let Some(node) = self.nodes.remove(&number) else {
             return;

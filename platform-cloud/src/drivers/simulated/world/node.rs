@@ -1,4 +1,4 @@
-//! One simulated node, and its id.
+//! A simulated node and its id.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use drover_platform::identity::Identity;
 
 use super::{NO_DOMAIN, NO_HOST};
 
-/// A node. What it has in common with the others of its request is shared.
+/// A node. Data that is common to all nodes of its request is shared, to save memory.
 #[derive(Clone, Debug)]
 pub(in crate::drivers::simulated) struct SimNode {
-    /// Everything but id, name, index, ordinal and role, which are empty in it.
+    /// The identity without id, name, index, ordinal and role, which are empty.
     pub(super) shared: Arc<Identity>,
     pub(super) id: Box<str>,
     pub(super) name: Box<str>,
@@ -24,7 +24,7 @@ pub(in crate::drivers::simulated) struct SimNode {
     pub(super) role: u8,
     pub(super) phase: NodePhase,
     pub(super) ready: bool,
-    /// Not shown by lists and watches yet.
+    /// Not visible to lists and watches yet.
     pub(super) hidden: bool,
 }
 
@@ -41,7 +41,7 @@ impl SimNode {
         (self.domain != NO_DOMAIN).then_some(usize::from(self.domain))
     }
 
-    /// Whether it counts for a spread.
+    /// Whether it counts for spreads.
     pub(in crate::drivers::simulated) fn is_placed(&self) -> bool {
         matches!(
             self.phase,
@@ -58,7 +58,7 @@ pub(in crate::drivers::simulated) fn number(node_id: &str) -> Option<u32> {
     let digits = node_id
         .strip_prefix("sim-")
         .filter(|digits| digits.len() == 8)?;
-    // Only the form that is given out.
+    // Reject alternative spellings, such as upper case.
     digits
         .bytes()
         .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))

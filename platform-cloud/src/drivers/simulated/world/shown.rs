@@ -1,4 +1,4 @@
-//! What lists and watches show, and what they show while they are frozen.
+//! Visibility: the state that lists and watches show, including while they are frozen.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,7 +19,7 @@ use drover_platform::{
 use super::World;
 use super::node::{SimNode, node_id, number};
 
-/// What lists and watches show while they are frozen, and what they have missed.
+/// The frozen state and the changes that it hides.
 pub(super) struct Frozen {
     pub(super) nodes: HashMap<u32, SimNode>,
     changed: BTreeSet<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Frozen {
 }
 
 impl World {
-    /// The node as it travels.
+    /// Converts a node to its wire form.
     pub(in crate::drivers::simulated) fn node(&self, number: u32, node: &SimNode) -> Node {
         let shared = &*node.shared;
         let foreign = shared.owner.is_empty();
@@ -105,7 +105,7 @@ impl World {
         }
     }
 
-    /// The nodes of a request as they really are.
+    /// The nodes of a request without visibility delay.
     pub(in crate::drivers::simulated) fn of_request(&self, request_id: &str) -> Vec<Found> {
         let numbers = self.by_request.get(request_id).into_iter().flatten();
         numbers
@@ -113,7 +113,7 @@ impl World {
             .collect()
     }
 
-    /// A node as it really is.
+    /// A node without visibility delay.
     pub(in crate::drivers::simulated) fn by_node_id(&self, node_id: &str) -> Option<Found> {
         let number = number(node_id)?;
         Some(self.found(number, self.nodes.get(&number)?))
@@ -161,7 +161,7 @@ impl World {
         all.into_iter().for_each(|number| self.tell(number));
     }
 
-    /// Lists and watches show what is there now, until [`World::thaw`].
+    /// Makes lists and watches show the current state until [`World::thaw`].
     pub(in crate::drivers::simulated) fn freeze(&mut self) {
         if self.frozen.is_none() {
             let shown =

@@ -1,4 +1,4 @@
-//! Short ways to ask for infrastructure.
+//! Helpers for infrastructure calls.
 
 use drover_core::Result;
 use drover_proto::platform::v1::{
@@ -38,7 +38,7 @@ impl Bench {
         told(self.infrastructure().ensure_infrastructure(request).await)
     }
 
-    /// Ensures until everything is there.
+    /// Repeats ensure until everything is ready.
     pub(crate) async fn ensure_whole(&self, spec: &InfrastructureSpec) -> InfrastructureState {
         until("the infrastructure is ready", || async {
             let answer = self.ensure(spec).await.unwrap();
@@ -72,7 +72,7 @@ impl Bench {
         told(self.infrastructure().release_infrastructure(request).await)
     }
 
-    /// Releases until nothing is left, whatever fails on the way.
+    /// Repeats release until nothing is left, ignoring failures.
     pub(crate) async fn release_whole(&self) {
         until("everything is released", || async {
             let answer = self.release().await.ok()?;

@@ -1,4 +1,4 @@
-//! The EC2 of moto, a process of its own.
+//! The EC2 server of moto, in its own process.
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::PATIENCE;
 
-/// moto, ended with the test.
+/// moto, stopped when the test ends.
 pub(crate) struct Moto {
     child: Child,
     address: SocketAddr,
@@ -32,7 +32,7 @@ impl Moto {
             .unwrap();
         let child = Command::new(&program)
             .args(["-H", "127.0.0.1", "-p", &address.port().to_string()])
-            // Without these it takes any image, type and key pair.
+            // Without these it accepts any image, type and key pair.
             .env("MOTO_ENABLE_AMI_VALIDATION", "true")
             .env("MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "true")
             .env("MOTO_ENABLE_KEYPAIR_VALIDATION", "true")

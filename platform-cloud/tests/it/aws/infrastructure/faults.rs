@@ -1,4 +1,4 @@
-//! Every call that changes something, with every fault: it is completed, and nothing is left.
+//! Every mutating call with every fault: it is completed, and nothing leaks.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::aws::{
     conformance::wanted,
 };
 
-/// The calls that change something on the way to the infrastructure, in their order.
+/// The mutating calls that create the infrastructure, in their order.
 const MAKING: [&str; 11] = [
     "CreateVpc",
     "CreateInternetGateway",
@@ -57,7 +57,7 @@ fn faults() -> Vec<(&'static str, Fault, bool)> {
     ]
 }
 
-/// Makes everything, a running node included, whatever fails on the way.
+/// Creates everything, including a running node, whatever fails on the way.
 async fn complete(bench: &Bench) {
     let spec = wanted();
     until("everything is there", || async {
@@ -69,7 +69,7 @@ async fn complete(bench: &Bench) {
     assert_eq!(names(&state.resources), EVERYTHING, "one of each");
 }
 
-/// Every kind was made as often as it is wanted, at any time.
+/// Asserts that no kind ever had more resources than desired.
 fn nothing_is_doubled(bench: &Bench, what: &str) {
     let count = |kind: &str| {
         let made = bench.ec2().ledger();

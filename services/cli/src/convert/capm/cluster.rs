@@ -1,4 +1,4 @@
-//! A `Cluster` and its `MetalStackCluster`.
+//! Converts a `Cluster` and its `MetalStackCluster`.
 
 use drover_core::name;
 
@@ -53,17 +53,17 @@ const METAL: &[(&str, &str)] = &[
     ("firewallSpec", "a map with image and machineType"),
 ];
 
-/// The platform that makes clusters on metal-stack, unless an annotation names another.
+/// Platform for clusters on metal-stack, unless an annotation names another.
 const USUAL_PLATFORM: &str = "metal";
-/// What the same platform may be called.
+/// Other names for the same platform.
 const OTHER_NAMES: [&str; 3] = ["metal-stack", "metalstack", "metalStack"];
-/// What the nodes run.
+/// The software that the nodes run.
 const SOFTWARE: &str = "kubernetes";
-/// Says where a cluster was at home.
+/// Label for the original namespace of a cluster.
 const NAMESPACE: &str = "cluster.x-k8s.io/namespace";
 
 impl<'r> Reader<'_, 'r> {
-    /// The manifest of a cluster.
+    /// Builds the manifest of a cluster.
     pub(super) fn cluster(&mut self, doc: &'r Doc) -> Node {
         doc.used.set(true);
         let span = path::first_line(&doc.root);
@@ -149,7 +149,7 @@ impl<'r> Reader<'_, 'r> {
         }
     }
 
-    /// The `MetalStackCluster` of a cluster, which is of no other one.
+    /// The `MetalStackCluster` of a cluster, which no other cluster may share.
     fn infrastructure_of(&mut self, doc: &Doc, spec: &Node) -> Option<&'r Doc> {
         let expected = "a reference to a MetalStackCluster";
         let Some(reference) = given(spec, "infrastructureRef") else {
@@ -182,7 +182,7 @@ impl<'r> Reader<'_, 'r> {
         }
     }
 
-    /// The platform that makes it all.
+    /// The platform for all parts of a cluster.
     fn platform(&mut self, doc: &Doc, metal: Option<&Doc>) -> Word {
         let named = metal
             .and_then(|metal| metal.annotation(PLATFORM))
@@ -230,7 +230,7 @@ impl<'r> Reader<'_, 'r> {
         Word { text: name, span }
     }
 
-    /// One entry of `infrastructure`.
+    /// Builds an entry of `infrastructure`.
     fn infrastructure(
         &mut self,
         doc: &Doc,
@@ -260,7 +260,7 @@ impl<'r> Reader<'_, 'r> {
                 network.push(field(to, text(id.span, &id.text)));
             }
         }
-        // Without any setting, too: the network is made all the same.
+        // Even without settings: the network is created anyway.
         fields.push(entry("network", span, map(span, network)));
         let mut endpoint = self.endpoint(cluster, spec);
         let targets: Vec<Node> = groups
@@ -274,7 +274,7 @@ impl<'r> Reader<'_, 'r> {
         map(span, fields)
     }
 
-    /// Host and port of the endpoint: as the infrastructure says, else as the cluster does.
+    /// Host and port of the endpoint, from the infrastructure or otherwise from the cluster.
     fn endpoint(&mut self, cluster: &Node, metal: &Node) -> Vec<Entry> {
         let path = "spec.controlPlaneEndpoint";
         let own = given(metal, "controlPlaneEndpoint");
@@ -310,7 +310,7 @@ impl<'r> Reader<'_, 'r> {
         fields
     }
 
-    /// Whether somebody makes the control plane.
+    /// Checks that something creates the control plane.
     fn control_plane(&mut self, doc: &Doc, spec: &Node, groups: &[Group]) {
         let path = "spec.controlPlaneRef";
         let there = groups.iter().any(|group| group.control_plane);

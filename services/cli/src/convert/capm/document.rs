@@ -1,4 +1,4 @@
-//! Which documents there are, and what every one of them has.
+//! Indexes the documents, and reads the parts that all have in common.
 
 use std::{cell::Cell, collections::BTreeMap};
 
@@ -11,7 +11,7 @@ use crate::manifest::{
     tree::{Entry, Node, Span},
 };
 
-/// Kinds of documents that a cluster is made of.
+/// Kinds of documents that make up a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Cluster,
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 const CORE: &str = "cluster.x-k8s.io";
 const INFRASTRUCTURE: &str = "infrastructure.cluster.x-k8s.io";
 
-/// Each kind, its name and its API group.
+/// Kinds with their names and API groups.
 const KINDS: [(Kind, &str, &str); 12] = [
     (Kind::Cluster, "Cluster", CORE),
     (Kind::Machine, "Machine", CORE),
@@ -67,13 +67,13 @@ const KINDS: [(Kind, &str, &str); 12] = [
     (Kind::Secret, "Secret", ""),
 ];
 
-/// Versions that are read. Of what is only named, never read, any will do.
+/// Supported versions. Documents that are referred to but not read may have any version.
 const VERSIONS: [(&str, &[&str]); 2] = [
     (CORE, &["v1alpha3", "v1alpha4", "v1beta1"]),
     (INFRASTRUCTURE, &["v1alpha3", "v1alpha4"]),
 ];
 
-/// Kinds that have no counterpart, and what to do instead.
+/// Kinds without a counterpart, with advice.
 const FOREIGN: [(&str, &str); 4] = [
     (
         "MachineHealthCheck",
@@ -90,7 +90,7 @@ const FOREIGN: [(&str, &str); 4] = [
     ),
 ];
 
-/// What the server of the Cluster API writes into `metadata`; it means nothing elsewhere.
+/// Fields of `metadata` that the server of the Cluster API sets; they mean nothing elsewhere.
 const METADATA: [&str; 16] = [
     "name",
     "namespace",
@@ -110,7 +110,7 @@ const METADATA: [&str; 16] = [
     "clusterName",
 ];
 
-/// Annotations that controllers and tools write for themselves.
+/// Annotations that controllers and tools set for themselves.
 const OWN_ANNOTATIONS: [&str; 6] = [
     "kubectl.kubernetes.io/",
     "cluster.x-k8s.io/",
@@ -120,11 +120,11 @@ const OWN_ANNOTATIONS: [&str; 6] = [
     PLATFORM_PREFIX,
 ];
 const PLATFORM_PREFIX: &str = "drover.dev/platform";
-/// Names the platform that makes a cluster.
+/// Annotation that names the platform of a cluster.
 pub(super) const PLATFORM: &str = PLATFORM_PREFIX;
-/// Names the cluster that an object belongs to.
+/// Label that names the cluster of an object.
 pub(super) const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
-/// Marks machines of the control plane, whatever its value.
+/// Label of control plane machines, with any value.
 pub(super) const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
 
 impl Kind {
@@ -142,7 +142,7 @@ impl Kind {
             .map(|(kind, ..)| *kind)
     }
 
-    /// Whether its content is read, rather than only that it is there.
+    /// Whether its content is read, not only its existence.
     fn is_read(self) -> bool {
         !matches!(
             self,
@@ -154,14 +154,13 @@ impl Kind {
     }
 }
 
-/// One document.
 #[derive(Debug)]
 pub(super) struct Doc {
     pub(super) kind: Kind,
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) root: Node,
-    /// Whether a cluster is made with it.
+    /// Whether a cluster uses it.
     pub(super) used: Cell<bool>,
 }
 
@@ -184,7 +183,7 @@ impl Doc {
         self.metadata()?.get("annotations")?.entry(key)
     }
 
-    /// The name of its owner of a kind.
+    /// Name of its owner of a kind.
     pub(super) fn owner(&self, kind: Kind) -> Option<&str> {
         let owners = self.metadata()?.get("ownerReferences")?;
         let crate::manifest::tree::Value::List(owners) = &owners.value else {
@@ -201,17 +200,17 @@ impl Doc {
         path::locate(&self.root, "metadata.name").0
     }
 
-    /// As messages call it.
+    /// Name in messages.
     pub(super) fn title(&self) -> String {
         format!("{}/{}", self.kind.name(), self.name)
     }
 }
 
-/// All documents, and where each is.
+/// All documents, with an index.
 #[derive(Debug, Default)]
 pub(super) struct Documents {
     docs: Vec<Doc>,
-    /// Whether all could be read. Else nobody knows what belongs to what.
+    /// Whether all documents could be read. Otherwise their relations are unknown.
     pub(super) complete: bool,
     index: BTreeMap<(Kind, String, String), usize>,
 }
@@ -222,7 +221,7 @@ impl Documents {
         roots: Vec<Node>,
         warnings: &mut Vec<String>,
     ) -> Self {
-        // Before the first error: its line may hold user data, too.
+        // Before the first diagnostic, whose line may also contain user data.
         for root in &roots {
             if root.get("kind").and_then(Node::text) == Some(Kind::Secret.name()) {
                 decoder.hide(root);
@@ -264,7 +263,7 @@ impl Documents {
     }
 }
 
-/// Reads what all documents have. Nothing for what is no part of a cluster, which is reported.
+/// Reads the parts that all documents have. `None` for one that is not part of a cluster, which is reported.
 fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -> Option<Doc> {
     let kind = kind(decoder, &root, warnings)?;
     let Some(metadata) = root.get("metadata") else {
@@ -281,7 +280,7 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
             ("spec", "a map".to_owned()),
         ];
         for entry in root.map().unwrap_or_default() {
-            // What was observed is observed anew.
+            // The status will be observed again.
             if entry.key != "status" && !known.iter().any(|(key, _)| *key == entry.key) {
                 decoder.unknown(entry, "", &known);
             }
@@ -301,7 +300,7 @@ fn document(decoder: &mut Decoder<'_>, root: Node, warnings: &mut Vec<String>) -
     Some(doc)
 }
 
-/// Name and namespace. Nothing, and an error, if they cannot be read.
+/// Reads name and namespace. `None`, with a diagnostic, if they are invalid.
 fn names(decoder: &mut Decoder<'_>, root: &Node, metadata: &Node) -> Option<(String, String)> {
     let mut name = String::new();
     let mut namespace = "default".to_owned();
@@ -333,7 +332,7 @@ fn names(decoder: &mut Decoder<'_>, root: &Node, metadata: &Node) -> Option<(Str
     Some((name, namespace))
 }
 
-/// Annotations change nothing that is made, but who wrote them should know that they are gone.
+/// Annotations have no effect, but their author should know that they are dropped.
 fn annotations(decoder: &mut Decoder<'_>, doc: &Doc, warnings: &mut Vec<String>) {
     if let Some(paused) = doc.annotation("cluster.x-k8s.io/paused") {
         let message = format!("{} is paused, which cannot be carried over", doc.title());
@@ -346,7 +345,7 @@ fn annotations(decoder: &mut Decoder<'_>, doc: &Doc, warnings: &mut Vec<String>)
         .and_then(Node::map)
         .unwrap_or_default();
     lost(warnings, doc, "annotations", annotations);
-    // Those of clusters and machines are kept, and those of sets if their machines have them, too.
+    // Labels of clusters and machines are kept, as are those of sets if their machines have them too.
     if !matches!(doc.kind, Kind::Cluster | Kind::Machine) {
         let template = doc.root.get("spec").and_then(|spec| spec.get("template"));
         let kept = template
@@ -360,7 +359,7 @@ fn annotations(decoder: &mut Decoder<'_>, doc: &Doc, warnings: &mut Vec<String>)
     }
 }
 
-/// Says which labels or annotations are gone.
+/// Warns about labels or annotations that are dropped.
 pub(super) fn lost(warnings: &mut Vec<String>, doc: &Doc, what: &str, entries: &[Entry]) {
     let keys: Vec<&str> = entries
         .iter()

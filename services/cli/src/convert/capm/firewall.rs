@@ -1,4 +1,4 @@
-//! The firewall of a cluster: written into its `MetalStackCluster`, or a document of its own.
+//! The firewall of a cluster: inline in its `MetalStackCluster`, or a document of its own.
 
 use super::{
     document::{CLUSTER_NAME, Doc, Kind},
@@ -23,7 +23,7 @@ const REFUSED: &[(&str, &str)] = &[(
 )];
 
 impl<'r> Reader<'_, 'r> {
-    /// `firewall` of the infrastructure.
+    /// Builds `firewall` of the infrastructure.
     pub(super) fn firewall(&mut self, cluster: &Doc, infrastructure: &Doc) -> Option<Entry> {
         let inline = infrastructure
             .root
@@ -37,7 +37,7 @@ impl<'r> Reader<'_, 'r> {
                 Some(self.firewall_spec(&inline.value, "spec.firewallSpec", inline.span))
             }
             (None, Some((doc, spec))) => Some(self.firewall_spec(spec, "spec", doc.name_span())),
-            // The controller made the one from the other.
+            // The controller has created one from the other.
             (Some(inline), Some((doc, spec))) => {
                 for (key, _) in FIREWALL {
                     let says = |node: &Node| given(node, key)?.value.text().map(str::to_owned);
@@ -64,13 +64,13 @@ impl<'r> Reader<'_, 'r> {
         }
     }
 
-    /// The firewall that is a document of its own.
+    /// The firewall with a document of its own.
     fn own_firewall(&mut self, cluster: &Doc, infrastructure: &Doc) -> Option<&'r Doc> {
         let documents = self.documents;
         let mut found: Option<&'r Doc> = None;
         for doc in documents.of(Kind::MetalStackFirewall) {
             let of = doc.label(CLUSTER_NAME).and_then(|label| label.value.text());
-            // Controllers write the name of either.
+            // Controllers write either of the two names.
             let is_own = doc.namespace == cluster.namespace
                 && of.is_some_and(|of| of == cluster.name || of == infrastructure.name);
             if !is_own {

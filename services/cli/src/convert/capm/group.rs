@@ -1,4 +1,4 @@
-//! Groups of a cluster: one for the machines of its control plane, one for each set of machines, one for the rest.
+//! Groups of a cluster: one for control plane machines without a set, one for each set of machines, one for the rest.
 
 use drover_core::name;
 
@@ -58,25 +58,25 @@ const TEMPLATE_METADATA: &[(&str, &str)] = &[
     ("creationTimestamp", "what the server wrote"),
 ];
 
-/// The group of all machines of the control plane that stand alone.
+/// Group of control plane machines without a set.
 const CONTROL_PLANE_GROUP: &str = "control-plane";
-/// The group of all other machines that stand alone.
+/// Group of all other machines without a set.
 const MACHINES_GROUP: &str = "machines";
 
-/// A group in the making.
+/// A group under construction.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: Word,
-    /// Whether its machines are of the control plane.
+    /// Whether its machines belong to the control plane.
     pub(super) control_plane: bool,
-    /// Machines by how they are made.
+    /// Machines by recipe.
     parts: Vec<Part>,
 }
 
-/// Machines that are all made the same way.
+/// Machines with the same recipe.
 #[derive(Debug)]
 struct Part {
-    /// Name among others of its group.
+    /// Name within its group.
     name: Word,
     size: Option<Node>,
     recipe: Recipe,
@@ -84,7 +84,7 @@ struct Part {
     update: Vec<Entry>,
 }
 
-/// A machine that no set made.
+/// A machine without a set.
 struct Alone<'r> {
     doc: &'r Doc,
     recipe: Recipe,
@@ -156,7 +156,7 @@ impl<'r> Reader<'_, 'r> {
         })
     }
 
-    /// The set that made a machine, if it is there, too.
+    /// The set that created a machine, if it is among the documents.
     fn maker(&self, doc: &Doc) -> Option<&'r Doc> {
         let documents = self.documents;
         let deployment = doc
@@ -171,7 +171,7 @@ impl<'r> Reader<'_, 'r> {
             .or_else(|| documents.find(Kind::MachineSet, &doc.namespace, set?))
     }
 
-    /// Groups of the machines that no set made.
+    /// Groups of the machines without a set.
     fn alone(&mut self, cluster: &Doc, site: &Site) -> Vec<Group> {
         let (mut control_plane, mut others) = (Vec::new(), Vec::new());
         for doc in self.members(cluster, Kind::Machine) {
@@ -214,7 +214,7 @@ impl<'r> Reader<'_, 'r> {
         groups
     }
 
-    /// Marks what belongs to a machine that is left out.
+    /// Marks the documents of a skipped machine as used.
     fn claim(&mut self, doc: &Doc) {
         let documents = self.documents;
         let name = |keys: [&str; 2]| {
@@ -230,7 +230,7 @@ impl<'r> Reader<'_, 'r> {
         }
     }
 
-    /// The group of a `MachineDeployment` or `MachineSet`.
+    /// Builds the group of a `MachineDeployment` or `MachineSet`.
     fn set(&mut self, doc: &Doc, site: &Site) -> Option<Group> {
         let spec = self.spec(doc)?;
         self.fields(spec, "spec", SET, SET_REFUSED);
@@ -289,7 +289,7 @@ impl<'r> Reader<'_, 'r> {
         })
     }
 
-    /// Labels that the template of a set gives to its machines.
+    /// Labels in the machine template of a set.
     fn template_labels<'n>(&mut self, doc: &Doc, template: &'n Node) -> &'n [Entry] {
         let path = "spec.template.metadata";
         let Some(metadata) = given(template, "metadata") else {
@@ -314,7 +314,7 @@ impl<'r> Reader<'_, 'r> {
         }
     }
 
-    /// How changes reach the machines of a set, as far as it is not what happens anyway.
+    /// The update policy of a set, as far as it differs from the default.
     fn policy(&mut self, spec: &Node) -> Vec<Entry> {
         let mut update = Vec::new();
         let mut order = given(spec, "deletePolicy").map(|entry| (entry, "spec".to_owned()));
@@ -367,7 +367,7 @@ impl<'r> Reader<'_, 'r> {
             let span = first.span;
             fields.push(entry("update", span, map(span, update)));
         }
-        // Random is no wish.
+        // `Random` expresses no preference.
         if let Some((entry, _)) = order.filter(|(entry, _)| entry.value.text() != Some("Random")) {
             fields.push(renamed("removalOrder", entry));
         }
@@ -379,7 +379,7 @@ fn says(node: &Node, number: i128) -> bool {
     node.is_null() || node.scalar() == Some(Scalar::Integer(number))
 }
 
-/// Machines that are made the same way, together.
+/// Combines machines with the same recipe.
 fn parts(machines: Vec<Alone<'_>>) -> Vec<Part> {
     let mut parts: Vec<(Vec<&Doc>, Part)> = Vec::new();
     for Alone { doc, recipe } in machines {
@@ -410,7 +410,7 @@ fn parts(machines: Vec<Alone<'_>>) -> Vec<Part> {
         .enumerate()
         .map(|(position, (docs, mut part))| {
             let name = &taken[position];
-            // Two sets of machines with names alike: the name of a machine is certainly its own.
+            // A prefix that two parts share is ambiguous; the name of a machine is unique.
             if taken.iter().filter(|other| *other == name).count() == 1 {
                 part.name.text.clone_from(name);
             }
@@ -420,13 +420,13 @@ fn parts(machines: Vec<Alone<'_>>) -> Vec<Part> {
         .collect()
 }
 
-/// A Machine is never changed once it is made: what is wanted of it concerns the one that follows.
+/// A Machine is immutable: changes only affect its successor.
 fn immutable(span: Span) -> Entry {
     let strategy = field("strategy", text(span, "OnDelete"));
     entry("update", span, map(span, vec![strategy]))
 }
 
-/// What the names of machines begin with, or the name of the only one.
+/// The common prefix of the names of machines, or the name of the only one.
 fn common_name(docs: &[&Doc]) -> String {
     let [first, others @ ..] = docs else {
         return String::new();
@@ -436,7 +436,7 @@ fn common_name(docs: &[&Doc]) -> String {
         let same = first.name.bytes().zip(other.name.bytes());
         length = length.min(same.take_while(|(a, b)| a == b).count());
     }
-    // Names are ASCII; what is not is refused later, and must not panic here.
+    // Names are ASCII; others are rejected later, and must not cause a panic here.
     let common = first.name.get(..length).unwrap_or_default();
     let common = common.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
     if common.is_empty() {
@@ -454,7 +454,7 @@ impl Group {
             .filter_map(|part| part.recipe.version.as_ref())
     }
 
-    /// The group as the manifest has it. `version` is what all have that say nothing else.
+    /// The group as an entry of the manifest. `version` applies to all machines without their own.
     pub(super) fn entry(&self, version: Option<&Word>) -> Entry {
         let span = self.name.span;
         let role = if self.control_plane {

@@ -1,5 +1,5 @@
-//! What a machine is made from: its `Machine` or the template of it, its `MetalStackMachine` or the template of that,
-//! and the `Secret` with its user data.
+//! Sources of a machine: its `Machine` or machine template, its `MetalStackMachine` or the template of that, and the
+//! `Secret` with its user data.
 
 use super::{
     document::{Doc, Kind},
@@ -58,14 +58,14 @@ const METAL: &[(&str, &str)] = &[
 const TEMPLATE: &[(&str, &str)] = &[("template", "a map with a spec")];
 const TEMPLATE_INNER: &[(&str, &str)] = &[("metadata", "a map"), ("spec", "a map")];
 
-/// Where the machines of a cluster are made if they do not say it themselves.
+/// Location of the machines of a cluster that specify none themselves.
 #[derive(Debug, Default)]
 pub(super) struct Site {
     pub(super) project: Option<Word>,
     pub(super) partition: Option<Word>,
 }
 
-/// How machines of one kind are made.
+/// How machines are created.
 #[derive(Debug, Default)]
 pub(super) struct Recipe {
     pub(super) version: Option<Word>,
@@ -73,14 +73,14 @@ pub(super) struct Recipe {
     pub(super) labels: Vec<Entry>,
     pub(super) properties: Vec<Entry>,
     pub(super) domain: Option<Word>,
-    /// The one machine that it is about.
+    /// The machine, if the recipe is for a single one.
     pub(super) host: Option<Word>,
     /// `userData` or `userDataBase64`.
     pub(super) user_data: Option<Entry>,
 }
 
 impl Recipe {
-    /// Whether machines made by the two are the same but for their names.
+    /// Whether machines with these recipes differ only by their names.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let word = |a: &Option<Word>, b: &Option<Word>| {
             a.as_ref().map(|word| &word.text) == b.as_ref().map(|word| &word.text)
@@ -116,7 +116,8 @@ fn same_value(a: &Node, b: &Node) -> bool {
 }
 
 impl Reader<'_, '_> {
-    /// The recipe in the spec of a `Machine` at `path` of a document. `infrastructure` is the kind that it refers to.
+    /// Reads the recipe from the spec of a `Machine` at `path` of a document. `infrastructure` is the kind that it
+    /// refers to.
     pub(super) fn machine(
         &mut self,
         doc: &Doc,
@@ -142,7 +143,7 @@ impl Reader<'_, '_> {
             }
             None => self.missing(spec, path, "infrastructureRef", "a reference"),
         }
-        // Written into the Machine by its controller, too.
+        // The controller also writes it into the Machine.
         if let Some(id) = self.text(spec, path, "providerID") {
             let at = join(path, "providerID");
             match &recipe.host {
@@ -159,7 +160,7 @@ impl Reader<'_, '_> {
         recipe
     }
 
-    /// A `MetalStackMachine`, or the template of one. Answers the secret that its controller wrote into it.
+    /// Reads a `MetalStackMachine`, or the template of one. Returns the secret that its controller wrote into it.
     fn metal(&mut self, doc: &Doc, site: &Site, recipe: &mut Recipe) -> Option<Word> {
         let mut spec = self.spec(doc)?;
         let mut path = "spec".to_owned();
@@ -202,7 +203,7 @@ impl Reader<'_, '_> {
             recipe.properties.extend(self.texts(spec, path, key));
         }
         if let Some(id) = self.text(spec, path, "providerID") {
-            // A template is read once for each group that it makes machines for.
+            // A template is read once for each group that uses it.
             let at = join(path, "providerID");
             recipe.host = self.host(&id, &at);
         }
@@ -241,7 +242,7 @@ impl Reader<'_, '_> {
             && let Some(kind) = Kind::of(&kind.text)
             && let Some(config) = self.documents.find(kind, &namespace, &name.text)
         {
-            // Its secret is what came of it.
+            // Its content is not needed: the secret is its result.
             config.used.set(true);
         }
         if let Some(name) = name.or(written) {
@@ -270,7 +271,7 @@ impl Reader<'_, '_> {
         None
     }
 
-    /// What stands under `value` in a bootstrap secret.
+    /// The entry `value` of a bootstrap secret.
     fn secret(&mut self, doc: &Doc, name: &Word, path: &str) -> Option<Entry> {
         let documents = self.documents;
         let Some(secret) = documents.find(Kind::Secret, &doc.namespace, &name.text) else {
@@ -278,7 +279,7 @@ impl Reader<'_, '_> {
             return None;
         };
         secret.used.set(true);
-        // What the API server does, too: stringData wins.
+        // As on the API server, stringData takes precedence.
         for (section, encoded) in [("stringData", false), ("data", true)] {
             if let Some(value) = secret.root.get(section).and_then(|data| data.get("value")) {
                 return self.user_data(value, &join(section, "value"), encoded);
@@ -291,7 +292,7 @@ impl Reader<'_, '_> {
         None
     }
 
-    /// User data as the manifest holds it. What it says is in no message.
+    /// User data in the notation of the manifest. No message contains its content.
     fn user_data(&mut self, node: &Node, path: &str, encoded: bool) -> Option<Entry> {
         let content = match &node.value {
             Value::Scalar { text, .. } if encoded => scalar::from_base64(text),
@@ -317,7 +318,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// `properties` and `placement` of a group.
+/// `properties` of a group.
 pub(super) fn properties(recipe: &Recipe) -> Option<Entry> {
     let span = recipe.properties.first()?.span;
     Some(entry(
@@ -344,7 +345,7 @@ pub(super) fn placement(recipe: &Recipe, hosts: &[&Word]) -> Option<Entry> {
     Some(entry("placement", span, map(span, fields)))
 }
 
-/// Labels that a group keeps: those that say something about its machines.
+/// Labels that a group keeps: those that describe its machines.
 pub(super) fn labels(labels: &[Entry]) -> Vec<Entry> {
     let own = |key: &str| {
         key.split_once('/').map_or(

@@ -1,8 +1,8 @@
 //! Documents of the metal-stack provider for Cluster API (CAPM) and of the Cluster API around them.
 //!
-//! Unlike other documents they mean something only together: a `Cluster` names a `MetalStackCluster`, machines name
-//! their cluster, their `MetalStackMachine` and the `Secret` with their user data. All that one command is given is
-//! one [`Bundle`], in any order and from any number of files; every `Cluster` in it becomes one of our manifests.
+//! Unlike other documents they only make sense together: a `Cluster` names a `MetalStackCluster`, machines name their
+//! cluster, their `MetalStackMachine` and the `Secret` with their user data. All documents of a command form one
+//! [`Bundle`], in any order and from any number of files; every `Cluster` in it becomes a Drover manifest.
 
 mod cluster;
 mod document;
@@ -30,7 +30,7 @@ use crate::manifest::{
     tree::{Node, Source, Value},
 };
 
-/// Whether a document is of the Cluster API or of its metal-stack provider.
+/// Whether a document belongs to the Cluster API or to its metal-stack provider.
 pub(super) fn is_one(api_version: &str, kind: &str) -> bool {
     let group = api_version.split('/').next().unwrap_or_default();
     group == "cluster.x-k8s.io"
@@ -38,7 +38,7 @@ pub(super) fn is_one(api_version: &str, kind: &str) -> bool {
         || kind.starts_with("MetalStack")
 }
 
-/// What a `List` holds, as `kubectl get -o yaml` writes it.
+/// The items of a `List`, as `kubectl get -o yaml` writes it.
 pub(super) fn items(root: &Node) -> &[Node] {
     match root.get("items").map(|items| &items.value) {
         Some(Value::List(items)) => items,
@@ -46,33 +46,33 @@ pub(super) fn items(root: &Node) -> &[Node] {
     }
 }
 
-/// Documents that are to be read together.
+/// Documents that have to be read together.
 #[derive(Debug, Default)]
 pub(crate) struct Bundle {
     files: Vec<Arc<Source>>,
     roots: Vec<Node>,
 }
 
-/// A cluster as one of our manifests, whose parts point at the documents that they came from.
+/// A cluster as a Drover manifest, whose parts refer to the documents that they came from.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     pub(crate) root: Node,
 }
 
-/// What the documents become.
+/// Result of a conversion.
 #[derive(Debug, Default)]
 pub(crate) struct Converted {
     pub(crate) clusters: Vec<Cluster>,
-    /// Files of the documents, as spans count them.
+    /// Files of the documents, indexed by spans.
     pub(crate) files: Arc<[Arc<Source>]>,
-    /// Names of platforms that are not registered, each reported already.
+    /// Names of unregistered platforms, each already reported.
     pub(crate) unresolved: BTreeSet<String>,
-    /// What may surprise, each a sentence.
+    /// Warnings, each a sentence.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Bundle {
-    /// Adds a document, or all that a `List` holds.
+    /// Adds a document, or all items of a `List`.
     pub(crate) fn add(&mut self, source: &Arc<Source>, root: &Node) {
         let known = self.files.iter().position(|file| Arc::ptr_eq(file, source));
         let file = known.unwrap_or_else(|| {
@@ -98,7 +98,7 @@ impl Bundle {
         self.roots.is_empty()
     }
 
-    /// Converts every cluster. `registered` are the platforms that will be there, if that is known.
+    /// Converts every cluster. `registered` are the platforms that will exist, if known.
     pub(crate) fn convert(
         self,
         diagnostics: &mut Diagnostics,
@@ -156,7 +156,7 @@ impl Reader<'_, '_> {
                     .error(doc.name_span(), "metadata.name", message, &advice);
             }
             let root = self.cluster(doc);
-            // What is half right would be reported a second time by those who read on.
+            // The errors in an invalid cluster would be reported again by later steps.
             if self.decoder.diagnostics.count() == before {
                 clusters.push(Cluster { root });
             }
@@ -166,7 +166,7 @@ impl Reader<'_, '_> {
         clusters
     }
 
-    /// Machines whose cluster is not there.
+    /// Reports machines whose cluster is missing.
     fn belonging(&mut self) {
         let documents = self.documents;
         for kind in [Kind::Machine, Kind::MachineSet, Kind::MachineDeployment] {
@@ -186,7 +186,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// What no cluster used.
+    /// Reports documents that no cluster uses.
     fn leftovers(&mut self) {
         let documents = self.documents;
         let mut secrets = Vec::new();
@@ -213,12 +213,12 @@ impl Reader<'_, '_> {
                         .push(format!("{} is left out: nothing here uses it", doc.title()));
                     continue;
                 }
-                // Reported where their cluster is looked for.
+                // Reported while looking for their cluster.
                 Kind::Cluster | Kind::Machine | Kind::MachineSet | Kind::MachineDeployment => {
                     continue;
                 }
             };
-            // The name that was missed may be a slip for this one.
+            // A dangling reference may be a misspelling of this name.
             if self.missed.contains(&doc.kind) || !documents.complete {
                 continue;
             }
@@ -233,13 +233,13 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Where something stands.
+    /// Formats a position.
     fn place(&self, span: crate::manifest::tree::Span) -> String {
         let file = &self.decoder.source_of(span).name;
         format!("{file}:{}:{}", span.line, span.column)
     }
 
-    /// What a document wants. Reported if it says nothing.
+    /// The spec of a document. Reported if it is missing.
     fn spec<'n>(&mut self, doc: &'n document::Doc) -> Option<&'n Node> {
         let spec = doc.root.get("spec").filter(|spec| spec.map().is_some());
         if spec.is_none() {

@@ -1,4 +1,4 @@
-//! Reading fields of documents, and following what they refer to.
+//! Reads fields of documents, and follows references.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::manifest::{
     tree::{Entry, Node, Scalar, Span, Value},
 };
 
-/// Scheme of the ids that metal-stack machines have in the Cluster API.
+/// Scheme of the ids of metal-stack machines in the Cluster API.
 const PROVIDER: &str = "metalstack://";
 
 /// Fields of a reference.
@@ -30,24 +30,24 @@ const REFERENCE: &[(&str, &str)] = &[
 pub(super) struct Reader<'d, 'r> {
     pub(super) decoder: Decoder<'d>,
     pub(super) documents: &'r Documents,
-    /// Platforms that will be there, if that is known.
+    /// Platforms that will exist, if known.
     pub(super) registered: Option<&'r BTreeSet<String>>,
     pub(super) warnings: Vec<String>,
     pub(super) unresolved: BTreeSet<String>,
-    /// Machines that are named, and where.
+    /// Machines that are named, with their positions.
     pub(super) hosts: BTreeMap<String, Span>,
-    /// Kinds of documents that somebody refers to in vain.
+    /// Kinds of documents to which there are dangling references.
     pub(super) missed: BTreeSet<Kind>,
 }
 
-/// A text and where it stands.
+/// A text and its position.
 #[derive(Clone, Debug)]
 pub(super) struct Word {
     pub(super) text: String,
     pub(super) span: Span,
 }
 
-/// Whether a field says nothing: what Go writes for a field that was not set.
+/// Whether a field is empty, like the zero values that Go writes for unset fields.
 pub(super) fn is_empty(node: &Node) -> bool {
     match &node.value {
         Value::Map(entries) => entries.is_empty(),
@@ -62,13 +62,13 @@ pub(super) fn is_empty(node: &Node) -> bool {
     }
 }
 
-/// A field that says something.
+/// A field that is not empty.
 pub(super) fn given<'n>(node: &'n Node, key: &str) -> Option<&'n Entry> {
     node.entry(key).filter(|entry| !is_empty(&entry.value))
 }
 
 impl<'r> Reader<'_, 'r> {
-    /// Checks that a map has only fields that are known. `refused` are those that nothing here can do.
+    /// Checks that a map only has known fields. `refused` are fields that are not supported.
     pub(super) fn fields(
         &mut self,
         node: &Node,
@@ -96,7 +96,7 @@ impl<'r> Reader<'_, 'r> {
         }
     }
 
-    /// A text, if the field is there and not empty.
+    /// A text, if the field exists and is not empty.
     pub(super) fn text(&mut self, node: &Node, path: &str, key: &str) -> Option<Word> {
         let entry = given(node, key)?;
         let text = self
@@ -106,7 +106,7 @@ impl<'r> Reader<'_, 'r> {
         Some(Word { text, span })
     }
 
-    /// A text that must be there.
+    /// A required text.
     pub(super) fn required(
         &mut self,
         node: &Node,
@@ -128,7 +128,7 @@ impl<'r> Reader<'_, 'r> {
             .error(span, &at, message, &format!("expected {expected}"));
     }
 
-    /// A list of texts, as it stands.
+    /// An unchanged list of texts.
     pub(super) fn texts(&mut self, node: &Node, path: &str, key: &str) -> Option<Entry> {
         let entry = given(node, key)?;
         let at = join(path, key);
@@ -143,7 +143,7 @@ impl<'r> Reader<'_, 'r> {
         Some(entry.clone())
     }
 
-    /// The document that a field refers to, of one of some kinds. Reported if it is not there.
+    /// The document that a field refers to, which must have one of these kinds. Reported if it is missing.
     pub(super) fn reference(
         &mut self,
         entry: &Entry,
@@ -167,7 +167,7 @@ impl<'r> Reader<'_, 'r> {
         doc
     }
 
-    /// Kind, name and namespace that a reference says.
+    /// Kind, name and namespace in a reference.
     pub(super) fn referred(
         &mut self,
         entry: &Entry,
@@ -183,7 +183,7 @@ impl<'r> Reader<'_, 'r> {
         Some((kind?, name?, namespace))
     }
 
-    /// Reports a reference to what is not there.
+    /// Reports a dangling reference.
     pub(super) fn dangling(&mut self, kind: Kind, namespace: &str, name: &Word, path: &str) {
         self.missed.insert(kind);
         let documents = self.documents;
@@ -211,7 +211,7 @@ impl<'r> Reader<'_, 'r> {
         self.decoder.error(name.span, path, message, &advice);
     }
 
-    /// The machine that a `providerID` names. Nobody else may name it.
+    /// The machine that a `providerID` names. No other document may name it.
     pub(super) fn host(&mut self, word: &Word, path: &str) -> Option<Word> {
         let id = word.text.strip_prefix(PROVIDER).and_then(|rest| {
             // Some tools write the partition before the id.

@@ -1,4 +1,4 @@
-//! Documents of the Cluster API and its metal-stack provider.
+//! Conversion of documents of the Cluster API and its metal-stack provider.
 
 mod cluster;
 mod machines;
@@ -51,7 +51,7 @@ fn errors(text: &str) -> String {
     read(&[("c.yaml", text)], None).diagnostics.render("")
 }
 
-/// Replaces what stands there exactly once.
+/// Replaces a text that occurs exactly once.
 fn edited(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from}");
     text.replace(from, to)
@@ -90,7 +90,7 @@ fn hosts(group: &GroupSpec) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// A machine of the control plane with what belongs to it.
+/// A control plane machine with its other documents.
 fn machine(name: &str, id: &str, user_data: &str) -> String {
     format!(
         r#"---

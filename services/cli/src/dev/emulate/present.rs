@@ -1,4 +1,4 @@
-//! Emulators and the drivers that speak to them, in this process.
+//! Emulators in this process, and drivers for them.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, pin::Pin, time::Duration};
 
@@ -17,27 +17,27 @@ use drover_platform_cloud::{
 
 use super::{super::data::DataDir, Cloud, Emulated};
 
-/// How long machines take to run, and to go. Long enough to be seen on the way.
+/// How long machines take to start and to terminate: long enough for people to see it.
 const PENDING: Duration = Duration::from_secs(2);
-/// How long a new machine is in no list, as on real clouds.
+/// How long lists do not contain a new machine, as on real clouds.
 const INVISIBLE: Duration = Duration::from_millis(500);
-/// Names of key pairs in the examples.
+/// Names of the key pairs in the examples.
 const KEYS: [&str; 3] = ["default", "mwas", "ops"];
 const REGION: &str = "eu-central-1";
 /// The project of the examples.
 const PROJECT: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Ends an emulator.
+/// Shuts down an emulator.
 type End = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Emulators that run.
+/// The running emulators.
 #[derive(Default)]
 pub(in crate::dev) struct Emulators {
     ends: Vec<End>,
     urls: Vec<(String, String)>,
 }
 
-/// One of them, and a driver for it.
+/// A running emulator, and the settings of a driver for it.
 struct Started {
     driver: DriverSettings,
     url: String,
@@ -45,7 +45,7 @@ struct Started {
 }
 
 impl Emulators {
-    /// Starts an emulator for each. Answers the settings of the platforms on them.
+    /// Starts the emulators. Returns the settings of the platforms on them.
     pub(in crate::dev) async fn start(
         emulated: &[Emulated],
         data: &DataDir,
@@ -67,7 +67,7 @@ impl Emulators {
         Ok((running, platforms))
     }
 
-    /// Names of platforms, and where their clouds are.
+    /// Names of the platforms, and URLs of their clouds.
     pub(in crate::dev) fn urls(&self) -> &[(String, String)] {
         &self.urls
     }
@@ -122,7 +122,7 @@ async fn start(one: &Emulated, data: &DataDir) -> anyhow::Result<Started> {
                 ..GceSettings::default()
             })
             .await?;
-            // The sample of Kadende names what only EC2 has.
+            // The sample of Kadende uses names that only exist on EC2.
             let mut common = quick(CloudSettings::default());
             common.images.insert("amazonlinux".into(), "rocky".into());
             for (theirs, ours) in [("t2.micro", "e2-micro"), ("t2.small", "e2-small")] {
@@ -210,7 +210,7 @@ fn delays() -> drover_emulators::Settings {
     }
 }
 
-/// Nobody pays for calls to an emulator, and somebody looks on.
+/// Polls faster, as calls to an emulator cost nothing and a person is watching.
 fn quick(common: CloudSettings) -> CloudSettings {
     CloudSettings {
         calls_per_second: 50.0,
@@ -221,7 +221,7 @@ fn quick(common: CloudSettings) -> CloudSettings {
     }
 }
 
-/// Public keys by the names in the examples, as Compute Engine (with a user) or metal-stack take them.
+/// Public keys by their names in the examples, in the format of Compute Engine (with a user) or of metal-stack.
 fn public_keys(with_user: bool) -> BTreeMap<String, String> {
     let user = if with_user { "drover:" } else { "" };
     let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGVtdWxhdGVkZW11bGF0ZWRlbXVsYXRlZGVtdWxhdGVk";
@@ -229,7 +229,7 @@ fn public_keys(with_user: bool) -> BTreeMap<String, String> {
         .into()
 }
 
-/// A file with credentials that open nothing but an emulator. The drivers read theirs from files.
+/// Writes a file with credentials that are only valid for an emulator. Drivers read credentials from files.
 fn secret(data: &DataDir, name: &str, content: &str) -> anyhow::Result<PathBuf> {
     let path = data.emulated(name);
     fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;

@@ -1,4 +1,4 @@
-//! User data and secrets in manifests: where they are read from, and that no error shows them.
+//! User data and secrets in manifests: their sources, and that no diagnostic shows them.
 
 use drover_core::error::Violation;
 use drover_proto::orchestrator::v1::{
@@ -157,7 +157,7 @@ fn no_error_shows_what_a_secret_says() {
     }
     let text = errors("kind: Secret\nstringData: {a: hunter2\n");
     assert!(!text.contains("hunter2"), "{text}");
-    // Where its key should be, where nothing should, and under names that nobody has.
+    // In the place of its key, in a wrong place, and under unknown keys.
     for rest in [
         "kind: Secret\nmetadata: {name: s}\nstringData: {\"hunter2 and more\"}",
         "kind: Secret\nmetadata: {name: s}\nstringData: {hunter2-and-more}",

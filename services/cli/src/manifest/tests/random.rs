@@ -1,4 +1,4 @@
-//! Any cluster reads back as it was written; no text makes the reader panic.
+//! Any cluster reads back as it was written; no text makes the parser panic.
 
 use std::collections::BTreeMap;
 

@@ -19,7 +19,6 @@ use crate::drivers::aws::{
 const CLUSTER_GROUP: &str = "cluster";
 
 impl Work<'_> {
-    /// The security group and its rules.
     pub(super) async fn group(
         &mut self,
         network: &Network,
@@ -34,7 +33,7 @@ impl Work<'_> {
             if matches!(network.source, Source::Given { .. }) {
                 tags.insert(SUBNETS.to_owned(), to_tag(given));
             }
-            // The name is unique in a network, which is a second guard against another one.
+            // The name is unique within a network, which also guards against creating a second group.
             let name = format!(
                 "drover-{}-{}",
                 self.owner.cluster_id,

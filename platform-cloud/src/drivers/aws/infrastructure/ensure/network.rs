@@ -18,7 +18,7 @@ use crate::drivers::aws::{
 const EVERYWHERE: &str = "0.0.0.0/0";
 
 impl Work<'_> {
-    /// Id of the network. `None`: it has to be waited for.
+    /// Returns the id of the network. `None` while it is not visible yet.
     pub(super) async fn network(&mut self, network: &Network) -> Result<Option<String>> {
         let cidr = match &network.source {
             Source::Given { id, .. } => return Ok(Some(id.clone())),
@@ -50,7 +50,7 @@ impl Work<'_> {
         Ok(Some(id))
     }
 
-    /// The way outside: gateway, attached, and the route to it.
+    /// Ensures outside connectivity: an attached gateway and the route to it.
     pub(super) async fn gateway(&mut self, vpc: &str) -> Result<()> {
         if self.seen.gateways.is_empty() {
             if !self.begin(Kind::Gateway, MAIN) {
@@ -104,7 +104,7 @@ impl Work<'_> {
         self.route(vpc, &id).await
     }
 
-    /// The default route of the network's main table, which goes with the network.
+    /// Ensures the default route in the network's main table, which is deleted together with the network.
     async fn route(&self, vpc: &str, gateway: &str) -> Result<()> {
         let api = &self.aws.api;
         let filters = vec![
@@ -134,7 +134,7 @@ impl Work<'_> {
             .find(|route| route.destination_cidr_block() == Some(EVERYWHERE));
         match default {
             Some(route) if route.gateway_id() == Some(gateway) => return Ok(()),
-            // One that leads to a gateway of former times.
+            // The route points to a former gateway.
             Some(_) => {
                 api.send("DeleteRoute", |ec2| {
                     ec2.delete_route()
@@ -161,7 +161,7 @@ impl Work<'_> {
 
     pub(super) async fn subnets(&mut self, network: &Network, vpc: &str) -> Result<()> {
         if matches!(network.source, Source::Made { .. }) && self.seen.subnets.is_empty() {
-            // Nodes get names that resolve. Before the first subnet, so that it is repeated after a crash.
+            // Nodes get resolvable names. Done before the first subnet exists, so that it is repeated after a crash.
             let on = AttributeBooleanValue::builder().value(true).build();
             self.aws
                 .api

@@ -1,4 +1,4 @@
-//! Clusters, and where their documents come from.
+//! Clusters, and the origins of their documents.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What cannot be carried over.
+//! Documents that cannot be converted.
 
 use super::*;
 

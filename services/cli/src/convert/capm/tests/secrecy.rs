@@ -1,4 +1,4 @@
-//! User data is shown by no error.
+//! No diagnostic shows user data.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn no_error_shows_user_data() {
         assert!(text.contains("error"), "{text}");
         assert!(!text.contains(secret) && !text.contains("4711"), "{text}");
     }
-    // What the orchestrator objects to afterwards.
+    // Problems that the orchestrator reports afterwards.
     let objects = objects(&sample(worker, "stringData: {value: hunter2}"));
     let mut problems = crate::manifest::diagnostic::Diagnostics::default();
     for field in ["spec.groups[1].bootstrap.text", "spec.groups[1].bootstrap"] {
@@ -44,7 +44,8 @@ fn no_error_shows_user_data() {
     );
 }
 
-/// Whatever line is missing, twice there or the last one: an error or a cluster, never a panic, and never user data.
+/// With any line missing, repeated or as the last one, the result is an error or a cluster, never a panic, and never
+/// user data.
 #[test]
 fn damaged_documents_never_show_user_data() {
     let blocks = SAMPLE.replace(

@@ -1,4 +1,4 @@
-//! What is known of all nodes, kept in step by the watches.
+//! The cache of all nodes, which the watches keep up to date.
 
 mod heard;
 mod state;
@@ -14,7 +14,7 @@ use tokio::{
     time::Instant,
 };
 
-use state::{Indexed, State, Watch};
+use state::{CacheState, Indexed, Watch};
 
 use super::unscheduled::Likeness;
 use crate::{
@@ -22,30 +22,31 @@ use crate::{
     delete::Place,
     discover::{Lost, Reader, Seen},
     group::{Group, Groups, Member, UnderWay},
-    peers::{News, Telling},
+    peers::{PeerNotifier, PeerUpdate},
     pod::Pod,
     settings::Settings,
 };
 
-/// Uids of deleted objects that are remembered, so that a late answer to a creation does not bring one back.
+/// Maximum number of uids of deleted objects that are remembered, so that a late response to a creation does not bring
+/// one back.
 const MAX_DELETED: usize = 4096;
 
-/// What is known of all nodes.
-pub struct Known {
+/// The cache of all nodes.
+pub struct NodeCache {
     kinds: Vec<Arc<Kind>>,
     reader: Reader,
-    /// Longest silence of a watch that is still trusted.
+    /// Maximum silence of a watch that is still trusted.
     silence: Duration,
-    state: Mutex<State>,
-    /// Told when a watch has become complete, or has failed.
+    state: Mutex<CacheState>,
+    /// Signals that a watch has become complete, or has failed.
     progress: watch::Sender<u64>,
-    /// Told of a pod that finds no place.
+    /// Signals that a pod is unschedulable.
     unscheduled: Notify,
-    /// Told of the clusters whose nodes have to hear of a change.
-    news: News,
+    /// Signals clusters whose nodes need an update about their peers.
+    peer_notifier: PeerNotifier,
 }
 
-impl Known {
+impl NodeCache {
     pub(super) fn new(kinds: Vec<Arc<Kind>>, settings: &Settings) -> Self {
         Self {
             kinds,
@@ -54,7 +55,7 @@ impl Known {
             state: Mutex::default(),
             progress: watch::Sender::new(0),
             unscheduled: Notify::new(),
-            news: News::default(),
+            peer_notifier: PeerNotifier::default(),
         }
     }
 
@@ -64,7 +65,7 @@ impl Known {
         &self.kinds
     }
 
-    /// A pod that was just made, known before its watch tells.
+    /// Adds a pod that was just created, before its watch reports it.
     pub fn made_pod(&self, pod: &Pod) {
         let Some(at) = self
             .kinds
@@ -79,7 +80,7 @@ impl Known {
         }
     }
 
-    /// Any other object that was just made.
+    /// Adds any other object that was just created, before its watch reports it.
     pub fn made_object(&self, kind: &Kind, object: &Object) {
         let Some(at) = self.kinds.iter().position(|known| **known == *kind) else {
             return;
@@ -90,7 +91,7 @@ impl Known {
         }
     }
 
-    /// A pod as it is after a change, known before its watch tells.
+    /// Updates a pod after a change, before its watch reports it.
     pub fn changed_pod(&self, pod: &Pod) {
         let at = self.kinds.iter().position(|it| crate::discover::is_pod(it));
         let index = at.and_then(|at| u16::try_from(at).ok());
@@ -99,7 +100,7 @@ impl Known {
         }
     }
 
-    /// Any other object as it is after a change.
+    /// Updates any other object after a change, before its watch reports it.
     pub fn changed_object(&self, kind: &Kind, object: &Object) {
         let at = self.kinds.iter().position(|known| **known == *kind);
         let index = at.and_then(|at| u16::try_from(at).ok());
@@ -128,7 +129,7 @@ impl Known {
     fn made(&self, kind: u16, seen: Seen) {
         let mut state = self.state.lock();
         let uid = seen.member.uid;
-        // Its watch knows better.
+        // The state from the watch is newer.
         if state.objects.contains_key(&uid) || state.deleted.contains(&uid) {
             return;
         }
@@ -141,13 +142,14 @@ impl Known {
         }
     }
 
-    /// Says that the objects of a node are being made until the guard is dropped: that some are missing is no failure.
+    /// Marks the objects of a node as being created until the guard is dropped: meanwhile, missing objects are not a
+    /// failure.
     #[must_use]
     pub fn creating(self: &Arc<Self>, cluster_id: &str, node_id: &str) -> UnderWayGuard {
         self.begin(cluster_id, node_id, true)
     }
 
-    /// Says that the objects of a node are being deleted until the guard is dropped.
+    /// Marks the objects of a node as being deleted until the guard is dropped.
     #[must_use]
     pub fn removing(self: &Arc<Self>, cluster_id: &str, node_id: &str) -> UnderWayGuard {
         self.begin(cluster_id, node_id, false)
@@ -155,7 +157,7 @@ impl Known {
 
     fn begin(self: &Arc<Self>, cluster: &str, node: &str, creating: bool) -> UnderWayGuard {
         let guard = UnderWayGuard {
-            known: Arc::clone(self),
+            cache: Arc::clone(self),
             key: (cluster.into(), node.into()),
             creating,
         };
@@ -184,10 +186,10 @@ impl Known {
         }
     }
 
-    /// Waits until everything that exists is known, or some watch cannot begin.
+    /// Waits until all existing objects are known, or a watch cannot start.
     ///
     /// # Errors
-    /// That of the watch of pods that cannot begin.
+    /// The error of a watch that cannot start, unless nodes can be known without it.
     pub async fn ready(&self) -> drover_core::Result<()> {
         let mut progress = self.progress.subscribe();
         loop {
@@ -215,7 +217,7 @@ impl Known {
         }
     }
 
-    /// What the credentials may not watch, for the operator.
+    /// The kinds that the credentials may not watch, as warnings for the operator.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let state = self.state.lock();
@@ -235,7 +237,7 @@ impl Known {
             .collect()
     }
 
-    /// Names of all failure domains, in order.
+    /// Names of all failure domains, sorted.
     #[must_use]
     pub fn failure_domains(&self) -> Vec<String> {
         let state = self.state.lock();
@@ -245,7 +247,7 @@ impl Known {
         names
     }
 
-    /// Whether this watch is refused and the nodes can be known without it.
+    /// Whether this watch is forbidden and nodes can be known without it.
     fn may_miss(&self, watch: &Watch) -> bool {
         let refused = watch
             .error
@@ -279,7 +281,7 @@ impl Known {
     pub(super) fn current(&self) -> bool {
         let state = self.state.lock();
         let now = Instant::now();
-        // That of Kubernetes nodes only adds where nodes are.
+        // The watch of Kubernetes nodes only adds failure domains.
         let mut watches = state.watches.iter().filter(|watch| watch.kind.is_some());
         watches.all(|watch| {
             let heard = watch.heard.is_some_and(|heard| now < heard + self.silence);
@@ -287,7 +289,7 @@ impl Known {
         })
     }
 
-    /// Where the objects of a node are. Empty: nothing is known of it, or what is known is not current.
+    /// Locations of the objects of a node. Empty if it is unknown, or if the cache is not current.
     pub(crate) fn places(&self, cluster: &str, node: &str) -> Vec<Place> {
         if !self.current() {
             return Vec::new();
@@ -306,7 +308,7 @@ impl Known {
         })
     }
 
-    /// The nodes that a request has made to their end. `None`: what is known is not current.
+    /// The nodes that a request has created completely. `None` if the cache is not current.
     pub(crate) fn of_request(&self, request_id: &str) -> Option<Vec<Found>> {
         if !self.current() {
             return None;
@@ -322,7 +324,7 @@ impl Known {
         Some(found.collect())
     }
 
-    /// A list that was read, as nodes.
+    /// Converts the objects of a list to nodes.
     pub(crate) fn listing(&self, groups: &Groups, whole: bool) -> Listing {
         let state = self.state.lock();
         let mut listing = Listing::default();
@@ -348,7 +350,7 @@ impl Known {
         listing
     }
 
-    /// The pods whose cluster label was taken away.
+    /// The pods whose cluster label was removed.
     pub(crate) fn lost(&self) -> Vec<Lost> {
         let state = self.state.lock();
         let mut lost = Vec::new();
@@ -372,13 +374,13 @@ impl Known {
         lost
     }
 
-    /// What the scheduler said of pods like these, if it found no place for one a short while ago.
+    /// The scheduler's message about pods like these, if one of them was unschedulable recently.
     pub(crate) fn full(&self, likeness: &Likeness) -> Option<String> {
         let state = self.state.lock();
         state.unscheduled.full(likeness).map(str::to_owned)
     }
 
-    /// Gives up pods that find no place. Runs until it is dropped.
+    /// Gives up pods that are unschedulable for too long. Runs until it is dropped.
     pub(super) async fn give_up_unscheduled(&self, patience: Duration) {
         loop {
             let next = self.state.lock().unscheduled.next(patience);
@@ -408,7 +410,7 @@ impl Known {
         }
     }
 
-    /// The nodes with this id. `None`: nothing is known of one, or what is known is not current.
+    /// The nodes with this id. `None` if none is known, or if the cache is not current.
     pub(crate) fn by_node_id(&self, node_id: &str) -> Option<Vec<Found>> {
         if !self.current() {
             return None;
@@ -424,51 +426,49 @@ impl Known {
         (!found.is_empty()).then_some(found)
     }
 
-    // --- what nodes are told
-
-    pub(crate) fn news(&self) -> &News {
-        &self.news
+    pub(crate) fn peer_notifier(&self) -> &PeerNotifier {
+        &self.peer_notifier
     }
 
-    /// What the nodes of a cluster do not know yet. A cluster of which none wants to know anything is forgotten.
-    pub(crate) fn untold(&self, cluster: &str) -> Telling {
+    /// The peer data that the nodes of a cluster lack. A cluster whose nodes ask for none is forgotten.
+    pub(crate) fn peer_update(&self, cluster: &str) -> PeerUpdate {
         let mut state = self.state.lock();
-        let mut telling = Telling::default();
+        let mut update = PeerUpdate::default();
         for (key, group) in state.groups.iter() {
             if *key.cluster == *cluster {
                 let found = group.node(&self.kinds, UnderWay::default());
-                telling.add(group, found.map(|found| found.node));
+                update.add(group, found.map(|found| found.node));
                 let stray = group.stray();
-                telling.stray(
+                update.stray(
                     stray.and_then(|(pod, leader)| Some((self.place(pod)?, self.place(leader)?))),
                 );
             }
         }
-        if telling.is_empty() {
+        if update.is_empty() {
             state.listeners.remove(cluster);
         }
-        telling
+        update
     }
 
-    /// An object that belongs to no node, but to a group, is gone.
+    /// An object that belongs to a group, not to a node, is gone.
     pub(super) fn gone_of_group(&self, cluster: &str, namespace: &str, name: &str) {
-        self.news.forget(namespace, name);
+        self.peer_notifier.forget(namespace, name);
         if self.state.lock().listeners.contains(cluster) {
-            self.news.of(cluster);
+            self.peer_notifier.notify(cluster);
         }
     }
 }
 
-/// Says until it is dropped that something is under way for a node.
+/// Marks an operation on a node as being under way until it is dropped.
 pub struct UnderWayGuard {
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
     key: (Box<str>, Box<str>),
     creating: bool,
 }
 
 impl Drop for UnderWayGuard {
     fn drop(&mut self) {
-        self.known.count(&self.key, self.creating, false);
+        self.cache.count(&self.key, self.creating, false);
     }
 }
 

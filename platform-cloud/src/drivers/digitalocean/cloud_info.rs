@@ -1,4 +1,4 @@
-//! What the account is and can do.
+//! Identity and capabilities of the account.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -7,19 +7,19 @@ use drover_proto::platform::v1::{Capability, FailureDomain, Limits, NodeClass};
 use serde_json::Value;
 
 use super::{Settings, catalogue::Size, properties};
-use crate::cloud::{Facts, TagLimits};
+use crate::cloud::{CloudInfo, TagLimits};
 
-/// Droplets of one call.
+/// Maximum number of droplets per call.
 const MAX_LAUNCH: usize = 10;
-/// Calls that create at a time.
+/// Maximum number of concurrent create calls.
 const MAX_LAUNCHES: usize = 4;
-/// Nodes of one Provision request.
+/// Maximum number of nodes per Provision request.
 const MAX_BATCH: u32 = 100;
-/// Largest user data in bytes.
+/// Maximum size of user data in bytes.
 const MAX_USER_DATA: u32 = 64 << 10;
-/// Longest value of a tag before it is encoded. It is cut into parts where it gets too long; this bounds how many.
+/// Maximum length of a tag value before encoding. A longer encoded value is split; this bounds the number of parts.
 const MAX_TAG_VALUE: usize = 200;
-/// Most tags of a droplet. DigitalOcean names no limit; a creation with this many works.
+/// Maximum number of tags per droplet. DigitalOcean documents no limit; creation works with this many.
 const MAX_TAGS: usize = 60;
 
 pub(super) fn check_regions(wanted: &[String], regions: &[Value]) -> Result<()> {
@@ -42,13 +42,13 @@ pub(super) fn check_regions(wanted: &[String], regions: &[Value]) -> Result<()> 
     }
 }
 
-pub(super) fn facts(
+pub(super) fn cloud_info(
     settings: &Settings,
     account: &Value,
     regions: &[Value],
     sizes: &[Size],
-) -> Result<Facts> {
-    // Droplets belong to the team that the token is for; one person may be in several.
+) -> Result<CloudInfo> {
+    // Droplets belong to the token's team; a person may be in several teams.
     let team = &account["team"];
     let owner = team["uuid"].as_str().or(account["uuid"].as_str());
     let owner = owner.ok_or_else(|| {
@@ -74,7 +74,7 @@ pub(super) fn facts(
             .into(),
         control_plane: true,
     };
-    Ok(Facts {
+    Ok(CloudInfo {
         uid,
         name: "digitalocean".to_owned(),
         kind: "cloud",
@@ -111,12 +111,12 @@ fn limits(settings: &Settings) -> Limits {
         max_concurrent_calls: Some(16),
         max_bootstrap_bytes: Some(MAX_USER_DATA),
         min_poll_interval: span(common.poll_interval()),
-        // A request that was taken in and not answered may still be worked on.
+        // A request that was accepted but not answered may still be processed.
         max_creation_time: span(4 * common.call_timeout() + Duration::from_secs(60)),
         request_memory: span(Duration::from_secs(3600)),
         visibility_delay: span(common.visibility_delay()),
-        // There is no token, so nothing is sent again before what was made is surely found, also by a call that was
-        // given up and is still worked on.
+        // There is no idempotency token, so nothing is retried before the previous droplets are guaranteed to be found,
+        // including those of a call that has timed out but is still being processed.
         replay_delay: span(common.visibility_delay() + common.call_timeout()),
         provision_timeout: span(Duration::from_secs(120)),
     }
@@ -143,7 +143,7 @@ fn warnings(settings: &Settings, account: &Value, regions: &[Value]) -> Vec<Stri
     warnings
 }
 
-/// The sizes that are sold where the platform makes droplets.
+/// The sizes that are available in the platform's regions.
 pub(super) fn node_classes(settings: &Settings, sizes: &[Size]) -> Vec<NodeClass> {
     let regions = &settings.regions;
     let sold = |size: &&Size| {

@@ -24,7 +24,7 @@ impl Listener for Told {
 }
 
 struct Setup {
-    known: Arc<Known>,
+    cache: Arc<NodeCache>,
     told: Arc<Told>,
     reader: Reader,
     pods: u16,
@@ -46,19 +46,19 @@ impl Setup {
     fn new() -> Self {
         let settings = Settings::default();
         let kinds = vec![kind("pods", "Pod"), kind("services", "Service")];
-        let known = Arc::new(Known::new(kinds.clone(), &settings));
-        let nodes = known.watch(None, &kind("nodes", "Node"), "");
-        let pods = known.watch(Some(0), &kinds[0], "");
-        let services = known.watch(Some(1), &kinds[1], "");
+        let cache = Arc::new(NodeCache::new(kinds.clone(), &settings));
+        let nodes = cache.watch(None, &kind("nodes", "Node"), "");
+        let pods = cache.watch(Some(0), &kinds[0], "");
+        let services = cache.watch(Some(1), &kinds[1], "");
         let told = Arc::new(Told::default());
-        known.tell(Changes::new(told.clone()));
+        cache.tell(Changes::new(told.clone()));
         for watch in [nodes, pods, services] {
-            known.list_begins(watch);
-            known.list_ends(watch);
-            known.heard(watch);
+            cache.list_begins(watch);
+            cache.list_ends(watch);
+            cache.heard(watch);
         }
         Self {
-            known,
+            cache,
             told,
             reader: Reader::new(&settings),
             pods,
@@ -85,7 +85,7 @@ impl Setup {
     }
 
     fn put(&self, pod: &Pod) {
-        self.known.put(self.pods, self.reader.pod(0, pod).unwrap());
+        self.cache.put(self.pods, self.reader.pod(0, pod).unwrap());
     }
 
     fn service(&self, name: &str) -> Object {
@@ -98,12 +98,12 @@ impl Setup {
     }
 
     fn put_service(&self, object: &Object) {
-        self.known
+        self.cache
             .put(self.services, self.reader.part(1, object).unwrap());
     }
 
     fn phase(&self, name: &str) -> Option<NodePhase> {
-        self.known.read("c", name).map(|found| found.node.phase())
+        self.cache.read("c", name).map(|found| found.node.phase())
     }
 }
 
@@ -136,11 +136,11 @@ async fn each_change_is_told_once_and_no_change_is_not_told() {
     setup.put(&setup.pod("a", "Running"));
     assert_eq!(setup.told(), ["changed c/a"]);
     setup
-        .known
+        .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
     setup
-        .known
+        .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), [""; 0]);
     assert_eq!(setup.phase("a"), None);
@@ -156,7 +156,7 @@ async fn whoever_connects_later_is_told_all_that_exists() {
     setup.put(&setup.pod("a", "Running"));
     setup.put(&setup.pod("b", "Running"));
     let later = Arc::new(Told::default());
-    setup.known.tell(Changes::new(later.clone()));
+    setup.cache.tell(Changes::new(later.clone()));
     let mut told = later.0.lock().clone();
     told.sort();
     assert_eq!(told, ["changed c/a", "changed c/b"]);
@@ -169,11 +169,11 @@ async fn a_new_list_tells_only_what_differs() {
         setup.put(&setup.pod(name, "Running"));
     }
     setup.told();
-    setup.known.list_begins(setup.pods);
+    setup.cache.list_begins(setup.pods);
     setup.put(&setup.pod("same", "Running"));
     setup.put(&setup.pod("other", "Failed"));
     setup.put(&setup.pod("new", "Pending"));
-    setup.known.list_ends(setup.pods);
+    setup.cache.list_ends(setup.pods);
     assert_eq!(
         setup.told(),
         [
@@ -190,18 +190,18 @@ async fn a_list_that_failed_in_the_middle_removes_nothing() {
     setup.put(&setup.pod("a", "Running"));
     setup.put(&setup.pod("b", "Running"));
     setup.told();
-    setup.known.list_begins(setup.pods);
+    setup.cache.list_begins(setup.pods);
     setup.put(&setup.pod("a", "Running"));
-    setup.known.failed(setup.pods, Error::unavailable("cut"));
+    setup.cache.failed(setup.pods, Error::unavailable("cut"));
     assert_eq!(setup.told(), [""; 0]);
-    assert!(!setup.known.current());
-    setup.known.list_begins(setup.pods);
+    assert!(!setup.cache.current());
+    setup.cache.list_begins(setup.pods);
     setup.put(&setup.pod("a", "Running"));
     setup.put(&setup.pod("b", "Running"));
-    setup.known.list_ends(setup.pods);
-    setup.known.heard(setup.pods);
+    setup.cache.list_ends(setup.pods);
+    setup.cache.heard(setup.pods);
     assert_eq!(setup.told(), [""; 0]);
-    assert!(setup.known.current());
+    assert!(setup.cache.current());
 }
 
 #[tokio::test]
@@ -210,9 +210,9 @@ async fn the_list_of_one_kind_removes_nothing_of_another() {
     setup.put(&setup.pod("a", "Running"));
     setup.put_service(&setup.service("b"));
     setup.told();
-    setup.known.list_begins(setup.services);
+    setup.cache.list_begins(setup.services);
     setup.put_service(&setup.service("b"));
-    setup.known.list_ends(setup.services);
+    setup.cache.list_ends(setup.services);
     assert_eq!(setup.told(), [""; 0]);
 }
 
@@ -221,18 +221,18 @@ async fn a_pod_made_anew_under_its_name_is_the_same_node() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.told();
-    // The new one is told before the end of the old one, or after.
+    // The new pod may be reported before the end of the old one, or after it.
     let mut second = setup.pod("a", "Pending");
     second.metadata.uid = "second".into();
     second.metadata.creation_timestamp = Some("2026-01-01T00:00:00Z".into());
     setup.put(&second);
     setup
-        .known
+        .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
     setup
-        .known
+        .cache
         .gone(uid_of("second"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
 }
@@ -244,12 +244,12 @@ async fn a_node_is_there_until_its_last_object_is_gone() {
     setup.put(&setup.pod("a", "Running"));
     setup.told();
     setup
-        .known
+        .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Failed));
     setup
-        .known
+        .cache
         .gone(uid_of("service-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
 }
@@ -257,7 +257,7 @@ async fn a_node_is_there_until_its_last_object_is_gone() {
 #[tokio::test]
 async fn a_set_that_is_being_made_is_no_failure_until_the_making_ends() {
     let setup = Setup::new();
-    let making = setup.known.creating("c", "a");
+    let making = setup.cache.creating("c", "a");
     setup.put_service(&setup.service("a"));
     assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
     setup.told();
@@ -270,7 +270,7 @@ async fn a_set_that_is_being_made_is_no_failure_until_the_making_ends() {
 async fn what_was_made_is_known_at_once_and_told_once() {
     let setup = Setup::new();
     let pod = setup.pod("a", "Pending");
-    setup.known.made_pod(&pod);
+    setup.cache.made_pod(&pod);
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Pending));
     setup.put(&pod);
@@ -283,22 +283,22 @@ async fn an_answer_that_comes_late_brings_nothing_back() {
     let pod = setup.pod("a", "Pending");
     setup.put(&pod);
     setup.put(&setup.pod("a", "Running"));
-    setup.known.made_pod(&pod);
+    setup.cache.made_pod(&pod);
     assert_eq!(setup.phase("a"), Some(NodePhase::Running));
     setup
-        .known
+        .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     setup.told();
-    setup.known.made_pod(&pod);
+    setup.cache.made_pod(&pod);
     assert_eq!((setup.told().len(), setup.phase("a")), (0, None));
 }
 
 #[tokio::test]
 async fn what_was_made_during_a_list_that_does_not_show_it_stays() {
     let setup = Setup::new();
-    setup.known.list_begins(setup.pods);
-    setup.known.made_pod(&setup.pod("a", "Pending"));
-    setup.known.list_ends(setup.pods);
+    setup.cache.list_begins(setup.pods);
+    setup.cache.made_pod(&setup.pod("a", "Pending"));
+    setup.cache.list_ends(setup.pods);
     assert_eq!(setup.told(), ["changed c/a"]);
 }
 
@@ -328,7 +328,7 @@ async fn a_pod_whose_other_labels_were_changed_is_the_same_node() {
         changed.metadata.labels.insert(key.into(), "z".into());
         setup.put(&changed);
         assert_eq!(setup.told(), ["changed c/a"], "{key}");
-        assert!(setup.known.read("c", "a").unwrap().node.slot.is_some());
+        assert!(setup.cache.read("c", "a").unwrap().node.slot.is_some());
     }
 }
 
@@ -337,30 +337,30 @@ async fn a_pod_without_its_label_is_kept_until_it_is_gone() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.told();
-    assert!(setup.known.lose(uid_of("pod-a")));
+    assert!(setup.cache.lose(uid_of("pod-a")));
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Unknown));
-    setup.known.list_begins(setup.pods);
-    setup.known.list_ends(setup.pods);
+    setup.cache.list_begins(setup.pods);
+    setup.cache.list_ends(setup.pods);
     assert_eq!(setup.told(), [""; 0]);
-    assert_eq!(setup.known.lost().len(), 1);
+    assert_eq!(setup.cache.lost().len(), 1);
     setup
-        .known
+        .cache
         .gone(uid_of("pod-a"), RemovalEvidence::Confirmed);
     assert_eq!(setup.told(), ["removed c/a Confirmed"]);
-    assert!(!setup.known.lose(uid_of("pod-a")));
+    assert!(!setup.cache.lose(uid_of("pod-a")));
 }
 
 #[tokio::test]
 async fn a_pod_whose_label_is_back_is_as_before() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
-    setup.known.lose(uid_of("pod-a"));
+    setup.cache.lose(uid_of("pod-a"));
     setup.told();
     setup.put(&setup.pod("a", "Running"));
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(setup.phase("a"), Some(NodePhase::Running));
-    assert!(setup.known.lost().is_empty());
+    assert!(setup.cache.lost().is_empty());
 }
 
 #[tokio::test]
@@ -368,16 +368,16 @@ async fn failure_domains_follow_the_kubernetes_nodes() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.told();
-    let domain = || setup.known.read("c", "a").unwrap().node.failure_domain;
+    let domain = || setup.cache.read("c", "a").unwrap().node.failure_domain;
     assert_eq!(domain(), "");
-    setup.known.zone("host-1", Some("zone-a"));
-    setup.known.zone("host-2", Some("zone-b"));
+    setup.cache.zone("host-1", Some("zone-a"));
+    setup.cache.zone("host-2", Some("zone-b"));
     assert_eq!(setup.told(), ["changed c/a"]);
     assert_eq!(domain(), "zone-a");
-    setup.known.zone("host-1", Some("zone-a"));
+    setup.cache.zone("host-1", Some("zone-a"));
     assert_eq!(setup.told(), [""; 0]);
-    assert_eq!(setup.known.failure_domains(), ["zone-a", "zone-b"]);
-    setup.known.zone("host-1", None);
+    assert_eq!(setup.cache.failure_domains(), ["zone-a", "zone-b"]);
+    setup.cache.zone("host-1", None);
     assert_eq!((setup.told().len(), domain().as_str()), (1, ""));
 }
 
@@ -386,44 +386,44 @@ async fn nodes_of_a_request_are_found_in_memory_while_it_is_current() {
     let setup = Setup::new();
     setup.put(&setup.pod("a", "Running"));
     setup.put(&setup.pod("b", "Running"));
-    // Half-made: its request has to make the rest.
+    // Incomplete: its request has to create the rest.
     setup.put_service(&setup.service("h"));
     let ids = |request: &str| -> Option<Vec<String>> {
-        let found = setup.known.of_request(request)?;
+        let found = setup.cache.of_request(request)?;
         Some(found.into_iter().map(|it| it.node.node_id).collect())
     };
     assert_eq!(ids("request-a"), Some(vec!["a".to_owned()]));
     assert_eq!(ids("request-h"), Some(Vec::new()));
     assert_eq!(ids("request-z"), Some(Vec::new()));
-    setup.known.failed(setup.pods, Error::unavailable("cut"));
+    setup.cache.failed(setup.pods, Error::unavailable("cut"));
     assert_eq!(ids("request-a"), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn silence_makes_what_is_known_old() {
     let setup = Setup::new();
-    assert!(setup.known.current());
+    assert!(setup.cache.current());
     tokio::time::advance(Settings::default().watch_timeout()).await;
-    assert!(!setup.known.current());
-    setup.known.heard(setup.pods);
-    assert!(!setup.known.current());
-    setup.known.heard(setup.services);
-    assert!(setup.known.current());
+    assert!(!setup.cache.current());
+    setup.cache.heard(setup.pods);
+    assert!(!setup.cache.current());
+    setup.cache.heard(setup.services);
+    assert!(setup.cache.current());
 }
 
 #[tokio::test]
 async fn kinds_that_may_not_be_watched_are_named_and_pods_must_be() {
     let setup = Setup::new();
     let denied = || Error::new(Reason::PermissionDenied, "may not list services");
-    setup.known.failed(setup.services, denied());
-    assert!(setup.known.current());
-    assert!(setup.known.ready().await.is_ok());
-    let warnings = setup.known.warnings();
+    setup.cache.failed(setup.services, denied());
+    assert!(setup.cache.current());
+    assert!(setup.cache.ready().await.is_ok());
+    let warnings = setup.cache.warnings();
     assert!(
         warnings.len() == 1 && warnings[0].contains("services"),
         "{warnings:?}"
     );
-    setup.known.failed(setup.pods, denied());
-    assert!(!setup.known.current());
-    assert!(setup.known.ready().await.is_err());
+    setup.cache.failed(setup.pods, denied());
+    assert!(!setup.cache.current());
+    assert!(setup.cache.ready().await.is_err());
 }

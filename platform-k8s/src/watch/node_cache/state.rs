@@ -1,4 +1,4 @@
-//! What there is, by object and by node.
+//! The content of the cache, by object and by node.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -16,9 +16,9 @@ use crate::{
     watch::unscheduled::Unscheduled,
 };
 
-/// All of it, behind one lock.
+/// The content of the cache, behind one lock.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct CacheState {
     pub(super) groups: Groups,
     pub(super) objects: HashMap<u128, Indexed>,
     pub(super) deleted: VecDeque<u128>,
@@ -28,33 +28,33 @@ pub(super) struct State {
     pub(super) under_way: HashMap<(Box<str>, Box<str>), (usize, usize)>,
     pub(super) changes: Option<Changes>,
     pub(super) unscheduled: Unscheduled,
-    /// Clusters in which some pod is told of the others.
+    /// Clusters with a pod that asks for its peers.
     pub(super) listeners: HashSet<Arc<str>>,
 }
 
-/// Where an object is found in the groups.
+/// Where the groups hold an object.
 pub(super) struct Indexed {
     pub(super) key: Arc<Key>,
     pub(super) watch: u16,
-    /// The list of that watch which saw it last.
+    /// The list of that watch which contained it last.
     pub(super) generation: u32,
 }
 
-/// A watch, and how it does.
+/// A watch and its state.
 pub(super) struct Watch {
-    /// `None`: of Kubernetes nodes.
+    /// Index of the kind. `None` for Kubernetes nodes.
     pub(super) kind: Option<u16>,
     pub(super) name: String,
     pub(super) generation: u32,
-    /// When it was last heard of. `None`: it does not run.
+    /// When it last showed signs of life. `None` if it is not running.
     pub(super) heard: Option<Instant>,
-    /// Whether everything that existed when it began was told.
+    /// Whether its first list is complete.
     pub(super) complete: bool,
-    /// Why it does not run.
+    /// Why it is not running.
     pub(super) error: Option<Error>,
 }
 
-impl State {
+impl CacheState {
     pub(super) fn under_way(&self, cluster: &str, node: &str) -> UnderWay {
         if self.under_way.is_empty() {
             return UnderWay::default();
@@ -84,7 +84,7 @@ impl State {
             .is_some_and(|group| group.pods().any(|(it, pod)| it.uid == uid && pod.lost))
     }
 
-    /// With the failure domain that it is in.
+    /// Adds its failure domain, and the failure of a pod that was given up.
     pub(super) fn placed(&self, mut found: Found, group: &Group) -> Found {
         let host = group.pod().and_then(|(_, pod)| pod.host.as_ref());
         if let Some(zone) = host.and_then(|host| self.zones.get(host)) {

@@ -1,8 +1,8 @@
-//! What watches say.
+//! Updates of the cache by the watches.
 
 use super::*;
 
-impl Known {
+impl NodeCache {
     pub(in crate::watch) fn watch(&self, kind: Option<u16>, name: &Kind, namespace: &str) -> u16 {
         let mut state = self.state.lock();
         let name = if namespace.is_empty() {
@@ -21,7 +21,7 @@ impl Known {
         u16::try_from(state.watches.len() - 1).unwrap_or(u16::MAX)
     }
 
-    /// A list begins: what it does not show is gone when it ends.
+    /// A list begins: objects that it does not contain are gone when it ends.
     pub(in crate::watch) fn list_begins(&self, watch: u16) {
         if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
             watch.generation = watch.generation.wrapping_add(1);
@@ -44,7 +44,7 @@ impl Known {
             .map(|(uid, _)| *uid)
             .collect();
         for uid in gone {
-            // A pod without its label is not in any list.
+            // No list contains a pod without its label.
             let lost = state
                 .objects
                 .get(&uid)
@@ -62,19 +62,18 @@ impl Known {
         self.progress.send_modify(|count| *count += 1);
     }
 
-    /// Whether the object was not known before.
     pub(in crate::watch) fn put(&self, watch: u16, seen: Seen) {
         let mut state = self.state.lock();
         self.insert(&mut state, watch, seen);
     }
 
-    /// An object is gone by the API server's own word, or does not belong to any cluster any more.
+    /// The API server reports that an object is gone, or it no longer belongs to any cluster.
     pub(in crate::watch) fn gone(&self, uid: u128, evidence: RemovalEvidence) {
         let mut state = self.state.lock();
         self.remove(&mut state, uid, evidence);
     }
 
-    /// A pod has lost its label, but is there. Answers whether it was known.
+    /// A pod has lost its label, but still exists. Returns whether it was known.
     pub(in crate::watch) fn lose(&self, uid: u128) -> bool {
         let mut state = self.state.lock();
         let Some(key) = state.objects.get(&uid).map(|it| Arc::clone(&it.key)) else {
@@ -93,7 +92,7 @@ impl Known {
             .is_some_and(|it| state.is_lost(&it.key, uid))
     }
 
-    /// A watch was heard of: an event, a bookmark, or that it is open.
+    /// A watch has shown signs of life: an event, a bookmark, or that it was opened.
     pub(in crate::watch) fn heard(&self, watch: u16) {
         if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
             watch.heard = Some(Instant::now());
@@ -101,7 +100,7 @@ impl Known {
         }
     }
 
-    /// A watch does not run.
+    /// A watch is not running.
     pub(in crate::watch) fn failed(&self, watch: u16, error: Error) {
         if let Some(watch) = self.state.lock().watches.get_mut(usize::from(watch)) {
             watch.heard = None;
@@ -110,7 +109,7 @@ impl Known {
         self.progress.send_modify(|count| *count += 1);
     }
 
-    /// A Kubernetes node is in this failure domain. `None`: in none, or gone.
+    /// Sets the failure domain of a Kubernetes node. `None` if it has none, or is gone.
     pub(in crate::watch) fn zone(&self, host: &str, zone: Option<&str>) {
         let mut state = self.state.lock();
         let before = state.zones.get(host).map(|it| &**it);
@@ -137,12 +136,12 @@ impl Known {
         }
     }
 
-    /// The Kubernetes nodes that are known to be in a failure domain.
+    /// The Kubernetes nodes with a known failure domain.
     pub(in crate::watch) fn hosts(&self) -> Vec<Arc<str>> {
         self.state.lock().zones.keys().cloned().collect()
     }
 
-    pub(super) fn insert(&self, state: &mut State, watch: u16, seen: Seen) {
+    pub(super) fn insert(&self, state: &mut CacheState, watch: u16, seen: Seen) {
         let uid = seen.member.uid;
         let generation = state
             .watches
@@ -152,7 +151,7 @@ impl Known {
         if let Some(before) = before
             && (*before.cluster != *seen.cluster || *before.node != *seen.node)
         {
-            // Its labels were changed: it is another node's now.
+            // Its labels have changed: it belongs to another node now.
             self.remove(state, uid, RemovalEvidence::NotListed);
         }
         let before = state.shown(&self.kinds, &seen.cluster, &seen.node);
@@ -164,7 +163,7 @@ impl Known {
         }
         let listened = is_pod && state.listeners.contains(&key.cluster);
         if listened || state.groups.has_stray(&key) {
-            self.news.of(&key.cluster);
+            self.peer_notifier.notify(&key.cluster);
         }
         if unschedulable {
             if state.unscheduled.waits(uid, &key) {
@@ -188,7 +187,7 @@ impl Known {
         );
     }
 
-    fn remove(&self, state: &mut State, uid: u128, evidence: RemovalEvidence) {
+    fn remove(&self, state: &mut CacheState, uid: u128, evidence: RemovalEvidence) {
         let Some(indexed) = state.objects.remove(&uid) else {
             return;
         };
@@ -201,7 +200,7 @@ impl Known {
         let before = state.shown(&self.kinds, &key.cluster, &key.node);
         state.groups.remove(&key, uid);
         if state.listeners.contains(&key.cluster) {
-            self.news.of(&key.cluster);
+            self.peer_notifier.notify(&key.cluster);
         }
         let after = state.shown(&self.kinds, &key.cluster, &key.node);
         state.compare(&key, before.as_ref(), after.as_ref(), evidence);
